@@ -1,0 +1,1 @@
+//! Objects (iothread, blockdev, export) and their one vocabulary.

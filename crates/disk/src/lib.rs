@@ -1,0 +1,1 @@
+//! Requests and the engines that run them.

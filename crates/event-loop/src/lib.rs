@@ -1,0 +1,1 @@
+//! One thread's turn: monitors, sources, mailbox, timers.

@@ -1,0 +1,1 @@
+//! A disk on queues: vhost-user sessions and queue workers.

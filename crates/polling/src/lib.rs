@@ -1,0 +1,14 @@
+//! When an I/O thread spins, for how long, and what that cost.
+//!
+//! A loop that has nothing left to do can spin (look at its queues again and again: fast, and a core burnt) or block
+//! (sleep in the kernel: frugal, and slow to wake). A [`Policy`] chooses, once per wait. Nothing here touches a
+//! clock, a file or a thread: a policy sees only durations, so a recorded trace replays through exactly the code that
+//! runs in production.
+
+#![forbid(unsafe_code)]
+
+mod nanos;
+mod policy;
+
+pub use nanos::Nanos;
+pub use policy::{Active, Kind, LastWait, Policy, Slot, Standing, Wait};

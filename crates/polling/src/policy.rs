@@ -1,0 +1,80 @@
+//! The contract between the loop and whatever decides how long it spins.
+
+use crate::Nanos;
+
+/// A small dense number by which the loop names one source; free for reuse after [`Policy::forget`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slot(pub u32);
+
+/// What a source tells of, as far as a policy may care.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A guest made requests available.
+    Queue,
+    /// An engine finished requests.
+    Completion,
+    /// Everything rarer: the mailbox, a timer, or nothing yet.
+    #[default]
+    Other,
+}
+
+/// How the last wait ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LastWait {
+    /// What ended it.
+    pub kind: Kind,
+    /// How long it was, as [`Wait::length`].
+    pub length: Nanos,
+}
+
+/// What the loop knows before a wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Requests that engines hold now.
+    pub in_flight: u32,
+    /// How the wait before this one ended.
+    pub last: LastWait,
+}
+
+/// One source on the active list during a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Active {
+    /// Which source.
+    pub slot: Slot,
+    /// What it tells of.
+    pub kind: Kind,
+    /// Whether it had an event when the wait ended.
+    pub ready: bool,
+}
+
+/// A wait that has just ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait<'a> {
+    /// From having nothing left to dispatch until a source was ready, spinning and blocking together.
+    pub length: Nanos,
+    /// The part of `length` that was spent spinning.
+    pub spun: Nanos,
+    /// Whether the loop gave up spinning and slept.
+    pub blocked: bool,
+    /// The active list, in no particular order.
+    pub active: &'a [Active],
+}
+
+/// Decides, once per wait, how long an I/O thread spins before it blocks.
+///
+/// A policy sees only durations, never a clock, so a recorded trace replays through exactly the code that runs in
+/// production. The loop calls [`window`](Self::window) before each wait and [`observe`](Self::observe) after it,
+/// strictly in turn. Neither may allocate, except when a slot is seen for the first time.
+pub trait Policy: Send {
+    /// How long to spin before the coming wait blocks; zero blocks at once, [`Nanos::MAX`] never blocks.
+    fn window(&mut self, before: &Standing) -> Nanos;
+
+    /// Learns from a wait that has just ended.
+    ///
+    /// `wait.length` counts spinning and blocking, not the handlers that ran afterwards. A policy that models the wait
+    /// takes the wake-up latency off a blocked one, or an oversleeping loop would teach itself to oversleep.
+    fn observe(&mut self, wait: &Wait<'_>);
+
+    /// Forgets a source that left the loop; its slot may be given to another.
+    fn forget(&mut self, slot: Slot);
+}

@@ -1,0 +1,1 @@
+//! Guest memory, rings and device models.
