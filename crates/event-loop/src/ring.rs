@@ -1,0 +1,278 @@
+//! The io_uring that a loop's monitor and its disk engine share.
+//!
+//! One ring per I/O thread carries multishot polls, disk requests and the blocking wait, so that a turn that blocks
+//! costs one `io_uring_enter`. Completions of both kinds arrive in one queue: [`Ring::sort`] moves them to two lists,
+//! and each side takes its own.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::rc::Rc;
+
+use egret_polling::Nanos;
+use io_uring::{EnterFlags, IoUring, cqueue, squeue, types};
+
+/// A ring shared by the loop's monitor and an engine, both on one thread.
+pub type SharedRing = Rc<RefCell<Ring>>;
+
+/// Submission entries of a ring: more than one turn's batch ever needs; a fuller batch is flushed on the way.
+const ENTRIES: u32 = 512;
+/// Completion entries: a request in flight beyond this waits in the kernel's overflow list, none is lost.
+const COMPLETIONS: u32 = 4096;
+
+/// The bits of `user_data` that say whose completion it is; the rest is that side's own.
+const OWNER: u64 = 0xff << 56;
+const POLL: u64 = 1 << 56;
+const NOBODY: u64 = 2 << 56;
+
+/// Why a ring could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The administrator switched io_uring off.
+    #[error("io_uring is switched off by sysctl kernel.io_uring_disabled={0}; set it to 0 to allow io_uring")]
+    Sysctl(u8),
+    /// A seccomp filter or security module refuses the system call.
+    #[error("io_uring is refused to this process (seccomp filter or security module); allow io_uring_setup")]
+    Refused,
+    /// Not enough lockable memory.
+    #[error("io_uring may not lock memory: raise RLIMIT_MEMLOCK (ulimit -l)")]
+    Memlock,
+    /// No such system call.
+    #[error("this kernel has no io_uring")]
+    Missing,
+    /// Older than what the loop needs.
+    #[error("this kernel's io_uring lacks {0}")]
+    TooOld(&'static str),
+    /// Anything else.
+    #[error("io_uring_setup: {0}")]
+    Other(#[source] io::Error),
+}
+
+/// What an io_uring operation pushed by an engine came to.
+#[derive(Clone, Copy, Debug)]
+pub struct OpDone {
+    /// The `user_data` given to [`Ring::push`].
+    pub data: u64,
+    /// Bytes moved, or a negated errno.
+    pub result: i32,
+}
+
+/// What a poll of a descriptor came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PollDone {
+    /// The `data` given to [`Ring::poll_add`].
+    pub data: u64,
+    /// Whether the poll fired; false when it only ended.
+    pub ready: bool,
+    /// Whether the kernel goes on watching; if not, it wants adding again.
+    pub more: bool,
+}
+
+/// An io_uring with a list of completions for each of its two users.
+pub struct Ring {
+    uring: IoUring,
+    no_iowait: bool,
+    ops: VecDeque<OpDone>,
+    polls: VecDeque<PollDone>,
+    enters: u64,
+}
+
+impl Ring {
+    /// Makes a ring for the calling thread, which alone may use it.
+    ///
+    /// # Errors
+    ///
+    /// Says which of sysctl, seccomp, `RLIMIT_MEMLOCK` or the kernel's age stands in the way.
+    pub fn new() -> Result<Self, RingError> {
+        let build = |tuned: bool| {
+            let mut builder = IoUring::builder();
+            builder.setup_clamp().setup_cqsize(COMPLETIONS);
+            if tuned {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+            }
+            builder.build(ENTRIES)
+        };
+        let uring = match build(true) {
+            // Kernels before 6.1 do not know these flags.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => build(false),
+            other => other,
+        }
+        .map_err(explain)?;
+        let params = uring.params();
+        if !params.is_feature_ext_arg() {
+            return Err(RingError::TooOld("timed waits (Linux 5.11)"));
+        }
+        if !params.is_feature_nodrop() || !params.is_feature_submit_stable() {
+            return Err(RingError::TooOld("stable submission (Linux 5.5)"));
+        }
+        let no_iowait = params.is_feature_no_iowait();
+        Ok(Self {
+            uring,
+            no_iowait,
+            ops: VecDeque::with_capacity(COMPLETIONS as usize),
+            polls: VecDeque::with_capacity(ENTRIES as usize),
+            enters: 0,
+        })
+    }
+
+    /// Queues an engine's operation; nothing reaches the kernel before [`flush`](Self::flush) or a wait.
+    ///
+    /// `data` comes back in [`OpDone::data`]; its top byte must be zero.
+    ///
+    /// # Safety
+    ///
+    /// Whatever `entry` points at must stay valid until the operation's completion was taken; what only its
+    /// submission reads (iovecs) until the next flush.
+    pub unsafe fn push(&mut self, entry: squeue::Entry, data: u64) {
+        debug_assert_eq!(data & OWNER, 0, "the top byte of user_data is the ring's own");
+        // SAFETY: the caller's promise is the one that is asked for here.
+        unsafe { self.push_raw(entry.user_data(data & !OWNER)) }
+    }
+
+    /// Watches `fd` for input until removed, edge by edge.
+    pub(crate) fn poll_add(&mut self, fd: RawFd, data: u64) {
+        let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+        // SAFETY: a poll refers to no memory of ours; a descriptor closed early costs only an error completion.
+        unsafe { self.push_raw(entry.user_data(POLL | (data & !OWNER))) }
+    }
+
+    /// Ends the poll that was added with `data`.
+    pub(crate) fn poll_remove(&mut self, data: u64) {
+        let entry = io_uring::opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
+        // SAFETY: refers to no memory.
+        unsafe { self.push_raw(entry) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`push`](Self::push).
+    unsafe fn push_raw(&mut self, entry: squeue::Entry) {
+        // SAFETY: passed on from the caller.
+        while unsafe { self.uring.submission().push(&entry) }.is_err() {
+            // A full queue is flushed on the way; EBUSY or EAGAIN ends when completions have been sorted away.
+            let _ = self.flush();
+            self.sort();
+        }
+    }
+
+    /// Submits everything that was pushed, without waiting; one system call, none if there is nothing.
+    ///
+    /// # Errors
+    ///
+    /// What `io_uring_enter` says; the entries stay queued and go with the next call.
+    pub fn flush(&mut self) -> io::Result<()> {
+        if self.uring.submission().is_empty() {
+            return Ok(());
+        }
+        self.enters += 1;
+        match self.uring.submit() {
+            Ok(_) => Ok(()),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Submits everything that was pushed and sleeps until a completion is there or `timeout` is over (`None`: no
+    /// limit), in one system call.
+    ///
+    /// # Errors
+    ///
+    /// What `io_uring_enter` says, except for an interruption or the end of the time, which are no errors.
+    pub fn wait(&mut self, timeout: Option<Nanos>) -> io::Result<()> {
+        let spec;
+        let mut args = types::SubmitArgs::new();
+        if let Some(Nanos(ns)) = timeout {
+            spec = types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
+            args = args.timespec(&spec);
+        }
+        // An idle disk is not a waiting one: without this flag the kernel counts every sleep here as iowait.
+        let idle = if self.no_iowait { EnterFlags::NO_IOWAIT } else { EnterFlags::empty() };
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG | idle;
+        self.enters += 1;
+        let queued = self.uring.submission().len() as u32;
+        // SAFETY: the one argument lives until the call returns, and EXT_ARG says that it is one of these.
+        let entered = unsafe { self.uring.submitter().enter(queued, 1, flags.bits(), Some(&args)) };
+        match entered {
+            Ok(_) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// Whether completions wait to be sorted or taken: a few loads, no system call.
+    pub fn has_completions(&mut self) -> bool {
+        !self.ops.is_empty() || !self.polls.is_empty() || self.has_unsorted()
+    }
+
+    fn has_unsorted(&mut self) -> bool {
+        // With DEFER_TASKRUN a finished request may still be a note to this task, which only an enter turns into a
+        // completion; the kernel raises TASKRUN to say so.
+        !self.uring.completion().is_empty() || self.uring.submission().taskrun()
+    }
+
+    /// Moves every completion to the list of the side that it belongs to.
+    pub fn sort(&mut self) {
+        if self.uring.submission().taskrun() {
+            self.enters += 1;
+            let flags = EnterFlags::GETEVENTS.bits();
+            // SAFETY: no argument is passed.
+            let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
+        }
+        for done in self.uring.completion() {
+            let data = done.user_data() & !OWNER;
+            match done.user_data() & OWNER {
+                0 => self.ops.push_back(OpDone { data, result: done.result() }),
+                POLL => {
+                    self.polls.push_back(PollDone { data, ready: done.result() > 0, more: cqueue::more(done.flags()) })
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The next finished operation of the engine's; [`sort`](Self::sort) first.
+    pub fn next_op(&mut self) -> Option<OpDone> {
+        self.ops.pop_front()
+    }
+
+    /// The next poll that fired or ended; [`sort`](Self::sort) first.
+    pub(crate) fn next_poll(&mut self) -> Option<PollDone> {
+        self.polls.pop_front()
+    }
+
+    /// Whether an engine's operations are in reach without a system call, as far as can be told before sorting.
+    pub fn has_ops(&mut self) -> bool {
+        !self.ops.is_empty() || self.has_unsorted()
+    }
+
+    /// For registering files and asking what the kernel can do.
+    pub fn submitter(&self) -> io_uring::Submitter<'_> {
+        self.uring.submitter()
+    }
+
+    /// `io_uring_enter` calls so far.
+    pub fn enters(&self) -> u64 {
+        self.enters
+    }
+}
+
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.uring.as_raw_fd()
+    }
+}
+
+fn explain(e: io::Error) -> RingError {
+    match e.raw_os_error() {
+        Some(libc::ENOSYS) => RingError::Missing,
+        Some(libc::ENOMEM) => RingError::Memlock,
+        Some(libc::EPERM | libc::EACCES) => match std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
+            Ok(value) if matches!(value.trim(), "1" | "2") => RingError::Sysctl(value.trim().parse().unwrap_or(2)),
+            _ => RingError::Refused,
+        },
+        _ => RingError::Other(e),
+    }
+}
