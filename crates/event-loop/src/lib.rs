@@ -1,8 +1,34 @@
-//! One I/O thread's turn.
+//! One I/O thread's turn: what is ready is dispatched, engines are told once, guests are told once.
+//!
+//! ```text
+//!    other threads ──mailbox──▶ ┌───────────────┐ ◀──waits── policy (egret-polling)
+//!                               │   EventLoop   │
+//!    guests ─────source───────▶ │ wait reap     │ ◀──────── monitor: io_uring, epoll or ppoll
+//!    (queues)                   │ dispatch      │
+//!                               │ submit notify │ ──push──▶ backend (the engines)
+//!                               └───────────────┘ ◀─reap───
+//! ```
+//!
+//! A [`Source`] is what the loop watches and runs, a [`Backend`] what sources push work into. The loop owns both and
+//! calls them on one thread; another thread speaks to it through a [`LoopHandle`].
 
 mod backend;
 pub mod clock;
+mod doorbell;
+mod event_loop;
+mod handle;
+mod mailbox;
+mod monitor;
 pub mod ring;
+mod source;
+mod stats;
+mod timers;
 
 pub use backend::Backend;
+pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;
+pub use event_loop::{EventLoop, LoopOptions};
+pub use handle::{Leaving, LoopGone, LoopHandle, spawn};
+pub use monitor::MonitorChoice;
+pub use source::{Source, SourceId, Turn};
+pub use stats::LoopStats;

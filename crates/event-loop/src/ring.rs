@@ -202,9 +202,9 @@ impl Ring {
         }
     }
 
-    /// Whether completions wait to be sorted or taken: a few loads, no system call.
-    pub fn has_completions(&mut self) -> bool {
-        !self.ops.is_empty() || !self.polls.is_empty() || self.has_unsorted()
+    /// Whether polls have fired, or completions wait to be sorted: a few loads, no system call.
+    pub(crate) fn has_reports(&mut self) -> bool {
+        !self.polls.is_empty() || self.has_unsorted()
     }
 
     fn has_unsorted(&mut self) -> bool {

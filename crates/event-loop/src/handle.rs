@@ -1,0 +1,108 @@
+//! A loop on a thread of its own, as other threads see it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use crate::mailbox::Mailbox;
+use crate::ring::SharedRing;
+use crate::source::Command;
+use crate::{EventLoop, LoopOptions, Source, SourceId};
+
+/// The loop's thread has ended.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the I/O thread has ended")]
+pub struct LoopGone;
+
+/// Speaks to a loop from any thread, through its mailbox.
+pub struct LoopHandle<S: Source> {
+    mailbox: Arc<Mailbox<Command<S>>>,
+}
+
+impl<S: Source> Clone for LoopHandle<S> {
+    fn clone(&self) -> Self {
+        Self { mailbox: Arc::clone(&self.mailbox) }
+    }
+}
+
+/// A source on its way out of a loop.
+pub struct Leaving<S>(mpsc::Receiver<S>);
+
+impl<S> Leaving<S> {
+    /// Waits until the source is drained and returns it; `None` if there was no such source.
+    pub fn wait(self) -> Option<S> {
+        self.0.recv().ok()
+    }
+}
+
+impl<S: Source> LoopHandle<S> {
+    /// A handle for `target`.
+    pub fn new(target: &EventLoop<S>) -> Self {
+        Self { mailbox: Arc::clone(target.mailbox()) }
+    }
+
+    /// Runs `command` on the loop, between two dispatches, without waiting for it.
+    pub fn send(&self, command: impl FnOnce(&mut EventLoop<S>) + Send + 'static) {
+        self.mailbox.send(Box::new(command));
+    }
+
+    /// Runs `command` on the loop and returns what it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`LoopGone`].
+    pub fn call<R: Send + 'static>(
+        &self,
+        command: impl FnOnce(&mut EventLoop<S>) -> R + Send + 'static,
+    ) -> Result<R, LoopGone> {
+        let (answer, answered) = mpsc::channel();
+        self.send(move |target| {
+            let _ = answer.send(command(target));
+        });
+        answered.recv().map_err(|_| LoopGone)
+    }
+
+    /// Gives a source to the loop.
+    ///
+    /// # Errors
+    ///
+    /// As [`EventLoop::attach`], or [`LoopGone`] as an I/O error.
+    pub fn attach(&self, source: S) -> io::Result<SourceId> {
+        self.call(|target| target.attach(source).map_err(|(_, e)| e)).map_err(io::Error::other)?
+    }
+
+    /// Takes a source back, as soon as it is drained.
+    pub fn detach(&self, id: SourceId) -> Leaving<S> {
+        let (to, source) = mpsc::channel();
+        self.send(move |target| target.detach(id, to));
+        Leaving(source)
+    }
+}
+
+/// Starts a thread that makes a loop, and runs it until it is stopped.
+///
+/// # Errors
+///
+/// No thread, or as [`EventLoop::new`].
+pub fn spawn<S: Source>(
+    options: LoopOptions,
+    backend: impl FnOnce(Option<SharedRing>) -> S::Backend + Send + 'static,
+) -> io::Result<(LoopHandle<S>, JoinHandle<io::Result<()>>)> {
+    let (started, start) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
+        // A deadline means that moment, not one up to 50 us later.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+        let mut new = match EventLoop::new(options, backend) {
+            Ok(new) => new,
+            Err(e) => {
+                let _ = started.send(Err(e));
+                return Ok(());
+            }
+        };
+        let _ = started.send(Ok(LoopHandle::new(&new)));
+        new.run()
+    })?;
+    let handle = start.recv().unwrap_or_else(|_| Err(io::Error::other("the I/O thread ended at its start")))?;
+    Ok((handle, thread))
+}

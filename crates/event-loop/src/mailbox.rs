@@ -1,0 +1,50 @@
+//! How other threads talk to a loop: commands in a box, and a doorbell.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::doorbell::Doorbell;
+
+/// A box that any thread puts things into and one loop empties.
+///
+/// The lock is the senders' business: the loop takes it only when the doorbell rang, which no request does.
+pub(crate) struct Mailbox<T> {
+    letters: Mutex<Vec<T>>,
+    bell: Doorbell,
+    wake: OwnedFd,
+}
+
+impl<T> Mailbox<T> {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { letters: Mutex::new(Vec::new()), bell: Doorbell::default(), wake })
+    }
+
+    pub(crate) fn send(&self, letter: T) {
+        self.letters.lock().expect("no holder of this lock panics").push(letter);
+        if self.bell.ring() {
+            // It fails only when the counter is full, and then the loop is being woken already.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) const fn bell(&self) -> &Doorbell {
+        &self.bell
+    }
+
+    /// Empties the box, if the bell rang.
+    pub(crate) fn take(&self) -> Vec<T> {
+        if !self.bell.answer() {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.letters.lock().expect("no holder of this lock panics"))
+    }
+}
+
+impl<T> AsRawFd for Mailbox<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+}

@@ -1,0 +1,118 @@
+//! How a loop sleeps until one of its descriptors has something to say.
+//!
+//! ```text
+//! io_uring   multishot polls on the loop's own ring: readiness shows in memory, sleeping submits the disks' requests
+//! epoll      edge-triggered, nanosecond timeouts where the kernel has epoll_pwait2
+//! ppoll      works everywhere; cost grows with the number of descriptors
+//! ```
+//!
+//! They are interchangeable, and one suite of tests runs over all three.
+
+mod epoll;
+mod ppoll;
+mod uring;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use egret_polling::Nanos;
+
+use crate::ring::{Ring, SharedRing};
+
+/// What a watched descriptor is called; it says nothing to the monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(pub u64);
+
+/// Waits for descriptors.
+///
+/// A descriptor is watched *edge by edge*: each time it becomes ready (an eventfd: each time it is written) its key
+/// is reported once, and nobody has to read from it. One that is ready when it is added is reported too. Reports may
+/// be spurious, and a key may be reported once more in the wait after its removal: who gives out keys tells them apart.
+pub(crate) trait Monitor {
+    /// Begins to watch `fd`.
+    fn add(&mut self, fd: RawFd, key: Key) -> io::Result<()>;
+
+    /// Ends it. `fd` must still be open.
+    fn remove(&mut self, fd: RawFd, key: Key);
+
+    /// Whether a report is in reach without a system call; false where that cannot be told.
+    fn has_reports(&mut self) -> bool;
+
+    /// Sleeps until there is a report or `timeout` is over (`None`: no limit, zero: only looks), and appends the
+    /// reports to `ready`.
+    fn wait(&mut self, timeout: Option<Nanos>, ready: &mut Vec<Key>) -> io::Result<()>;
+}
+
+/// Which monitor to use, as `fd-monitor=` spells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MonitorChoice {
+    /// The best that works here: io_uring, else epoll, else ppoll.
+    #[default]
+    Auto,
+    /// Multishot polls on the loop's ring.
+    IoUring,
+    /// Edge-triggered epoll.
+    Epoll,
+    /// ppoll(2).
+    Ppoll,
+}
+
+impl MonitorChoice {
+    /// Every choice, in the order of preference.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::IoUring, Self::Epoll, Self::Ppoll];
+}
+
+impl fmt::Display for MonitorChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Epoll => "epoll",
+            Self::Ppoll => "ppoll",
+        })
+    }
+}
+
+impl FromStr for MonitorChoice {
+    type Err = String;
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|choice| choice.to_string() == name);
+        known.ok_or_else(|| format!("fd-monitor must be auto, io_uring, epoll or ppoll, got '{name}'"))
+    }
+}
+
+/// A monitor, the ring that it shares with the engines if it has one, and its name.
+pub(crate) struct Opened {
+    pub monitor: Box<dyn Monitor>,
+    pub ring: Option<SharedRing>,
+    pub name: MonitorChoice,
+}
+
+/// Opens the monitor asked for; `auto` falls back and says why, once a loop.
+pub(crate) fn open(choice: MonitorChoice, loop_name: &str) -> io::Result<Opened> {
+    let uring = || -> Result<Opened, crate::ring::RingError> {
+        let ring = Rc::new(RefCell::new(Ring::new()?));
+        let monitor = Box::new(uring::Uring::new(Rc::clone(&ring)));
+        Ok(Opened { monitor, ring: Some(ring), name: MonitorChoice::IoUring })
+    };
+    let epoll = || {
+        Ok::<_, io::Error>(Opened { monitor: Box::new(epoll::Epoll::new()?), ring: None, name: MonitorChoice::Epoll })
+    };
+    let ppoll = || Opened { monitor: Box::new(ppoll::Ppoll::default()), ring: None, name: MonitorChoice::Ppoll };
+    match choice {
+        MonitorChoice::IoUring => uring().map_err(io::Error::other),
+        MonitorChoice::Epoll => epoll(),
+        MonitorChoice::Ppoll => Ok(ppoll()),
+        MonitorChoice::Auto => uring().or_else(|why| {
+            tracing::warn!("iothread '{loop_name}': fd-monitor falls back to epoll: {why}");
+            epoll().or_else(|why| {
+                tracing::warn!("iothread '{loop_name}': fd-monitor falls back to ppoll: {why}");
+                Ok(ppoll())
+            })
+        }),
+    }
+}

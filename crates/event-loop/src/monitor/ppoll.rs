@@ -1,0 +1,63 @@
+//! The monitor that works everywhere.
+
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use egret_polling::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+use super::{Key, Monitor};
+
+/// `ppoll(2)` over all descriptors, each time.
+#[derive(Default)]
+pub(super) struct Ppoll {
+    fds: Vec<PollFd<'static>>,
+    keys: Vec<Key>,
+}
+
+impl Monitor for Ppoll {
+    fn add(&mut self, fd: RawFd, key: Key) -> io::Result<()> {
+        // SAFETY: the descriptor stays open until `remove`, which is this trait's contract.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        self.fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        self.keys.push(key);
+        Ok(())
+    }
+
+    fn remove(&mut self, _fd: RawFd, key: Key) {
+        if let Some(at) = self.keys.iter().position(|k| *k == key) {
+            self.fds.swap_remove(at);
+            self.keys.swap_remove(at);
+        }
+    }
+
+    fn has_reports(&mut self) -> bool {
+        false
+    }
+
+    fn wait(&mut self, timeout: Option<Nanos>, ready: &mut Vec<Key>) -> io::Result<()> {
+        let timeout = timeout.map(timespec);
+        match poll(&mut self.fds, timeout.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(e) => return Err(e.into()),
+        }
+        for (fd, key) in self.fds.iter_mut().zip(&self.keys) {
+            if fd.revents().is_empty() {
+                continue;
+            }
+            ready.push(*key);
+            // Level-triggered: what is not read is reported for ever. NOWAIT, because whoever shares the descriptor
+            // may have read it first, and must not hang this thread; an error (a ring's descriptor, say, which is
+            // emptied elsewhere) does no harm.
+            let mut counter = [0; 8];
+            let _ = preadv2(&*fd, &mut [io::IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT);
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn timespec(length: Nanos) -> Timespec {
+    Timespec { tv_sec: (length.0 / 1_000_000_000).cast_signed(), tv_nsec: (length.0 % 1_000_000_000) as i64 }
+}
