@@ -11,10 +11,7 @@
 //! In any order at least one of the two sees the other's store, so nothing is lost between the last look and the
 //! block. `tests/doorbell.rs` walks through all interleavings with loom.
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::sync::{AtomicBool, Ordering, fence};
 
 /// Two flags between a loop and those who ring for it.
 #[derive(Debug)]

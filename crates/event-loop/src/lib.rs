@@ -24,6 +24,11 @@ mod source;
 mod stats;
 mod timers;
 
+/// The atomics that the wake-up protocol is made of; its test puts loom's in their place.
+mod sync {
+    pub use std::sync::atomic::{AtomicBool, Ordering, fence};
+}
+
 pub use backend::Backend;
 pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;

@@ -1,1 +1,27 @@
-//! A disk on queues: vhost-user sessions and queue workers.
+//! A disk on queues: vhost-user sessions, and the workers that run their queues.
+//!
+//! ```text
+//!   client ═socket═▶ Export (a thread of its own)          I/O threads (one loop each)
+//!                      listener ─▶ session ──mailbox──▶  Worker  Worker  Worker
+//!                                   │                       │ chain → model → engines
+//!                                   └ memory map, rings     └ used, call
+//! ```
+//!
+//! A session describes queues; a queue that is described, started and enabled becomes a [`Worker`] and moves, by
+//! value, to an I/O thread. To change it the session takes it back, drained. The session speaks for itself and not
+//! through `vhost`'s request handler, because that one has no way to announce a changed configuration, and waits for
+//! the rest of half a message with no way to be stopped.
+
+#![forbid(unsafe_code)]
+
+mod export;
+mod listener;
+mod protocol;
+mod session;
+mod stats;
+mod worker;
+
+pub use export::{Export, ExportConfig, ExportError};
+pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
+pub use stats::{OpStats, QueueStats};
+pub use worker::Worker;

@@ -1,0 +1,421 @@
+//! What a loop promises, whichever monitor it sleeps in and whether it spins or not.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use egret_event_loop::ring::{Ring, RingError};
+use egret_event_loop::{Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Source, SourceId, Turn, spawn};
+use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
+use rustix::event::{EventfdFlags, eventfd};
+
+/// A policy with one window for ever.
+struct Fixed(Nanos);
+
+impl Policy for Fixed {
+    fn window(&mut self, _before: &Standing) -> Nanos {
+        self.0
+    }
+    fn observe(&mut self, _wait: &Wait<'_>) {}
+    fn forget(&mut self, _slot: Slot) {}
+}
+
+/// Engines that finish what they are given when it is submitted.
+#[derive(Default)]
+struct Echo {
+    pushed: Vec<u64>,
+    done: Vec<u64>,
+}
+
+impl Backend for Echo {
+    type Completion = u64;
+    fn has_completions(&mut self) -> bool {
+        !self.done.is_empty()
+    }
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(u64)) {
+        self.done.drain(..).for_each(done);
+    }
+    fn submit(&mut self, _now: Nanos) {
+        self.done.append(&mut self.pushed);
+    }
+    fn in_flight(&self) -> u32 {
+        (self.pushed.len() + self.done.len()) as u32
+    }
+    fn deadline(&self) -> Option<Nanos> {
+        None
+    }
+    fn arm(&mut self) -> bool {
+        self.done.is_empty()
+    }
+    fn suppress(&mut self) {}
+    fn descriptors(&self) -> Vec<RawFd> {
+        Vec::new()
+    }
+}
+
+/// What a test hears from its source, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Dispatched { work: u64 },
+    Notified,
+}
+
+type Act = Box<dyn FnMut(&mut Turn<'_, Bell>) + Send>;
+
+/// A source in the likeness of a queue: a counter in memory and an eventfd, which is written only when armed.
+struct Bell {
+    outside: Arc<Outside>,
+    seen: u64,
+    in_flight: u64,
+    index: u32,
+    heard: Sender<Heard>,
+    act: Option<Act>,
+}
+
+struct Outside {
+    work: AtomicU64,
+    armed: AtomicU64,
+    fd: OwnedFd,
+}
+
+impl Outside {
+    fn ring(&self) {
+        self.work.fetch_add(1, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) == 1 {
+            rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
+    let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let outside = Arc::new(Outside { work: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
+    let (heard, hear) = channel();
+    let bell = Bell { outside: Arc::clone(&outside), seen: 0, in_flight: 0, index: 0, heard, act: None };
+    (bell, outside, hear)
+}
+
+impl Source for Bell {
+    type Backend = Echo;
+    fn route(completion: &u64) -> u32 {
+        (*completion >> 32) as u32
+    }
+    fn attached(&mut self, id: SourceId, _backend: &mut Echo) -> io::Result<()> {
+        self.index = id.index();
+        Ok(())
+    }
+    fn detached(&mut self, _backend: &mut Echo) {}
+    fn poll(&mut self) -> bool {
+        self.outside.work.load(Ordering::SeqCst) != self.seen
+    }
+    fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
+        let work = self.outside.work.load(Ordering::SeqCst) - self.seen;
+        self.seen += work;
+        for _ in 0..work {
+            backend.pushed.push(u64::from(self.index) << 32);
+        }
+        self.in_flight += work;
+        if let Some(act) = &mut self.act {
+            act(turn);
+        }
+        let _ = self.heard.send(Heard::Dispatched { work });
+    }
+    fn complete(&mut self, _completion: u64, _now: Nanos) {
+        self.in_flight -= 1;
+    }
+    fn notify(&mut self) {
+        let _ = self.heard.send(Heard::Notified);
+    }
+    fn suppress(&mut self) {
+        self.outside.armed.store(0, Ordering::SeqCst);
+    }
+    fn arm(&mut self) -> bool {
+        self.outside.armed.store(1, Ordering::SeqCst);
+        !self.poll()
+    }
+    fn stop(&mut self) {}
+    fn is_drained(&self) -> bool {
+        self.in_flight == 0
+    }
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.outside.fd.as_raw_fd())
+    }
+}
+
+/// Runs `test` on a loop of every kind: three monitors, each without spinning, spinning a little, and never sleeping.
+fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
+    for monitor in [MonitorChoice::IoUring, MonitorChoice::Epoll, MonitorChoice::Ppoll] {
+        if monitor == MonitorChoice::IoUring && !has_io_uring() {
+            continue;
+        }
+        for window in [Nanos::ZERO, Nanos::from_micros(100), Nanos::MAX] {
+            let options = LoopOptions {
+                name: format!("{monitor}"),
+                monitor,
+                policy: Box::new(Fixed(window)),
+                window_max: window,
+                idle_after: Nanos::from_millis(1),
+            };
+            let (handle, thread) = spawn(options, |_ring| Echo::default()).unwrap();
+            test(&handle);
+            handle.send(EventLoop::stop);
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+fn has_io_uring() -> bool {
+    match Ring::new() {
+        Ok(_) => true,
+        Err(e @ (RingError::Sysctl(_) | RingError::Refused | RingError::Missing)) => {
+            eprintln!("skipped for the io_uring monitor: {e}");
+            false
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until so much work in all has been dispatched.
+fn hear_work(hear: &Receiver<Heard>, expected: u64) {
+    let mut work = 0;
+    while work < expected {
+        if let Heard::Dispatched { work: more } = hear.recv_timeout(PATIENCE).expect("the loop sees the work") {
+            work += more;
+        }
+    }
+    assert_eq!(work, expected, "no work is seen twice");
+}
+
+#[test]
+fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        handle.attach(bell).unwrap();
+        for _ in 0..200 {
+            outside.ring();
+            hear_work(&hear, 1);
+        }
+    });
+}
+
+#[test]
+fn work_that_was_there_before_the_source_came_is_dispatched() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        outside.ring();
+        handle.attach(bell).unwrap();
+        hear_work(&hear, 1);
+    });
+}
+
+#[test]
+fn nothing_is_lost_between_the_last_look_and_the_block() {
+    // Every ring lands at another moment of the loop's turn: some just before it sleeps.
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        handle.attach(bell).unwrap();
+        for round in 0..2_000_u32 {
+            outside.ring();
+            for _ in 0..round % 97 {
+                std::hint::spin_loop();
+            }
+            if round % 3 == 0 {
+                outside.ring();
+                hear_work(&hear, 2);
+            } else {
+                hear_work(&hear, 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_a_source_pushed_is_submitted_and_completed_before_it_is_notified() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        let id = handle.attach(bell).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        assert_eq!(hear.recv_timeout(PATIENCE).unwrap(), Heard::Notified);
+        let drained = handle.call(move |target| target.source(id).unwrap().is_drained()).unwrap();
+        assert!(drained);
+    });
+}
+
+#[test]
+fn a_source_comes_back_by_value_and_is_heard_no_more() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        let id = handle.attach(bell).unwrap();
+        outside.ring();
+        let back = handle.detach(id).wait().expect("the source comes back");
+        let seen = back.seen;
+        while hear.try_recv().is_ok() {}
+        outside.ring();
+        handle.call(|_| ()).unwrap();
+        assert!(hear.try_recv().is_err());
+        assert!(handle.detach(id).wait().is_none(), "it is gone");
+        // Moved, not remade: on the next loop it goes on where it was.
+        assert!(seen <= 1);
+        handle.attach(back).unwrap();
+        hear_work(&hear, 2 - seen);
+    });
+}
+
+#[test]
+fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
+    on_every_loop(|handle| {
+        for _ in 0..50 {
+            let (first, outside, _hear) = bell();
+            let id = handle.attach(first).unwrap();
+            // Its descriptor is ready at the moment it is removed, and its slot is taken at once.
+            rustix::io::write(&outside.fd, &1u64.to_ne_bytes()).unwrap();
+            outside.ring();
+            let leaving = handle.detach(id);
+            let (second, their_outside, their_hear) = bell();
+            let second = handle.attach(second).unwrap();
+            leaving.wait().unwrap();
+            their_outside.ring();
+            hear_work(&their_hear, 1);
+            handle.detach(second).wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn sources_are_added_and_removed_from_inside_a_dispatch() {
+    on_every_loop(|handle| {
+        let (mut parent, outside, hear) = bell();
+        let (added, hear_added) = channel();
+        let (to, gone) = channel();
+        parent.act = Some(Box::new(move |turn| {
+            let (added, to) = (added.clone(), to.clone());
+            turn.later(move |target| {
+                let (child, child_outside, child_hear) = bell();
+                let id = target.attach(child).map_err(|(_, e)| e).unwrap();
+                child_outside.ring();
+                target.detach(id, to);
+                // Nobody may be listening any more: the parent may be dispatched again.
+                let _ = added.send((child_outside, child_hear));
+            });
+        }));
+        handle.attach(parent).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        hear_added.recv_timeout(PATIENCE).expect("the child was added");
+        gone.recv_timeout(PATIENCE).expect("and removed");
+    });
+}
+
+#[test]
+fn a_source_may_remove_itself_from_inside_its_dispatch() {
+    on_every_loop(|handle| {
+        let (mut bell, outside, _hear) = bell();
+        let (to, gone) = channel();
+        let (name, named) = channel::<SourceId>();
+        bell.act = Some(Box::new(move |turn| {
+            if let Ok(id) = named.try_recv() {
+                let to = to.clone();
+                turn.later(move |target| target.detach(id, to));
+            }
+        }));
+        let id = handle.attach(bell).unwrap();
+        name.send(id).unwrap();
+        outside.ring();
+        gone.recv_timeout(PATIENCE).expect("it left");
+    });
+}
+
+#[test]
+fn a_timer_fires_once_not_before_its_time_and_a_new_one_replaces_it() {
+    on_every_loop(|handle| {
+        let (mut bell, outside, hear) = bell();
+        let (fired, hear_fired) = channel();
+        let mut round = 0;
+        let mut due = Nanos::MAX;
+        bell.act = Some(Box::new(move |turn| {
+            round += 1;
+            match round {
+                // Attaching dispatches once by itself.
+                1 => turn.set_timer(turn.now() + Nanos::from_millis(60_000)),
+                2 => {
+                    due = turn.now() + Nanos::from_millis(2);
+                    turn.set_timer(due);
+                }
+                _ => drop(fired.send((turn.now(), due))),
+            }
+        }));
+        handle.attach(bell).unwrap();
+        hear.recv_timeout(PATIENCE).unwrap();
+        outside.ring();
+        let (now, due) = hear_fired.recv_timeout(PATIENCE).expect("the timer fires");
+        assert!(now >= due);
+    });
+}
+
+#[test]
+fn commands_from_other_threads_are_all_obeyed_in_order() {
+    on_every_loop(|handle| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let handle = handle.clone();
+                std::thread::spawn(move || {
+                    let (count, counted) = channel();
+                    for i in 0..500 {
+                        let count = count.clone();
+                        handle.send(move |_| count.send(i).unwrap());
+                        if i % 50 == 0 {
+                            handle.call(|_| ()).unwrap();
+                        }
+                    }
+                    drop(count);
+                    assert!(counted.iter().eq(0..500));
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn an_idle_source_is_not_starved_by_one_that_always_has_work() {
+    on_every_loop(|handle| {
+        let (mut busy, busy_outside, _hear_busy) = bell();
+        // It makes new work for itself each time: the loop never finds nothing to do.
+        let again = Arc::clone(&busy_outside);
+        busy.act = Some(Box::new(move |_| again.ring()));
+        let (idle, outside, hear) = bell();
+        handle.attach(idle).unwrap();
+        let busy = handle.attach(busy).unwrap();
+        busy_outside.ring();
+        // Idle long enough to be left to the monitor.
+        handle.call(|target| target.set_idle_after(Nanos::ZERO)).unwrap();
+        for _ in 0..20 {
+            outside.ring();
+            hear_work(&hear, 1);
+        }
+        handle.call(move |target| target.source(busy).unwrap().act = None).unwrap();
+    });
+}
+
+#[test]
+fn a_hundred_sources_are_all_heard() {
+    on_every_loop(|handle| {
+        let bells: Vec<_> = (0..100)
+            .map(|_| {
+                let (bell, outside, hear) = bell();
+                handle.attach(bell).unwrap();
+                (outside, hear)
+            })
+            .collect();
+        for _ in 0..3 {
+            bells.iter().for_each(|(outside, _)| outside.ring());
+            bells.iter().for_each(|(_, hear)| hear_work(hear, 1));
+        }
+    });
+}

@@ -1,0 +1,219 @@
+//! An export: a disk at an address, one client at a time.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use egret_disk::Disk;
+use egret_event_loop::{LoopHandle, SourceId};
+use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
+use egret_virtio::{GuestMemory, Queue};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::listener::{Address, ListenError, Listener};
+use crate::protocol::{Connection, send_config_change};
+use crate::session::Session;
+use crate::stats::QueueStats;
+use crate::worker::{Signals, Worker};
+
+/// How an export is to be.
+#[derive(Debug)]
+pub struct ExportConfig {
+    /// Its name, for the log and the thread.
+    pub id: String,
+    /// Where clients find it.
+    pub address: Address,
+    /// What the guest sees.
+    pub device: BlkConfig,
+}
+
+/// Why an export could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Its address.
+    #[error("export '{0}': {1}")]
+    Listen(String, #[source] ListenError),
+    /// The system ran out of something.
+    #[error("export '{0}': {1}")]
+    System(String, #[source] io::Error),
+}
+
+/// A disk on queues, for whoever connects.
+///
+/// One thread holds the conversation with the client; the queues run on I/O threads. When a client leaves, the export
+/// listens for the next.
+pub struct Export {
+    shared: Arc<Shared>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What an export's conversation needs of it, and what others may ask meanwhile.
+pub(crate) struct Shared {
+    id: String,
+    disk: Arc<Disk>,
+    blk: Arc<Blk>,
+    loops: Vec<LoopHandle<Worker>>,
+    running: Mutex<Vec<Option<SourceId>>>,
+    /// What queues counted that no longer run.
+    past: Mutex<QueueStats>,
+    /// Where the client listens to us.
+    channel: Mutex<Option<UnixStream>>,
+}
+
+impl Export {
+    /// Begins to listen. Queue `i` runs on the loop `i % loops.len()`.
+    ///
+    /// # Errors
+    ///
+    /// The address is taken or unusable; nothing is left behind.
+    ///
+    /// # Panics
+    ///
+    /// If there is no loop.
+    pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
+        assert!(!loops.is_empty(), "an export needs a loop to run its queues");
+        let ExportConfig { id, address, device } = config;
+        let system = |e: io::Error| ExportError::System(id.clone(), e);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
+        let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
+        let shared = Arc::new(Shared {
+            id: id.clone(),
+            disk,
+            running: Mutex::new(vec![None; device.num_queues.into()]),
+            blk: Arc::new(Blk::new(device)),
+            loops,
+            past: Mutex::default(),
+            channel: Mutex::default(),
+        });
+        let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
+        let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
+        let thread = thread.spawn(move || serve(&theirs, listener, &their_stop)).map_err(system)?;
+        Ok(Self { shared, stop, thread: Some(thread) })
+    }
+
+    /// The export's name.
+    pub fn id(&self) -> &str {
+        &self.shared.id
+    }
+
+    /// Whether a client has queues running.
+    pub fn is_in_use(&self) -> bool {
+        lock(&self.shared.running).iter().any(Option::is_some)
+    }
+
+    /// The sum of what its queues have counted since the export began.
+    pub fn stats(&self) -> QueueStats {
+        let running = lock(&self.shared.running).clone();
+        let mut sum = lock(&self.shared.past).clone();
+        for (index, id) in running.into_iter().enumerate() {
+            let Some(id) = id else { continue };
+            let asked = self.shared.loop_of(index).call(move |target| target.source(id).map(|w| w.stats().clone()));
+            if let Ok(Some(stats)) = asked {
+                sum.add(&stats);
+            }
+        }
+        sum
+    }
+
+    /// The disk has `bytes` now: tells the client, if it listens; says whether it could be told.
+    pub fn resize(&self, bytes: u64) -> bool {
+        self.shared.blk.set_capacity(bytes);
+        lock(&self.shared.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
+    }
+}
+
+impl Drop for Export {
+    /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The export's thread: one client after the other.
+fn serve(shared: &Shared, mut listener: Listener, stop: &OwnedFd) {
+    let id = &shared.id;
+    loop {
+        match listener.accept(stop.as_fd()) {
+            Ok(Some(client)) => {
+                tracing::info!("export '{id}': a client connected");
+                match Session::new(shared, Connection::new(client, stop.as_fd())).run() {
+                    Ok(()) => tracing::info!("export '{id}': the client left"),
+                    Err(e) => tracing::warn!("export '{id}': the client's session is ended: {e}"),
+                }
+            }
+            Ok(None) => return,
+            Err(e) => {
+                tracing::error!("export '{id}': cannot accept clients: {e}");
+                // Out of descriptors, say: others may give some back.
+                if !pause(stop) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Lets a second go by; false when it is time to stop.
+fn pause(stop: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no holder of this lock panics")
+}
+
+impl Shared {
+    pub(crate) fn num_queues(&self) -> u16 {
+        self.blk.config().num_queues
+    }
+
+    pub(crate) fn queue_size(&self) -> u16 {
+        self.blk.config().queue_size
+    }
+
+    pub(crate) fn features(&self) -> u64 {
+        self.blk.features()
+    }
+
+    pub(crate) fn acknowledge(&self, features: u64) {
+        self.blk.acknowledge(features);
+    }
+
+    pub(crate) fn read_config(&self, offset: u32, into: &mut [u8]) {
+        self.blk.read_config(offset, into);
+    }
+
+    pub(crate) fn write_config(&self, offset: u32, bytes: &[u8]) -> bool {
+        self.blk.write_config(offset, bytes)
+    }
+
+    pub(crate) fn loop_of(&self, queue: usize) -> &LoopHandle<Worker> {
+        &self.loops[queue % self.loops.len()]
+    }
+
+    pub(crate) fn worker(&self, index: usize, queue: Queue, memory: &Arc<GuestMemory>, signals: Signals) -> Worker {
+        let name = format!("export '{}': queue {index}", self.id);
+        let model = Box::new(BlkQueue::new(&self.blk, queue.size()));
+        Worker::new(name, queue, model, Arc::clone(memory), Arc::clone(&self.disk), signals)
+    }
+
+    pub(crate) fn set_running(&self, queue: usize, id: Option<SourceId>) {
+        lock(&self.running)[queue] = id;
+    }
+
+    pub(crate) fn keep_stats(&self, stats: &QueueStats) {
+        lock(&self.past).add(stats);
+    }
+
+    pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {
+        *lock(&self.channel) = channel;
+    }
+}

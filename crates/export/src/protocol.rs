@@ -1,0 +1,325 @@
+//! The vhost-user wire: messages in, replies out, every byte of them checked.
+//!
+//! Messages and their numbers are those of QEMU's `docs/interop/vhost-user.rst`. A message is a header of three
+//! 32-bit words (request, flags, size of the body), the body, and descriptors beside it. All integers are in the
+//! host's byte order.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+
+/// Protocol feature bits.
+pub(crate) mod feature {
+    pub(crate) const MQ: u64 = 1 << 0;
+    pub(crate) const REPLY_ACK: u64 = 1 << 3;
+    pub(crate) const BACKEND_REQ: u64 = 1 << 5;
+    pub(crate) const CONFIG: u64 = 1 << 9;
+    pub(crate) const RESET_DEVICE: u64 = 1 << 13;
+    pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+}
+
+/// The virtio feature bit by which both sides agree on having protocol features.
+pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// Regions in a memory table, and the most descriptors that one message carries.
+pub(crate) const MAX_REGIONS_IN_TABLE: usize = 8;
+/// The largest body of any message that we accept: configuration space with its header.
+const MAX_BODY: usize = 4096;
+const MAX_CONFIG: u32 = 256;
+
+const VERSION: u32 = 1;
+const FLAG_REPLY: u32 = 1 << 2;
+const FLAG_NEED_REPLY: u32 = 1 << 3;
+const NO_FD: u64 = 1 << 8;
+
+const BACKEND_CONFIG_CHANGE: u32 = 2;
+
+/// What a peer did wrong, or what became of the connection; either ends the session.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProtocolError {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("hung up in the middle of a message")]
+    HungUp,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+pub(crate) fn invalid<T>(what: impl Into<String>) -> Result<T, ProtocolError> {
+    Err(ProtocolError::Invalid(what.into()))
+}
+
+impl From<Errno> for ProtocolError {
+    fn from(e: Errno) -> Self {
+        Self::Io(e.into())
+    }
+}
+
+/// A piece of the peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegionAt {
+    pub guest_addr: u64,
+    pub size: u64,
+    pub user_addr: u64,
+    pub offset: u64,
+}
+
+/// The vring addresses, in the peer's own address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingAt {
+    pub desc: u64,
+    pub used: u64,
+    pub avail: u64,
+}
+
+/// What the peer asks.
+#[derive(Debug)]
+pub(crate) enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    ResetDevice,
+    SetMemTable(Vec<(RegionAt, OwnedFd)>),
+    SetVringNum(u32, u32),
+    SetVringAddr(u32, RingAt),
+    SetVringBase(u32, u32),
+    GetVringBase(u32),
+    SetVringKick(u32, Option<OwnedFd>),
+    SetVringCall(u32, Option<OwnedFd>),
+    SetVringErr(u32, Option<OwnedFd>),
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueNum,
+    SetVringEnable(u32, bool),
+    SetBackendReqFd(OwnedFd),
+    GetConfig { offset: u32, size: u32, flags: u32 },
+    SetConfig { offset: u32, bytes: Vec<u8> },
+    GetMaxMemSlots,
+    AddMemReg(RegionAt, OwnedFd),
+    RemMemReg(RegionAt),
+}
+
+/// What the answer to a request needs to know of it.
+#[derive(Debug)]
+pub(crate) struct Message {
+    number: u32,
+    /// The peer wants to hear how it went.
+    pub wants_ack: bool,
+}
+
+/// One peer's socket, and the descriptor that tells when to stop listening to it.
+pub(crate) struct Connection<'a> {
+    stream: UnixStream,
+    stop: BorrowedFd<'a>,
+}
+
+impl<'a> Connection<'a> {
+    /// Reads from `stream` until `stop` is readable.
+    pub(crate) const fn new(stream: UnixStream, stop: BorrowedFd<'a>) -> Self {
+        Self { stream, stop }
+    }
+
+    /// The next message; `None` when the peer has left between two messages, or it is time to stop.
+    pub(crate) fn receive(&self) -> Result<Option<(Request, Message)>, ProtocolError> {
+        let mut fds = Vec::new();
+        let mut header = [0; 12];
+        match self.fill(&mut header, &mut fds)? {
+            0 => return Ok(None),
+            12 => {}
+            _ => return Err(ProtocolError::HungUp),
+        }
+        let [number, flags, size] = words(&header);
+        if flags & 3 != VERSION || flags & FLAG_REPLY != 0 {
+            return invalid(format!("a header with flags {flags:#x}; the version must be 1, and no reply was due"));
+        }
+        if size as usize > MAX_BODY {
+            return invalid(format!("a message of {size} bytes; at most {MAX_BODY} were expected"));
+        }
+        let mut body = vec![0; size as usize];
+        if self.fill(&mut body, &mut fds)? != body.len() {
+            return Err(ProtocolError::HungUp);
+        }
+        let request = parse(number, &body, fds)?;
+        Ok(Some((request, Message { number, wants_ack: flags & FLAG_NEED_REPLY != 0 })))
+    }
+
+    /// Reads until `buffer` is full; returns how much there was before the peer left or it was time to stop.
+    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ProtocolError> {
+        let mut have = 0;
+        while have < buffer.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_IN_TABLE))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut buffer[have..])];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(&self.stream, &mut parts, &mut control, flags) {
+                Ok(message) => {
+                    for part in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(received) = part {
+                            fds.extend(received);
+                        }
+                    }
+                    if fds.len() > MAX_REGIONS_IN_TABLE {
+                        return invalid(format!("{} descriptors; at most {MAX_REGIONS_IN_TABLE}", fds.len()));
+                    }
+                    if message.bytes == 0 {
+                        break;
+                    }
+                    have += message.bytes;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => break,
+                Err(Errno::AGAIN) => {
+                    if !wait_readable(self.stream.as_fd(), self.stop)? {
+                        break;
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(have)
+    }
+
+    /// Answers `to`.
+    pub(crate) fn reply(&self, to: &Message, body: &[u8]) -> Result<(), ProtocolError> {
+        self.send(to.number, VERSION | FLAG_REPLY, body)
+    }
+
+    /// Answers `to` with a number, as most requests want it, and acknowledgements too.
+    pub(crate) fn reply_u64(&self, to: &Message, value: u64) -> Result<(), ProtocolError> {
+        self.reply(to, &value.to_ne_bytes())
+    }
+
+    fn send(&self, number: u32, flags: u32, body: &[u8]) -> Result<(), ProtocolError> {
+        send_message(&self.stream, number, flags, body)?;
+        Ok(())
+    }
+}
+
+/// Tells the peer, on the channel it gave for that, that the configuration space changed.
+pub(crate) fn send_config_change(channel: &UnixStream) -> io::Result<()> {
+    send_message(channel, BACKEND_CONFIG_CHANGE, VERSION, &[])
+}
+
+fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(12 + body.len());
+    for word in [number, flags, body.len() as u32] {
+        bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+    bytes.extend_from_slice(body);
+    // A peer that lets its socket fill up has stopped listening: an answer is a few bytes, and one at a time.
+    let sent = send(stream, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    if sent < bytes.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
+}
+
+/// Waits for input; false when it is time to stop.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut both = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+    loop {
+        match poll(&mut both, None) {
+            Ok(_) => return Ok(both[1].revents().is_empty()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    let mut each = bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().expect("four bytes")));
+    std::array::from_fn(|_| each.next().unwrap_or(0))
+}
+
+fn longs<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let mut each = bytes.chunks_exact(8).map(|long| u64::from_ne_bytes(long.try_into().expect("eight bytes")));
+    std::array::from_fn(|_| each.next().unwrap_or(0))
+}
+
+fn region(bytes: &[u8]) -> RegionAt {
+    let [guest_addr, size, user_addr, offset] = longs(bytes);
+    RegionAt { guest_addr, size, user_addr, offset }
+}
+
+/// Makes a request of a message's parts. Descriptors that it has no use for are closed.
+fn parse(number: u32, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request, ProtocolError> {
+    let sized = |name: &str, size: usize| match body.len() {
+        len if len == size => Ok(()),
+        len => invalid(format!("{name} with a body of {len} bytes instead of {size}")),
+    };
+    let long = |name| sized(name, 8).map(|()| longs::<1>(body)[0]);
+    let state = |name| sized(name, 8).map(|()| words::<2>(body));
+    let ring_fd = |name, fds: &mut Vec<OwnedFd>| {
+        let value = long(name)?;
+        match (value & NO_FD == 0, fds.pop(), fds.is_empty()) {
+            (true, Some(fd), true) => Ok((value as u32 & 0xff, Some(fd))),
+            (false, None, _) => Ok((value as u32 & 0xff, None)),
+            _ => invalid(format!("{name} with the wrong number of descriptors")),
+        }
+    };
+    let empty = |name, request| sized(name, 0).map(|()| request);
+    match number {
+        1 => empty("GET_FEATURES", Request::GetFeatures),
+        2 => long("SET_FEATURES").map(Request::SetFeatures),
+        3 => empty("SET_OWNER", Request::SetOwner),
+        4 => empty("RESET_OWNER", Request::ResetOwner),
+        5 => mem_table(body, fds).map(Request::SetMemTable),
+        8 => state("SET_VRING_NUM").map(|[index, num]| Request::SetVringNum(index, num)),
+        9 => sized("SET_VRING_ADDR", 40).map(|()| {
+            // Index and flags (dirty logging, which is not offered) share the first long; the last is the log's address.
+            let [_, desc, used, avail] = longs(body);
+            Request::SetVringAddr(words::<1>(body)[0], RingAt { desc, used, avail })
+        }),
+        10 => state("SET_VRING_BASE").map(|[index, base]| Request::SetVringBase(index, base)),
+        11 => state("GET_VRING_BASE").map(|[index, _]| Request::GetVringBase(index)),
+        12 => ring_fd("SET_VRING_KICK", &mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),
+        13 => ring_fd("SET_VRING_CALL", &mut fds).map(|(index, fd)| Request::SetVringCall(index, fd)),
+        14 => ring_fd("SET_VRING_ERR", &mut fds).map(|(index, fd)| Request::SetVringErr(index, fd)),
+        15 => empty("GET_PROTOCOL_FEATURES", Request::GetProtocolFeatures),
+        16 => long("SET_PROTOCOL_FEATURES").map(Request::SetProtocolFeatures),
+        17 => empty("GET_QUEUE_NUM", Request::GetQueueNum),
+        18 => match state("SET_VRING_ENABLE")? {
+            [index, on @ (0 | 1)] => Ok(Request::SetVringEnable(index, on == 1)),
+            [_, other] => invalid(format!("SET_VRING_ENABLE {other}; it must be 0 or 1")),
+        },
+        21 => match fds.pop() {
+            Some(fd) => Ok(Request::SetBackendReqFd(fd)),
+            None => invalid("SET_BACKEND_REQ_FD without a descriptor"),
+        },
+        24 | 25 => config(number, body),
+        34 => empty("RESET_DEVICE", Request::ResetDevice),
+        36 => empty("GET_MAX_MEM_SLOTS", Request::GetMaxMemSlots),
+        37 => match (sized("ADD_MEM_REG", 40)?, fds.pop()) {
+            ((), Some(fd)) => Ok(Request::AddMemReg(region(&body[8..]), fd)),
+            ((), None) => invalid("ADD_MEM_REG without a descriptor"),
+        },
+        // Front-ends may send a descriptor along, which means nothing.
+        38 => sized("REM_MEM_REG", 40).map(|()| Request::RemMemReg(region(&body[8..]))),
+        other => invalid(format!("request {other}, which was not negotiated")),
+    }
+}
+
+fn mem_table(body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<(RegionAt, OwnedFd)>, ProtocolError> {
+    let [count] = words(body);
+    if count as usize > MAX_REGIONS_IN_TABLE {
+        return invalid(format!("SET_MEM_TABLE with {count} regions; at most {MAX_REGIONS_IN_TABLE} fit one table"));
+    }
+    if body.len() != 8 + 32 * count as usize || fds.len() != count as usize {
+        return invalid(format!("SET_MEM_TABLE of {count} regions in {} bytes, {} descriptors", body.len(), fds.len()));
+    }
+    Ok(body[8..].chunks_exact(32).map(region).zip(fds).collect())
+}
+
+fn config(number: u32, body: &[u8]) -> Result<Request, ProtocolError> {
+    let [offset, size, flags] = words(body);
+    if body.len() < 12 || body.len() - 12 != size as usize || size > MAX_CONFIG {
+        return invalid(format!("configuration access of {size} bytes in a body of {}", body.len()));
+    }
+    Ok(match number {
+        24 => Request::GetConfig { offset, size, flags },
+        _ => Request::SetConfig { offset, bytes: body[12..].to_vec() },
+    })
+}

@@ -1,0 +1,390 @@
+//! One client's session: the vhost-user conversation, and the queues that it starts and stops.
+//!
+//! A session runs on its export's own thread and talks to I/O threads through their mailboxes, so that a client that
+//! dawdles, or a disk that takes its time to drain, holds up nobody else.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use egret_event_loop::{Leaving, SourceId};
+use egret_virtio::{F_EVENT_IDX, GuestMemory, MAX_REGIONS, QueueConfig, Region};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::export::Shared;
+use crate::protocol::{
+    Connection, F_PROTOCOL_FEATURES, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
+};
+use crate::worker::{Signals, Worker};
+
+const PROTOCOL_FEATURES: u64 = feature::MQ
+    | feature::REPLY_ACK
+    | feature::BACKEND_REQ
+    | feature::CONFIG
+    | feature::RESET_DEVICE
+    | feature::CONFIGURE_MEM_SLOTS;
+
+/// Where the configuration space begins for front-ends from before the protocol dropped that offset.
+const OLD_CONFIG_OFFSET: u32 = 0x100;
+
+/// A queue as its client has described it so far.
+#[derive(Default)]
+struct Vring {
+    size: u16,
+    at: Option<RingAt>,
+    base: u16,
+    /// The descriptors, while the queue does not run; a running queue has them.
+    signals: Signals,
+    /// A kick descriptor has arrived, which is what starts a ring.
+    started: bool,
+    enabled: bool,
+    running: Option<SourceId>,
+}
+
+/// The state of one conversation.
+pub(crate) struct Session<'a> {
+    shared: &'a Shared,
+    connection: Connection<'a>,
+    memory: Arc<GuestMemory>,
+    vrings: Vec<Vring>,
+    features: u64,
+    protocol_features: u64,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>) -> Self {
+        let vrings = (0..shared.num_queues()).map(|_| Vring::default()).collect();
+        let memory = Arc::new(GuestMemory::empty());
+        Self { shared, connection, memory, vrings, features: 0, protocol_features: 0 }
+    }
+
+    /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
+    pub(crate) fn run(mut self) -> Result<(), ProtocolError> {
+        let ended = self.converse();
+        self.stop_all();
+        self.shared.set_channel(None);
+        ended
+    }
+
+    fn converse(&mut self) -> Result<(), ProtocolError> {
+        while let Some((request, message)) = self.connection.receive()? {
+            let acknowledges = message.wants_ack && self.protocol_features & feature::REPLY_ACK != 0;
+            match self.answer(request, &message) {
+                Ok(Answered::Replied) => {}
+                Ok(Answered::Done) if acknowledges => self.connection.reply_u64(&message, 0)?,
+                Ok(Answered::Done) => {}
+                Err(e) => {
+                    if acknowledges {
+                        let _ = self.connection.reply_u64(&message, 1);
+                    }
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request, message: &Message) -> Result<Answered, ProtocolError> {
+        let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
+        let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
+        match request {
+            Request::GetFeatures => return reply_u64(self.shared.features() | F_PROTOCOL_FEATURES),
+            Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
+            Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
+            Request::GetMaxMemSlots => return reply_u64(MAX_REGIONS as u64),
+            Request::GetConfig { offset, size, flags } => return reply(&self.read_config(offset, size, flags)),
+            Request::GetVringBase(index) => {
+                let base = self.get_base(index)?;
+                let state = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
+                return self.connection.reply(message, &state).map(|()| Answered::Replied);
+            }
+            Request::SetOwner => {}
+            Request::ResetOwner | Request::ResetDevice => self.reset(),
+            Request::SetFeatures(features) => self.set_features(features)?,
+            Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
+            Request::SetMemTable(regions) => self.set_memory(regions)?,
+            Request::AddMemReg(at, fd) => self.add_memory(at, fd)?,
+            Request::RemMemReg(at) => self.remove_memory(at)?,
+            Request::SetVringNum(index, size) => self.set_size(index, size)?,
+            Request::SetVringAddr(index, at) => self.set_addresses(index, at)?,
+            Request::SetVringBase(index, base) => self.set_base(index, base)?,
+            Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
+            Request::SetVringCall(index, fd) => self.set_signal(index, fd, |signals| &mut signals.call)?,
+            Request::SetVringErr(index, fd) => self.set_signal(index, fd, |signals| &mut signals.err)?,
+            Request::SetVringEnable(index, enabled) => {
+                self.vring(index)?.enabled = enabled;
+                self.settle(index as usize)?;
+            }
+            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd))),
+            Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
+        }
+        Ok(Answered::Done)
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring, ProtocolError> {
+        let count = self.vrings.len();
+        match self.vrings.get_mut(index as usize) {
+            Some(vring) => Ok(vring),
+            None => invalid(format!("queue {index}; the export has {count}, from 0")),
+        }
+    }
+
+    /// A queue that is to be described, which a running one cannot be.
+    fn still_vring(&mut self, index: u32) -> Result<&mut Vring, ProtocolError> {
+        match self.vring(index)? {
+            vring if vring.running.is_none() => Ok(vring),
+            _ => invalid(format!("queue {index} was to be changed while it runs")),
+        }
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
+        let unknown = features & !(self.shared.features() | F_PROTOCOL_FEATURES);
+        if unknown != 0 {
+            return invalid(format!("features {unknown:#x}, which were not offered"));
+        }
+        self.features = features;
+        self.shared.acknowledge(features);
+        // Without protocol features there is no SET_VRING_ENABLE, and every ring is enabled.
+        if features & F_PROTOCOL_FEATURES == 0 {
+            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
+        }
+        Ok(())
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<(), ProtocolError> {
+        let unknown = features & !PROTOCOL_FEATURES;
+        if unknown != 0 {
+            return invalid(format!("protocol features {unknown:#x}, which were not offered"));
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
+        let limit = self.shared.queue_size();
+        match u16::try_from(size) {
+            Ok(size) if size.is_power_of_two() && size <= limit => self.still_vring(index)?.size = size,
+            _ => return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {limit}")),
+        }
+        Ok(())
+    }
+
+    fn set_addresses(&mut self, index: u32, at: RingAt) -> Result<(), ProtocolError> {
+        let vring = self.vring(index)?;
+        if vring.running.is_some() {
+            // QEMU repeats the addresses of a running ring when it toggles dirty logging; they must be the same.
+            return match vring.at {
+                Some(now) if now == at => Ok(()),
+                _ => invalid(format!("queue {index} was to be moved while it runs")),
+            };
+        }
+        vring.at = Some(at);
+        self.settle(index as usize)
+    }
+
+    fn set_base(&mut self, index: u32, base: u32) -> Result<(), ProtocolError> {
+        match u16::try_from(base) {
+            Ok(base) => self.still_vring(index)?.base = base,
+            Err(_) => return invalid(format!("queue {index} to begin at {base}; an index has 16 bits")),
+        }
+        Ok(())
+    }
+
+    fn get_base(&mut self, index: u32) -> Result<u32, ProtocolError> {
+        self.vring(index)?;
+        self.stop_queue(index as usize);
+        let vring = self.vring(index)?;
+        vring.started = false;
+        vring.signals = Signals::default();
+        Ok(vring.base.into())
+    }
+
+    fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), ProtocolError> {
+        self.vring(index)?;
+        let fd = fd.map(as_eventfd).transpose()?;
+        // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
+        self.stop_queue(index as usize);
+        let vring = self.vring(index)?;
+        vring.signals.kick = fd;
+        vring.started = true;
+        self.settle(index as usize)
+    }
+
+    fn set_signal(
+        &mut self,
+        index: u32,
+        fd: Option<OwnedFd>,
+        which: impl Fn(&mut Signals) -> &mut Option<OwnedFd> + Send + 'static,
+    ) -> Result<(), ProtocolError> {
+        let fd = fd.map(as_eventfd).transpose()?;
+        let vring = self.vring(index)?;
+        match vring.running {
+            None => *which(&mut vring.signals) = fd,
+            Some(id) => self.shared.loop_of(index as usize).send(move |target| {
+                if let Some(worker) = target.source(id) {
+                    *which(worker.signals()) = fd;
+                }
+            }),
+        }
+        Ok(())
+    }
+
+    /// Starts or stops a queue if what is known of it now asks for that.
+    fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
+        let vring = &self.vrings[index];
+        match (vring.started && vring.enabled && vring.at.is_some(), vring.running.is_some()) {
+            (true, false) => self.start(index)?,
+            (false, true) => self.stop_queue(index),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn settle_all(&mut self) -> Result<(), ProtocolError> {
+        (0..self.vrings.len()).try_for_each(|index| self.settle(index))
+    }
+
+    fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
+        let vring = &self.vrings[index];
+        let Some(at) = vring.at else { return Ok(()) };
+        let guest = |what, address| match self.memory.guest_address(address) {
+            Some(found) => Ok(found),
+            None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
+        };
+        let config = QueueConfig {
+            size: vring.size,
+            desc: guest("descriptors", at.desc)?,
+            avail: guest("available ring", at.avail)?,
+            used: guest("used ring", at.used)?,
+            base: vring.base,
+            event_idx: self.features & F_EVENT_IDX != 0,
+        };
+        let queue = match config.start(&self.memory) {
+            Ok(queue) => queue,
+            Err(e) => return invalid(format!("queue {index}: {e}")),
+        };
+        let signals = std::mem::take(&mut self.vrings[index].signals);
+        let worker = self.shared.worker(index, queue, &self.memory, signals);
+        let id = match self.shared.loop_of(index).attach(worker) {
+            Ok(id) => id,
+            Err(e) => return invalid(format!("queue {index}: {e}")),
+        };
+        self.vrings[index].running = Some(id);
+        self.shared.set_running(index, Some(id));
+        Ok(())
+    }
+
+    fn stop_queue(&mut self, index: usize) {
+        self.stop_queues(index..index + 1);
+    }
+
+    /// Stops some queues: all drain side by side.
+    fn stop_queues(&mut self, which: Range<usize>) {
+        let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
+        for index in which {
+            if let Some(id) = self.vrings[index].running.take() {
+                self.shared.set_running(index, None);
+                draining.push((index, self.shared.loop_of(index).detach(id)));
+            }
+        }
+        for (index, leaving) in draining {
+            let Some(worker) = leaving.wait() else { continue };
+            let (config, signals, stats) = worker.into_parts();
+            self.vrings[index].base = config.base;
+            self.vrings[index].signals = signals;
+            self.shared.keep_stats(&stats);
+        }
+    }
+
+    fn stop_all(&mut self) {
+        self.stop_queues(0..self.vrings.len());
+    }
+
+    fn reset(&mut self) {
+        self.stop_all();
+        self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+    }
+
+    /// Replaces all of memory: queues stop, and start again on the new map.
+    fn set_memory(&mut self, regions: Vec<(RegionAt, OwnedFd)>) -> Result<(), ProtocolError> {
+        self.stop_all();
+        let mut memory = GuestMemory::empty();
+        for (at, fd) in regions {
+            memory = with(&memory, at, fd)?;
+        }
+        self.memory = Arc::new(memory);
+        self.settle_all()
+    }
+
+    /// Adds to memory: running queues see more from their next turn on, and do not stop.
+    fn add_memory(&mut self, at: RegionAt, fd: OwnedFd) -> Result<(), ProtocolError> {
+        self.memory = Arc::new(with(&self.memory, at, fd)?);
+        for (index, vring) in self.vrings.iter().enumerate() {
+            let Some(id) = vring.running else { continue };
+            let memory = Arc::clone(&self.memory);
+            // The answer is awaited: once the client has its own, it may use the region.
+            let grown = self.shared.loop_of(index).call(move |target| {
+                if let Some(worker) = target.source(id) {
+                    worker.grow_memory(memory);
+                }
+            });
+            grown.map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// Takes from memory: queues finish what is in flight, which may use it, and go on without.
+    fn remove_memory(&mut self, at: RegionAt) -> Result<(), ProtocolError> {
+        let less = match self.memory.without(at.guest_addr, at.size, at.user_addr) {
+            Ok(less) => less,
+            Err(e) => return invalid(e.to_string()),
+        };
+        self.stop_all();
+        self.memory = Arc::new(less);
+        self.settle_all()
+    }
+
+    /// The reply to GET_CONFIG: its header again, and the bytes.
+    fn read_config(&self, offset: u32, size: u32, flags: u32) -> Vec<u8> {
+        let mut bytes = vec![0; size as usize];
+        self.shared.read_config(config_offset(offset), &mut bytes);
+        let header = [offset, size, flags].map(u32::to_ne_bytes).concat();
+        [header, bytes].concat()
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
+        if self.shared.write_config(config_offset(offset), bytes) {
+            return Ok(());
+        }
+        invalid(format!("a write of {} bytes at {offset} of the configuration, which is read-only there", bytes.len()))
+    }
+}
+
+/// Whether a request has had its reply, or is only to be acknowledged.
+enum Answered {
+    Replied,
+    Done,
+}
+
+fn config_offset(offset: u32) -> u32 {
+    offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset)
+}
+
+fn with(memory: &GuestMemory, at: RegionAt, file: OwnedFd) -> Result<GuestMemory, ProtocolError> {
+    let RegionAt { guest_addr, size, user_addr, offset } = at;
+    let region = Region { guest_addr, size, user_addr, file, offset };
+    memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
+}
+
+/// Takes a descriptor for signals in. An I/O thread writes to it, so it must be one that a write does not block on.
+fn as_eventfd(fd: OwnedFd) -> Result<OwnedFd, ProtocolError> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    if link.as_os_str() != "anon_inode:[eventfd]" {
+        return invalid(format!("'{}' to signal with; it must be an eventfd", link.display()));
+    }
+    let flags = fcntl_getfl(fd.as_fd())?;
+    fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK)?;
+    Ok(fd)
+}
