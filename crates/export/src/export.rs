@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
-use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
-use egret_virtio::{GuestMemory, Queue};
+use egret_virtio::blk::{Blk, BlkConfig, BlkError};
+use egret_virtio::ring::Queue;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::listener::{Address, ListenError, Listener};
@@ -35,6 +35,9 @@ pub enum ExportError {
     /// Its address.
     #[error("export '{0}': {1}")]
     Listen(String, #[source] ListenError),
+    /// What the guest was to see.
+    #[error("export '{0}': {1}")]
+    Device(String, #[source] BlkError),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
@@ -78,13 +81,15 @@ impl Export {
         let ExportConfig { id, address, device } = config;
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
+        let num_queues = device.num_queues.into();
+        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let shared = Arc::new(Shared {
             id: id.clone(),
             disk,
-            running: Mutex::new(vec![None; device.num_queues.into()]),
-            blk: Arc::new(Blk::new(device)),
+            blk,
             loops,
+            running: Mutex::new(vec![None; num_queues]),
             past: Mutex::default(),
             channel: Mutex::default(),
         });
@@ -171,38 +176,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn num_queues(&self) -> u16 {
-        self.blk.config().num_queues
-    }
-
-    pub(crate) fn queue_size(&self) -> u16 {
-        self.blk.config().queue_size
-    }
-
-    pub(crate) fn features(&self) -> u64 {
-        self.blk.features()
-    }
-
-    pub(crate) fn acknowledge(&self, features: u64) {
-        self.blk.acknowledge(features);
-    }
-
-    pub(crate) fn read_config(&self, offset: u32, into: &mut [u8]) {
-        self.blk.read_config(offset, into);
-    }
-
-    pub(crate) fn write_config(&self, offset: u32, bytes: &[u8]) -> bool {
-        self.blk.write_config(offset, bytes)
+    pub(crate) fn blk(&self) -> &Blk {
+        &self.blk
     }
 
     pub(crate) fn loop_of(&self, queue: usize) -> &LoopHandle<Worker> {
         &self.loops[queue % self.loops.len()]
     }
 
-    pub(crate) fn worker(&self, index: usize, queue: Queue, memory: &Arc<GuestMemory>, signals: Signals) -> Worker {
+    pub(crate) fn worker(&self, index: usize, queue: Queue, signals: Signals) -> Worker {
         let name = format!("export '{}': queue {index}", self.id);
-        let model = Box::new(BlkQueue::new(&self.blk, queue.size()));
-        Worker::new(name, queue, model, Arc::clone(memory), Arc::clone(&self.disk), signals)
+        let model = Box::new(self.blk.queue(queue.size()));
+        Worker::new(name, queue, model, Arc::clone(&self.disk), signals)
     }
 
     pub(crate) fn set_running(&self, queue: usize, id: Option<SourceId>) {

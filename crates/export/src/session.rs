@@ -10,7 +10,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use egret_event_loop::{Leaving, SourceId};
-use egret_virtio::{F_EVENT_IDX, GuestMemory, MAX_REGIONS, QueueConfig, Region};
+use egret_virtio::blk::EVENT_IDX;
+use egret_virtio::memory::{GuestMemory, MAX_REGIONS, Region};
+use egret_virtio::ring::QueueConfig;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::export::Shared;
@@ -55,7 +57,7 @@ pub(crate) struct Session<'a> {
 
 impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>) -> Self {
-        let vrings = (0..shared.num_queues()).map(|_| Vring::default()).collect();
+        let vrings = (0..shared.blk().config().num_queues).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::empty());
         Self { shared, connection, memory, vrings, features: 0, protocol_features: 0 }
     }
@@ -63,7 +65,7 @@ impl<'a> Session<'a> {
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
     pub(crate) fn run(mut self) -> Result<(), ProtocolError> {
         let ended = self.converse();
-        self.stop_all();
+        self.reset();
         self.shared.set_channel(None);
         ended
     }
@@ -90,7 +92,7 @@ impl<'a> Session<'a> {
         let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
         let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
         match request {
-            Request::GetFeatures => return reply_u64(self.shared.features() | F_PROTOCOL_FEATURES),
+            Request::GetFeatures => return reply_u64(self.shared.blk().features() | F_PROTOCOL_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_REGIONS as u64),
@@ -140,12 +142,10 @@ impl<'a> Session<'a> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
-        let unknown = features & !(self.shared.features() | F_PROTOCOL_FEATURES);
-        if unknown != 0 {
-            return invalid(format!("features {unknown:#x}, which were not offered"));
+        if let Err(e) = self.shared.blk().set_features(features & !F_PROTOCOL_FEATURES) {
+            return invalid(e.to_string());
         }
         self.features = features;
-        self.shared.acknowledge(features);
         // Without protocol features there is no SET_VRING_ENABLE, and every ring is enabled.
         if features & F_PROTOCOL_FEATURES == 0 {
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
-        let limit = self.shared.queue_size();
+        let limit = self.shared.blk().config().queue_size;
         match u16::try_from(size) {
             Ok(size) if size.is_power_of_two() && size <= limit => self.still_vring(index)?.size = size,
             _ => return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {limit}")),
@@ -259,14 +259,14 @@ impl<'a> Session<'a> {
             avail: guest("available ring", at.avail)?,
             used: guest("used ring", at.used)?,
             base: vring.base,
-            event_idx: self.features & F_EVENT_IDX != 0,
+            event_idx: self.features & EVENT_IDX != 0,
         };
         let queue = match config.start(&self.memory) {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
         let signals = std::mem::take(&mut self.vrings[index].signals);
-        let worker = self.shared.worker(index, queue, &self.memory, signals);
+        let worker = self.shared.worker(index, queue, signals);
         let id = match self.shared.loop_of(index).attach(worker) {
             Ok(id) => id,
             Err(e) => return invalid(format!("queue {index}: {e}")),
@@ -304,61 +304,49 @@ impl<'a> Session<'a> {
 
     fn reset(&mut self) {
         self.stop_all();
+        self.shared.blk().reset();
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
     }
 
-    /// Replaces all of memory: queues stop, and start again on the new map.
+    /// Replaces all of memory.
     fn set_memory(&mut self, regions: Vec<(RegionAt, OwnedFd)>) -> Result<(), ProtocolError> {
-        self.stop_all();
         let mut memory = GuestMemory::empty();
         for (at, fd) in regions {
             memory = with(&memory, at, fd)?;
         }
-        self.memory = Arc::new(memory);
-        self.settle_all()
+        self.change_memory(memory)
     }
 
-    /// Adds to memory: running queues see more from their next turn on, and do not stop.
     fn add_memory(&mut self, at: RegionAt, fd: OwnedFd) -> Result<(), ProtocolError> {
-        self.memory = Arc::new(with(&self.memory, at, fd)?);
-        for (index, vring) in self.vrings.iter().enumerate() {
-            let Some(id) = vring.running else { continue };
-            let memory = Arc::clone(&self.memory);
-            // The answer is awaited: once the client has its own, it may use the region.
-            let grown = self.shared.loop_of(index).call(move |target| {
-                if let Some(worker) = target.source(id) {
-                    worker.grow_memory(memory);
-                }
-            });
-            grown.map_err(io::Error::other)?;
-        }
-        Ok(())
+        self.change_memory(with(&self.memory, at, fd)?)
     }
 
-    /// Takes from memory: queues finish what is in flight, which may use it, and go on without.
     fn remove_memory(&mut self, at: RegionAt) -> Result<(), ProtocolError> {
-        let less = match self.memory.without(at.guest_addr, at.size, at.user_addr) {
-            Ok(less) => less,
-            Err(e) => return invalid(e.to_string()),
-        };
+        match self.memory.without(at.guest_addr, at.size, at.user_addr) {
+            Ok(less) => self.change_memory(less),
+            Err(e) => invalid(e.to_string()),
+        }
+    }
+
+    /// Begins a new epoch: running queues finish what is in flight, which points into the old map, and go on where
+    /// they were on the new one.
+    fn change_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
         self.stop_all();
-        self.memory = Arc::new(less);
+        self.memory = Arc::new(memory);
         self.settle_all()
     }
 
     /// The reply to GET_CONFIG: its header again, and the bytes.
     fn read_config(&self, offset: u32, size: u32, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
-        self.shared.read_config(config_offset(offset), &mut bytes);
+        self.shared.blk().read_config(config_offset(offset), &mut bytes);
         let header = [offset, size, flags].map(u32::to_ne_bytes).concat();
         [header, bytes].concat()
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
-        if self.shared.write_config(config_offset(offset), bytes) {
-            return Ok(());
-        }
-        invalid(format!("a write of {} bytes at {offset} of the configuration, which is read-only there", bytes.len()))
+        let written = self.shared.blk().write_config(config_offset(offset), bytes);
+        written.or_else(|e| invalid(e.to_string()))
     }
 }
 
@@ -368,8 +356,8 @@ enum Answered {
     Done,
 }
 
-fn config_offset(offset: u32) -> u32 {
-    offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset)
+fn config_offset(offset: u32) -> u64 {
+    offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset).into()
 }
 
 fn with(memory: &GuestMemory, at: RegionAt, file: OwnedFd) -> Result<GuestMemory, ProtocolError> {

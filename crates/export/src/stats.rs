@@ -1,11 +1,14 @@
 //! What a queue counts.
 
 use egret_event_loop::Nanos;
-use egret_virtio::{Ended, Kind};
+use egret_virtio::{Ended, Kind, Status};
 use hdrhistogram::Histogram;
 
 /// Latencies are told apart from a quarter of a microsecond to a minute, to two digits.
 const LATENCY_NS: (u64, u64, u8) = (1 << 8, 60_000_000_000, 2);
+
+/// How many kinds of request there are; `Other` is the last.
+const KINDS: usize = Kind::Other as usize + 1;
 
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +32,7 @@ impl OpStats {
 /// Plain counters of one queue, since it was set up; owned by its loop, and copied when somebody asks.
 #[derive(Clone, Debug, Default)]
 pub struct QueueStats {
-    ops: [OpStats; Kind::COUNT],
+    ops: [OpStats; KINDS],
     latency: Option<Box<Histogram<u32>>>,
     /// Notifications sent to the guest.
     pub calls: u64,
@@ -42,7 +45,7 @@ impl QueueStats {
         self.ops[ended.kind as usize].add(&OpStats {
             requests: 1,
             bytes: ended.bytes,
-            errors: u64::from(ended.failed),
+            errors: u64::from(ended.status != Status::Ok),
         });
         // Made at the first request, so that an idle queue costs no memory.
         let (low, high, digits) = LATENCY_NS;

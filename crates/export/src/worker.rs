@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use egret_disk::{Completion, Disk, DiskSlot, Engines, Token};
 use egret_event_loop::{Nanos, Source, SourceId, Turn};
-use egret_virtio::{Begin, Chain, GuestMemory, Model, Queue, QueueConfig};
+use egret_virtio::ring::{Chain, Queue, QueueConfig};
+use egret_virtio::{Begin, Ended, Model, head_of};
 
 use crate::stats::QueueStats;
 
@@ -42,7 +43,6 @@ pub struct Worker {
     name: String,
     queue: Queue,
     model: Box<dyn Model>,
-    memory: Arc<GuestMemory>,
     disk: Arc<Disk>,
     slot: Option<DiskSlot>,
     token_base: u64,
@@ -60,8 +60,7 @@ impl Worker {
         name: String,
         queue: Queue,
         model: Box<dyn Model>,
-        memory: Arc<GuestMemory>,
-        disk: Arc<Disk>,
+            disk: Arc<Disk>,
         signals: Signals,
     ) -> Self {
         let begun = vec![Nanos::ZERO; queue.size().into()];
@@ -69,7 +68,6 @@ impl Worker {
             name,
             queue,
             model,
-            memory,
             disk,
             slot: None,
             token_base: 0,
@@ -96,12 +94,12 @@ impl Worker {
         &mut self.signals
     }
 
-    /// Sees `memory` from here on, which has all that the map before it had.
-    pub(crate) fn grow_memory(&mut self, memory: Arc<GuestMemory>) {
-        if let Err(e) = self.queue.replace_memory(&memory) {
-            self.break_queue(&e);
+    /// Ends a chain: counts it, and hands it to the driver.
+    fn end(&mut self, ended: &Ended, latency: Nanos) {
+        self.stats.count(ended, latency);
+        if self.phase != Phase::Broken {
+            self.queue.add_used(ended.head, ended.written);
         }
-        self.memory = memory;
     }
 
     #[cold]
@@ -149,36 +147,38 @@ impl Source for Worker {
 
     fn dispatch(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
         let (Phase::Running, Some(slot)) = (self.phase, self.slot) else { return };
-        if self.memory.is_torn() {
+        if self.queue.memory().is_torn() {
             self.break_queue(&"the front-end took its memory away (its file was truncated)");
             return;
         }
-        loop {
+        // A driver can make chains available as fast as they are popped: one queue's worth a turn.
+        for _ in 0..self.queue.size() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => return self.break_queue(&e),
             }
             let head = self.chain.head();
-            match self.model.begin(&mut self.chain, Token(self.token_base | u64::from(head))) {
+            match self.model.begin(self.queue.memory(), &mut self.chain, Token(self.token_base)) {
                 Begin::Submit(request) => {
                     self.begun[usize::from(head)] = turn.now();
                     self.in_flight += 1;
                     engines.push(slot, request);
                 }
-                Begin::Done { written } => self.queue.add_used(head, written),
-                Begin::Broken(why) => return self.break_queue(&why),
+                Begin::Done(ended) => self.end(&ended, Nanos::ZERO),
+                Begin::Broken(why) => {
+                    self.queue.abandon(head);
+                    return self.break_queue(&why);
+                }
             }
         }
     }
 
     fn complete(&mut self, completion: Completion, now: Nanos) {
         self.in_flight -= 1;
-        let ended = self.model.end(completion);
-        self.stats.count(&ended, now - self.begun[usize::from(ended.head)]);
-        if self.phase != Phase::Broken {
-            self.queue.add_used(ended.head, ended.written);
-        }
+        let begun = self.begun[usize::from(head_of(completion.token))];
+        let ended = self.model.end(self.queue.memory(), completion);
+        self.end(&ended, now - begun);
     }
 
     fn notify(&mut self) {

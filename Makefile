@@ -1,0 +1,30 @@
+# Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is.
+CARGO ?= cargo
+
+.PHONY: build demo test bench lint deps guest
+
+build:
+	$(CARGO) build --release --bin egret
+
+# Serves a file, loads it with a real client, and prints that next to the host's own figure.
+demo: build
+	$(CARGO) bench -q -p egret --bench demo
+
+# What the tests need from Debian: QEMU, fio, a kernel for the guest. Asks for root only where something is missing.
+deps:
+	scripts/install-test-deps
+
+guest: deps
+	scripts/make-guest
+
+test: guest
+	$(CARGO) test --workspace
+
+# egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
+bench: deps build
+	$(CARGO) bench -q -p egret --bench peers -- $(BENCH)
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items

@@ -1,0 +1,131 @@
+//! What it costs this thread to block and be woken: measured when it starts, corrected while it runs.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use egret_polling::{BlockCost, Contention, Nanos};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::clock;
+
+/// Enough wake-ups for a median; fewer if they are slow.
+const ROUNDS: u32 = 200;
+/// How long the measuring may take.
+const AT_MOST: Nanos = Nanos::from_millis(10);
+
+/// Plays ping-pong with another thread, each sleeping while the other runs.
+///
+/// # Errors
+///
+/// No thread or descriptor to be had.
+pub(crate) fn block_cost() -> io::Result<BlockCost> {
+    let ping = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let pong = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+    let sent = Arc::new(AtomicU64::new(0));
+    let partner = {
+        let (ping, pong, sent) = (Arc::clone(&ping), Arc::clone(&pong), Arc::clone(&sent));
+        std::thread::Builder::new().name("calibrate".into()).stack_size(64 << 10).spawn(move || {
+            let before = thread_cpu();
+            // A count of two says goodbye.
+            while receive(&ping)? == 1 {
+                sent.store(clock::now().0, Ordering::Relaxed);
+                rustix::io::write(&*pong, &1u64.to_ne_bytes())?;
+            }
+            Ok::<_, io::Error>(thread_cpu() - before)
+        })?
+    };
+    let (before, start) = (thread_cpu(), clock::now());
+    let mut latencies = Vec::with_capacity(ROUNDS as usize);
+    while latencies.len() < ROUNDS as usize && clock::now() - start < AT_MOST {
+        rustix::io::write(&*ping, &1u64.to_ne_bytes())?;
+        receive(&pong)?;
+        latencies.push(clock::now() - Nanos(sent.load(Ordering::Relaxed)));
+    }
+    let own = thread_cpu() - before;
+    rustix::io::write(&*ping, &2u64.to_ne_bytes())?;
+    let theirs = partner.join().map_err(|_| io::Error::other("the calibrating thread panicked"))??;
+    latencies.sort_unstable();
+    // Each round is a sleep and a wake-up on either side.
+    let wakeups = 2 * latencies.len() as u64;
+    Ok(BlockCost { cpu: Nanos((own + theirs).0 / wakeups), latency: latencies[latencies.len() / 2] })
+}
+
+fn receive(fd: &impl std::os::fd::AsFd) -> io::Result<u64> {
+    let mut count = [0; 8];
+    rustix::io::read(fd, &mut count)?;
+    Ok(u64::from_ne_bytes(count))
+}
+
+fn thread_cpu() -> Nanos {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// What the kernel keeps about this thread and its core, read now and then.
+pub(crate) struct Strain {
+    schedstat: File,
+    status: File,
+    last: Contention,
+}
+
+impl Strain {
+    /// Opens the calling thread's own records.
+    pub(crate) fn of_this_thread() -> io::Result<Self> {
+        let schedstat = File::open("/proc/thread-self/schedstat")?;
+        let status = File::open("/proc/thread-self/status")?;
+        let mut new = Self { schedstat, status, last: Contention::default() };
+        new.last = new.read()?;
+        Ok(new)
+    }
+
+    /// What happened since the last time this was asked.
+    pub(crate) fn since_last(&mut self) -> io::Result<Contention> {
+        let now = self.read()?;
+        let before = std::mem::replace(&mut self.last, now);
+        Ok(Contention {
+            ran: now.ran - before.ran,
+            delayed: now.delayed - before.delayed,
+            preempted: now.preempted.saturating_sub(before.preempted),
+        })
+    }
+
+    fn read(&self) -> io::Result<Contention> {
+        let mut buffer = [0; 4096];
+        let text = read_at_start(&self.schedstat, &mut buffer)?;
+        let mut numbers = text.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+        let (ran, delayed) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        let text = read_at_start(&self.status, &mut buffer)?;
+        let preempted = text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"));
+        let preempted = preempted.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+        Ok(Contention { ran: Nanos(ran), delayed: Nanos(delayed), preempted })
+    }
+}
+
+fn read_at_start<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
+    let len = file.read_at(buffer, 0)?;
+    std::str::from_utf8(&buffer[..len]).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocking_costs_something_on_every_machine() {
+        let cost = block_cost().unwrap();
+        assert!(cost.cpu > Nanos::ZERO && cost.latency > Nanos::ZERO, "{cost:?}");
+    }
+
+    #[test]
+    fn strain_counts_from_one_reading_to_the_next() {
+        let mut strain = Strain::of_this_thread().unwrap();
+        while thread_cpu() < Nanos::from_millis(5) {}
+        let total = strain.since_last().unwrap();
+        assert!(total.ran <= thread_cpu() + Nanos::from_millis(1_000));
+        assert!(strain.since_last().unwrap().ran <= thread_cpu());
+    }
+}
