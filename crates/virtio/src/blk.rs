@@ -1,0 +1,209 @@
+//! virtio-blk (virtio 1.3, 5.2).
+//!
+//! A [`Blk`] is what the queues of an export have in common: its configuration space, the features its driver took, the
+//! cache mode. A [`BlkQueue`] is the [`Model`](crate::Model) of one queue.
+//!
+//! | the driver asks for | and is told |
+//! |---|---|
+//! | a range past the end of the disk, or no multiple of 512 bytes | `IOERR` |
+//! | a write to a disk that is read-only | `IOERR`, and nothing is written |
+//! | a request of a type that is unknown or not offered | `UNSUPP` |
+//! | a discard or write-zeroes with unknown flags, or of more segments than allowed | `UNSUPP` |
+//! | a request without header or room for a status | nothing: its queue is broken |
+//!
+//! `SIZE_MAX` is not offered: the disk takes segments of any size.
+
+mod config;
+mod queue;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use thiserror::Error;
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
+};
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+pub use config::{BlkConfig, BlkError, DiscardLimits, WriteZeroesLimits};
+pub use queue::BlkQueue;
+
+/// Sectors are 512 bytes, whatever the block size (5.2.6).
+pub const SECTOR: u64 = 512;
+
+/// The length of a serial number (5.2.6).
+pub const SERIAL_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
+
+const fn bit(feature: u32) -> u64 {
+    1 << feature
+}
+
+/// The feature bit of EVENT_IDX, which a queue is configured with.
+pub const EVENT_IDX: u64 = bit(VIRTIO_RING_F_EVENT_IDX);
+
+/// What a driver did to the configuration space or the features that it must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DriverError {
+    /// A feature that was not offered.
+    #[error("features {0:#x} were not offered")]
+    NotOffered(u64),
+    /// Only `writeback` can be written.
+    #[error("{len} bytes at {offset} of the configuration space cannot be written")]
+    ReadOnly {
+        /// Where it wrote.
+        offset: u64,
+        /// How much, in bytes.
+        len: usize,
+    },
+}
+
+/// One virtio-blk device, as all of its queues and its session see it.
+#[derive(Debug)]
+pub struct Blk {
+    config: BlkConfig,
+    features: u64,
+    serial: [u8; SERIAL_BYTES],
+    sectors: AtomicU64,
+    acked: AtomicU64,
+    writeback: AtomicBool,
+    /// What `acked` and `writeback` together mean for a write: kept ready, because every write asks.
+    write_through: AtomicBool,
+}
+
+impl Blk {
+    /// A device whose driver has not said anything yet.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`.
+    pub fn new(config: BlkConfig) -> Result<Arc<Self>, BlkError> {
+        let serial = config.check()?;
+        let mut features = bit(VIRTIO_F_VERSION_1)
+            | bit(VIRTIO_RING_F_INDIRECT_DESC)
+            | EVENT_IDX
+            | bit(VIRTIO_BLK_F_SEG_MAX)
+            | bit(VIRTIO_BLK_F_BLK_SIZE)
+            | bit(VIRTIO_BLK_F_TOPOLOGY)
+            | bit(VIRTIO_BLK_F_FLUSH)
+            | bit(VIRTIO_BLK_F_CONFIG_WCE)
+            | bit(VIRTIO_BLK_F_MQ);
+        if config.read_only {
+            features |= bit(VIRTIO_BLK_F_RO);
+        } else {
+            features |= config.discard.map_or(0, |_| bit(VIRTIO_BLK_F_DISCARD));
+            features |= config.write_zeroes.map_or(0, |_| bit(VIRTIO_BLK_F_WRITE_ZEROES));
+        }
+        let blk = Self {
+            features,
+            serial,
+            sectors: AtomicU64::new(config.capacity_bytes / SECTOR),
+            acked: AtomicU64::new(0),
+            writeback: AtomicBool::new(false),
+            write_through: AtomicBool::new(true),
+            config,
+        };
+        blk.reset();
+        Ok(Arc::new(blk))
+    }
+
+    /// The features offered. The transport adds its own.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// The features that the driver took.
+    pub fn acked_features(&self) -> u64 {
+        self.acked.load(Ordering::Relaxed)
+    }
+
+    /// Takes the driver's choice of features; the transport keeps its own bits to itself.
+    ///
+    /// # Errors
+    ///
+    /// A feature that was not offered. Nothing has changed.
+    pub fn set_features(&self, acked: u64) -> Result<(), DriverError> {
+        let unknown = acked & !self.features;
+        if unknown != 0 {
+            return Err(DriverError::NotOffered(unknown));
+        }
+        let before = self.acked.swap(acked, Ordering::Relaxed);
+        let cache = bit(VIRTIO_BLK_F_FLUSH) | bit(VIRTIO_BLK_F_CONFIG_WCE);
+        if (before ^ acked) & cache != 0 {
+            // 5.2.5.2: with CONFIG_WCE but without FLUSH, writeback begins as 0.
+            let writeback = !self.config.writethrough && acked & bit(VIRTIO_BLK_F_FLUSH) != 0;
+            self.writeback.store(writeback, Ordering::Relaxed);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Forgets the driver: no features taken, the cache mode as configured.
+    pub fn reset(&self) {
+        self.acked.store(0, Ordering::Relaxed);
+        self.writeback.store(!self.config.writethrough, Ordering::Relaxed);
+        self.settle();
+    }
+
+    /// Works out whether a write must be stable when it completes (5.2.6.2, the conditions of a stable write).
+    fn settle(&self) {
+        let acked = self.acked.load(Ordering::Relaxed);
+        let write_through = if acked & bit(VIRTIO_BLK_F_CONFIG_WCE) != 0 {
+            !self.writeback.load(Ordering::Relaxed)
+        } else {
+            self.config.writethrough || acked & bit(VIRTIO_BLK_F_FLUSH) == 0
+        };
+        self.write_through.store(write_through, Ordering::Relaxed);
+    }
+
+    /// Whether a write completes only when it is on stable storage.
+    #[inline]
+    pub fn is_write_through(&self) -> bool {
+        self.write_through.load(Ordering::Relaxed)
+    }
+
+    /// The disk's size, in sectors.
+    #[inline]
+    pub fn sectors(&self) -> u64 {
+        self.sectors.load(Ordering::Relaxed)
+    }
+
+    /// Changes the disk's size; the caller notifies the driver of the configuration change (5.2.6.2).
+    pub fn set_capacity(&self, bytes: u64) {
+        self.sectors.store(bytes / SECTOR, Ordering::Relaxed);
+    }
+
+    /// Reads the configuration space from byte `offset` on. It reads as zeroes past its end.
+    pub fn read_config(&self, offset: u64, into: &mut [u8]) {
+        into.fill(0);
+        let space = self.config.space(self.sectors(), self.writeback.load(Ordering::Relaxed));
+        let Some(rest) = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)) else { return };
+        let len = rest.len().min(into.len());
+        into[..len].copy_from_slice(&rest[..len]);
+    }
+
+    /// Writes to the configuration space: `writeback`, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// Anything else. Nothing has changed.
+    pub fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
+        match bytes {
+            &[writeback] if offset == config::WRITEBACK as u64 => {
+                self.writeback.store(writeback != 0, Ordering::Relaxed);
+                self.settle();
+                Ok(())
+            }
+            _ => Err(DriverError::ReadOnly { offset, len: bytes.len() }),
+        }
+    }
+
+    /// The model of one of its queues, which has `size` descriptors.
+    pub fn queue(self: &Arc<Self>, size: u16) -> BlkQueue {
+        BlkQueue::new(Arc::clone(self), size)
+    }
+}
+
+#[cfg(test)]
+mod tests;

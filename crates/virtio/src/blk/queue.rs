@@ -1,0 +1,239 @@
+//! One queue of a virtio-blk device: chains in, disk requests out (virtio 1.3, 5.2.6).
+
+use std::mem;
+use std::sync::Arc;
+
+use egret_disk::{Completion, IoVec, Op, Request, Token};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+
+use super::{Blk, SECTOR};
+use crate::memory::{GuestMemory, pieces};
+use crate::model::{Begin, Ended, Kind, Malformed, Model, Status, head_of, token_of};
+use crate::ring::Chain;
+
+/// `struct virtio_blk_req` up to its data: type, reserved, sector.
+const HEADER: usize = 16;
+/// `struct virtio_blk_discard_write_zeroes`: sector, num_sectors, flags.
+const SEGMENT: usize = 16;
+
+/// A request that the disk has.
+#[derive(Clone, Copy)]
+struct Pending {
+    /// Where its status goes.
+    status: IoVec,
+    kind: Kind,
+    bytes: u64,
+}
+
+/// What a chain asks for, once it is understood.
+enum Asked {
+    /// Something of the disk.
+    Disk { kind: Kind, op: Op, offset: u64, len: u64 },
+    /// Nothing more; this many bytes of data were written.
+    Nothing { kind: Kind, bytes: u64, written: u32 },
+}
+
+/// Why a chain does not get what it asks for.
+struct Refused {
+    kind: Kind,
+    bytes: u64,
+    status: Status,
+}
+
+/// The model of one queue. Its worker owns it.
+pub struct BlkQueue {
+    blk: Arc<Blk>,
+    /// By head.
+    pending: Box<[Option<Pending>]>,
+    in_flight: usize,
+    /// Buffers of completed requests, for the next ones.
+    spare: Vec<Vec<IoVec>>,
+}
+
+impl BlkQueue {
+    pub(super) fn new(blk: Arc<Blk>, size: u16) -> Self {
+        let size = usize::from(size);
+        Self { blk, pending: vec![None; size].into(), in_flight: 0, spare: Vec::with_capacity(size) }
+    }
+
+    /// The device that it is a queue of.
+    pub fn device(&self) -> &Arc<Blk> {
+        &self.blk
+    }
+
+    /// Understands a chain whose status byte is off its writable end already.
+    #[inline]
+    fn understand(&self, memory: &GuestMemory, chain: &Chain, header: [u8; HEADER]) -> Result<Asked, Refused> {
+        let word = u128::from_le_bytes(header);
+        let (request, sector) = (word as u32, (word >> 64) as u64);
+        match request {
+            VIRTIO_BLK_T_IN => {
+                let len = u64::from(chain.writable_len - 1);
+                self.transfer(Kind::Read, Op::Read, sector, len)
+            }
+            VIRTIO_BLK_T_OUT => {
+                let len = u64::from(chain.readable_len) - HEADER as u64;
+                let op = Op::Write { fua: self.blk.is_write_through() };
+                if self.blk.config.read_only {
+                    return Err(Refused { kind: Kind::Write, bytes: len, status: Status::IoError });
+                }
+                self.transfer(Kind::Write, op, sector, len)
+            }
+            VIRTIO_BLK_T_FLUSH => Ok(Asked::Disk { kind: Kind::Flush, op: Op::Flush, offset: 0, len: 0 }),
+            VIRTIO_BLK_T_GET_ID => {
+                let written = memory.scatter(&chain.writable, &self.blk.serial) as u32;
+                Ok(Asked::Nothing { kind: Kind::Other, bytes: 0, written })
+            }
+            VIRTIO_BLK_T_DISCARD => self.discard(memory, chain),
+            VIRTIO_BLK_T_WRITE_ZEROES => self.write_zeroes(memory, chain),
+            _ => Err(Refused { kind: Kind::Other, bytes: 0, status: Status::Unsupported }),
+        }
+    }
+
+    /// A read or a write of whole sectors that the disk has.
+    #[inline]
+    fn transfer(&self, kind: Kind, op: Op, sector: u64, len: u64) -> Result<Asked, Refused> {
+        match self.range(sector, len) {
+            Some(_) if len == 0 => Ok(Asked::Nothing { kind, bytes: 0, written: 0 }),
+            Some(offset) => Ok(Asked::Disk { kind, op, offset, len }),
+            None => Err(Refused { kind, bytes: len, status: Status::IoError }),
+        }
+    }
+
+    /// Where `len` bytes from `sector` on begin, in bytes, if they are whole sectors of the disk.
+    #[inline]
+    fn range(&self, sector: u64, len: u64) -> Option<u64> {
+        let end = sector.checked_add(len / SECTOR)?;
+        (len.is_multiple_of(SECTOR) && end <= self.blk.sectors()).then_some(sector * SECTOR)
+    }
+
+    fn discard(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {
+        let kind = Kind::Discard;
+        let limits = self.blk.config.discard.filter(|_| !self.blk.config.read_only);
+        let max = limits.ok_or(Refused { kind, bytes: 0, status: Status::Unsupported })?.max_sectors;
+        // `unmap` is write-zeroes' alone.
+        let (offset, len, _) = self.segment(memory, chain, kind, max, 0)?;
+        Ok(match len {
+            0 => Asked::Nothing { kind, bytes: 0, written: 0 },
+            _ => Asked::Disk { kind, op: Op::Discard, offset, len },
+        })
+    }
+
+    fn write_zeroes(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {
+        let kind = Kind::WriteZeroes;
+        let limits = self.blk.config.write_zeroes.filter(|_| !self.blk.config.read_only);
+        let limits = limits.ok_or(Refused { kind, bytes: 0, status: Status::Unsupported })?;
+        let known = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+        let (offset, len, flags) = self.segment(memory, chain, kind, limits.max_sectors, known)?;
+        // 5.2.6.2: with `unmap` the device may give the range back, and it reads as zeroes either way.
+        let unmap = limits.may_unmap && flags & known != 0;
+        Ok(match len {
+            0 => Asked::Nothing { kind, bytes: 0, written: 0 },
+            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap }, offset, len },
+        })
+    }
+
+    /// The one segment of a discard or write-zeroes: where it begins and its length, in bytes, and its flags.
+    ///
+    /// More than one and flags that are not `known` are unsupported, and that comes first: it is all that the
+    /// specification insists on.
+    fn segment(
+        &self,
+        memory: &GuestMemory,
+        chain: &Chain,
+        kind: Kind,
+        max_sectors: u32,
+        known: u32,
+    ) -> Result<(u64, u64, u32), Refused> {
+        let data = chain.readable_len as usize - HEADER;
+        let mut both = [0; HEADER + SEGMENT];
+        if !data.is_multiple_of(SEGMENT) || memory.gather(&chain.readable, &mut both) != both.len() {
+            return Err(Refused { kind, bytes: 0, status: Status::IoError });
+        }
+        let word = u128::from_le_bytes(both[HEADER..].try_into().expect("a segment is 16 bytes"));
+        let (sector, sectors, flags) = (word as u64, (word >> 64) as u32, (word >> 96) as u32);
+        let len = u64::from(sectors) * SECTOR;
+        if data > SEGMENT || flags & !known != 0 {
+            return Err(Refused { kind, bytes: len, status: Status::Unsupported });
+        }
+        match self.range(sector, len) {
+            Some(offset) if sectors <= max_sectors => Ok((offset, len, flags)),
+            _ => Err(Refused { kind, bytes: len, status: Status::IoError }),
+        }
+    }
+}
+
+impl Model for BlkQueue {
+    #[inline]
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Begin {
+        let head = chain.head;
+        // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
+        let Some(status) = pieces::take_last_byte(&mut chain.writable) else {
+            return Begin::Broken(Malformed::NoStatus);
+        };
+        let mut header = [0; HEADER];
+        if memory.gather(&chain.readable, &mut header) != HEADER {
+            return Begin::Broken(Malformed::ShortHeader { len: chain.readable_len, needed: HEADER as u32 });
+        }
+        match self.understand(memory, chain, header) {
+            Ok(Asked::Disk { kind, op, offset, len }) => {
+                let mut buffers = self.spare.pop().unwrap_or_default();
+                match op {
+                    Op::Read => mem::swap(&mut buffers, &mut chain.writable),
+                    Op::Write { .. } => pieces::append_after(&chain.readable, HEADER, &mut buffers),
+                    Op::Flush | Op::Discard | Op::WriteZeroes { .. } => {}
+                }
+                let slot = &mut self.pending[usize::from(head)];
+                debug_assert!(slot.is_none(), "a queue pops no head twice");
+                *slot = Some(Pending { status, kind, bytes: len });
+                self.in_flight += 1;
+                Begin::Submit(Request { op, offset, len, buffers, token: token_of(base, head) })
+            }
+            Ok(Asked::Nothing { kind, bytes, written }) => {
+                set_status(memory, status, Status::Ok);
+                Begin::Done(Ended { head, written: written + 1, kind, bytes, status: Status::Ok })
+            }
+            Err(Refused { kind, bytes, status: told }) => {
+                set_status(memory, status, told);
+                Begin::Done(Ended { head, written: 1, kind, bytes, status: told })
+            }
+        }
+    }
+
+    #[inline]
+    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Ended {
+        let Completion { token, result, mut buffers } = completion;
+        let head = head_of(token);
+        let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
+        let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
+        self.in_flight -= 1;
+        buffers.clear();
+        self.spare.push(buffers);
+        let (status, data) = match result {
+            // A read is of less than 4 GiB, as its chain is.
+            Ok(()) if kind == Kind::Read => (Status::Ok, bytes as u32),
+            Ok(()) => (Status::Ok, 0),
+            Err(_) => (Status::IoError, 0),
+        };
+        set_status(memory, byte, status);
+        Ended { head, written: data + 1, kind, bytes, status }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+#[inline]
+fn set_status(memory: &GuestMemory, byte: IoVec, status: Status) {
+    let told = match status {
+        Status::Ok => VIRTIO_BLK_S_OK,
+        Status::IoError => VIRTIO_BLK_S_IOERR,
+        Status::Unsupported => VIRTIO_BLK_S_UNSUPP,
+    };
+    memory.scatter(&[byte], &[told as u8]);
+}

@@ -1,0 +1,343 @@
+//! The guest's memory: which of its addresses are whose, and where they are mapped here.
+//!
+//! A [`GuestMemory`] never changes. A change makes a new one (an *epoch*) that shares the mappings that stay, so a
+//! worker may finish what is in flight on the old map while the new one already exists; a mapping goes away with the
+//! last map that holds it.
+//!
+//! The peer can write to all of it at any time, and can truncate the file behind it. No reference to guest memory
+//! ever exists; [`fault`] turns the SIGBUS of a truncated file into a flag.
+
+pub mod fault;
+mod mapping;
+pub mod pieces;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use egret_disk::IoVec;
+use thiserror::Error;
+
+use mapping::Mapping;
+
+/// A stretch of guest memory, as a vhost-user front-end describes it.
+#[derive(Debug)]
+pub struct Region {
+    /// Where the guest sees it, in bytes.
+    pub guest_addr: u64,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Where the front-end has it mapped: ring addresses come in these terms.
+    pub user_addr: u64,
+    /// The memory itself. Closed once it is mapped.
+    pub file: File,
+    /// Where in `file` the region begins, in bytes.
+    pub offset: u64,
+}
+
+impl Region {
+    /// `size` bytes of new memory at `guest_addr`, which is also where its front-end has it: for a driver that makes its
+    /// own. The file can be cloned, and handed to a device, before the region is mapped.
+    ///
+    /// # Errors
+    ///
+    /// The system's refusal.
+    pub fn anonymous(guest_addr: u64, size: u64) -> io::Result<Self> {
+        let file = mapping::memfd()?;
+        file.set_len(size)?;
+        Ok(Self { guest_addr, size, user_addr: guest_addr, file, offset: 0 })
+    }
+}
+
+/// Why a memory map could not be changed.
+#[derive(Debug, Error)]
+pub enum MemoryError {
+    /// A region of no length.
+    #[error("memory region at {guest_addr:#x} has no length")]
+    Empty {
+        /// The region's guest address.
+        guest_addr: u64,
+    },
+    /// Its end is past the end of an address space or of any file.
+    #[error("memory region at {guest_addr:#x} of {size:#x} bytes overflows its {space}")]
+    Overflow {
+        /// The region's guest address.
+        guest_addr: u64,
+        /// Its length in bytes.
+        size: u64,
+        /// What overflows.
+        space: &'static str,
+    },
+    /// It covers guest addresses that another region has.
+    #[error("memory region at {guest_addr:#x} of {size:#x} bytes overlaps the one at {other:#x}")]
+    Overlap {
+        /// The region's guest address.
+        guest_addr: u64,
+        /// Its length in bytes.
+        size: u64,
+        /// The guest address of the region it overlaps.
+        other: u64,
+    },
+    /// The file ends before the region does.
+    #[error("memory region at {guest_addr:#x} needs a file of {needed:#x} bytes, its file has {file:#x}")]
+    ShortFile {
+        /// The region's guest address.
+        guest_addr: u64,
+        /// Offset and size together, in bytes.
+        needed: u64,
+        /// The file's length in bytes.
+        file: u64,
+    },
+    /// No such region to remove.
+    #[error("no memory region at {guest_addr:#x} of {size:#x} bytes to remove")]
+    Unknown {
+        /// The guest address asked for.
+        guest_addr: u64,
+        /// The length asked for, in bytes.
+        size: u64,
+    },
+    /// The process has as many regions mapped as it can watch.
+    #[error("more than {limit} memory regions mapped in this process")]
+    TooMany {
+        /// How many can be watched.
+        limit: usize,
+    },
+    /// The system refused.
+    #[error("cannot {what} the memory region at {guest_addr:#x}: {source}")]
+    System {
+        /// What was refused.
+        what: &'static str,
+        /// The region's guest address.
+        guest_addr: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Guest addresses `guest..guest + size`, and where they are mapped here.
+#[derive(Clone, Copy)]
+struct Span {
+    guest: u64,
+    size: u64,
+    host: *mut u8,
+}
+
+impl Span {
+    /// The piece of `len` bytes at `guest_addr`, if the span has all of it.
+    fn piece(&self, guest_addr: u64, len: u64) -> Option<IoVec> {
+        let offset = guest_addr.checked_sub(self.guest)?;
+        if offset > self.size || len > self.size - offset {
+            return None;
+        }
+        // SAFETY: `offset + len <= size`, and the map that holds this span holds the mapping of `size` bytes at
+        // `host`. Whoever keeps pieces keeps the map: a queue until nothing of it is in flight.
+        Some(unsafe { IoVec::new(self.host.add(offset as usize), len as usize) })
+    }
+
+    /// Whether it has the host addresses of `piece`.
+    fn holds(&self, piece: &IoVec) -> bool {
+        let Some(offset) = (piece.base() as u64).checked_sub(self.host as u64) else { return false };
+        offset <= self.size && piece.len() as u64 <= self.size - offset
+    }
+}
+
+/// An immutable map of guest memory.
+#[derive(Clone, Default)]
+pub struct GuestMemory {
+    /// By guest address, no two overlapping; `mappings[i]` is what keeps `spans[i]` mapped.
+    spans: Vec<Span>,
+    mappings: Vec<Arc<Mapping>>,
+    /// The same spans by host address.
+    by_host: Vec<Span>,
+}
+
+// SAFETY: the pointers name mappings that `mappings` keeps for as long as the map lives, and every access through them
+// is volatile or atomic and good from any thread.
+unsafe impl Send for GuestMemory {}
+// SAFETY: as above; the map itself never changes.
+unsafe impl Sync for GuestMemory {}
+
+impl GuestMemory {
+    /// A map with nothing in it.
+    pub fn empty() -> Self {
+        Self::default()
+    }
+
+    /// This map and `region`.
+    ///
+    /// # Errors
+    ///
+    /// A region that is empty, wraps round, overlaps another's guest addresses, or is longer than its file; or the
+    /// system's refusal to map it. This map is as it was.
+    pub fn with(&self, region: Region) -> Result<Self, MemoryError> {
+        let (guest_addr, size) = (region.guest_addr, region.size);
+        if size == 0 {
+            return Err(MemoryError::Empty { guest_addr });
+        }
+        let ends = [
+            (guest_addr, u64::MAX, "guest addresses"),
+            (region.user_addr, u64::MAX, "front-end addresses"),
+            (region.offset, i64::MAX as u64, "file"),
+        ];
+        for (start, limit, space) in ends {
+            if start.checked_add(size).is_none_or(|end| end > limit) {
+                return Err(MemoryError::Overflow { guest_addr, size, space });
+            }
+        }
+        let other =
+            self.spans.iter().find(|span| guest_addr < span.guest + span.size && span.guest < guest_addr + size);
+        if let Some(other) = other {
+            return Err(MemoryError::Overlap { guest_addr, size, other: other.guest });
+        }
+        let mut mappings = self.mappings.clone();
+        mappings.push(Arc::new(Mapping::new(region)?));
+        Ok(Self::of(mappings))
+    }
+
+    /// This map without the region that was added with exactly these numbers.
+    ///
+    /// # Errors
+    ///
+    /// There is no such region.
+    pub fn without(&self, guest_addr: u64, size: u64, user_addr: u64) -> Result<Self, MemoryError> {
+        let same = |m: &Arc<Mapping>| m.guest_addr == guest_addr && m.size == size && m.user_addr == user_addr;
+        let Some(gone) = self.mappings.iter().position(same) else {
+            return Err(MemoryError::Unknown { guest_addr, size });
+        };
+        let mut mappings = self.mappings.clone();
+        mappings.remove(gone);
+        Ok(Self::of(mappings))
+    }
+
+    fn of(mut mappings: Vec<Arc<Mapping>>) -> Self {
+        mappings.sort_by_key(|m| m.guest_addr);
+        let spans: Vec<Span> =
+            mappings.iter().map(|m| Span { guest: m.guest_addr, size: m.size, host: m.base() }).collect();
+        let mut by_host = spans.clone();
+        by_host.sort_by_key(|span| span.host);
+        Self { spans, mappings, by_host }
+    }
+
+    /// The number of regions.
+    pub fn regions(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// The guest address of what the front-end has at `user_addr`.
+    pub fn guest_address(&self, user_addr: u64) -> Option<u64> {
+        self.mappings.iter().find_map(|m| {
+            let offset = user_addr.checked_sub(m.user_addr).filter(|&offset| offset < m.size)?;
+            Some(m.guest_addr + offset)
+        })
+    }
+
+    /// Whether the peer took memory away from under one of the regions, so that what is there now is not the guest's.
+    /// One relaxed load unless that ever happened in this process.
+    #[inline]
+    pub fn is_torn(&self) -> bool {
+        fault::any() && self.mappings.iter().any(|m| m.is_torn())
+    }
+
+    #[inline]
+    fn span_at(&self, guest_addr: u64) -> Option<&Span> {
+        let after = self.spans.partition_point(|span| span.guest <= guest_addr);
+        self.spans.get(after.checked_sub(1)?)
+    }
+
+    /// `len` bytes at `guest_addr`, when they lie wholly inside one region.
+    #[inline]
+    pub fn slice(&self, guest_addr: u64, len: usize) -> Option<IoVec> {
+        self.span_at(guest_addr)?.piece(guest_addr, len as u64)
+    }
+
+    /// Appends `len` bytes at `guest_addr` to `into`: one piece, or one for each of the adjacent regions that they
+    /// lie in. False, and `into` as it was, when some of them are in no region.
+    #[inline]
+    pub fn slices(&self, guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
+        if let Some(piece) = self.slice(guest_addr, len) {
+            into.push(piece);
+            return true;
+        }
+        self.slices_across(guest_addr, len, into)
+    }
+
+    #[cold]
+    fn slices_across(&self, mut guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
+        let before = into.len();
+        let mut left = len as u64;
+        while left > 0 {
+            let here = self.span_at(guest_addr).and_then(|span| {
+                let room = span.size - (guest_addr - span.guest).min(span.size);
+                span.piece(guest_addr, left.min(room)).filter(|piece| !piece.is_empty())
+            });
+            let Some(piece) = here else {
+                into.truncate(before);
+                return false;
+            };
+            into.push(piece);
+            guest_addr = guest_addr.wrapping_add(piece.len() as u64);
+            left -= piece.len() as u64;
+        }
+        true
+    }
+
+    /// Copies guest memory at `guest_addr` to `into`. False, and nothing promised of `into`, when it is not all there.
+    pub fn read(&self, guest_addr: u64, into: &mut [u8]) -> bool {
+        let mut pieces = Vec::new();
+        self.slices(guest_addr, into.len(), &mut pieces) && self.gather(&pieces, into) == into.len()
+    }
+
+    /// Copies `bytes` to guest memory at `guest_addr`. False, and nothing written, when it is not all there.
+    pub fn write(&self, guest_addr: u64, bytes: &[u8]) -> bool {
+        let mut pieces = Vec::new();
+        self.slices(guest_addr, bytes.len(), &mut pieces) && self.scatter(&pieces, bytes) == bytes.len()
+    }
+
+    /// Whether all of `piece` is mapped by this map.
+    #[inline]
+    pub fn holds(&self, piece: &IoVec) -> bool {
+        let after = self.by_host.partition_point(|span| span.host <= piece.base());
+        after > 0 && self.by_host[after - 1].holds(piece)
+    }
+
+    /// Copies from the beginning of `pieces` until `into` is full or they end; returns how many bytes. Stops at a
+    /// piece that is not of this map.
+    #[inline]
+    pub fn gather(&self, pieces: &[IoVec], into: &mut [u8]) -> usize {
+        let mut done = 0;
+        for piece in pieces {
+            let len = piece.len().min(into.len() - done);
+            if len == 0 || !self.holds(piece) {
+                break;
+            }
+            // SAFETY: this map holds the piece's `len` bytes, and so keeps them mapped while it is borrowed.
+            unsafe { pieces::copy_from(piece.base(), &mut into[done..done + len]) };
+            done += len;
+        }
+        done
+    }
+
+    /// Copies `bytes` to the beginning of `pieces` until either ends; returns how many bytes. Stops at a piece that
+    /// is not of this map.
+    #[inline]
+    pub fn scatter(&self, pieces: &[IoVec], bytes: &[u8]) -> usize {
+        let mut done = 0;
+        for piece in pieces {
+            let len = piece.len().min(bytes.len() - done);
+            if len == 0 || !self.holds(piece) {
+                break;
+            }
+            // SAFETY: this map holds the piece's `len` bytes, and so keeps them mapped while it is borrowed.
+            unsafe { pieces::copy_to(piece.base(), &bytes[done..done + len]) };
+            done += len;
+        }
+        done
+    }
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.mappings.iter()).finish()
+    }
+}

@@ -1,0 +1,152 @@
+//! Split virtqueues (virtio 1.3, 2.7): both halves.
+//!
+//! | half | type | who has it |
+//! |---|---|---|
+//! | device | [`Queue`] | an export's queue worker, by value |
+//! | driver | [`Driver`] | tests and load generators |
+//!
+//! A [`Queue`] is made by starting a [`QueueConfig`] and gives one back when it stops: one that runs cannot be
+//! configured. It trusts nothing in the ring. Whatever the specification forbids the driver breaks the queue, with a
+//! [`RingError`] that says what, and nothing but that queue.
+
+mod area;
+mod chain;
+mod driver;
+mod split;
+
+use std::fmt;
+
+use thiserror::Error;
+
+pub use chain::Chain;
+pub use driver::{Driver, DriverConfig, Full, Piece, Used};
+pub use split::{Queue, QueueConfig};
+
+/// The largest queue (virtio 1.3, 2.7).
+pub const MAX_SIZE: u16 = 32768;
+
+/// The most descriptors followed through an indirect table.
+///
+/// The specification's limit is the queue size (2.7.5.3.1), but drivers go by `seg_max` and use indirect tables longer
+/// than a small queue, and other devices let them.
+pub const MAX_INDIRECT: u16 = 1024;
+
+/// The three parts of a split ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Area {
+    /// The descriptor table (2.7.5).
+    Descriptors,
+    /// The available ring (2.7.6).
+    Available,
+    /// The used ring (2.7.8).
+    Used,
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Descriptors => "descriptor table",
+            Self::Available => "available ring",
+            Self::Used => "used ring",
+        })
+    }
+}
+
+/// What is wrong with a ring. Clauses are virtio 1.3's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RingError {
+    /// 2.7: the size is a power of two, at most 32768.
+    #[error("queue size {0} is not a power of two from 1 to 32768")]
+    Size(u16),
+    /// 2.7: an area at an address that is not aligned as it must be, for the guest or here.
+    #[error("{area} at {addr:#x} is not aligned to {align} bytes")]
+    Alignment {
+        /// Which area.
+        area: Area,
+        /// Its guest address.
+        addr: u64,
+        /// What it must be a multiple of.
+        align: u64,
+    },
+    /// An area that is not wholly inside one region of guest memory.
+    #[error("{area} at {addr:#x} of {len} bytes is outside guest memory")]
+    AreaOutside {
+        /// Which area.
+        area: Area,
+        /// Its guest address.
+        addr: u64,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// The driver made more chains available than there are descriptors.
+    #[error("available index {available} is more than {size} ahead of {popped}")]
+    IndexAhead {
+        /// The driver's index.
+        available: u16,
+        /// The next index to pop.
+        popped: u16,
+        /// The queue's size.
+        size: u16,
+    },
+    /// A chain begins or goes on at a descriptor that does not exist.
+    #[error("descriptor {index} of a table of {len}")]
+    NoSuchDescriptor {
+        /// The descriptor's index.
+        index: u16,
+        /// The table's length in descriptors.
+        len: u32,
+    },
+    /// 2.7.13: a chain was made available again before it was used.
+    #[error("descriptor chain {0} made available while in flight")]
+    Duplicate(u16),
+    /// 2.7.5.2: a chain that loops, or is longer than it may be.
+    #[error("descriptor chain loops or is longer than {limit}")]
+    TooLong {
+        /// How many descriptors it may have.
+        limit: u32,
+    },
+    /// 2.7.5.2: more than 2^32 - 1 bytes in one chain.
+    #[error("descriptor chain of 4 GiB or more")]
+    TooMuch,
+    /// 2.7.4.2: a device-readable buffer behind a device-writable one.
+    #[error("readable buffer behind a writable one")]
+    ReadableAfterWritable,
+    /// A buffer that is not wholly inside guest memory.
+    #[error("buffer at {addr:#x} of {len} bytes is outside guest memory")]
+    BufferOutside {
+        /// Its guest address.
+        addr: u64,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// An indirect table that is not wholly inside guest memory.
+    #[error("indirect table at {addr:#x} of {len} bytes is outside guest memory")]
+    TableOutside {
+        /// Its guest address.
+        addr: u64,
+        /// Its length in bytes.
+        len: u32,
+    },
+    /// 2.7.5.3.1: an indirect table whose length is zero, no multiple of 16, or more than 65535 descriptors.
+    #[error("indirect table of {0} bytes")]
+    TableLength(u32),
+    /// 2.7.5.3.1: an indirect descriptor inside an indirect table.
+    #[error("indirect descriptor inside an indirect table")]
+    IndirectInIndirect,
+    /// 2.7.5.3.1: a descriptor that is both indirect and has a next.
+    #[error("indirect descriptor with a next one")]
+    IndirectWithNext,
+    /// The driver's half was handed a chain that it did not make available.
+    #[error("device used descriptor chain {0}, which is not available")]
+    NotAvailable(u32),
+    /// Not the guest's fault: the memory map cannot be replaced while chains are in flight.
+    #[error("{0} descriptor chains in flight")]
+    InFlight(u16),
+}
+
+/// Whether the other side asked to be told when an index moved from `old` to `new` (2.7.10).
+///
+/// It did if `event`, which it wrote, is among the entries from `old` up to but not including `new`.
+const fn need_event(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}

@@ -1,0 +1,261 @@
+//! The three areas of a split ring as they lie in memory (virtio 1.3, 2.7.5 to 2.7.8).
+//!
+//! Both halves use these; each stores only what is its to store. The other side writes at any time, so every field is
+//! read and written whole: the indices, flags and events atomically, with the ordering that the protocol needs and that
+//! is named here once, the rest volatile. What is read is only ever a number.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::{Area, RingError};
+use crate::memory::GuestMemory;
+
+/// A descriptor (`struct virtq_desc`, 2.7.5), copied out of the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) flags: u16,
+    pub(super) next: u16,
+}
+
+impl Descriptor {
+    pub(super) const BYTES: usize = 16;
+
+    #[inline]
+    pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let word = u128::from_le_bytes(bytes);
+        Self { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 96) as u16, next: (word >> 112) as u16 }
+    }
+
+    #[inline]
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let high = u128::from(self.len) | u128::from(self.flags) << 32 | u128::from(self.next) << 48;
+        (u128::from(self.addr) | high << 64).to_le_bytes()
+    }
+}
+
+/// Finds `len` bytes of `area` at `addr` in `memory`.
+fn locate(memory: &GuestMemory, area: Area, addr: u64, len: usize, align: u64) -> Result<*mut u8, RingError> {
+    let base = memory.slice(addr, len).ok_or(RingError::AreaOutside { area, addr, len })?.base();
+    // A region may begin anywhere, so an aligned guest address need not be aligned here, where it matters to us.
+    if !addr.is_multiple_of(align) || !(base as u64).is_multiple_of(align) {
+        return Err(RingError::Alignment { area, addr, align });
+    }
+    Ok(base)
+}
+
+/// A table of descriptors: a queue's own, or an indirect one.
+#[derive(Clone, Copy)]
+pub(super) struct Descriptors {
+    base: *mut u8,
+    len: u32,
+}
+
+impl Descriptors {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the table is used.
+    pub(super) unsafe fn locate(memory: &GuestMemory, addr: u64, size: u16) -> Result<Self, RingError> {
+        let base = locate(memory, Area::Descriptors, addr, Descriptor::BYTES * usize::from(size), 16)?;
+        Ok(Self { base, len: u32::from(size) })
+    }
+
+    /// A table of `len` descriptors at `base`, aligned or not.
+    ///
+    /// # Safety
+    ///
+    /// It must be mapped for as long as the table is used.
+    pub(super) unsafe fn at(base: *mut u8, len: u32) -> Self {
+        Self { base, len }
+    }
+
+    /// Copies a descriptor out, in one read.
+    #[inline]
+    pub(super) fn get(&self, index: u16) -> Result<Descriptor, RingError> {
+        if u32::from(index) >= self.len {
+            return Err(RingError::NoSuchDescriptor { index, len: self.len });
+        }
+        let table = self.base.cast::<[u8; Descriptor::BYTES]>();
+        // SAFETY: `index` is inside the table, which `locate`'s or `at`'s caller keeps mapped; an array of bytes needs
+        // no alignment.
+        Ok(Descriptor::from_bytes(unsafe { table.add(usize::from(index)).read_volatile() }))
+    }
+
+    /// Stores a descriptor; the driver's half only. Nothing happens outside the table.
+    #[inline]
+    pub(super) fn set(&self, index: u16, descriptor: Descriptor) {
+        if u32::from(index) < self.len {
+            let table = self.base.cast::<[u8; Descriptor::BYTES]>();
+            // SAFETY: `index` is inside the table, which `locate`'s or `at`'s caller keeps mapped.
+            unsafe { table.add(usize::from(index)).write_volatile(descriptor.to_bytes()) };
+        }
+    }
+}
+
+/// What the available and the used ring have in common: `flags`, `idx`, `size` elements, and the other side's event.
+///
+/// Invariant: `base` is aligned to 2 and mapped up to and including the event field, or up to it when the queue goes
+/// without EVENT_IDX, in which case the event is never touched.
+#[derive(Clone, Copy)]
+struct Ring<const ELEMENT: usize> {
+    base: *mut u8,
+    mask: u16,
+}
+
+impl<const ELEMENT: usize> Ring<ELEMENT> {
+    const fn bytes(size: u16, event_idx: bool) -> usize {
+        4 + ELEMENT * size as usize + if event_idx { 2 } else { 0 }
+    }
+
+    #[inline]
+    fn field(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: callers pass the offset of a 16-bit field that the invariant covers, and all of them are even.
+        unsafe { AtomicU16::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    #[inline]
+    fn flags(&self) -> &AtomicU16 {
+        self.field(0)
+    }
+
+    #[inline]
+    fn index(&self) -> &AtomicU16 {
+        self.field(2)
+    }
+
+    #[inline]
+    fn event(&self) -> &AtomicU16 {
+        self.field(4 + ELEMENT * (usize::from(self.mask) + 1))
+    }
+
+    #[inline]
+    fn element(&self, index: u16) -> *mut u8 {
+        // SAFETY: the masked index is less than the size, and the invariant covers that many elements.
+        unsafe { self.base.add(4 + ELEMENT * usize::from(index & self.mask)) }
+    }
+}
+
+/// The available ring (2.7.6): the driver writes, the device reads.
+#[derive(Clone, Copy)]
+pub(super) struct Available(Ring<2>);
+
+impl Available {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the ring is used, and the events not be used without `event_idx`.
+    pub(super) unsafe fn locate(mem: &GuestMemory, addr: u64, size: u16, event_idx: bool) -> Result<Self, RingError> {
+        let base = locate(mem, Area::Available, addr, Ring::<2>::bytes(size, event_idx), 2)?;
+        Ok(Self(Ring { base, mask: size - 1 }))
+    }
+
+    #[inline]
+    pub(super) fn flags(&self) -> u16 {
+        u16::from_le(self.0.flags().load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_flags(&self, flags: u16) {
+        self.0.flags().store(flags.to_le(), Ordering::Relaxed);
+    }
+
+    /// The driver's index. Acquire: the entries and descriptors below it are visible with it.
+    #[inline]
+    pub(super) fn index(&self) -> u16 {
+        u16::from_le(self.0.index().load(Ordering::Acquire))
+    }
+
+    /// Release: whoever sees the index sees what was stored before.
+    #[inline]
+    pub(super) fn set_index(&self, index: u16) {
+        self.0.index().store(index.to_le(), Ordering::Release);
+    }
+
+    /// The head at `index`, of whatever value.
+    #[inline]
+    pub(super) fn head(&self, index: u16) -> u16 {
+        // SAFETY: `element` is inside the ring, and elements of two bytes behind an even offset are aligned.
+        u16::from_le(unsafe { self.0.element(index).cast::<u16>().read_volatile() })
+    }
+
+    #[inline]
+    pub(super) fn set_head(&self, index: u16, head: u16) {
+        // SAFETY: as in `head`.
+        unsafe { self.0.element(index).cast::<u16>().write_volatile(head.to_le()) }
+    }
+
+    /// `used_event`: the used index at which the driver wants to be told.
+    #[inline]
+    pub(super) fn used_event(&self) -> u16 {
+        u16::from_le(self.0.event().load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(super) fn set_used_event(&self, event: u16) {
+        self.0.event().store(event.to_le(), Ordering::Relaxed);
+    }
+}
+
+/// The used ring (2.7.8): the device writes, the driver reads.
+#[derive(Clone, Copy)]
+pub(super) struct UsedRing(Ring<8>);
+
+impl UsedRing {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the ring is used, and the events not be used without `event_idx`.
+    pub(super) unsafe fn locate(mem: &GuestMemory, addr: u64, size: u16, event_idx: bool) -> Result<Self, RingError> {
+        let base = locate(mem, Area::Used, addr, Ring::<8>::bytes(size, event_idx), 4)?;
+        Ok(Self(Ring { base, mask: size - 1 }))
+    }
+
+    #[inline]
+    pub(super) fn flags(&self) -> u16 {
+        u16::from_le(self.0.flags().load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(super) fn set_flags(&self, flags: u16) {
+        self.0.flags().store(flags.to_le(), Ordering::Relaxed);
+    }
+
+    /// The device's index. Acquire: the elements below it, and the data of their chains, are visible with it.
+    #[inline]
+    pub(super) fn index(&self) -> u16 {
+        u16::from_le(self.0.index().load(Ordering::Acquire))
+    }
+
+    /// Release: whoever sees the index sees what was stored before.
+    #[inline]
+    pub(super) fn set_index(&self, index: u16) {
+        self.0.index().store(index.to_le(), Ordering::Release);
+    }
+
+    /// The element at `index`: a chain's head, and how many bytes were written.
+    #[inline]
+    pub(super) fn element(&self, index: u16) -> (u32, u32) {
+        let element = self.0.element(index).cast::<u32>();
+        // SAFETY: `element` is inside the ring and has two words; the ring is aligned to 4 and so are they.
+        let words = unsafe { (element.read_volatile(), element.add(1).read_volatile()) };
+        (u32::from_le(words.0), u32::from_le(words.1))
+    }
+
+    #[inline]
+    pub(super) fn set_element(&self, index: u16, head: u32, written: u32) {
+        let element = self.0.element(index).cast::<u32>();
+        // SAFETY: as in `element`.
+        unsafe {
+            element.write_volatile(head.to_le());
+            element.add(1).write_volatile(written.to_le());
+        }
+    }
+
+    /// `avail_event`: the available index at which the device wants to be kicked.
+    #[inline]
+    pub(super) fn avail_event(&self) -> u16 {
+        u16::from_le(self.0.event().load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(super) fn set_avail_event(&self, event: u16) {
+        self.0.event().store(event.to_le(), Ordering::Relaxed);
+    }
+}

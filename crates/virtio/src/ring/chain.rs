@@ -1,0 +1,149 @@
+//! A descriptor chain, followed once and copied out.
+
+use egret_disk::IoVec;
+use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+
+use super::area::{Descriptor, Descriptors};
+use super::{MAX_INDIRECT, RingError};
+use crate::memory::GuestMemory;
+
+pub(super) const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+pub(super) const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+pub(super) const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+
+/// A chain's buffers, in order and without their empty ones. Made once and filled by every
+/// [`Queue::pop`](super::Queue::pop).
+///
+/// The pieces are good while the queue that filled it keeps its memory, which it does until the chain is used.
+#[derive(Debug, Default)]
+pub struct Chain {
+    pub(crate) head: u16,
+    pub(crate) readable: Vec<IoVec>,
+    pub(crate) writable: Vec<IoVec>,
+    /// The sums of the pieces' lengths, as they were popped.
+    pub(crate) readable_len: u32,
+    pub(crate) writable_len: u32,
+}
+
+impl Chain {
+    /// An empty one, to be filled.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The index of its first descriptor: its name until it is used.
+    pub fn head(&self) -> u16 {
+        self.head
+    }
+
+    /// What the device may read. A buffer that lies in two adjacent regions is two pieces.
+    pub fn readable(&self) -> &[IoVec] {
+        &self.readable
+    }
+
+    /// What the device may write.
+    pub fn writable(&self) -> &[IoVec] {
+        &self.writable
+    }
+
+    pub(super) fn reset(&mut self, head: u16) {
+        self.head = head;
+        self.readable.clear();
+        self.writable.clear();
+        self.readable_len = 0;
+        self.writable_len = 0;
+    }
+
+    /// Adds one buffer.
+    #[inline]
+    fn push(&mut self, descriptor: Descriptor, memory: &GuestMemory) -> Result<(), RingError> {
+        let Descriptor { addr, len, .. } = descriptor;
+        let (pieces, sum) = if descriptor.flags & WRITE != 0 {
+            (&mut self.writable, &mut self.writable_len)
+        } else if self.writable_len > 0 {
+            return Err(RingError::ReadableAfterWritable);
+        } else {
+            (&mut self.readable, &mut self.readable_len)
+        };
+        if len > 0 && !memory.slices(addr, len as usize, pieces) {
+            return Err(RingError::BufferOutside { addr, len });
+        }
+        *sum = sum.checked_add(len).ok_or(RingError::TooMuch)?;
+        Ok(())
+    }
+
+    /// Fills the chain from the one that begins at its head in `ring`.
+    #[inline]
+    pub(super) fn follow(&mut self, ring: &Descriptors, size: u16, memory: &GuestMemory) -> Result<(), RingError> {
+        if let Some(indirect) = self.follow_table(|index| ring.get(index), self.head, u32::from(size), memory)? {
+            self.follow_indirect(indirect, memory)?;
+        }
+        // A driver adds no chain longer than 2^32 bytes, and `written` has to fit its 32 bits.
+        self.readable_len.checked_add(self.writable_len).ok_or(RingError::TooMuch)?;
+        Ok(())
+    }
+
+    /// Follows one table from `index` until the chain ends or an indirect descriptor takes it elsewhere.
+    #[inline]
+    fn follow_table(
+        &mut self,
+        get: impl Fn(u16) -> Result<Descriptor, RingError>,
+        mut index: u16,
+        limit: u32,
+        memory: &GuestMemory,
+    ) -> Result<Option<Descriptor>, RingError> {
+        for _ in 0..limit {
+            let descriptor = get(index)?;
+            if descriptor.flags & INDIRECT != 0 {
+                return match descriptor.flags & NEXT {
+                    0 => Ok(Some(descriptor)),
+                    _ => Err(RingError::IndirectWithNext),
+                };
+            }
+            self.push(descriptor, memory)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(None);
+            }
+            index = descriptor.next;
+        }
+        Err(RingError::TooLong { limit })
+    }
+
+    /// Follows an indirect table from its beginning (2.7.5.3).
+    fn follow_indirect(&mut self, indirect: Descriptor, memory: &GuestMemory) -> Result<(), RingError> {
+        let Descriptor { addr, len, .. } = indirect;
+        let entries = len / Descriptor::BYTES as u32;
+        if !len.is_multiple_of(Descriptor::BYTES as u32) || !(1..=u32::from(u16::MAX)).contains(&entries) {
+            return Err(RingError::TableLength(len));
+        }
+        let limit = entries.min(u32::from(MAX_INDIRECT));
+        let nested = match memory.slice(addr, len as usize) {
+            Some(table) => {
+                // SAFETY: the piece is `entries` descriptors long, and `memory` is borrowed for longer than `table` is
+                // used.
+                let table = unsafe { Descriptors::at(table.base(), entries) };
+                self.follow_table(|index| table.get(index), 0, limit, memory)?
+            }
+            None => {
+                let get = |index| scattered(indirect, index, memory);
+                self.follow_table(get, 0, limit, memory)?
+            }
+        };
+        nested.map_or(Ok(()), |_| Err(RingError::IndirectInIndirect))
+    }
+}
+
+/// Reads a descriptor from an indirect table that lies in several regions, or outside all.
+#[cold]
+fn scattered(table: Descriptor, index: u16, memory: &GuestMemory) -> Result<Descriptor, RingError> {
+    let Descriptor { addr, len, .. } = table;
+    let offset = u64::from(index) * Descriptor::BYTES as u64;
+    if offset >= u64::from(len) {
+        return Err(RingError::NoSuchDescriptor { index, len: len / Descriptor::BYTES as u32 });
+    }
+    let mut bytes = [0; Descriptor::BYTES];
+    match addr.checked_add(offset).is_some_and(|at| memory.read(at, &mut bytes)) {
+        true => Ok(Descriptor::from_bytes(bytes)),
+        false => Err(RingError::TableOutside { addr, len }),
+    }
+}

@@ -1,0 +1,47 @@
+//! A guest for tests: memory, a driver on a ring in it, and the device's half.
+
+use std::sync::Arc;
+
+use crate::memory::{GuestMemory, Region};
+use crate::ring::{Driver, DriverConfig, Piece, Queue};
+
+/// Where the ring is.
+pub const RING: u64 = 0x10_0000;
+/// Where buffers are, and how much room there is for them.
+pub const DATA: u64 = 0x40_0000;
+pub const DATA_LEN: u64 = 0x40_0000;
+
+/// Ring and data in one region that begins at `RING`.
+pub fn memory() -> Arc<GuestMemory> {
+    let region = Region::anonymous(RING, DATA + DATA_LEN - RING).unwrap();
+    Arc::new(GuestMemory::empty().with(region).unwrap())
+}
+
+pub fn piece(addr: u64, len: u32) -> Piece {
+    Piece { addr, len }
+}
+
+pub struct Guest {
+    pub memory: Arc<GuestMemory>,
+    pub driver: Driver,
+    pub queue: Queue,
+}
+
+impl Guest {
+    pub fn new(config: DriverConfig) -> Self {
+        let memory = memory();
+        let driver = Driver::new(&memory, RING, config).unwrap();
+        let queue = driver.queue().start(&memory).unwrap();
+        Self { memory, driver, queue }
+    }
+
+    pub fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        assert!(self.memory.read(addr, &mut bytes));
+        bytes
+    }
+
+    pub fn write(&self, addr: u64, bytes: &[u8]) {
+        assert!(self.memory.write(addr, bytes));
+    }
+}
