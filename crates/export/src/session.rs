@@ -3,7 +3,6 @@
 //! A session runs on its export's own thread and talks to I/O threads through their mailboxes, so that a client that
 //! dawdles, or a disk that takes its time to drain, holds up nobody else.
 
-use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 use egret_event_loop::{Leaving, SourceId};
 use egret_virtio::blk::EVENT_IDX;
-use egret_virtio::memory::{GuestMemory, MAX_REGIONS, Region};
+use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::QueueConfig;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -30,6 +29,9 @@ const PROTOCOL_FEATURES: u64 = feature::MQ
 
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
+
+/// Memory regions that a client may have at a time.
+const MAX_MEMORY_SLOTS: usize = 64;
 
 /// A queue as its client has described it so far.
 #[derive(Default)]
@@ -95,7 +97,7 @@ impl<'a> Session<'a> {
             Request::GetFeatures => return reply_u64(self.shared.blk().features() | F_PROTOCOL_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
-            Request::GetMaxMemSlots => return reply_u64(MAX_REGIONS as u64),
+            Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
             Request::GetConfig { offset, size, flags } => return reply(&self.read_config(offset, size, flags)),
             Request::GetVringBase(index) => {
                 let base = self.get_base(index)?;
@@ -360,9 +362,12 @@ fn config_offset(offset: u32) -> u64 {
     offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset).into()
 }
 
-fn with(memory: &GuestMemory, at: RegionAt, file: OwnedFd) -> Result<GuestMemory, ProtocolError> {
+fn with(memory: &GuestMemory, at: RegionAt, fd: OwnedFd) -> Result<GuestMemory, ProtocolError> {
+    if memory.regions() == MAX_MEMORY_SLOTS {
+        return invalid(format!("more than {MAX_MEMORY_SLOTS} memory regions"));
+    }
     let RegionAt { guest_addr, size, user_addr, offset } = at;
-    let region = Region { guest_addr, size, user_addr, file, offset };
+    let region = Region { guest_addr, size, user_addr, file: fd.into(), offset };
     memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
 }
 

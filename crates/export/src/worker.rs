@@ -56,13 +56,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(
-        name: String,
-        queue: Queue,
-        model: Box<dyn Model>,
-            disk: Arc<Disk>,
-        signals: Signals,
-    ) -> Self {
+    pub(crate) fn new(name: String, queue: Queue, model: Box<dyn Model>, disk: Arc<Disk>, signals: Signals) -> Self {
         let begun = vec![Nanos::ZERO; queue.size().into()];
         Self {
             name,

@@ -108,6 +108,11 @@ impl Blk {
         Ok(Arc::new(blk))
     }
 
+    /// What it was made as.
+    pub fn config(&self) -> &BlkConfig {
+        &self.config
+    }
+
     /// The features offered. The transport adds its own.
     pub fn features(&self) -> u64 {
         self.features
