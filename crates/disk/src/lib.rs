@@ -1,5 +1,41 @@
 //! Requests and the engines that run them.
+//!
+//! A [`Disk`] is an open image, a file or a block device: shared, and the same for everybody. [`Engines`] are what one
+//! I/O thread runs requests on: its own, and for every disk that it serves. A [`Request`] is pushed; nothing happens
+//! until the loop has collected its batch and submits; then it comes back as a [`Completion`].
+//!
+//! ```text
+//! Request ──► Engines ──► triage ──┬─► threads    workers that block
+//!                                  ├─► native     Linux AIO
+//!                                  ├─► io_uring   the loop's ring, or its own
+//!                                  └─► null       nothing at all
+//! ```
+//!
+//! Whatever the engine, a request means the same: a read past the end of an image that has shrunk finds zeroes, a
+//! transfer that the kernel cut short is continued, direct I/O takes memory and sectors of any alignment (through a
+//! copy, if it must), and zeroes are written where they cannot be asked for. What an engine cannot do itself, worker
+//! threads do.
 
+mod blocking;
+mod buffers;
+mod disk;
+mod engine;
+mod engines;
+mod error;
+mod gate;
+mod geometry;
+mod lock;
+mod options;
 mod request;
+mod stats;
+mod triage;
 
+pub use disk::Disk;
+pub use engines::{DiskSlot, EngineOptions, Engines};
+pub use error::{EngineError, OpenCause, OpenError};
+pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
 pub use request::{Completion, IoVec, Op, Request, Token};
+pub use stats::{BATCH_CLASSES, EngineStats, Stats};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! An open image.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use egret_event_loop::Nanos;
+
+use crate::error::{OpenCause, OpenError};
+use crate::gate::Gate;
+use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
+use crate::lock;
+use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
+
+/// An open image: what it is, and what was learnt about it.
+///
+/// Every I/O thread that serves it shares it, and runs its requests on [`Engines`](crate::Engines) of its own.
+pub struct Disk {
+    pub(crate) options: Options,
+    pub(crate) backing: Backing,
+    size: AtomicU64,
+    blocks: Blocks,
+    pub(crate) alignment: Alignment,
+    limits: Limits,
+    /// Present where a sector is less than what direct I/O moves.
+    pub(crate) gate: Option<Gate>,
+    pub(crate) able: Able,
+}
+
+/// Where the data is.
+pub(crate) enum Backing {
+    File(File),
+    Device(File),
+    Null { latency: Nanos, read_zeroes: bool },
+}
+
+/// What is believed possible until the kernel says otherwise.
+pub(crate) struct Able {
+    pub(crate) punch_hole: AtomicBool,
+    pub(crate) zero_range: AtomicBool,
+    pub(crate) discard: AtomicBool,
+    /// Writes that are on stable storage when they complete (`RWF_DSYNC`).
+    pub(crate) write_through: AtomicBool,
+}
+
+impl Able {
+    fn everything() -> Self {
+        let yes = || AtomicBool::new(true);
+        Self { punch_hole: yes(), zero_range: yes(), discard: yes(), write_through: yes() }
+    }
+}
+
+impl Disk {
+    /// Opens the image, locks it and finds out what it is like.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the disk, what is wrong with it and what would be right.
+    pub fn open(options: &Options) -> Result<Self, OpenError> {
+        Self::open_backing(options).map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
+    }
+
+    fn open_backing(options: &Options) -> Result<Self, OpenCause> {
+        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
+            return Err(OpenCause::DetectZeroesNeedsUnmap);
+        }
+        let (path, device) = match &options.driver {
+            &Driver::Null { size, latency, read_zeroes } => return Self::null(options, size, latency, read_zeroes),
+            Driver::File { filename } => (filename, false),
+            Driver::HostDevice { filename } => (filename, true),
+        };
+        if options.aio == Aio::Native && !options.direct {
+            return Err(OpenCause::NativeNeedsDirect);
+        }
+        check_kind(path, device)?;
+        let file = open_file(path, options)?;
+        let failed = |what| move |source| OpenCause::Io { what, path: path.clone(), source };
+        if device && !options.read_only && geometry::is_read_only_device(&file) {
+            return Err(OpenCause::ReadOnly(path.clone()));
+        }
+        lock::lock(&file, path, options.read_only, options.locking)?;
+        let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
+        let alignment = if options.direct { direct_alignment(&file, path, device)? } else { Alignment::NONE };
+        let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
+        let block = alignment.offset.max(SECTOR);
+        if size == 0 {
+            return Err(OpenCause::Empty(path.clone()));
+        }
+        if !size.is_multiple_of(block.into()) {
+            return Err(OpenCause::OddSize { path: path.clone(), size, block });
+        }
+        let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
+        Ok(Self {
+            options: options.clone(),
+            backing: if device { Backing::Device(file) } else { Backing::File(file) },
+            size: AtomicU64::new(size),
+            blocks,
+            alignment,
+            limits,
+            gate: (alignment.offset > SECTOR).then(Gate::default),
+            able: Able::everything(),
+        })
+    }
+
+    fn null(options: &Options, size: u64, latency: Nanos, read_zeroes: bool) -> Result<Self, OpenCause> {
+        if size == 0 || !size.is_multiple_of(SECTOR.into()) {
+            return Err(OpenCause::NullSize(size));
+        }
+        Ok(Self {
+            options: options.clone(),
+            backing: Backing::Null { latency, read_zeroes },
+            size: AtomicU64::new(size),
+            blocks: Blocks { logical: SECTOR, physical: SECTOR },
+            alignment: Alignment::NONE,
+            limits: Limits::unlimited(SECTOR),
+            gate: None,
+            able: Able::everything(),
+        })
+    }
+
+    /// Bytes; a multiple of 512, and with direct I/O of [`offset_alignment`](Self::offset_alignment).
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Asks again for the size, which somebody may have changed, and returns it in bytes. Requests are checked against
+    /// it from then on.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; the size stays what it was.
+    pub fn refresh_size(&self) -> io::Result<u64> {
+        let size = match &self.backing {
+            Backing::File(file) => geometry::size(file, false)?,
+            Backing::Device(file) => geometry::size(file, true)?,
+            Backing::Null { .. } => return Ok(self.size()),
+        };
+        // What is too little for a block cannot be used.
+        let size = size - size % u64::from(self.alignment.offset.max(SECTOR));
+        self.size.store(size, Ordering::Relaxed);
+        Ok(size)
+    }
+
+    /// The name that messages call it.
+    pub fn node_name(&self) -> &str {
+        &self.options.node_name
+    }
+
+    /// The options it was opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Bytes of the smallest block that a guest should be offered: a device's own, and 512 for a file. Smaller ones
+    /// work too, by reading and writing back whole blocks.
+    pub fn logical_block_size(&self) -> u32 {
+        self.blocks.logical
+    }
+
+    /// Bytes of the block that a guest should align to; at least the logical block size.
+    pub fn physical_block_size(&self) -> u32 {
+        self.blocks.physical
+    }
+
+    /// Whether everything that changes the image is refused.
+    pub fn read_only(&self) -> bool {
+        self.options.read_only
+    }
+
+    /// Whether a discard gives storage back; where it does not it still succeeds.
+    pub fn supports_discard(&self) -> bool {
+        self.options.discard == Discard::Unmap && self.limits.max_discard > 0
+    }
+
+    /// The most that one discard should ask for, in bytes; zero where nothing can be discarded.
+    pub fn max_discard_bytes(&self) -> u64 {
+        self.limits.max_discard
+    }
+
+    /// Bytes that a discard should be a multiple of to be of use.
+    pub fn discard_granularity(&self) -> u32 {
+        self.limits.discard_granularity
+    }
+
+    /// The most that one write of zeroes should ask for, in bytes.
+    pub fn max_write_zeroes_bytes(&self) -> u64 {
+        self.limits.max_write_zeroes
+    }
+
+    /// Bytes that the addresses of buffers should be multiples of, to be moved without a copy.
+    pub fn memory_alignment(&self) -> u32 {
+        self.alignment.memory
+    }
+
+    /// Bytes that offsets and the lengths of buffers should be multiples of, to be moved without a copy.
+    pub fn offset_alignment(&self) -> u32 {
+        self.alignment.offset
+    }
+
+    /// The image; `None` for a null disk.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.backing {
+            Backing::File(file) | Backing::Device(file) => Some(file),
+            Backing::Null { .. } => None,
+        }
+    }
+
+    /// The image's descriptor; -1 for a null disk, which no engine gives to the kernel.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.file().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk")
+            .field("options", &self.options)
+            .field("size", &self.size())
+            .field("blocks", &self.blocks)
+            .field("alignment", &self.alignment)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Refuses what is not what the driver serves, before opening it: opening a pipe would wait for its other end.
+fn check_kind(path: &Path, device: bool) -> Result<(), OpenCause> {
+    let kind = std::fs::metadata(path).map_err(|e| explain(e, path, true))?.file_type();
+    let path = || path.to_owned();
+    match (device, kind) {
+        (_, kind) if kind.is_dir() => Err(OpenCause::Directory(path())),
+        (false, kind) if kind.is_file() => Ok(()),
+        (true, kind) if kind.is_block_device() => Ok(()),
+        (false, kind) if kind.is_block_device() => Err(OpenCause::IsDevice(path())),
+        (true, kind) if kind.is_file() => Err(OpenCause::IsFile(path())),
+        _ => Err(OpenCause::NotADisk(path())),
+    }
+}
+
+fn open_file(path: &Path, options: &Options) -> Result<File, OpenCause> {
+    let flags = if options.direct { libc::O_DIRECT } else { 0 };
+    let opened = OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags).open(path);
+    opened.map_err(|e| match e.raw_os_error() {
+        Some(libc::EINVAL) if options.direct => OpenCause::DirectUnsupported(path.to_owned()),
+        _ => explain(e, path, options.read_only),
+    })
+}
+
+fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
+    let owned = path.to_owned();
+    match e.raw_os_error() {
+        Some(libc::ENOENT) => OpenCause::Missing(owned),
+        Some(libc::EISDIR) => OpenCause::Directory(owned),
+        Some(libc::EROFS) => OpenCause::ReadOnly(owned),
+        Some(libc::EBUSY | libc::ETXTBSY) => OpenCause::Busy(owned),
+        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
+        Some(libc::EACCES | libc::EPERM) => {
+            // A device that is write-protected says EACCES, like one that is somebody else's.
+            let protected = || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
+            if !read_only && protected() {
+                return OpenCause::ReadOnly(owned);
+            }
+            OpenCause::Permission {
+                path: owned,
+                access: if read_only { "reading" } else { "reading and writing" },
+                hint: if read_only { "" } else { ", or use read-only=on" },
+            }
+        }
+        _ => OpenCause::Io { what: "open", path: owned, source: e },
+    }
+}
+
+fn direct_alignment(file: &File, path: &Path, device: bool) -> Result<Alignment, OpenCause> {
+    let unsupported = || OpenCause::DirectUnsupported(path.to_owned());
+    let alignment = geometry::alignment(file, device)
+        .map_err(|source| OpenCause::Io { what: "find the alignment of", path: path.to_owned(), source })?
+        .ok_or_else(unsupported)?;
+    match geometry::reads_directly(file, alignment) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(unsupported()),
+        // A disk whose first block is bad may still be served.
+        _ => Ok(alignment),
+    }
+}

@@ -1,0 +1,199 @@
+//! io_uring: the engine of `aio=io_uring`.
+//!
+//! On the loop's own ring a submission costs nothing: the loop's wait takes it along. On a ring of its own it costs a
+//! system call a batch.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use egret_event_loop::ring::{Ring, SharedRing};
+use egret_event_loop::{Nanos, clock};
+use io_uring::{opcode, squeue, types};
+
+use super::slab::Slab;
+use super::transfer::{Next, Transfer};
+use super::{Engine, Finished, Job};
+use crate::disk::Disk;
+use crate::error::EngineError;
+use crate::request::Op;
+use crate::stats::EngineStats;
+
+/// Descriptors that are registered with the ring, which saves looking them up for each request; the disks beyond this
+/// are served without.
+const FILES: u32 = 512;
+/// Room for requests in flight before the table grows.
+const DEPTH: usize = 256;
+
+/// How the ring knows a disk.
+#[derive(Clone, Copy)]
+struct File {
+    fd: RawFd,
+    /// Whether it is registered, under its slot's number.
+    fixed: bool,
+    /// What direct I/O moves, in bytes.
+    block: u32,
+}
+
+const NO_FILE: File = File { fd: -1, fixed: false, block: 1 };
+
+/// See the module's description.
+pub(crate) struct Uring {
+    ring: SharedRing,
+    /// Whether the ring is ours alone.
+    own: bool,
+    /// Whether the ring has a table of registered files.
+    table: bool,
+    /// By slot.
+    files: Vec<File>,
+    flying: Slab<Transfer>,
+    /// Pushed since the last submission.
+    fresh: u64,
+    stats: EngineStats,
+}
+
+impl Uring {
+    /// An engine on the loop's ring, or on one of its own.
+    pub(crate) fn new(shared: Option<SharedRing>) -> Result<Self, EngineError> {
+        let own = shared.is_none();
+        let ring = match shared {
+            Some(ring) => ring,
+            None => Rc::new(RefCell::new(Ring::new()?)),
+        };
+        // Kernels before 5.19 cannot; others may be short of descriptors.
+        let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
+        let stats = EngineStats::new("io_uring");
+        Ok(Self { ring, own, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, stats })
+    }
+
+    /// Gives the transfer at `place` to the ring.
+    fn start(ring: &mut Ring, file: File, transfer: &Transfer, place: u32) {
+        // SAFETY: the request's memory stays mapped until it completes, as `IoVec::new` was promised; its list of
+        // buffers is owned by the transfer, which stays in the table as long, and is changed only when the ring has
+        // given it back. The descriptor is open while the disk is attached.
+        unsafe { ring.push(entry(file, transfer), u64::from(place)) };
+    }
+}
+
+fn entry(file: File, transfer: &Transfer) -> squeue::Entry {
+    let fd = types::Fd(if file.fixed { transfer.slot() as i32 } else { file.fd });
+    let offset = transfer.offset();
+    let buffers = transfer.buffers();
+    let (iovecs, count) = (buffers.as_ptr().cast::<libc::iovec>(), buffers.len() as u32);
+    // One piece of memory needs no list.
+    let single = match buffers {
+        [piece] => u32::try_from(piece.len()).ok().map(|len| (piece.base(), len)),
+        _ => None,
+    };
+    let entry = match (transfer.op(), single) {
+        (Op::Read, Some((base, len))) => opcode::Read::new(fd, base, len).offset(offset).build(),
+        (Op::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
+        (Op::Write { fua }, Some((base, len))) => {
+            opcode::Write::new(fd, base, len).offset(offset).rw_flags(through(fua)).build()
+        }
+        (Op::Write { fua }, None) => {
+            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(through(fua)).build()
+        }
+        _ => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+    };
+    if file.fixed { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
+}
+
+/// Flags of a write that is, or is not, on stable storage when it completes.
+fn through(fua: bool) -> i32 {
+    if fua { libc::RWF_DSYNC } else { 0 }
+}
+
+impl Engine for Uring {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
+        let fd = disk.fd();
+        let fixed = self.table
+            && slot < FILES
+            && self.ring.borrow().submitter().register_files_update(slot, &[fd]).is_ok_and(|updated| updated == 1);
+        let place = slot as usize;
+        self.files.resize(self.files.len().max(place + 1), NO_FILE);
+        self.files[place] = File { fd, fixed, block: disk.offset_alignment() };
+    }
+
+    fn detach(&mut self, slot: u32) {
+        let file = std::mem::replace(&mut self.files[slot as usize], NO_FILE);
+        if file.fixed {
+            // A descriptor that stays registered would keep the image open, and locked.
+            let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
+        }
+    }
+
+    fn push(&mut self, job: Job) {
+        let file = self.files[job.slot as usize];
+        let place = self.flying.insert(Transfer::new(job));
+        if let Some(transfer) = self.flying.get_mut(place) {
+            Self::start(&mut self.ring.borrow_mut(), file, transfer, place);
+        }
+        self.fresh += 1;
+    }
+
+    fn submit(&mut self, _now: Nanos) {
+        let fresh = std::mem::take(&mut self.fresh);
+        if fresh > 0 {
+            self.stats.batch(fresh);
+        }
+        if !self.own {
+            return;
+        }
+        let mut ring = self.ring.borrow_mut();
+        let (enters, begun) = (ring.enters(), if fresh > 0 { clock::now() } else { Nanos::ZERO });
+        // What is not taken now stays queued and goes with the next call.
+        let _ = ring.flush();
+        if fresh > 0 && ring.enters() > enters {
+            self.stats.took(clock::now() - begun);
+        }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        self.ring.borrow_mut().has_ops()
+    }
+
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+        let mut ring = self.ring.borrow_mut();
+        ring.sort();
+        while let Some(op) = ring.next_op() {
+            let place = op.data as u32;
+            let Some(transfer) = self.flying.get_mut(place) else { continue };
+            let file = self.files[transfer.slot() as usize];
+            match transfer.advance(i64::from(op.result), file.block) {
+                Next::Again => Self::start(&mut ring, file, transfer, place),
+                Next::Over(result) => {
+                    if let Some(transfer) = self.flying.remove(place) {
+                        done(transfer.finish(result));
+                    }
+                }
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        // The loop watches its own ring anyway.
+        self.own.then(|| self.ring.borrow().as_raw_fd())
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.stats.clone()
+    }
+}
+
+impl Drop for Uring {
+    /// Waits until the kernel has done what it was given: it is others' memory that it uses.
+    fn drop(&mut self) {
+        let mut ring = self.ring.borrow_mut();
+        while self.flying.len() > 0 && ring.wait(None).is_ok() {
+            ring.sort();
+            while let Some(done) = ring.next_op() {
+                self.flying.remove(done.data as u32);
+            }
+        }
+        if self.table {
+            let _ = ring.submitter().unregister_files();
+        }
+    }
+}

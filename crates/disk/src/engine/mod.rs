@@ -1,0 +1,117 @@
+//! The engines: ways to have requests run while the loop goes on.
+//!
+//! ```text
+//!             push            submit                 reap
+//! Engines ──► triage ──► Engine ─────► kernel ─────► Engine ──► completion
+//!                │                                      │
+//!                └──────► Threads ◄── what the kernel ◄─┘
+//!                                     would not take
+//! ```
+//!
+//! | engine | runs requests by | says that one is done by |
+//! |---|---|---|
+//! | [`Threads`] | worker threads and blocking system calls | a list, and an eventfd while armed |
+//! | [`Native`] | `io_submit` | a ring in user space, and an eventfd |
+//! | [`Uring`] | `io_uring_enter`, its own or the loop's | a ring in user space, and its descriptor |
+//! | [`Null`] | doing nothing | the passing of time |
+
+mod io_uring;
+pub(crate) mod native;
+mod null;
+mod slab;
+pub(crate) mod threads;
+mod transfer;
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use egret_event_loop::Nanos;
+use rustix::io::Errno;
+
+pub(crate) use self::io_uring::Uring;
+pub(crate) use self::native::Native;
+pub(crate) use self::null::Null;
+pub(crate) use self::threads::Threads;
+use crate::disk::Disk;
+use crate::request::{Op, Request, Token};
+use crate::stats::EngineStats;
+
+/// A request on its way through an engine.
+#[derive(Debug)]
+pub(crate) struct Job {
+    /// Which of the attached disks it is for.
+    pub(crate) slot: u32,
+    /// Whether the disk is synced before it completes, because nothing that is done for it does so.
+    pub(crate) sync_after: bool,
+    pub(crate) request: Request,
+}
+
+impl Job {
+    /// The part of the disk that it touches.
+    pub(crate) fn bytes(&self) -> Range<u64> {
+        self.request.offset..self.request.offset + self.request.len
+    }
+
+    /// What is left in the place of a job that was taken out of it.
+    fn nothing() -> Self {
+        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(0) };
+        Self { slot: 0, sync_after: false, request }
+    }
+}
+
+/// A job that has ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) job: Job,
+    pub(crate) result: Result<(), Errno>,
+}
+
+/// Runs jobs for the disks attached to it.
+///
+/// All of it is called on one thread. In the steady state no method allocates, and only [`submit`](Self::submit) makes
+/// system calls.
+///
+/// The caller has checked what only it knows: that a job is within its disk, allowed on it, and made of whole sectors;
+/// and, unless the engine is [`Threads`], that direct I/O takes it as it is and that it is a read, a write or a flush.
+/// In exchange each job comes back exactly once: done in full, or with an error. The kernel's own reason to refuse the
+/// asynchronous way (`EAGAIN`, or `EOPNOTSUPP` and `EINVAL` for flags and operations that it does not know) is such an
+/// error; the caller may give the job to [`Threads`] then.
+pub(crate) trait Engine {
+    /// Makes `slot` stand for `disk`; `slot` is free.
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>);
+
+    /// Frees `slot`; none of its jobs is in flight.
+    fn detach(&mut self, slot: u32);
+
+    /// Takes a job; nothing happens to it yet.
+    fn push(&mut self, job: Job);
+
+    /// Starts everything pushed since the last call, and what had to wait.
+    fn submit(&mut self, now: Nanos);
+
+    /// Whether [`reap`](Self::reap) may find something: a few loads.
+    fn has_completions(&mut self) -> bool;
+
+    /// Gives every finished job to `done`.
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished));
+
+    /// When a job finishes with no descriptor to announce it.
+    fn deadline(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// From here on completions are announced on the descriptor; false if there are some already.
+    fn arm(&mut self) -> bool {
+        !self.has_completions()
+    }
+
+    /// Completions need not be announced any more.
+    fn suppress(&mut self) {}
+
+    /// What announces completions, edge by edge.
+    fn descriptor(&self) -> Option<RawFd>;
+
+    /// What it has done so far.
+    fn stats(&self) -> EngineStats;
+}

@@ -1,0 +1,129 @@
+//! The engine that does nothing: for measuring everything else.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use egret_event_loop::Nanos;
+
+use super::{Engine, Finished, Job};
+use crate::buffers;
+use crate::disk::{Backing, Disk};
+use crate::request::Op;
+use crate::stats::EngineStats;
+
+/// Completes every job, at once or after its disk's latency.
+#[derive(Default)]
+pub(crate) struct Null {
+    /// By slot.
+    disks: Vec<Setting>,
+    /// Jobs that take no time.
+    done: VecDeque<Job>,
+    /// Jobs that take some, by latency: within one they finish in the order in which they came.
+    lanes: Vec<Lane>,
+    /// The clock as it was last handed down.
+    now: Nanos,
+    pushed: u64,
+    stats: EngineStats,
+}
+
+/// What a disk's jobs come to.
+#[derive(Clone, Copy, Default)]
+struct Setting {
+    read_zeroes: bool,
+    /// Which lane, if they take time.
+    lane: Option<usize>,
+}
+
+struct Lane {
+    latency: Nanos,
+    /// Jobs and when they finish.
+    waiting: VecDeque<(Nanos, Job)>,
+    /// How many at the back were pushed but not submitted: their time has not begun.
+    fresh: usize,
+}
+
+impl Null {
+    pub(crate) fn new() -> Self {
+        Self { stats: EngineStats::new("null"), ..Self::default() }
+    }
+}
+
+impl Engine for Null {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
+        let Backing::Null { latency, read_zeroes } = disk.backing else { return };
+        let lane = (latency > Nanos::ZERO).then(|| {
+            self.lanes.iter().position(|lane| lane.latency == latency).unwrap_or_else(|| {
+                self.lanes.push(Lane { latency, waiting: VecDeque::new(), fresh: 0 });
+                self.lanes.len() - 1
+            })
+        });
+        let slot = slot as usize;
+        self.disks.resize(self.disks.len().max(slot + 1), Setting::default());
+        self.disks[slot] = Setting { read_zeroes, lane };
+    }
+
+    fn detach(&mut self, slot: u32) {
+        self.disks[slot as usize] = Setting::default();
+    }
+
+    #[inline]
+    fn push(&mut self, job: Job) {
+        let setting = self.disks[job.slot as usize];
+        if setting.read_zeroes && job.request.op == Op::Read {
+            buffers::zero(&job.request.buffers, 0);
+        }
+        self.pushed += 1;
+        match setting.lane {
+            None => self.done.push_back(job),
+            Some(lane) => {
+                self.lanes[lane].waiting.push_back((Nanos::MAX, job));
+                self.lanes[lane].fresh += 1;
+            }
+        }
+    }
+
+    fn submit(&mut self, now: Nanos) {
+        if self.pushed == 0 {
+            return;
+        }
+        self.now = now;
+        self.stats.batch(std::mem::take(&mut self.pushed));
+        for lane in &mut self.lanes {
+            let deadline = now + lane.latency;
+            for (at, _) in lane.waiting.iter_mut().rev().take(std::mem::take(&mut lane.fresh)) {
+                *at = deadline;
+            }
+        }
+    }
+
+    #[inline]
+    fn has_completions(&mut self) -> bool {
+        !self.done.is_empty() || self.deadline().is_some_and(|at| at <= self.now)
+    }
+
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished)) {
+        self.now = now;
+        while let Some(job) = self.done.pop_front() {
+            done(Finished { job, result: Ok(()) });
+        }
+        for lane in &mut self.lanes {
+            while lane.waiting.front().is_some_and(|&(at, _)| at <= now) {
+                let Some((_, job)) = lane.waiting.pop_front() else { break };
+                done(Finished { job, result: Ok(()) });
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.lanes.iter().filter_map(|lane| lane.waiting.front()).map(|&(at, _)| at).min()
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        None
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.stats.clone()
+    }
+}

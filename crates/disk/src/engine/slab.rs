@@ -1,0 +1,81 @@
+//! A table of what is in flight, whose places are used again.
+
+/// Values under small numbers. It grows to the most that was ever in it, and allocates no more after that.
+pub(crate) struct Slab<T> {
+    places: Vec<Place<T>>,
+    /// The first free place; each free place names the next, the last one the end of the table.
+    free: u32,
+    len: u32,
+}
+
+enum Place<T> {
+    Free { next: u32 },
+    Used(T),
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self { places: Vec::with_capacity(capacity), free: 0, len: 0 }
+    }
+
+    /// How many values are in it.
+    pub(crate) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Puts a value somewhere and says where.
+    pub(crate) fn insert(&mut self, value: T) -> u32 {
+        let place = self.free;
+        match self.places.get_mut(place as usize) {
+            Some(slot) => {
+                let Place::Free { next } = *slot else { unreachable!("the free list names free places") };
+                self.free = next;
+                *slot = Place::Used(value);
+            }
+            None => {
+                self.places.push(Place::Used(value));
+                self.free = self.places.len() as u32;
+            }
+        }
+        self.len += 1;
+        place
+    }
+
+    /// The value at `place`, if there is one.
+    pub(crate) fn get_mut(&mut self, place: u32) -> Option<&mut T> {
+        match self.places.get_mut(place as usize) {
+            Some(Place::Used(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Takes the value out, if there is one.
+    pub(crate) fn remove(&mut self, place: u32) -> Option<T> {
+        let slot = self.places.get_mut(place as usize)?;
+        if let Place::Free { .. } = slot {
+            return None;
+        }
+        let Place::Used(value) = std::mem::replace(slot, Place::Free { next: self.free }) else { return None };
+        self.free = place;
+        self.len -= 1;
+        Some(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again_before_the_table_grows() {
+        let mut slab = Slab::with_capacity(0);
+        let places: Vec<u32> = (0..4).map(|i| slab.insert(i)).collect();
+        assert_eq!(places, [0, 1, 2, 3]);
+        assert_eq!(slab.remove(1), Some(1));
+        assert_eq!(slab.remove(3), Some(3));
+        assert_eq!((slab.remove(3), slab.get_mut(1).copied(), slab.remove(77)), (None, None, None));
+        assert_eq!((slab.insert(10), slab.insert(11), slab.insert(12)), (3, 1, 4));
+        assert_eq!(slab.len(), 5);
+        assert_eq!(slab.get_mut(3), Some(&mut 10));
+    }
+}

@@ -1,0 +1,125 @@
+//! A job that the kernel moves in one piece or in several.
+
+use rustix::io::Errno;
+
+use super::{Finished, Job};
+use crate::buffers;
+use crate::request::{IoVec, Op};
+
+/// A job in the kernel's hands, and how much of it is done.
+pub(crate) struct Transfer {
+    job: Job,
+    /// Bytes.
+    moved: u64,
+    /// What is still to be moved; unused as long as nothing was. The job's own buffers go back as they came.
+    rest: Vec<IoVec>,
+}
+
+/// What to do with a transfer that the kernel has returned.
+pub(crate) enum Next {
+    /// Give it to the kernel again: there is more to move.
+    Again,
+    /// It is over.
+    Over(Result<(), Errno>),
+}
+
+impl Transfer {
+    pub(crate) fn new(job: Job) -> Self {
+        Self { job, moved: 0, rest: Vec::new() }
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.job.slot
+    }
+
+    pub(crate) fn op(&self) -> Op {
+        self.job.request.op
+    }
+
+    /// Where the kernel goes on, in bytes.
+    pub(crate) fn offset(&self) -> u64 {
+        self.job.request.offset + self.moved
+    }
+
+    /// With what memory the kernel goes on. Its address stays the same until the transfer ends or is
+    /// [`advance`](Self::advance)d, wherever the transfer itself is moved to.
+    pub(crate) fn buffers(&self) -> &[IoVec] {
+        if self.moved == 0 { &self.job.request.buffers } else { &self.rest }
+    }
+
+    /// Learns what the kernel returned: bytes, or a negated errno. `block` is what direct I/O moves, in bytes.
+    pub(crate) fn advance(&mut self, result: i64, block: u32) -> Next {
+        if result < 0 {
+            let errno = Errno::from_raw_os_error(-result as i32);
+            return if errno == Errno::INTR { Next::Again } else { Next::Over(Err(errno)) };
+        }
+        let request = &self.job.request;
+        if !matches!(request.op, Op::Read | Op::Write { .. }) {
+            return Next::Over(Ok(()));
+        }
+        self.moved += result as u64;
+        if self.moved >= request.len {
+            return Next::Over(Ok(()));
+        }
+        // Direct I/O stops in the middle of a block only where the image ends.
+        let ended = result == 0 || !(result as u64).is_multiple_of(block.into());
+        if !ended {
+            buffers::tail(&request.buffers, self.moved, &mut self.rest);
+            return Next::Again;
+        }
+        if request.op == Op::Read {
+            // Somebody made the image shorter than it was; what is no longer there reads as zeroes.
+            buffers::zero(&request.buffers, self.moved);
+            return Next::Over(Ok(()));
+        }
+        Next::Over(Err(Errno::NOSPC))
+    }
+
+    pub(crate) fn finish(self, result: Result<(), Errno>) -> Finished {
+        Finished { job: self.job, result }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Request, Token};
+
+    fn transfer(op: Op, memory: &mut [u8]) -> Transfer {
+        let (left, right) = memory.split_at_mut(1024);
+        // SAFETY: the memory outlives the transfer in every test here.
+        let buffers =
+            unsafe { vec![IoVec::new(left.as_mut_ptr(), left.len()), IoVec::new(right.as_mut_ptr(), right.len())] };
+        let len = memory.len() as u64;
+        Transfer::new(Job { slot: 0, sync_after: false, request: Request { op, offset: 8192, len, buffers, token: Token(1) } })
+    }
+
+    #[test]
+    fn a_short_transfer_goes_on_where_it_stopped_and_keeps_its_buffers() {
+        let mut memory = [1u8; 4096];
+        let mut transfer = transfer(Op::Read, &mut memory);
+        assert!(matches!(transfer.advance(512, 512), Next::Again));
+        assert_eq!((transfer.offset(), transfer.buffers().len(), transfer.buffers()[0].len()), (8704, 2, 512));
+        assert!(matches!(transfer.advance(-4, 512), Next::Again));
+        assert!(matches!(transfer.advance(1024, 512), Next::Again));
+        assert_eq!((transfer.offset(), transfer.buffers().len(), transfer.buffers()[0].len()), (9728, 1, 2560));
+        assert!(matches!(transfer.advance(2560, 512), Next::Over(Ok(()))));
+        let buffers = transfer.finish(Ok(())).job.request.buffers;
+        assert_eq!(buffers.iter().map(IoVec::len).collect::<Vec<_>>(), [1024, 3072]);
+    }
+
+    #[test]
+    fn a_read_past_the_end_finds_zeroes() {
+        let mut memory = [1u8; 4096];
+        let mut transfer = transfer(Op::Read, &mut memory);
+        assert!(matches!(transfer.advance(1000, 512), Next::Over(Ok(()))));
+        assert!(memory[..1000].iter().all(|&b| b == 1) && memory[1000..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn a_write_that_moves_nothing_fails() {
+        let mut memory = [1u8; 4096];
+        let mut transfer = transfer(Op::Write { fua: false }, &mut memory);
+        assert!(matches!(transfer.advance(0, 1), Next::Over(Err(Errno::NOSPC))));
+    }
+}

@@ -1,0 +1,315 @@
+//! Everything one I/O thread runs requests on.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use egret_event_loop::ring::SharedRing;
+use egret_event_loop::{Backend, Nanos};
+use rustix::io::Errno;
+
+use crate::disk::{Backing, Disk};
+use crate::engine::{Engine, Finished, Job, Native, Null, Threads, Uring, native, threads};
+use crate::error::EngineError;
+use crate::options::Aio;
+use crate::request::{Completion, Request};
+use crate::stats::Stats;
+use crate::triage::{self, Verdict};
+
+/// How the engines of an I/O thread are made.
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// The loop's ring; without it an io_uring engine makes its own.
+    pub ring: Option<SharedRing>,
+    /// Worker threads that stay.
+    pub thread_pool_min: u32,
+    /// The most worker threads.
+    pub thread_pool_max: u32,
+    /// How long a worker thread beyond the minimum waits for work before it leaves.
+    pub thread_pool_idle: Nanos,
+    /// The most requests that `aio=native` gives to the kernel in one system call; 0 leaves it to the engine.
+    pub aio_max_batch: u32,
+    /// Requests of `aio=native` in the kernel at a time; more wait in user space. Contexts count against
+    /// `/proc/sys/fs/aio-max-nr` with it.
+    pub aio_depth: u32,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            ring: None,
+            thread_pool_min: 0,
+            thread_pool_max: 64,
+            thread_pool_idle: Nanos::from_millis(10_000),
+            aio_max_batch: 0,
+            aio_depth: native::DEPTH,
+        }
+    }
+}
+
+/// A disk attached to an I/O thread's engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskSlot(u32);
+
+/// Which engine; also its place in the list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Null,
+    Threads,
+    Native,
+    Uring,
+}
+
+const KINDS: usize = 4;
+
+struct Attached {
+    disk: Arc<Disk>,
+    kind: Kind,
+    in_flight: u32,
+    /// Detached while it had requests in flight: freed when the last one is reaped.
+    leaving: bool,
+}
+
+/// Everything one I/O thread runs requests on.
+///
+/// A request is looked at once, then run by its disk's engine, or by worker threads where the engine cannot, and comes
+/// out of [`reap`](Backend::reap) exactly once. Requests run side by side and complete in any order, as virtio has it:
+/// only what a guest has seen complete comes before what it asks for then.
+///
+/// Dropping it waits for what is in flight, because the kernel uses the requests' memory until then.
+pub struct Engines {
+    /// By [`Kind`]; made when a disk first needs them. Dropped before the disks.
+    list: [Option<Box<dyn Engine>>; KINDS],
+    slots: Vec<Option<Attached>>,
+    /// Completions without an engine.
+    answers: VecDeque<(u32, Completion)>,
+    /// Jobs on their way from an engine that refused them to the workers; empty between calls.
+    refused: Vec<Job>,
+    in_flight: u32,
+    options: EngineOptions,
+    stats: Stats,
+}
+
+impl Engines {
+    /// No engine yet: each is made by the first disk that needs it.
+    pub fn new(options: EngineOptions) -> Self {
+        Self {
+            list: [const { None }; KINDS],
+            slots: Vec::new(),
+            answers: VecDeque::new(),
+            refused: Vec::new(),
+            in_flight: 0,
+            options,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Lets requests for `disk` be pushed. It may bring in an engine, and with it a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// The disk's engine cannot be had, for the reason that the error names.
+    pub fn attach(&mut self, disk: &Arc<Disk>) -> Result<DiskSlot, EngineError> {
+        let kind = match (&disk.backing, disk.options.aio) {
+            (Backing::Null { .. }, _) => Kind::Null,
+            (_, Aio::Threads) => Kind::Threads,
+            (_, Aio::Native) => Kind::Native,
+            (_, Aio::IoUring) => Kind::Uring,
+        };
+        // Before anything else can fail halfway.
+        self.make(kind)?;
+        if kind != Kind::Null {
+            self.make(Kind::Threads)?;
+        }
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        for kind in [kind, Kind::Threads] {
+            if kind == Kind::Threads && matches!(disk.backing, Backing::Null { .. }) {
+                continue;
+            }
+            if let Some(engine) = &mut self.list[kind as usize] {
+                engine.attach(slot as u32, disk);
+            }
+        }
+        self.slots.resize_with(self.slots.len().max(slot + 1), || None);
+        self.slots[slot] = Some(Attached { disk: Arc::clone(disk), kind, in_flight: 0, leaving: false });
+        Ok(DiskSlot(slot as u32))
+    }
+
+    fn make(&mut self, kind: Kind) -> Result<(), EngineError> {
+        let place = &mut self.list[kind as usize];
+        if place.is_some() {
+            return Ok(());
+        }
+        let options = &self.options;
+        *place = Some(match kind {
+            Kind::Null => Box::new(Null::new()),
+            Kind::Threads => Box::new(Threads::new(threads::Limits {
+                min: options.thread_pool_min,
+                max: options.thread_pool_max,
+                idle: options.thread_pool_idle.into(),
+            })?),
+            Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch)?),
+            Kind::Uring => Box::new(Uring::new(options.ring.clone())?),
+        });
+        Ok(())
+    }
+
+    /// Lets go of a disk. None of its requests should be in flight; where some are, the disk is let go of when the
+    /// last one has been reaped.
+    pub fn detach(&mut self, slot: DiskSlot) {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
+        attached.leaving = true;
+        self.free_if_left(slot.0);
+    }
+
+    fn free_if_left(&mut self, slot: u32) {
+        let place = &mut self.slots[slot as usize];
+        let Some(attached) = place.take_if(|attached| attached.leaving && attached.in_flight == 0) else { return };
+        for kind in [attached.kind, Kind::Threads] {
+            if kind == Kind::Threads && attached.kind == Kind::Null {
+                continue;
+            }
+            if let Some(engine) = &mut self.list[kind as usize] {
+                engine.detach(slot);
+            }
+        }
+    }
+
+    /// Takes a request; it starts at the next [`submit`](Backend::submit). Makes no system call, and allocates nothing
+    /// in the steady state.
+    ///
+    /// A request that makes no sense completes with an error: `EINVAL` outside the disk or not made of whole 512-byte
+    /// sectors, `EROFS` where a read-only disk would change.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not attached.
+    pub fn push(&mut self, slot: DiskSlot, request: Request) {
+        let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
+        attached.in_flight += 1;
+        self.in_flight += 1;
+        let mut job = Job { slot: slot.0, sync_after: false, request };
+        let kind = match triage::triage(&attached.disk, &mut job) {
+            Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
+            Verdict::Engine | Verdict::Worker => {
+                self.stats.fallbacks += u64::from(attached.kind != Kind::Threads);
+                Kind::Threads
+            }
+            Verdict::Bounce => {
+                self.stats.bounced += 1;
+                Kind::Threads
+            }
+            Verdict::Answered(result) => {
+                self.stats.answered += 1;
+                let Request { token, buffers, .. } = job.request;
+                self.answers.push_back((slot.0, Completion { token, result, buffers }));
+                return;
+            }
+        };
+        if let Some(engine) = &mut self.list[kind as usize] {
+            engine.push(job);
+        }
+    }
+
+    /// The counters of all engines.
+    pub fn stats(&self) -> Stats {
+        let engines = self.list.iter().flatten().map(|engine| engine.stats()).collect();
+        Stats { engines, ..self.stats.clone() }
+    }
+}
+
+impl Backend for Engines {
+    type Completion = Completion;
+
+    fn has_completions(&mut self) -> bool {
+        !self.answers.is_empty() || self.list.iter_mut().flatten().any(|engine| engine.has_completions())
+    }
+
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Completion)) {
+        let Self { list, slots, answers, refused, in_flight, stats, .. } = self;
+        let mut left = None;
+        let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
+            *in_flight -= 1;
+            let Some(attached) = &mut slots[slot as usize] else { return };
+            attached.in_flight -= 1;
+            if attached.leaving && attached.in_flight == 0 {
+                left = Some(slot);
+            }
+        };
+        while let Some((slot, completion)) = answers.pop_front() {
+            settle(slots, slot);
+            done(completion);
+        }
+        for engine in [Kind::Null, Kind::Threads] {
+            let Some(engine) = &mut list[engine as usize] else { continue };
+            engine.reap(now, &mut |Finished { job, result }| {
+                settle(slots, job.slot);
+                done(completion(job, result));
+            });
+        }
+        for engine in [Kind::Native, Kind::Uring] {
+            let Some(engine) = &mut list[engine as usize] else { continue };
+            engine.reap(now, &mut |Finished { job, result }| {
+                if let Some(attached) = &slots[job.slot as usize] {
+                    triage::leave(&attached.disk, &job);
+                    if let Err(errno) = result
+                        && triage::deserves_a_worker(job.request.op, errno)
+                    {
+                        stats.fallbacks += 1;
+                        refused.push(job);
+                        return;
+                    }
+                }
+                settle(slots, job.slot);
+                done(completion(job, result));
+            });
+        }
+        if let Some(threads) = &mut list[Kind::Threads as usize] {
+            for job in refused.drain(..) {
+                threads.push(job);
+            }
+        }
+        // Two that leave in one go are rare enough to look for the other.
+        if left.is_some() {
+            for slot in 0..self.slots.len() as u32 {
+                self.free_if_left(slot);
+            }
+        }
+    }
+
+    fn submit(&mut self, now: Nanos) {
+        for engine in self.list.iter_mut().flatten() {
+            engine.submit(now);
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.list.iter().flatten().filter_map(|engine| engine.deadline()).min()
+    }
+
+    fn arm(&mut self) -> bool {
+        let quiet = self.answers.is_empty() && self.list.iter_mut().flatten().all(|engine| engine.arm());
+        if !quiet {
+            self.suppress();
+        }
+        quiet
+    }
+
+    fn suppress(&mut self) {
+        for engine in self.list.iter_mut().flatten() {
+            engine.suppress();
+        }
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.list.iter().flatten().filter_map(|engine| engine.descriptor()).collect()
+    }
+}
+
+fn completion(job: Job, result: Result<(), Errno>) -> Completion {
+    Completion { token: job.request.token, result, buffers: job.request.buffers }
+}

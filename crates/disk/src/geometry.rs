@@ -1,0 +1,152 @@
+//! What an open image is like: its size, its blocks, how direct I/O wants its memory, what can be discarded.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use crate::buffers::Aligned;
+
+/// The unit of every size and offset, in bytes: virtio and SCSI know nothing smaller.
+pub(crate) const SECTOR: u32 = 512;
+/// The most that is discarded or zeroed by one request, in bytes; more keeps a worker busy for too long.
+const MAX_EXTENT: u64 = 1 << 30;
+
+// From linux/fs.h; libc does not have them everywhere.
+const BLKROGET: u32 = 0x125e;
+const BLKSSZGET: u32 = 0x1268;
+const BLKDISCARD: u32 = 0x1277;
+const BLKPBSZGET: u32 = 0x127b;
+const BLKGETSIZE64: u32 = 0x8008_1272;
+
+/// What direct I/O asks for, in bytes; 1 where nothing is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alignment {
+    /// Of memory addresses.
+    pub(crate) memory: u32,
+    /// Of offsets, and of the length of every buffer.
+    pub(crate) offset: u32,
+}
+
+impl Alignment {
+    /// Of I/O through the page cache.
+    pub(crate) const NONE: Self = Self { memory: 1, offset: 1 };
+}
+
+/// Block sizes as a guest should be told them, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    pub(crate) logical: u32,
+    pub(crate) physical: u32,
+}
+
+/// What a discard or a write of zeroes may ask for, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Zero where nothing can be discarded.
+    pub(crate) max_discard: u64,
+    pub(crate) discard_granularity: u32,
+    pub(crate) max_write_zeroes: u64,
+}
+
+impl Limits {
+    /// Of a disk that takes anything.
+    pub(crate) const fn unlimited(granularity: u32) -> Self {
+        Self { max_discard: MAX_EXTENT, discard_granularity: granularity, max_write_zeroes: MAX_EXTENT }
+    }
+}
+
+/// The size in bytes.
+pub(crate) fn size(file: &File, device: bool) -> io::Result<u64> {
+    if device { ioctl_get(file, BLKGETSIZE64) } else { Ok(file.metadata()?.len()) }
+}
+
+/// Whether a device refuses to be written; opening it for writing does not always say so.
+pub(crate) fn is_read_only_device(file: &File) -> bool {
+    ioctl_get::<libc::c_int>(file, BLKROGET).is_ok_and(|read_only| read_only != 0)
+}
+
+/// The block sizes of a file or a device.
+pub(crate) fn blocks(file: &File, device: bool) -> io::Result<Blocks> {
+    if device {
+        let logical: libc::c_int = ioctl_get(file, BLKSSZGET)?;
+        let logical = u32::try_from(logical).unwrap_or(SECTOR).max(SECTOR);
+        let physical = ioctl_get::<libc::c_uint>(file, BLKPBSZGET).unwrap_or(logical).max(logical);
+        return Ok(Blocks { logical, physical });
+    }
+    // A file has no sectors of its own. What it is allocated in is what partitions and file systems should align to.
+    let allocation = u32::try_from(file.metadata()?.blksize()).unwrap_or(SECTOR);
+    let sensible = allocation.is_power_of_two() && (SECTOR..=65536).contains(&allocation);
+    Ok(Blocks { logical: SECTOR, physical: if sensible { allocation } else { SECTOR } })
+}
+
+/// What direct I/O on the file asks for; `None` if it is not possible at all.
+pub(crate) fn alignment(file: &File, device: bool) -> io::Result<Option<Alignment>> {
+    if let Ok(stat) = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+    {
+        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        return Ok((offset != 0).then_some(Alignment { memory: memory.max(1), offset }));
+    }
+    // Kernels before 6.1, and file systems that do not say. The device below knows. Reading tells least, because a hole
+    // reads at any alignment.
+    let below = if device {
+        Some(blocks(file, true)?.logical)
+    } else {
+        queue_limit(file.metadata()?.dev(), "logical_block_size").and_then(|size| u32::try_from(size).ok())
+    };
+    if let Some(sector) = below {
+        return Ok(Some(Alignment { memory: sector, offset: sector }));
+    }
+    let candidates = [512, 1024, 2048, 4096].map(|block| Alignment { memory: block, offset: block });
+    Ok(candidates.into_iter().find(|&candidate| reads_directly(file, candidate).is_ok()))
+}
+
+/// Reads one block; `EINVAL` is how a file system that opened with `O_DIRECT` refuses it.
+pub(crate) fn reads_directly(file: &File, alignment: Alignment) -> io::Result<()> {
+    let mut memory = Aligned::zeroed(alignment.offset as usize, alignment.memory as usize);
+    file.read_at(memory.bytes(), 0).map(drop)
+}
+
+/// A number from a block device's queue directory; a partition's is its disk's.
+fn queue_limit(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    })
+}
+
+/// What may be discarded and zeroed.
+pub(crate) fn limits(file: &File, device: bool, blocks: Blocks) -> io::Result<Limits> {
+    if !device {
+        return Ok(Limits::unlimited(blocks.physical));
+    }
+    let number = file.metadata()?.rdev();
+    let whole = |bytes: u64| bytes - bytes % u64::from(blocks.logical);
+    let max_discard = whole(queue_limit(number, "discard_max_bytes").unwrap_or(0).min(MAX_EXTENT));
+    let granularity = queue_limit(number, "discard_granularity").and_then(|g| u32::try_from(g).ok()).unwrap_or(0);
+    Ok(Limits { max_discard, discard_granularity: granularity.max(blocks.logical), max_write_zeroes: MAX_EXTENT })
+}
+
+/// Discards a part of a device, in multiples of its logical block size.
+pub(crate) fn discard_device(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let range = [offset, len];
+    // SAFETY: the argument is the pair of numbers that this request reads.
+    match unsafe { libc::ioctl(file.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// An ioctl that fills in one number.
+fn ioctl_get<T: Default>(file: &File, request: u32) -> io::Result<T> {
+    let mut value = T::default();
+    // SAFETY: each caller asks for the type that its request writes.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request as _, &raw mut value) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(value),
+    }
+}

@@ -1,0 +1,344 @@
+//! One suite for all engines, run by a small loop over real files and devices.
+
+mod blocks;
+mod data;
+mod flow;
+mod opening;
+mod zeroes;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use egret_event_loop::ring::{Ring, SharedRing};
+use egret_event_loop::{Backend, Nanos, clock};
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, Engines, IoVec, Op, Options, Request, Token};
+
+/// Long enough for any machine; what takes longer hangs.
+const HANGS: Duration = Duration::from_secs(60);
+
+/// Memory of a request, in pieces of chosen lengths and alignment.
+pub(crate) struct Memory {
+    bytes: Vec<u8>,
+    pieces: Vec<(usize, usize)>,
+}
+
+impl Memory {
+    /// One piece at a multiple of 4096 plus `shift`.
+    fn new(len: usize, shift: usize) -> Self {
+        Self::pieces(&[len], shift)
+    }
+
+    /// Pieces of these lengths, one behind the other.
+    fn pieces(lens: &[usize], shift: usize) -> Self {
+        let total: usize = lens.iter().sum();
+        let bytes = vec![0xee; total + 8192];
+        let mut at = bytes.as_ptr().align_offset(4096) + shift;
+        let pieces = lens
+            .iter()
+            .map(|&len| {
+                at += len;
+                (at - len, len)
+            })
+            .collect();
+        Self { bytes, pieces }
+    }
+
+    fn filled(mut self, data: &[u8]) -> Self {
+        let start = self.pieces[0].0;
+        self.bytes[start..start + data.len()].copy_from_slice(data);
+        self
+    }
+
+    fn len(&self) -> usize {
+        self.pieces.iter().map(|&(_, len)| len).sum()
+    }
+
+    fn data(&self) -> &[u8] {
+        let start = self.pieces[0].0;
+        &self.bytes[start..start + self.len()]
+    }
+
+    fn iovecs(&mut self) -> Vec<IoVec> {
+        let base = self.bytes.as_mut_ptr();
+        // SAFETY: within the vector, whose memory stays where it is until the rig that keeps it gives it back.
+        self.pieces.iter().map(|&(at, len)| unsafe { IoVec::new(base.add(at), len) }).collect()
+    }
+}
+
+/// Plays the loop for one disk: pushes, submits, waits as the loop does, reaps.
+pub(crate) struct Rig {
+    engines: Engines,
+    slot: DiskSlot,
+    disk: Arc<Disk>,
+    /// The loop's ring, if the engine shares one.
+    ring: Option<SharedRing>,
+    epoll: OwnedFd,
+    watched: Vec<RawFd>,
+    memory: HashMap<u64, Memory>,
+    done: HashMap<u64, Result<(), Errno>>,
+    next: u64,
+}
+
+impl Rig {
+    fn new(options: &Options) -> Self {
+        Self::with(options, EngineOptions::default())
+    }
+
+    fn with(options: &Options, engine_options: EngineOptions) -> Self {
+        let disk = Disk::open(options).unwrap_or_else(|e| panic!("{e}"));
+        Self::over(Arc::new(disk), engine_options)
+    }
+
+    fn over(disk: Arc<Disk>, engine_options: EngineOptions) -> Self {
+        let ring = engine_options.ring.clone();
+        let mut engines = Engines::new(engine_options);
+        let slot = engines.attach(&disk).unwrap_or_else(|e| panic!("{e}"));
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let mut rig = Self {
+            engines,
+            slot,
+            disk,
+            ring,
+            epoll,
+            watched: Vec::new(),
+            memory: HashMap::new(),
+            done: HashMap::new(),
+            next: 0,
+        };
+        rig.watch();
+        rig
+    }
+
+    /// Watches, edge by edge, what the engines say now.
+    fn watch(&mut self) {
+        let ring = self.ring.as_ref().map(|ring| ring.borrow().as_raw_fd());
+        for fd in self.engines.descriptors().into_iter().chain(ring) {
+            if !self.watched.contains(&fd) {
+                self.watched.push(fd);
+                // SAFETY: the engines keep it open.
+                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+                let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), flags).unwrap();
+            }
+        }
+    }
+
+    fn push(&mut self, op: Op, offset: u64, len: u64, memory: Option<Memory>) -> u64 {
+        let token = self.next;
+        self.next += 1;
+        let mut buffers = Vec::new();
+        if let Some(memory) = memory {
+            let memory = self.memory.entry(token).or_insert(memory);
+            buffers = memory.iovecs();
+        }
+        self.engines.push(self.slot, Request { op, offset, len, buffers, token: Token(token) });
+        token
+    }
+
+    fn push_read(&mut self, offset: u64, memory: Memory) -> u64 {
+        self.push(Op::Read, offset, memory.len() as u64, Some(memory))
+    }
+
+    fn push_write(&mut self, offset: u64, memory: Memory) -> u64 {
+        self.push(Op::Write { fua: false }, offset, memory.len() as u64, Some(memory))
+    }
+
+    /// Reaps what there is.
+    fn reap(&mut self) {
+        let done = &mut self.done;
+        self.engines.reap(clock::now(), &mut |Completion { token, result, .. }| {
+            assert!(done.insert(token.0, result).is_none(), "{token:?} completes once");
+        });
+    }
+
+    /// One turn: reap, submit, and if there is nothing to do, block as the loop does.
+    fn turn(&mut self) {
+        self.engines.suppress();
+        self.reap();
+        self.engines.submit(clock::now());
+        if let Some(ring) = &self.ring {
+            ring.borrow_mut().flush().unwrap();
+        }
+        if self.engines.in_flight() == 0 || !self.engines.arm() {
+            return;
+        }
+        let limit = self.engines.deadline().map_or(HANGS, |at| Duration::from(at - clock::now()).min(HANGS));
+        let limit = rustix::event::Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
+        let mut events = [epoll::Event { flags: epoll::EventFlags::IN, data: epoll::EventData::new_u64(0) }; 4];
+        let found = epoll::wait(&self.epoll, &mut events, Some(&limit)).unwrap_or(1);
+        assert!(found > 0 || self.engines.deadline().is_some(), "nothing was announced: {:?}", self.engines.stats());
+    }
+
+    /// Turns until nothing is in flight.
+    fn settle(&mut self) {
+        while self.engines.in_flight() > 0 {
+            self.turn();
+        }
+    }
+
+    /// Runs what was pushed, and returns how one of it ended, with its memory.
+    fn finish(&mut self, token: u64) -> (Result<(), Errno>, Option<Memory>) {
+        self.settle();
+        (self.done.remove(&token).expect("it has ended"), self.memory.remove(&token))
+    }
+
+    fn run(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {
+        let token = self.push(op, offset, len, None);
+        self.finish(token).0
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let token = self.push_write(offset, Memory::new(data.len(), 0).filled(data));
+        self.finish(token).0
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let token = self.push_read(offset, Memory::new(len, 0));
+        let (result, memory) = self.finish(token);
+        assert_eq!(result, Ok(()));
+        memory.unwrap().data().to_vec()
+    }
+
+    fn requests_of(&self, engine: &str) -> u64 {
+        self.engines.stats().engines.iter().find(|stats| stats.engine == engine).map_or(0, |stats| stats.requests)
+    }
+}
+
+/// An image in a directory of its own.
+pub(crate) struct Image {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Image {
+    fn new(size: u64) -> Self {
+        Self::of(&vec![0; size as usize])
+    }
+
+    fn of(content: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        std::fs::write(&path, content).unwrap();
+        Self { _dir: dir, path }
+    }
+
+    fn options(&self) -> Options {
+        Options::new("disk0", Driver::File { filename: self.path.clone() })
+    }
+
+    fn content(&self) -> Vec<u8> {
+        std::fs::read(&self.path).unwrap()
+    }
+}
+
+/// A block device over a file in memory, for as long as it lives.
+pub(crate) struct LoopDevice {
+    path: PathBuf,
+    _file: tempfile::NamedTempFile,
+}
+
+impl LoopDevice {
+    /// `None`, and a line that says so, where no such device can be made.
+    fn new(size: u64, sector: u32) -> Option<Self> {
+        let dir = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
+        let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).ok()?;
+        file.as_file().set_len(size).ok()?;
+        let sector = sector.to_string();
+        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", &sector]).arg(file.path()).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
+                Some(Self { path, _file: file })
+            }
+            other => {
+                let why = other.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).trim().to_owned());
+                println!("skipped: a loop device needs losetup and root ({why})");
+                None
+            }
+        }
+    }
+
+    fn options(&self) -> Options {
+        Options::new("disk0", Driver::HostDevice { filename: self.path.clone() })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
+/// Every way of running requests on an image: engine, through the cache or past it, with the loop's ring or without.
+pub(crate) fn ways(options: &Options) -> Vec<(String, Options, bool)> {
+    let mut ways = Vec::new();
+    for (aio, direct, shared) in [
+        (Aio::Threads, false, false),
+        (Aio::Threads, true, false),
+        (Aio::Native, true, false),
+        (Aio::IoUring, false, false),
+        (Aio::IoUring, true, false),
+        (Aio::IoUring, true, true),
+    ] {
+        let name = format!("{:?} aio={aio} direct={direct} shared={shared}", options.driver);
+        ways.push((name, Options { aio, direct, ..options.clone() }, shared));
+    }
+    ways
+}
+
+/// Runs a test in all [`ways`] over a fresh image each time, on files and on devices with small and large sectors.
+pub(crate) fn everywhere(size: u64, test: impl Fn(&mut Rig)) {
+    everywhere_with(size, |_| {}, test);
+}
+
+/// [`everywhere`], with options of the test's own.
+pub(crate) fn everywhere_with(size: u64, adjust: impl Fn(&mut Options), test: impl Fn(&mut Rig)) {
+    let run = |options: &Options| {
+        for (name, mut options, shared) in ways(options) {
+            println!("{name}");
+            adjust(&mut options);
+            let ring = shared.then(shared_ring);
+            test(&mut Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() }));
+        }
+    };
+    run(&Image::new(size).options());
+    for sector in [512, 4096] {
+        if let Some(device) = LoopDevice::new(size, sector) {
+            run(&device.options());
+        }
+    }
+}
+
+fn shared_ring() -> SharedRing {
+    std::rc::Rc::new(std::cell::RefCell::new(Ring::new().unwrap()))
+}
+
+/// Bytes that differ everywhere and from seed to seed.
+pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8 | 1
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// Blocks that a file takes up, in bytes.
+fn allocated(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    File::open(path).and_then(|f| f.metadata()).map_or(0, |m| m.blocks() * 512)
+}
+
+fn nanos(ms: u64) -> Nanos {
+    Nanos::from_millis(ms)
+}

@@ -1,0 +1,120 @@
+//! Decides, for each request, who runs it.
+
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+
+use crate::blocking::{self, MAX_IOVECS};
+use crate::buffers;
+use crate::disk::{Backing, Disk};
+use crate::engine::Job;
+use crate::geometry::SECTOR;
+use crate::options::{DetectZeroes, Discard};
+use crate::request::Op;
+
+/// Who runs a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Nobody: this is its result.
+    Answered(Result<(), Errno>),
+    /// The disk's engine.
+    Engine,
+    /// A worker, which can do anything.
+    Worker,
+    /// A worker, because direct I/O does not take it as it is.
+    Bounce,
+}
+
+/// Looks at a request once, and turns it into what will be run: zeroes that were written into zeroes, options into
+/// what they mean for it.
+pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
+    if let Some(errno) = objection(disk, job) {
+        return Verdict::Answered(Err(errno));
+    }
+    if let Backing::Null { .. } = disk.backing {
+        return Verdict::Engine;
+    }
+    let request = &mut job.request;
+    let options = &disk.options;
+    match &mut request.op {
+        Op::Flush if options.no_flush => Verdict::Answered(Ok(())),
+        Op::Flush => Verdict::Engine,
+        _ if request.len == 0 => Verdict::Answered(Ok(())),
+        Op::Read => moved(disk, job),
+        Op::Write { fua } => {
+            *fua &= !options.no_flush;
+            if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers) {
+                job.sync_after = *fua;
+                request.op = Op::WriteZeroes { unmap: options.detect_zeroes == DetectZeroes::Unmap };
+                return Verdict::Worker;
+            }
+            if *fua && !disk.able.write_through.load(Ordering::Relaxed) {
+                return Verdict::Worker;
+            }
+            moved(disk, job)
+        }
+        Op::Discard => {
+            let works = options.discard == Discard::Unmap && disk.able.discard.load(Ordering::Relaxed);
+            if works { Verdict::Worker } else { Verdict::Answered(Ok(())) }
+        }
+        Op::WriteZeroes { unmap } => {
+            *unmap &= options.discard == Discard::Unmap;
+            Verdict::Worker
+        }
+    }
+}
+
+/// Who moves a request's data.
+fn moved(disk: &Disk, job: &Job) -> Verdict {
+    let request = &job.request;
+    if !blocking::fits(disk, request.offset, &request.buffers) {
+        Verdict::Bounce
+    } else if request.buffers.len() > MAX_IOVECS {
+        Verdict::Worker
+    } else {
+        Verdict::Engine
+    }
+}
+
+/// What is wrong with a request, if anything.
+fn objection(disk: &Disk, job: &Job) -> Option<Errno> {
+    let request = &job.request;
+    let sector = u64::from(SECTOR) - 1;
+    let within = request.offset.checked_add(request.len).is_some_and(|end| end <= disk.size());
+    if !within || (request.offset | request.len) & sector != 0 {
+        return Some(Errno::INVAL);
+    }
+    debug_assert!(
+        !matches!(request.op, Op::Read | Op::Write { .. })
+            || request.len == request.buffers.iter().map(|piece| piece.len() as u64).sum::<u64>(),
+        "a request is as long as its buffers"
+    );
+    let changes = !matches!(request.op, Op::Read | Op::Flush);
+    (changes && disk.read_only()).then_some(Errno::ROFS)
+}
+
+/// Lets a write that the kernel runs enter its disk's gate, if it has one; false if it must wait, as a worker can.
+/// Workers enter by themselves.
+pub(crate) fn enter(disk: &Disk, job: &Job) -> bool {
+    match (&disk.gate, job.request.op) {
+        (Some(gate), Op::Write { .. }) => gate.try_enter(&job.bytes()),
+        _ => true,
+    }
+}
+
+/// Takes back an [`enter`] that was true.
+pub(crate) fn leave(disk: &Disk, job: &Job) {
+    if let (Some(gate), Op::Write { .. }) = (&disk.gate, job.request.op) {
+        gate.leave(&job.bytes());
+    }
+}
+
+/// Whether worker threads should try what the kernel refused to run asynchronously.
+pub(crate) fn deserves_a_worker(op: Op, errno: Errno) -> bool {
+    match op {
+        _ if errno == Errno::AGAIN => true,
+        // Old kernels do not know these.
+        Op::Flush | Op::Write { fua: true } => errno == Errno::INVAL || blocking::is_unsupported(errno),
+        _ => false,
+    }
+}
