@@ -145,6 +145,18 @@ impl Disk {
         Ok(size)
     }
 
+    /// Makes everything written so far stable; blocks until it is.
+    ///
+    /// # Errors
+    ///
+    /// What `fdatasync` says.
+    pub fn flush(&self) -> io::Result<()> {
+        match self.file() {
+            Some(file) if !self.options.read_only && !self.options.no_flush => file.sync_data(),
+            _ => Ok(()),
+        }
+    }
+
     /// The name that messages call it.
     pub fn node_name(&self) -> &str {
         &self.options.node_name
@@ -259,7 +271,8 @@ fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
         Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
         Some(libc::EACCES | libc::EPERM) => {
             // A device that is write-protected says EACCES, like one that is somebody else's.
-            let protected = || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
+            let protected =
+                || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
             if !read_only && protected() {
                 return OpenCause::ReadOnly(owned);
             }
