@@ -7,8 +7,11 @@
 
 #![forbid(unsafe_code)]
 
+mod cost;
 mod nanos;
 mod policy;
+pub mod trace;
 
+pub use cost::{BlockCost, Contention};
 pub use nanos::Nanos;
 pub use policy::{Active, Kind, LastWait, Policy, Slot, Standing, Wait};
