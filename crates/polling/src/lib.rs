@@ -7,7 +7,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod builtin;
 mod cost;
+mod names;
 mod nanos;
 mod policy;
 pub mod trace;
