@@ -1,6 +1,6 @@
 //! The contract between the loop and whatever decides how long it spins.
 
-use crate::Nanos;
+use crate::{BlockCost, Contention, Nanos};
 
 /// A small dense number by which the loop names one source; free for reuse after [`Policy::forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,4 +77,17 @@ pub trait Policy: Send {
 
     /// Forgets a source that left the loop; its slot may be given to another.
     fn forget(&mut self, slot: Slot);
+
+    /// About what the next wait will get, for telemetry; [`Nanos::MAX`] from a policy that never blocks.
+    fn window_now(&self) -> Nanos;
+
+    /// Learns what blocking costs on this thread, at its start and whenever the loop knows better.
+    ///
+    /// A policy that does not weigh costs ignores it.
+    fn set_block_cost(&mut self, _cost: BlockCost) {}
+
+    /// Learns whether somebody else wants this thread's core.
+    ///
+    /// A policy that does not weigh costs ignores it.
+    fn contend(&mut self, _evidence: Contention) {}
 }

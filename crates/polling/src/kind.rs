@@ -1,0 +1,164 @@
+//! Which policy, by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::names::did_you_mean;
+use crate::parameters::{ParameterError, Property};
+use crate::policies::{Busy, Off, PerSourceWindow, SharedWindow, Weighted};
+use crate::{Parameters, Policy};
+
+/// A value of `poll-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "&'static str")]
+pub enum PolicyKind {
+    /// `off`: never spins.
+    Off,
+    /// `busy`: never blocks.
+    Busy,
+    /// `shared-window`: QEMU up to 9.2, one window per I/O thread.
+    SharedWindow,
+    /// `per-source-window`: QEMU 10.0 to 11.0, a window per source.
+    PerSourceWindow,
+    /// `weighted`: QEMU 11.1, a weighted interval per source and one window.
+    Weighted,
+}
+
+impl PolicyKind {
+    /// Every policy, from the oldest idea to the newest.
+    pub const ALL: [Self; 5] = [
+        Self::Off,
+        Self::Busy,
+        Self::SharedWindow,
+        Self::PerSourceWindow,
+        Self::Weighted,
+    ];
+
+    /// How it is spelled.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Busy => "busy",
+            Self::SharedWindow => "shared-window",
+            Self::PerSourceWindow => "per-source-window",
+            Self::Weighted => "weighted",
+        }
+    }
+
+    /// Whether a policy of this kind heeds `property`.
+    pub const fn uses(self, property: Property) -> bool {
+        match property {
+            Property::Max => true,
+            Property::Grow | Property::Shrink => {
+                matches!(
+                    self,
+                    Self::SharedWindow | Self::PerSourceWindow | Self::Weighted
+                )
+            }
+            Property::Weight => matches!(self, Self::Weighted),
+            Property::Price => false,
+        }
+    }
+}
+
+/// A policy of kind `kind` that has learned nothing yet.
+///
+/// A changed property means a new policy: learned state does not outlive the properties it was learned under. The
+/// caller hands a new policy its block cost anew ([`Policy::set_block_cost`]). Properties that `kind` has no use for
+/// are ignored here; [`Parameters::validate`] is the place to refuse them.
+///
+/// # Errors
+/// A value out of its range.
+pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy>, ParameterError> {
+    parameters.validate_ranges()?;
+    Ok(match kind {
+        PolicyKind::Off => Box::new(Off),
+        PolicyKind::Busy => Box::new(Busy::new(parameters.max)),
+        PolicyKind::SharedWindow => Box::new(SharedWindow::new(parameters)),
+        PolicyKind::PerSourceWindow => Box::new(PerSourceWindow::new(parameters)),
+        PolicyKind::Weighted => Box::new(Weighted::new(parameters)),
+    })
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<PolicyKind> for &'static str {
+    fn from(kind: PolicyKind) -> Self {
+        kind.name()
+    }
+}
+
+/// A `poll-policy` that does not exist.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("poll-policy must be one of {}; got '{got}'{hint}", PolicyKind::ALL.map(PolicyKind::name).join(", "))]
+pub struct UnknownPolicy {
+    got: String,
+    hint: String,
+}
+
+impl FromStr for PolicyKind {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        if let Some(&kind) = Self::ALL.iter().find(|kind| kind.name() == text) {
+            return Ok(kind);
+        }
+        let hint = did_you_mean(text, &Self::ALL.map(Self::name));
+        Err(UnknownPolicy {
+            got: text.to_owned(),
+            hint,
+        })
+    }
+}
+
+impl TryFrom<String> for PolicyKind {
+    type Error = UnknownPolicy;
+
+    fn try_from(text: String) -> Result<Self, UnknownPolicy> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_reads_back_as_what_it_names() {
+        for kind in PolicyKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_names_and_the_nearest() {
+        assert_eq!(
+            "weigthed".parse::<PolicyKind>().unwrap_err().to_string(),
+            "poll-policy must be one of off, busy, shared-window, per-source-window, weighted; \
+             got 'weigthed', did you mean 'weighted'?"
+        );
+        assert!(
+            !"xyzzy"
+                .parse::<PolicyKind>()
+                .unwrap_err()
+                .to_string()
+                .contains("did you mean")
+        );
+    }
+
+    #[test]
+    fn a_value_out_of_range_builds_nothing() {
+        let parameters = Parameters {
+            weight: Some(64),
+            ..Parameters::default()
+        };
+        assert!(build(PolicyKind::Weighted, &parameters).is_err());
+    }
+}
