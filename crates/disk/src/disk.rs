@@ -259,7 +259,8 @@ fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
         Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
         Some(libc::EACCES | libc::EPERM) => {
             // A device that is write-protected says EACCES, like one that is somebody else's.
-            let protected = || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
+            let protected =
+                || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
             if !read_only && protected() {
                 return OpenCause::ReadOnly(owned);
             }
