@@ -142,14 +142,7 @@ fn alone<T>(disk: &Disk, bytes: Range<u64>, what: impl FnOnce() -> T) -> T {
     result
 }
 
-fn write(
-    disk: &Disk,
-    fua: bool,
-    offset: u64,
-    len: u64,
-    buffers: &[IoVec],
-    scratch: &mut Scratch,
-) -> Result<(), Errno> {
+fn write(disk: &Disk, fua: bool, offset: u64, len: u64, buffers: &[IoVec], scratch: &mut Scratch) -> Result<(), Errno> {
     let mut once = |through| {
         let way = Way::Write { through };
         if fits(disk, offset, buffers) {
@@ -189,13 +182,7 @@ fn in_parts(blocks: Range<u64>, mut each: impl FnMut(Range<u64>) -> Result<(), E
 }
 
 /// Reads whole blocks to memory of ours and copies from there.
-fn read_by_copy(
-    disk: &Disk,
-    offset: u64,
-    len: u64,
-    buffers: &[IoVec],
-    scratch: &mut Scratch,
-) -> Result<(), Errno> {
+fn read_by_copy(disk: &Disk, offset: u64, len: u64, buffers: &[IoVec], scratch: &mut Scratch) -> Result<(), Errno> {
     let wanted = offset..offset + len;
     let blocks = whole_blocks(disk, &wanted);
     let (copy, rest) = scratch.copy(disk, blocks.end - blocks.start);
@@ -297,7 +284,11 @@ fn write_zeroes(disk: &Disk, offset: u64, len: u64, unmap: bool, scratch: &mut S
     let end = offset + len;
     let inner = offset.div_ceil(block) * block..end / block * block;
     let written = |from: u64, to: u64, scratch: &mut Scratch| {
-        if from < to { write_by_copy(disk, Way::Write { through: false }, from, to - from, None, scratch) } else { Ok(()) }
+        if from < to {
+            write_by_copy(disk, Way::Write { through: false }, from, to - from, None, scratch)
+        } else {
+            Ok(())
+        }
     };
     if inner.start >= inner.end {
         return written(offset, end, scratch);

@@ -71,7 +71,9 @@ pub enum OpenCause {
     #[error("the file system of '{0}' does not support direct I/O; use cache.direct=off")]
     DirectUnsupported(PathBuf),
     /// `aio=native` without `O_DIRECT`.
-    #[error("aio=native needs cache.direct=on (without it io_submit blocks); set it, or use aio=io_uring or aio=threads")]
+    #[error(
+        "aio=native needs cache.direct=on (without it io_submit blocks); set it, or use aio=io_uring or aio=threads"
+    )]
     NativeNeedsDirect,
     /// `detect-zeroes=unmap` without `discard=unmap`.
     #[error("detect-zeroes=unmap needs discard=unmap; set it, or use detect-zeroes=on")]

@@ -7,8 +7,9 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
 
 use egret_polling::Nanos;
 use io_uring::{EnterFlags, IoUring, cqueue, squeue, types};
@@ -208,14 +209,20 @@ impl Ring {
     }
 
     fn has_unsorted(&mut self) -> bool {
-        // With DEFER_TASKRUN a finished request may still be a note to this task, which only an enter turns into a
-        // completion; the kernel raises TASKRUN to say so.
-        !self.uring.completion().is_empty() || self.uring.submission().taskrun()
+        !self.uring.completion().is_empty() || self.wants_enter()
+    }
+
+    /// Whether completions exist that only an enter brings into the queue. With DEFER_TASKRUN a finished request may
+    /// still be a note to this task; the kernel raises TASKRUN to say so. And what did not fit into the queue waits in
+    /// the kernel, with CQ_OVERFLOW raised, even after the queue has been emptied.
+    fn wants_enter(&mut self) -> bool {
+        let submission = self.uring.submission();
+        submission.taskrun() || submission.cq_overflow()
     }
 
     /// Moves every completion to the list of the side that it belongs to.
     pub fn sort(&mut self) {
-        if self.uring.submission().taskrun() {
+        if self.wants_enter() {
             self.enters += 1;
             let flags = EnterFlags::GETEVENTS.bits();
             // SAFETY: no argument is passed.
@@ -246,6 +253,34 @@ impl Ring {
     /// Whether an engine's operations are in reach without a system call, as far as can be told before sorting.
     pub fn has_ops(&mut self) -> bool {
         !self.ops.is_empty() || self.has_unsorted()
+    }
+
+    /// Has completions announced on `event`, an eventfd, while [`arm_event`](Self::arm_event) is in force; for a ring
+    /// that somebody else's wait must watch.
+    ///
+    /// The ring's own descriptor is not good enough for that: with DEFER_TASKRUN a finished request does not wake
+    /// whoever polls it, and is found only by looking (observed on Linux 6.18; the kernel's `io_req_local_work_add`
+    /// signals a registered eventfd and nothing else).
+    ///
+    /// # Errors
+    ///
+    /// What `io_uring_register` says.
+    pub fn announce_on(&mut self, event: BorrowedFd<'_>) -> io::Result<()> {
+        self.suppress_event();
+        self.uring.submitter().register_eventfd(event.as_raw_fd())
+    }
+
+    /// From here on the eventfd announces completions; look for some that are there already before waiting for it.
+    pub fn arm_event(&mut self) {
+        self.uring.completion().enable_eventfd();
+        // The kernel publishes a completion before it looks whether to announce it; whoever looks for completions
+        // after this has published first that it wants to be told. One of the two sees the other.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Completions need not be announced on the eventfd any more.
+    pub fn suppress_event(&mut self) {
+        self.uring.completion().disable_eventfd();
     }
 
     /// For registering files and asking what the kernel can do.

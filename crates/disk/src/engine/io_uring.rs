@@ -4,13 +4,14 @@
 //! system call a batch.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use egret_event_loop::ring::{Ring, SharedRing};
+use egret_event_loop::ring::{Ring, RingError, SharedRing};
 use egret_event_loop::{Nanos, clock};
 use io_uring::{opcode, squeue, types};
+use rustix::event::EventfdFlags;
 
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
@@ -41,8 +42,8 @@ const NO_FILE: File = File { fd: -1, fixed: false, block: 1 };
 /// See the module's description.
 pub(crate) struct Uring {
     ring: SharedRing,
-    /// Whether the ring is ours alone.
-    own: bool,
+    /// What announces completions, if the ring is ours alone; the loop watches its own ring itself.
+    event: Option<OwnedFd>,
     /// Whether the ring has a table of registered files.
     table: bool,
     /// By slot.
@@ -56,15 +57,20 @@ pub(crate) struct Uring {
 impl Uring {
     /// An engine on the loop's ring, or on one of its own.
     pub(crate) fn new(shared: Option<SharedRing>) -> Result<Self, EngineError> {
-        let own = shared.is_none();
-        let ring = match shared {
-            Some(ring) => ring,
-            None => Rc::new(RefCell::new(Ring::new()?)),
+        let (ring, event) = match shared {
+            Some(ring) => (ring, None),
+            None => {
+                let mut ring = Ring::new()?;
+                let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                    .map_err(|e| EngineError::Event(e.into()))?;
+                ring.announce_on(event.as_fd()).map_err(RingError::Other)?;
+                (Rc::new(RefCell::new(ring)), Some(event))
+            }
         };
         // Kernels before 5.19 cannot; others may be short of descriptors.
         let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
         let stats = EngineStats::new("io_uring");
-        Ok(Self { ring, own, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, stats })
+        Ok(Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, stats })
     }
 
     /// Gives the transfer at `place` to the ring.
@@ -138,7 +144,7 @@ impl Engine for Uring {
         if fresh > 0 {
             self.stats.batch(fresh);
         }
-        if !self.own {
+        if self.event.is_none() {
             return;
         }
         let mut ring = self.ring.borrow_mut();
@@ -172,9 +178,21 @@ impl Engine for Uring {
         }
     }
 
+    fn arm(&mut self) -> bool {
+        if self.event.is_some() {
+            self.ring.borrow_mut().arm_event();
+        }
+        !self.has_completions()
+    }
+
+    fn suppress(&mut self) {
+        if self.event.is_some() {
+            self.ring.borrow_mut().suppress_event();
+        }
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
-        // The loop watches its own ring anyway.
-        self.own.then(|| self.ring.borrow().as_raw_fd())
+        self.event.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     fn stats(&self) -> EngineStats {

@@ -8,7 +8,7 @@ mod zeroes;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, SharedRing};
 use egret_event_loop::{Backend, Nanos, clock};
+use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
@@ -119,10 +120,14 @@ impl Rig {
 
     /// Watches, edge by edge, what the engines say now.
     fn watch(&mut self) {
-        let ring = self.ring.as_ref().map(|ring| ring.borrow().as_raw_fd());
-        for fd in self.engines.descriptors().into_iter().chain(ring) {
+        for fd in self.engines.descriptors() {
             if !self.watched.contains(&fd) {
                 self.watched.push(fd);
+                if let Some(ring) = &self.ring {
+                    let poll = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+                    // SAFETY: it refers to no memory. Its number is nobody's place in the engine's table.
+                    unsafe { ring.borrow_mut().push(poll, u64::from(u32::MAX)) };
+                }
                 // SAFETY: the engines keep it open.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -164,13 +169,16 @@ impl Rig {
         self.engines.suppress();
         self.reap();
         self.engines.submit(clock::now());
-        if let Some(ring) = &self.ring {
-            ring.borrow_mut().flush().unwrap();
-        }
         if self.engines.in_flight() == 0 || !self.engines.arm() {
             return;
         }
         let limit = self.engines.deadline().map_or(HANGS, |at| Duration::from(at - clock::now()).min(HANGS));
+        if let Some(ring) = &self.ring {
+            let begun = clock::now();
+            ring.borrow_mut().wait(Some(limit.into())).unwrap();
+            assert!(clock::now() - begun < HANGS.into(), "nothing was announced: {:?}", self.engines.stats());
+            return;
+        }
         let limit = rustix::event::Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
         let mut events = [epoll::Event { flags: epoll::EventFlags::IN, data: epoll::EventData::new_u64(0) }; 4];
         let found = epoll::wait(&self.epoll, &mut events, Some(&limit)).unwrap_or(1);
@@ -252,14 +260,16 @@ impl LoopDevice {
         let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).ok()?;
         file.as_file().set_len(size).ok()?;
         let sector = sector.to_string();
-        let made = Command::new("losetup").args(["--find", "--show", "--sector-size", &sector]).arg(file.path()).output();
+        let made =
+            Command::new("losetup").args(["--find", "--show", "--sector-size", &sector]).arg(file.path()).output();
         match made {
             Ok(made) if made.status.success() => {
                 let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
                 Some(Self { path, _file: file })
             }
             other => {
-                let why = other.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).trim().to_owned());
+                let why =
+                    other.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).trim().to_owned());
                 println!("skipped: a loop device needs losetup and root ({why})");
                 None
             }
