@@ -1,1 +1,21 @@
-//! Objects (iothread, blockdev, export) and their one vocabulary.
+//! Objects (iothread, blockdev, export), their one vocabulary, and a daemon's life as a process.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`schema`] | the three objects: their keys, ranges and defaults, checked one by one |
+//! | [`keyval`] | QEMU's `key=value,...` syntax, from text to a tree of values |
+//! | [`config`] | a set of objects that fit together: [`Config`] |
+//! | [`disk`] | what a blockdev comes to when it is looked at from an export |
+//! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
+//! | [`process`] | pidfile, going into the background, signals |
+
+#![deny(unsafe_code)]
+
+pub mod attach;
+pub mod config;
+pub mod disk;
+pub mod keyval;
+pub mod process;
+pub mod schema;
+
+pub use config::Config;

@@ -1,0 +1,135 @@
+//! The lines that attach an export to a virtual machine.
+//!
+//! `docs/attach.md` explains them. All three need the guest's memory to be shared, because the daemon reads and writes
+//! it: QEMU's `share=on`, libvirt's `<access mode='shared'/>`, cloud-hypervisor's `shared=on`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::schema::{Addr, Export};
+
+/// The ring size that QEMU, and libvirt with it, sets up when told nothing.
+const QEMU_QUEUE_SIZE: u16 = 128;
+
+/// How to attach one export, ready to be pasted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attach {
+    /// Arguments of `qemu-system-*`. The guest's memory (`-m`, here 4 GiB) and the lines that share it are needed once
+    /// however many disks there are.
+    pub qemu: String,
+    /// Elements of a libvirt domain.
+    pub libvirt: String,
+    /// Arguments of `cloud-hypervisor`.
+    pub cloud_hypervisor: String,
+}
+
+impl Attach {
+    /// The lines for `export`, whose socket path, if relative, starts at `directory`.
+    ///
+    /// `None` for an export on an inherited descriptor: where its socket is, only the one who made it knows.
+    pub fn new(export: &Export, directory: &Path) -> Option<Self> {
+        let Addr::Unix { path } = &export.addr else { return None };
+        let path = directory.join(path).to_string_lossy().into_owned();
+        Some(Self {
+            qemu: qemu(export, &path),
+            libvirt: libvirt(export, &path),
+            cloud_hypervisor: cloud_hypervisor(export, &path),
+        })
+    }
+}
+
+fn qemu(export: &Export, path: &str) -> String {
+    let Export { id, num_queues, queue_size, .. } = export;
+    let chardev = shell_word(&format!("socket,id=chr-{id},path={}", path.replace(',', ",,")));
+    format!(
+        "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
+         -chardev {chardev} \\\n\
+         -device vhost-user-blk-pci,id={id},chardev=chr-{id},num-queues={num_queues},queue-size={queue_size}"
+    )
+}
+
+fn libvirt(export: &Export, path: &str) -> String {
+    let Export { num_queues, queue_size, .. } = export;
+    let mut driver = format!("<driver name='qemu' type='raw' queues='{num_queues}'");
+    if *queue_size != QEMU_QUEUE_SIZE {
+        let _ = write!(driver, " queue_size='{queue_size}'");
+    }
+    format!(
+        "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
+         <disk type='vhostuser' device='disk'>\n  {driver}/>\n  <source type='unix' path='{}'/>\n  \
+         <target dev='vda' bus='virtio'/>\n</disk>",
+        xml_text(path)
+    )
+}
+
+fn cloud_hypervisor(export: &Export, path: &str) -> String {
+    let Export { num_queues, queue_size, .. } = export;
+    // Its option parser splits at commas and knows double quotes.
+    let path = if path.contains([',', '[', ']']) { format!("\"{path}\"") } else { path.to_owned() };
+    let disk = format!("vhost_user=true,socket={path},num_queues={num_queues},queue_size={queue_size}");
+    format!("--memory size=4G,shared=on \\\n--disk {}", shell_word(&disk))
+}
+
+/// `text` as one word of a POSIX shell.
+fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+=,:@%".contains(&byte);
+    if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+/// `text` inside an XML attribute in single quotes.
+fn xml_text(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(path: &str) -> Export {
+        let addr = Addr::Unix { path: path.to_owned() };
+        Export { num_queues: 4, ..Export::new("disk0", "disk0", addr) }
+    }
+
+    #[test]
+    fn an_export_tells_how_it_is_attached() {
+        let attach = Attach::new(&export("disk.sock"), Path::new("/run/vm")).unwrap();
+        assert_eq!(
+            attach.qemu,
+            "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
+             -chardev socket,id=chr-disk0,path=/run/vm/disk.sock \\\n\
+             -device vhost-user-blk-pci,id=disk0,chardev=chr-disk0,num-queues=4,queue-size=128"
+        );
+        assert_eq!(
+            attach.libvirt,
+            "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
+             <disk type='vhostuser' device='disk'>\n  <driver name='qemu' type='raw' queues='4'/>\n  \
+             <source type='unix' path='/run/vm/disk.sock'/>\n  <target dev='vda' bus='virtio'/>\n</disk>"
+        );
+        assert_eq!(
+            attach.cloud_hypervisor,
+            "--memory size=4G,shared=on \\\n\
+             --disk vhost_user=true,socket=/run/vm/disk.sock,num_queues=4,queue_size=128"
+        );
+    }
+
+    #[test]
+    fn odd_paths_are_quoted_as_each_reader_needs_it() {
+        let attach = Attach::new(&export("/a,b & 'c'.sock"), Path::new("/")).unwrap();
+        assert!(attach.qemu.contains(r"-chardev 'socket,id=chr-disk0,path=/a,,b & '\''c'\''.sock' "), "{attach:?}");
+        assert!(attach.libvirt.contains("path='/a,b &amp; &apos;c&apos;.sock'"), "{attach:?}");
+        assert!(attach.cloud_hypervisor.contains(r#"socket="/a,b & '\''c'\''.sock",num"#), "{attach:?}");
+    }
+
+    #[test]
+    fn another_ring_size_is_handed_to_libvirt() {
+        let export = Export { queue_size: 256, ..export("s") };
+        let attach = Attach::new(&export, Path::new("/")).unwrap();
+        assert!(attach.libvirt.contains("queues='4' queue_size='256'/>"), "{attach:?}");
+    }
+
+    #[test]
+    fn an_inherited_socket_has_no_lines() {
+        let export = Export { addr: Addr::Fd { fd: 3 }, ..export("s") };
+        assert_eq!(Attach::new(&export, Path::new("/")), None);
+    }
+}

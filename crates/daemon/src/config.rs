@@ -1,0 +1,192 @@
+//! A set of objects that fit together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::disk::{Disk, Layer};
+use crate::schema::{
+    Addr, Aio, Blockdev, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem, hint,
+};
+
+/// What a daemon is asked to be: objects whose names are unique, and whose references lead somewhere.
+///
+/// There is no way to have one that has not been [checked](Self::new).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Config {
+    /// Event loops.
+    pub iothreads: Vec<IoThread>,
+    /// Disks.
+    pub blockdevs: Vec<Blockdev>,
+    /// What is offered to virtual machines.
+    pub exports: Vec<Export>,
+}
+
+impl Config {
+    /// Checks that the objects fit together. Their order does not matter.
+    ///
+    /// # Errors
+    /// The first object that does not fit, and why: a name given twice or to nobody, an engine without what it needs,
+    /// a writable export of a disk that is not, two exports at one address.
+    pub fn new(iothreads: Vec<IoThread>, blockdevs: Vec<Blockdev>, exports: Vec<Export>) -> Result<Self, ObjectError> {
+        let config = Self { iothreads, blockdevs, exports };
+        unique(&config.iothreads)?;
+        unique(&config.exports)?;
+        config.check_blockdevs()?;
+        for export in &config.exports {
+            config.check_export(export).map_err(|problem| export.error(problem))?;
+        }
+        config.check_addresses()?;
+        Ok(config)
+    }
+
+    /// The disk of this name, with every layer's settings taken into account.
+    pub fn disk(&self, node_name: &str) -> Option<Disk<'_>> {
+        let nodes = self.nodes();
+        let (blockdev, _) = nodes.iter().find(|(blockdev, _)| blockdev.name() == node_name)?;
+        self.resolve(blockdev, &nodes)
+    }
+
+    /// What is allowed and probably not meant, a line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut writers = BTreeMap::new();
+        let writable = self.exports.iter().filter(|export| export.writable);
+        let shared = writable.filter_map(|export| {
+            let first: &mut &Export = writers.entry(&export.node_name).or_insert(export);
+            (*first != export).then(|| {
+                let (subject, node, other) = (export.subject(), &export.node_name, &first.id);
+                format!(
+                    "{subject}: export '{other}' writes to blockdev '{node}' too; its guests must know of each other"
+                )
+            })
+        });
+        shared.collect()
+    }
+
+    /// Every blockdev, inline ones too, with the settings in force.
+    fn nodes(&self) -> Vec<(&Blockdev, Layer)> {
+        let mut nodes = Vec::new();
+        for top in &self.blockdevs {
+            let mut layer = Layer::top(top);
+            let mut next = Some(top);
+            while let Some(blockdev) = next {
+                nodes.push((blockdev, layer));
+                next = blockdev.inline_child();
+                layer = next.map_or(layer, |child| layer.inline(child));
+            }
+        }
+        nodes
+    }
+
+    fn resolve<'a>(&self, blockdev: &'a Blockdev, nodes: &[(&'a Blockdev, Layer)]) -> Option<Disk<'a>> {
+        Disk::resolve(blockdev, |name| nodes.iter().find(|(blockdev, _)| blockdev.name() == name).copied())
+    }
+
+    fn check_blockdevs(&self) -> Result<(), ObjectError> {
+        if let Some(nameless) = self.blockdevs.iter().find(|blockdev| blockdev.node_name.is_none()) {
+            let subject = format!("blockdev {}", described(nameless));
+            return Err(ObjectError { subject, problem: Problem::Missing { key: "node-name".to_owned() } });
+        }
+        let nodes = self.nodes();
+        unique(nodes.iter().map(|(blockdev, _)| *blockdev).filter(|blockdev| blockdev.node_name.is_some()))?;
+        for (blockdev, layer) in &nodes {
+            check_layer(blockdev, *layer).map_err(|problem| match blockdev.node_name {
+                Some(_) => blockdev.error(problem),
+                None => ObjectError { subject: format!("blockdev {}", described(blockdev)), problem },
+            })?;
+            if let Driver::Raw { file: Child::Node(name) } = &blockdev.driver {
+                let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
+                reference("file", "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
+            }
+        }
+        let endless = nodes.iter().find(|(blockdev, _)| self.resolve(blockdev, &nodes).is_none());
+        match endless {
+            Some((blockdev, _)) => Err(blockdev.error(Problem::Together("file leads back to itself".to_owned()))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_export(&self, export: &Export) -> Result<(), Problem> {
+        let nodes = self.nodes();
+        let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
+        reference("node-name", "blockdev", &export.node_name, known)?;
+        for (key, name) in export.iothreads() {
+            reference(key, "iothread", name, self.iothreads.iter().map(|iothread| iothread.id.as_str()))?;
+        }
+        let node = &export.node_name;
+        if export.writable && self.disk(node).is_some_and(|disk| disk.read_only) {
+            return Err(Problem::Together(format!("writable=on, and blockdev '{node}' has read-only=on")));
+        }
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), ObjectError> {
+        let mut taken: BTreeMap<(PathBuf, i32), &Export> = BTreeMap::new();
+        for export in &self.exports {
+            let (address, key) = match &export.addr {
+                Addr::Unix { path } => ((absolute(path), -1), format!("addr.path {path}")),
+                Addr::Fd { fd } => ((PathBuf::new(), *fd), format!("addr.str {fd}")),
+            };
+            if let Some(other) = taken.insert(address, export) {
+                return Err(export.error(Problem::Together(format!("{key} is taken by {}", other.subject()))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rules that concern one layer, and need its parent's settings to be known.
+fn check_layer(blockdev: &Blockdev, layer: Layer) -> Result<(), Problem> {
+    if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver
+        && image.aio == Aio::Native
+        && !layer.direct
+    {
+        return Err(Problem::Together("aio=native needs cache.direct=on (or use aio=io_uring)".to_owned()));
+    }
+    if layer.detect_zeroes == DetectZeroes::Unmap && layer.discard == Discard::Ignore {
+        return Err(Problem::Together("detect-zeroes=unmap needs discard=unmap".to_owned()));
+    }
+    Ok(())
+}
+
+fn reference<'a>(
+    key: &str,
+    noun: &'static str,
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+) -> Result<(), Problem> {
+    if known.clone().any(|known| known == name) {
+        return Ok(());
+    }
+    let hint = hint(name, known);
+    Err(Problem::Unknown { key: key.to_owned(), noun, name: name.to_owned(), hint })
+}
+
+fn unique<'a, T: Object + 'a>(objects: impl IntoIterator<Item = &'a T>) -> Result<(), ObjectError> {
+    let mut names = BTreeSet::new();
+    for object in objects {
+        if !names.insert(object.name()) {
+            return Err(object.error(Problem::Duplicate(T::NOUN)));
+        }
+    }
+    Ok(())
+}
+
+/// A blockdev that has no name, by what it is.
+fn described(blockdev: &Blockdev) -> String {
+    match &blockdev.driver {
+        Driver::File(image) | Driver::HostDevice(image) => {
+            format!("({}, {})", blockdev.driver.word(), image.filename)
+        }
+        driver => format!("({})", driver.word()),
+    }
+}
+
+fn absolute(path: &str) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| Path::new(path).to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! What a blockdev comes to when it is looked at from an export.
+//!
+//! Blockdevs may lie over one another (`raw` over `file`), and one written inside another takes what it leaves unset
+//! from it. A [`Disk`] is the stack seen from its top: one image, and the settings that are in force. As in QEMU,
+//!
+//! - an inline child takes `cache.*`, `read-only` and `auto-read-only` from its parent, and its `discard` is `unmap`;
+//!   a child that is named keeps its own;
+//! - a discard gets through only if every layer lets it;
+//! - a stack is read-only if any layer is.
+
+use crate::schema::{Blockdev, Child, DetectZeroes, Discard, Driver, Image, Null};
+
+/// A disk, as an export opens it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk<'a> {
+    /// What is at the bottom.
+    pub bottom: Bottom<'a>,
+    /// Whether the host's page cache is bypassed.
+    pub direct: bool,
+    /// Whether flushes are dropped.
+    pub no_flush: bool,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether to open the image for reading alone as long as nobody writes.
+    pub auto_read_only: bool,
+    /// What becomes of discards.
+    pub discard: Discard,
+    /// What becomes of zeroes.
+    pub detect_zeroes: DetectZeroes,
+}
+
+/// What is at the bottom of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottom<'a> {
+    /// A regular file.
+    File(&'a Image),
+    /// A block device of the host.
+    HostDevice(&'a Image),
+    /// Nothing.
+    Null(&'a Null),
+}
+
+/// The settings of one layer, its defaults filled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layer {
+    pub direct: bool,
+    pub no_flush: bool,
+    pub read_only: bool,
+    pub auto_read_only: bool,
+    pub discard: Discard,
+    pub detect_zeroes: DetectZeroes,
+}
+
+impl Layer {
+    /// The settings of `blockdev` at the top of a stack, or of one that is named from above.
+    pub(crate) fn top(blockdev: &Blockdev) -> Self {
+        let own = Self {
+            direct: false,
+            no_flush: false,
+            read_only: false,
+            auto_read_only: false,
+            discard: Discard::Ignore,
+            detect_zeroes: DetectZeroes::Off,
+        };
+        own.overridden(blockdev)
+    }
+
+    /// The settings of `blockdev` inside this one.
+    pub(crate) fn inline(self, blockdev: &Blockdev) -> Self {
+        Self { discard: Discard::Unmap, detect_zeroes: DetectZeroes::Off, ..self }.overridden(blockdev)
+    }
+
+    fn overridden(self, blockdev: &Blockdev) -> Self {
+        Self {
+            direct: blockdev.cache.direct.unwrap_or(self.direct),
+            no_flush: blockdev.cache.no_flush.unwrap_or(self.no_flush),
+            read_only: blockdev.read_only.unwrap_or(self.read_only),
+            auto_read_only: blockdev.auto_read_only.unwrap_or(self.auto_read_only),
+            discard: blockdev.discard.unwrap_or(self.discard),
+            detect_zeroes: blockdev.detect_zeroes.unwrap_or(self.detect_zeroes),
+        }
+    }
+}
+
+impl<'a> Disk<'a> {
+    /// Goes down from `blockdev` to the image; `find` knows blockdevs by their names.
+    ///
+    /// `None` if a name leads nowhere, or back to where it came from.
+    pub(crate) fn resolve(
+        blockdev: &'a Blockdev,
+        find: impl Fn(&str) -> Option<(&'a Blockdev, Layer)>,
+    ) -> Option<Self> {
+        let (mut at, mut layer) = match blockdev.node_name.as_deref().and_then(&find) {
+            Some(known) => known,
+            None => (blockdev, Layer::top(blockdev)),
+        };
+        let (mut discard, mut detect_zeroes) = (layer.discard, layer.detect_zeroes);
+        let (mut read_only, mut auto_read_only) = (layer.read_only, layer.auto_read_only);
+        let mut named = Vec::new();
+        let bottom = loop {
+            match &at.driver {
+                Driver::File(image) => break Bottom::File(image),
+                Driver::HostDevice(image) => break Bottom::HostDevice(image),
+                Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
+                Driver::Raw { file: Child::Inline(child) } => (at, layer) = (child, layer.inline(child)),
+                Driver::Raw { file: Child::Node(name) } => {
+                    if named.contains(&name) {
+                        return None;
+                    }
+                    named.push(name);
+                    (at, layer) = find(name)?;
+                }
+            }
+            read_only |= layer.read_only;
+            auto_read_only |= layer.auto_read_only;
+            if layer.discard == Discard::Ignore {
+                discard = Discard::Ignore;
+            }
+            if detect_zeroes == DetectZeroes::Off {
+                detect_zeroes = layer.detect_zeroes;
+            }
+        };
+        let Layer { direct, no_flush, .. } = layer;
+        Some(Self { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes })
+    }
+}

@@ -1,0 +1,155 @@
+//! A file that says which process the daemon is, and that there is no other.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// A file that holds this process's number, locked as long as it lives and removed when dropped.
+///
+/// A file that a killed daemon left behind has no lock on it and is taken over.
+#[derive(Debug)]
+pub struct Pidfile {
+    path: PathBuf,
+    file: File,
+}
+
+/// Why there is no pidfile.
+#[derive(Debug, Error)]
+pub enum PidfileError {
+    /// A daemon that lives has it.
+    #[error("pidfile {path}: process {owner} is alive and holds it; stop it, or use another file", path = path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+        /// What it says: a process number, as a rule.
+        owner: String,
+    },
+    /// It cannot be made.
+    #[error("pidfile {path}: {error}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl Pidfile {
+    /// Makes the file, or takes over one that nobody holds.
+    ///
+    /// # Errors
+    /// Another process holds it, or the file cannot be made.
+    pub fn create(path: &Path) -> Result<Self, PidfileError> {
+        // An absolute path is still the right one when the working directory has changed.
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        match Self::lock(&path) {
+            Ok(Some(file)) => Ok(Self { path, file }),
+            Ok(None) => {
+                let owner = std::fs::read_to_string(&path).unwrap_or_default();
+                let owner = owner.lines().next().filter(|line| !line.is_empty()).unwrap_or("?").to_owned();
+                Err(PidfileError::Taken { path, owner })
+            }
+            Err(error) => Err(PidfileError::Io { path, error }),
+        }
+    }
+
+    /// `None` if another process holds it.
+    fn lock(path: &Path) -> io::Result<Option<File>> {
+        loop {
+            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            // The last owner may have removed the file between our opening and our locking it.
+            if is_at(&file, path) {
+                file.set_len(0)?;
+                writeln!(file, "{}", std::process::id())?;
+                return Ok(Some(file));
+            }
+        }
+    }
+}
+
+impl Drop for Pidfile {
+    fn drop(&mut self) {
+        // Only if it is still ours: an operator may have put another in its place.
+        if is_at(&self.file, &self.path) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether `path` leads to `file`.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn content(path: &Path) -> String {
+        let mut text = String::new();
+        File::open(path).unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_pidfile_holds_the_process_number_and_goes_with_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        let pidfile = Pidfile::create(&path).unwrap();
+        assert_eq!(content(&path), format!("{}\n", std::process::id()));
+        drop(pidfile);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_pidfile_whose_owner_lives_is_left_alone_and_its_owner_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        let _owner = Pidfile::create(&path).unwrap();
+        let error = Pidfile::create(&path).unwrap_err().to_string();
+        let expected = format!("pidfile {}: process {} is alive", path.display(), std::process::id());
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_pidfile_that_nobody_holds_is_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        std::fs::write(&path, "a longer line than any process number\n").unwrap();
+        let _pidfile = Pidfile::create(&path).unwrap();
+        assert_eq!(content(&path), format!("{}\n", std::process::id()));
+    }
+
+    #[test]
+    fn a_pidfile_that_was_replaced_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        let pidfile = Pidfile::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "somebody else's").unwrap();
+        drop(pidfile);
+        assert_eq!(content(&path), "somebody else's");
+    }
+
+    #[test]
+    fn a_pidfile_in_no_directory_says_where() {
+        let error = Pidfile::create(Path::new("/nonexistent/pid")).unwrap_err().to_string();
+        assert_eq!(error, "pidfile /nonexistent/pid: No such file or directory (os error 2)");
+    }
+}

@@ -1,0 +1,88 @@
+//! Signals that ask the daemon to end, read like a file.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::sys;
+
+/// A signal that asks the daemon to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// From a service manager, or `kill`.
+    Terminate,
+    /// Ctrl-C.
+    Interrupt,
+    /// The terminal is gone.
+    HangUp,
+}
+
+impl Signal {
+    const ALL: [(Self, libc::c_int); 3] =
+        [(Self::Terminate, libc::SIGTERM), (Self::Interrupt, libc::SIGINT), (Self::HangUp, libc::SIGHUP)];
+}
+
+/// The daemon's end-of-life signals: blocked, and delivered to whoever reads them.
+///
+/// As a descriptor it can be waited for beside others; nothing wakes up unless a signal has come.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+impl Signals {
+    /// Blocks SIGTERM, SIGINT and SIGHUP in this thread and in those that it starts from now on.
+    ///
+    /// Call it before there are other threads: one that does not block them would be ended by them.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor to spare.
+    pub fn block() -> io::Result<Self> {
+        let fd = sys::signal_descriptor(&Signal::ALL.map(|(_, number)| number))?;
+        Ok(Self { fd })
+    }
+
+    /// Sleeps until one of the signals comes.
+    ///
+    /// # Errors
+    /// The descriptor cannot be read.
+    pub fn wait(&self) -> io::Result<Signal> {
+        // A record of the kernel's, whose first field is the signal's number.
+        let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        loop {
+            match rustix::io::read(&self.fd, &mut record) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let number = u32::from_ne_bytes([record[0], record[1], record[2], record[3]]);
+            if let Some((signal, _)) = Signal::ALL.iter().find(|(_, known)| u32::try_from(*known) == Ok(number)) {
+                return Ok(*signal);
+            }
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_sent_to_the_thread_that_blocks_it_is_read_and_does_not_end_it() {
+        let signals = Signals::block().unwrap();
+        let (process, thread) = (std::process::id() as i32, rustix::thread::gettid().as_raw_nonzero().get());
+        for (signal, number) in Signal::ALL {
+            // A signal for one thread, so that the tests beside this one are left alone. rustix has no `tgkill`.
+            #[allow(unsafe_code)]
+            // SAFETY: `tgkill` takes three numbers; the thread is this one.
+            let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, number) };
+            assert_eq!(result, 0);
+            assert_eq!(signals.wait().unwrap(), signal);
+        }
+    }
+}

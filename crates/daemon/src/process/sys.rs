@@ -1,0 +1,62 @@
+//! The system calls that have no safe wrapper in our dependencies.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// Which side of a fork this is.
+pub(super) enum Forked {
+    Parent,
+    Child,
+}
+
+/// Forks, if this is the only thread.
+///
+/// # Errors
+/// There are other threads, or the kernel refuses.
+pub(super) fn fork() -> io::Result<Forked> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("there are other threads already"));
+    }
+    // SAFETY: this thread is the only one (checked above, and only it could start another), so no lock is held by a
+    // thread that the child lacks, and the child may go on as any program.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Forked::Child),
+        _ => Ok(Forked::Parent),
+    }
+}
+
+/// Ends the process here, without what `exit` would run a second time in a forked copy.
+pub(super) fn exit_now(status: i32) -> ! {
+    // SAFETY: `_exit` takes any status and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Blocks `signals` in this thread, and in those that it starts from now on; the descriptor reads them.
+pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigemptyset` initialises the set it is given, and the calls that follow only see it initialised; the
+    // signal numbers are libc's constants. `pthread_sigmask` may be asked not to tell the old mask.
+    let set = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        let set = set.assume_init();
+        let error = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        set
+    };
+    // SAFETY: -1 asks for a new descriptor, and the set is initialised.
+    let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,408 @@
+//! The `blockdev` object.
+
+use serde::{Deserialize, Serialize};
+
+use super::Problem;
+use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
+use super::object::object;
+use super::words::words;
+
+/// Longest `node-name`, in bytes: QEMU's.
+pub(super) const LONGEST_NODE_NAME: usize = 31;
+
+/// `PATH_MAX` less its terminator.
+const LONGEST_PATH: usize = 4095;
+/// No file offset is larger.
+const LARGEST_DISK: u64 = i64::MAX as u64;
+const DEFAULT_NULL_SIZE: u64 = 1 << 30;
+
+words! {
+    /// Which engine carries requests to the kernel.
+    pub enum Aio {
+        /// A pool of threads that make ordinary system calls.
+        Threads = "threads",
+        /// Linux AIO.
+        Native = "native",
+        /// io_uring.
+        IoUring = "io_uring",
+    }
+}
+
+words! {
+    /// What becomes of a guest's discards.
+    pub enum Discard {
+        /// They are acknowledged and dropped.
+        Ignore = "ignore",
+        /// They give storage back.
+        Unmap = "unmap",
+    }
+}
+
+words! {
+    /// What becomes of writes that are all zeroes.
+    pub enum DetectZeroes {
+        /// They are written.
+        Off = "off",
+        /// They become write-zeroes requests.
+        On = "on",
+        /// As on, and the storage behind them may be given back.
+        Unmap = "unmap",
+    }
+}
+
+words! {
+    /// Whether the image is locked against other processes, as QEMU locks it.
+    pub enum Locking {
+        /// Where the file system offers open-file-description locks.
+        Auto = "auto",
+        /// Always; an error where it cannot be.
+        On = "on",
+        /// Never.
+        Off = "off",
+    }
+}
+
+/// A disk, or a layer over one.
+///
+/// Fields are as they were written: an inline child takes what it leaves unset from its parent, so what is in force is
+/// known only in place ([`Config::disk`](crate::Config::disk)).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self", rename_all = "kebab-case")]
+pub struct Blockdev {
+    /// Its name; only a blockdev inside another may go without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
+    /// What it is, and the keys that only such a one has.
+    #[serde(flatten)]
+    pub driver: Driver,
+    /// How the host's page cache is used.
+    #[serde(default, skip_serializing_if = "Cache::is_unset")]
+    pub cache: Cache,
+    /// Whether writes are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
+    /// Whether to open the image for reading alone as long as nobody writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_read_only: Option<bool>,
+    /// What becomes of discards.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discard: Option<Discard>,
+    /// What becomes of zeroes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detect_zeroes: Option<DetectZeroes>,
+}
+
+/// What a blockdev is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "driver")]
+pub enum Driver {
+    /// A regular file.
+    #[serde(rename = "file")]
+    File(Image),
+    /// A block device of the host.
+    #[serde(rename = "host_device")]
+    HostDevice(Image),
+    /// A disk that keeps nothing; both of QEMU's spellings are the same here.
+    #[serde(rename = "null-co")]
+    NullCo(Null),
+    /// As [`NullCo`](Self::NullCo).
+    #[serde(rename = "null-aio")]
+    NullAio(Null),
+    /// The raw format: the disk below, as it is.
+    #[serde(rename = "raw")]
+    Raw {
+        /// The disk below.
+        file: Child,
+    },
+}
+
+impl Driver {
+    /// How it is spelled.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::HostDevice(_) => "host_device",
+            Self::NullCo(_) => "null-co",
+            Self::NullAio(_) => "null-aio",
+            Self::Raw { .. } => "raw",
+        }
+    }
+}
+
+/// A disk below another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Child {
+    /// A blockdev made elsewhere, by its node-name.
+    Node(String),
+    /// A blockdev of its own.
+    Inline(Box<Blockdev>),
+}
+
+/// An image on the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Image {
+    /// Where it is.
+    pub filename: String,
+    /// Which engine carries its requests.
+    #[serde(default = "default_aio")]
+    pub aio: Aio,
+    /// Most requests of this disk handed to the kernel in one system call; 0 leaves it to the I/O thread.
+    #[serde(default)]
+    pub aio_max_batch: u64,
+    /// Whether it is locked.
+    #[serde(default = "default_locking")]
+    pub locking: Locking,
+}
+
+/// A disk that keeps nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Null {
+    /// Its size in bytes.
+    #[serde(default = "default_null_size")]
+    pub size: u64,
+    /// How long each request takes.
+    #[serde(default)]
+    pub latency_ns: u64,
+    /// Whether reads fill their buffers with zeroes, or leave them alone.
+    #[serde(default)]
+    pub read_zeroes: bool,
+}
+
+/// How the host's page cache is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Cache {
+    /// Whether it is bypassed (`O_DIRECT`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<bool>,
+    /// Whether flushes are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_flush: Option<bool>,
+}
+
+impl Cache {
+    fn is_unset(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+pub(super) static SHAPE: Shape = Shape {
+    keys: &[
+        Key::optional(
+            "node-name",
+            Kind::Name(LONGEST_NODE_NAME),
+            "needed, except inside another blockdev",
+            "Name of the disk.",
+        ),
+        Key::optional("cache", Kind::Object(&CACHE), "see its keys", "How the host's page cache is used."),
+        Key::optional("read-only", Kind::Flag, "off; inline: the parent's", "Refuse writes."),
+        Key::optional(
+            "auto-read-only",
+            Kind::Flag,
+            "off; inline: the parent's",
+            "Open the image for reading alone as long as no writable export uses it.",
+        ),
+        Key::optional(
+            "discard",
+            Kind::Word(Discard::WORDS),
+            "ignore; inline: unmap",
+            "Whether discards give storage back or are dropped.",
+        ),
+        Key::optional(
+            "detect-zeroes",
+            Kind::Word(DetectZeroes::WORDS),
+            "off",
+            "Whether writes of zeroes become write-zeroes requests; `unmap` needs `discard=unmap`.",
+        ),
+    ],
+    variants: Some(Variants {
+        tag: "driver",
+        about: "What the disk is.",
+        of: &[
+            ("file", IMAGE),
+            ("host_device", IMAGE),
+            ("null-co", NULL),
+            ("null-aio", NULL),
+            (
+                "raw",
+                &[Key::needed(
+                    "file",
+                    Kind::Child,
+                    "The disk below: a node-name, or a blockdev of its own (`file.driver=...,file.filename=...`).",
+                )],
+            ),
+        ],
+        foreign: &[
+            "blkdebug",
+            "blklogwrites",
+            "blkreplay",
+            "blkverify",
+            "bochs",
+            "cloop",
+            "compress",
+            "copy-before-write",
+            "copy-on-read",
+            "dmg",
+            "ftp",
+            "ftps",
+            "gluster",
+            "host_cdrom",
+            "http",
+            "https",
+            "io_uring",
+            "iscsi",
+            "luks",
+            "nbd",
+            "nfs",
+            "nvme",
+            "nvme-io_uring",
+            "parallels",
+            "preallocate",
+            "qcow",
+            "qcow2",
+            "qed",
+            "quorum",
+            "rbd",
+            "replication",
+            "snapshot-access",
+            "ssh",
+            "throttle",
+            "vdi",
+            "vhdx",
+            "virtio-blk-vfio-pci",
+            "virtio-blk-vhost-user",
+            "virtio-blk-vhost-vdpa",
+            "vmdk",
+            "vpc",
+            "vvfat",
+        ],
+        because: "Egret serves raw files and block devices",
+    }),
+    foreign: &[
+        Foreign {
+            name: "force-share",
+            harmless: Harmless::Off,
+            because: "it reads an image that another process writes; use locking=off if that is what you want",
+        },
+        Foreign { name: "active", harmless: Harmless::On, because: "there is no migration of disks between daemons" },
+        Foreign { name: "drop-cache", harmless: Harmless::Any, because: "it takes effect in live migration only" },
+        Foreign {
+            name: "x-check-cache-dropped",
+            harmless: Harmless::Off,
+            because: "it takes effect in live migration only",
+        },
+        Foreign { name: "pr-manager", harmless: Harmless::No, because: "persistent reservations are not passed on" },
+        Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
+    ],
+};
+
+static CACHE: Shape = Shape {
+    keys: &[
+        Key::optional(
+            "direct",
+            Kind::Flag,
+            "off; inline: the parent's",
+            "Bypass the host's page cache (`O_DIRECT`); `aio=native` needs it.",
+        ),
+        Key::optional(
+            "no-flush",
+            Kind::Flag,
+            "off; inline: the parent's",
+            "Drop flushes: fast, and data is lost when the host goes down.",
+        ),
+    ],
+    variants: None,
+    foreign: &[],
+};
+
+const IMAGE: &[Key] = &[
+    Key::needed("filename", Kind::Text(1, LONGEST_PATH), "Path of the file or device."),
+    Key::optional("aio", Kind::Word(Aio::WORDS), "threads", "Engine that carries requests to the kernel."),
+    Key::optional(
+        "aio-max-batch",
+        Kind::Number(0, LARGEST_DISK, "requests"),
+        "0",
+        "Most requests of this disk handed to the kernel in one system call; the smaller of this and the I/O thread's \
+         counts, and 0 does not.",
+    ),
+    Key::optional(
+        "locking",
+        Kind::Word(Locking::WORDS),
+        "auto",
+        "Lock the image against other processes, QEMU included; `auto` does where the file system can.",
+    ),
+];
+
+const NULL: &[Key] = &[
+    Key::optional("size", Kind::Bytes(0, LARGEST_DISK), "1G", "Size of the disk."),
+    Key::optional("latency-ns", Kind::Number(0, LARGEST_DISK, "ns"), "0", "How long each request takes."),
+    Key::optional(
+        "read-zeroes",
+        Kind::Flag,
+        "off",
+        "Fill what is read with zeroes; off leaves the guest's buffer as it was.",
+    ),
+];
+
+object!(Blockdev, "blockdev", "node-name", &SHAPE);
+
+impl Blockdev {
+    /// A blockdev with every key that its driver does not need left at its default.
+    pub fn new(node_name: impl Into<String>, driver: Driver) -> Self {
+        Self {
+            node_name: Some(node_name.into()),
+            driver,
+            cache: Cache::default(),
+            read_only: None,
+            auto_read_only: None,
+            discard: None,
+            detect_zeroes: None,
+        }
+    }
+
+    /// The blockdev below that is written inside this one.
+    pub fn inline_child(&self) -> Option<&Self> {
+        match &self.driver {
+            Driver::Raw { file: Child::Inline(child) } => Some(child),
+            _ => None,
+        }
+    }
+
+    fn own_name(&self) -> &str {
+        self.node_name.as_deref().unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), Problem> {
+        if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
+            && image.filename.starts_with("/dev/fdset/")
+        {
+            return Err(Problem::NotDone {
+                what: format!("filename={}", image.filename),
+                because: "give the path of the file or device".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Image {
+    /// The image at `filename`, with every other key at its default.
+    pub fn new(filename: impl Into<String>) -> Self {
+        Self { filename: filename.into(), aio: default_aio(), aio_max_batch: 0, locking: default_locking() }
+    }
+}
+
+fn default_aio() -> Aio {
+    Aio::Threads
+}
+
+fn default_locking() -> Locking {
+    Locking::Auto
+}
+
+fn default_null_size() -> u64 {
+    DEFAULT_NULL_SIZE
+}

@@ -1,0 +1,320 @@
+//! The `export` object.
+
+use std::collections::BTreeSet;
+use std::os::fd::RawFd;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::Problem;
+use super::blockdev::LONGEST_NODE_NAME;
+use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
+use super::object::object;
+use super::words::words;
+
+/// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
+pub const LONGEST_SOCKET_PATH: usize = 107;
+
+/// A SET_VRING_KICK or _CALL message has eight bits for the queue's number (vhost-user protocol, "vring descriptor
+/// index"), so no client can start a 257th queue.
+const MOST_QUEUES: u64 = 256;
+const LARGEST_QUEUE: u64 = 1024;
+const LARGEST_BLOCK: u64 = 2 << 20;
+/// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
+const LONGEST_SERIAL: usize = 20;
+
+const DEFAULT_BLOCK: u32 = 512;
+const DEFAULT_QUEUE_SIZE: u16 = 128;
+/// What qemu-storage-daemon answers.
+const DEFAULT_SERIAL: &str = "vhost_user_blk";
+
+words! {
+    /// How a disk is offered.
+    pub enum ExportType {
+        /// As a virtio-blk device over vhost-user.
+        VhostUserBlk = "vhost-user-blk",
+    }
+}
+
+/// A disk offered to virtual machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self", rename_all = "kebab-case")]
+pub struct Export {
+    /// How it is offered.
+    #[serde(rename = "type")]
+    pub kind: ExportType,
+    /// Its name.
+    pub id: String,
+    /// The disk.
+    pub node_name: String,
+    /// Where clients connect.
+    pub addr: Addr,
+    /// Whether clients may write.
+    #[serde(default)]
+    pub writable: bool,
+    /// Whether every write is on stable storage before it completes.
+    #[serde(default)]
+    pub writethrough: bool,
+    /// The smallest addressable unit, in bytes.
+    #[serde(default = "default_block")]
+    pub logical_block_size: u32,
+    /// Request queues.
+    #[serde(default = "default_num_queues")]
+    pub num_queues: u16,
+    /// The ring size that the device is described for.
+    #[serde(default = "default_queue_size")]
+    pub queue_size: u16,
+    /// I/O threads that its queues are spread over; empty if the daemon chooses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "one_or_list")]
+    pub iothread: Vec<String>,
+    /// Which I/O thread has which queues; empty if `iothread` says it all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub iothread_vq_mapping: Vec<VqMapping>,
+    /// Whether the disk may not be moved to another I/O thread.
+    #[serde(default)]
+    pub fixed_iothread: bool,
+    /// What the guest reads as the disk's serial number.
+    #[serde(default = "default_serial")]
+    pub serial: String,
+}
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Addr {
+    /// A UNIX socket, made by the daemon.
+    Unix {
+        /// Its path.
+        path: String,
+    },
+    /// A listening UNIX socket that the daemon inherits.
+    Fd {
+        /// Its descriptor.
+        #[serde(rename = "str", serialize_with = "as_text", deserialize_with = "from_text")]
+        fd: RawFd,
+    },
+}
+
+/// An I/O thread and its queues.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct VqMapping {
+    /// The I/O thread.
+    pub iothread: String,
+    /// Its queues; empty if all are dealt out in turn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vqs: Vec<u16>,
+}
+
+static SHAPE: Shape = Shape {
+    keys: &[
+        Key::needed("id", Kind::Name(usize::MAX), "Name of the export."),
+        Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev to export."),
+        Key::optional("writable", Kind::Flag, "off", "Let clients write."),
+        Key::optional(
+            "writethrough",
+            Kind::Flag,
+            "off",
+            "Complete a write only when it is on stable storage, and offer no volatile cache.",
+        ),
+        Key::optional(
+            "iothread",
+            Kind::Names,
+            "the daemon chooses",
+            "The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt \
+             out to in turn.",
+        ),
+        Key::optional(
+            "fixed-iothread",
+            Kind::Flag,
+            "off",
+            "Never move the disk to another I/O thread; not with several of them.",
+        ),
+    ],
+    variants: Some(Variants {
+        tag: "type",
+        about: "How the disk is offered.",
+        of: &[(
+            "vhost-user-blk",
+            &[
+                Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
+                Key::optional(
+                    "logical-block-size",
+                    Kind::PowerOfTwoBytes(DEFAULT_BLOCK as u64, LARGEST_BLOCK),
+                    "512",
+                    "Smallest unit that the guest addresses. The disk's size must be a multiple of it.",
+                ),
+                Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
+                Key::optional(
+                    "queue-size",
+                    Kind::PowerOfTwo(2, LARGEST_QUEUE),
+                    "128",
+                    "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are \
+                     offered. A client may set up rings of any size up to 1024. Egret's own for this type.",
+                ),
+                Key::optional(
+                    "iothread-vq-mapping",
+                    Kind::List(&VQ_MAPPING),
+                    "by `iothread`",
+                    "Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and \
+                     every queue once or no queue at all. Egret's own for exports.",
+                ),
+                Key::optional(
+                    "serial",
+                    Kind::Text(0, LONGEST_SERIAL),
+                    DEFAULT_SERIAL,
+                    "What the guest reads as the disk's serial number. Egret's own for this type.",
+                ),
+            ],
+        )],
+        foreign: &["nbd", "fuse", "vduse-blk"],
+        because: "Egret exports vhost-user-blk",
+    }),
+    foreign: &[Foreign {
+        name: "allow-inactive",
+        harmless: Harmless::Off,
+        because: "there is no migration of disks between daemons",
+    }],
+};
+
+static ADDR: Shape = Shape {
+    keys: &[],
+    variants: Some(Variants {
+        tag: "type",
+        about: "Kind of address.",
+        of: &[
+            ("unix", &[Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make.")]),
+            ("fd", &[Key::needed("str", Kind::Descriptor, "A listening UNIX socket that the daemon inherited.")]),
+        ],
+        foreign: &["inet", "vsock"],
+        because: "vhost-user hands over file descriptors, which only UNIX sockets carry",
+    }),
+    foreign: &[
+        Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
+        Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
+    ],
+};
+
+static VQ_MAPPING: Shape = Shape {
+    keys: &[
+        Key::needed("iothread", Kind::Name(usize::MAX), "The I/O thread."),
+        Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), "dealt out in turn", "Its queues, counted from 0."),
+    ],
+    variants: None,
+    foreign: &[],
+};
+
+object!(Export, "export", "id", &SHAPE);
+
+impl Export {
+    /// An export over vhost-user-blk with every key that is not needed left at its default.
+    pub fn new(id: impl Into<String>, node_name: impl Into<String>, addr: Addr) -> Self {
+        Self {
+            kind: ExportType::VhostUserBlk,
+            id: id.into(),
+            node_name: node_name.into(),
+            addr,
+            writable: false,
+            writethrough: false,
+            logical_block_size: DEFAULT_BLOCK,
+            num_queues: 1,
+            queue_size: DEFAULT_QUEUE_SIZE,
+            iothread: Vec::new(),
+            iothread_vq_mapping: Vec::new(),
+            fixed_iothread: false,
+            serial: default_serial(),
+        }
+    }
+
+    /// The I/O threads that it names, each with the key that names it.
+    pub fn iothreads(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let mapped = self.iothread_vq_mapping.iter().map(|of| ("iothread-vq-mapping", of.iothread.as_str()));
+        self.iothread.iter().map(|name| ("iothread", name.as_str())).chain(mapped)
+    }
+
+    /// The I/O thread of queue `queue`; `None` if the daemon chooses.
+    ///
+    /// Queues without an owner of their own are dealt out in turn, in the order in which the threads are named.
+    pub fn iothread_of(&self, queue: u16) -> Option<&str> {
+        if let Some(owner) = self.iothread_vq_mapping.iter().find(|of| of.vqs.contains(&queue)) {
+            return Some(&owner.iothread);
+        }
+        self.iothreads().map(|(_, name)| name).nth(usize::from(queue) % self.iothreads().count().max(1))
+    }
+
+    fn own_name(&self) -> &str {
+        &self.id
+    }
+
+    fn check(&self) -> Result<(), Problem> {
+        let together = |problem: String| Err(Problem::Together(problem));
+        if !self.iothread.is_empty() && !self.iothread_vq_mapping.is_empty() {
+            return together("iothread and iothread-vq-mapping say the same thing twice: use one of them".to_owned());
+        }
+        if self.fixed_iothread && self.iothreads().count() > 1 {
+            return together("fixed-iothread=on needs a single iothread, got several".to_owned());
+        }
+        let mut named = BTreeSet::new();
+        if let Some((key, name)) = self.iothreads().find(|(_, name)| !named.insert(*name)) {
+            return together(format!("{key} names iothread '{name}' twice"));
+        }
+        self.check_mapping()
+    }
+
+    /// QEMU's rules: all entries say their queues or none does, and every queue has one owner.
+    fn check_mapping(&self) -> Result<(), Problem> {
+        let together = |problem: String| Err(Problem::Together(problem));
+        let mapping = &self.iothread_vq_mapping;
+        if mapping.iter().all(|of| of.vqs.is_empty()) {
+            return Ok(());
+        }
+        if let Some(of) = mapping.iter().find(|of| of.vqs.is_empty()) {
+            let name = &of.iothread;
+            return together(format!("iothread-vq-mapping: iothread '{name}' has no vqs, and others have"));
+        }
+        let mut owned = BTreeSet::new();
+        for &queue in mapping.iter().flat_map(|of| &of.vqs) {
+            if queue >= self.num_queues {
+                let allowed = format!("0..={} (num-queues={})", self.num_queues - 1, self.num_queues);
+                return Err(Problem::must("iothread-vq-mapping: vqs", allowed, queue));
+            }
+            if !owned.insert(queue) {
+                return together(format!("iothread-vq-mapping gives queue {queue} to two iothreads"));
+            }
+        }
+        match (0..self.num_queues).find(|queue| !owned.contains(queue)) {
+            Some(queue) => together(format!("iothread-vq-mapping gives queue {queue} to no iothread")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn one_or_list<S: Serializer>(names: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    match names {
+        [name] => serializer.serialize_str(name),
+        names => names.serialize(serializer),
+    }
+}
+
+fn as_text<S: Serializer>(fd: &RawFd, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(fd)
+}
+
+fn from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RawFd, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+}
+
+fn default_block() -> u32 {
+    DEFAULT_BLOCK
+}
+
+fn default_num_queues() -> u16 {
+    1
+}
+
+fn default_queue_size() -> u16 {
+    DEFAULT_QUEUE_SIZE
+}
+
+fn default_serial() -> String {
+    DEFAULT_SERIAL.to_owned()
+}

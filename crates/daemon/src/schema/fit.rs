@@ -1,0 +1,218 @@
+//! Checks a tree of values against a [`Shape`] and gives every leaf its type.
+//!
+//! Text (`key=value,...`) has strings for leaves, typed sources (JSON, TOML) have numbers and bools. What comes out is
+//! the same for both: typed, within its range, every key known, every needed key there.
+
+use serde_json::{Map, Value};
+
+use super::blockdev;
+use super::cpus::Cpus;
+use super::key::{Foreign, Harmless, Kind, Shape, Unset, Variants, one_of};
+use super::problem::{Problem, hint};
+use super::scalar::{parse_bytes, parse_flag, parse_name, parse_number};
+
+/// Whether leaves are still text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spelling {
+    /// `key=value,...`: every leaf is a string, and its key decides what it stands for.
+    Text,
+    /// JSON or TOML: a number is a number, a bool a bool, and a string neither.
+    Typed,
+}
+
+/// Checks `value` against `shape`.
+pub(super) fn fit(value: Value, shape: &Shape, spelling: Spelling) -> Result<Value, Problem> {
+    Fitter { spelling }.object("", value, shape)
+}
+
+struct Fitter {
+    spelling: Spelling,
+}
+
+impl Fitter {
+    /// `path` is the key that leads here; empty at the top.
+    fn object(&self, path: &str, value: Value, shape: &Shape) -> Result<Value, Problem> {
+        let Value::Object(given) = value else {
+            let place = if path.is_empty() { "it" } else { path };
+            return Err(Problem::must(place, "an object of keys", shown(&value)));
+        };
+        let tag = match &shape.variants {
+            Some(variants) => Some(variant(path, &given, variants)?),
+            None => None,
+        };
+        let keys = shape.keys_of(tag);
+        let mut fitted = Map::new();
+        for (name, value) in given {
+            let at = join(path, &name);
+            if shape.variants.as_ref().is_some_and(|variants| variants.tag == name) {
+                fitted.insert(name, value);
+            } else if let Some(key) = keys.clone().find(|key| key.name == name) {
+                fitted.insert(name, self.value(&at, value, &key.kind)?);
+            } else if let Some(foreign) = shape.foreign.iter().find(|foreign| foreign.name == name) {
+                self.harmless(&at, &value, foreign)?;
+            } else {
+                return Err(unknown(&at, &name, shape, tag));
+            }
+        }
+        for key in keys {
+            if matches!(key.unset, Unset::Refused) && !fitted.contains_key(key.name) {
+                return Err(Problem::Missing { key: join(path, key.name) });
+            }
+        }
+        Ok(Value::Object(fitted))
+    }
+
+    fn value(&self, at: &str, value: Value, kind: &Kind) -> Result<Value, Problem> {
+        let fitted = match (kind, value) {
+            (Kind::Object(shape), value) => return self.object(at, value, shape),
+            (Kind::Child, value @ Value::Object(_)) => return self.object(at, value, &blockdev::SHAPE),
+            (Kind::List(shape), Value::Array(list)) => {
+                let items = list.into_iter().enumerate();
+                let fitted = items.map(|(place, value)| self.object(&format!("{at}.{place}"), value, shape));
+                return fitted.collect::<Result<Vec<_>, _>>().map(Value::from);
+            }
+            (_, value) => self.leaf(&value, kind).ok_or(value),
+        };
+        fitted.map_err(|value| Problem::must(at, kind.to_string(), shown(&value)))
+    }
+
+    fn leaf(&self, value: &Value, kind: &Kind) -> Option<Value> {
+        Some(match *kind {
+            Kind::Flag => self.flag(value)?.into(),
+            Kind::Number(least, most, _) => self.number(value, least, most)?.into(),
+            Kind::PowerOfTwo(least, most) => {
+                self.number(value, least, most).filter(|number| number.is_power_of_two())?.into()
+            }
+            Kind::Bytes(least, most) => self.bytes(value, least, most)?.into(),
+            Kind::PowerOfTwoBytes(least, most) => {
+                self.bytes(value, least, most).filter(|bytes| bytes.is_power_of_two())?.into()
+            }
+            Kind::Word(words) => value.as_str().filter(|text| words.contains(text))?.into(),
+            Kind::Text(least, most) => {
+                // A NUL would end a path early.
+                let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');
+                value.as_str().filter(fits)?.into()
+            }
+            Kind::Name(most) => parse_name(value.as_str()?, most)?.into(),
+            Kind::Names => self.names(value)?,
+            Kind::Descriptor => value.as_str()?.parse::<i32>().ok().filter(|number| *number >= 0)?.to_string().into(),
+            Kind::Cpus => self.cpus(value)?.to_string().into(),
+            Kind::Numbers(least, most) => {
+                let numbers = value.as_array()?.iter().map(|value| self.number(value, least, most));
+                numbers.collect::<Option<Vec<_>>>()?.into()
+            }
+            Kind::Child => parse_name(value.as_str()?, blockdev::LONGEST_NODE_NAME)?.into(),
+            Kind::Object(_) | Kind::List(_) => return None,
+        })
+    }
+
+    fn flag(&self, value: &Value) -> Option<bool> {
+        match self.spelling {
+            Spelling::Typed => value.as_bool(),
+            Spelling::Text => parse_flag(value.as_str()?),
+        }
+    }
+
+    fn number(&self, value: &Value, least: u64, most: u64) -> Option<u64> {
+        let number = match self.spelling {
+            Spelling::Typed => value.as_u64(),
+            Spelling::Text => parse_number(value.as_str()?),
+        };
+        number.filter(|number| (least..=most).contains(number))
+    }
+
+    fn bytes(&self, value: &Value, least: u64, most: u64) -> Option<u64> {
+        let bytes = match self.spelling {
+            Spelling::Typed => value.as_u64(),
+            Spelling::Text => parse_bytes(value.as_str()?),
+        };
+        bytes.filter(|bytes| (least..=most).contains(bytes))
+    }
+
+    fn names(&self, value: &Value) -> Option<Value> {
+        let name = |value: &Value| Some(Value::from(parse_name(value.as_str()?, usize::MAX)?));
+        match value {
+            Value::Array(names) if names.is_empty() => None,
+            Value::Array(names) => names.iter().map(name).collect::<Option<Vec<_>>>().map(Value::from),
+            one => name(one).map(|name| vec![name].into()),
+        }
+    }
+
+    fn cpus(&self, value: &Value) -> Option<Cpus> {
+        match value {
+            Value::Array(list) => {
+                let cpu = |value| u16::try_from(self.number(value, 0, Cpus::LARGEST.into())?).ok();
+                Cpus::new(list.iter().map(cpu).collect::<Option<Vec<_>>>()?)
+            }
+            value => value.as_str()?.parse().ok(),
+        }
+    }
+
+    fn harmless(&self, at: &str, value: &Value, foreign: &Foreign) -> Result<(), Problem> {
+        let is_harmless = match foreign.harmless {
+            Harmless::No => false,
+            Harmless::On => self.flag(value) == Some(true),
+            Harmless::Off => self.flag(value) == Some(false),
+            Harmless::Zero => self.number(value, 0, 0).is_some(),
+            Harmless::Any => true,
+        };
+        if is_harmless {
+            return Ok(());
+        }
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Err(Problem::NotDone { what: format!("{at}={value}"), because: foreign.because.to_owned() })
+    }
+}
+
+fn variant(path: &str, given: &Map<String, Value>, variants: &Variants) -> Result<&'static str, Problem> {
+    let key = join(path, variants.tag);
+    let value = given.get(variants.tag).ok_or_else(|| Problem::Missing { key: key.clone() })?;
+    let known = variants.of.iter().map(|(name, _)| *name);
+    if let Some(name) = known.clone().find(|name| value == name) {
+        return Ok(name);
+    }
+    if variants.foreign.iter().any(|name| value == name) {
+        let what = format!("{key} {}", shown(value));
+        return Err(Problem::NotDone { what, because: variants.because.to_owned() });
+    }
+    Err(Problem::must(key, one_of(&known.collect::<Vec<_>>()), shown(value)))
+}
+
+/// A key that is not this object's: a sibling's, or nobody's.
+fn unknown(at: &str, name: &str, shape: &Shape, tag: Option<&'static str>) -> Problem {
+    if let (Some(variants), Some(this)) = (&shape.variants, tag) {
+        let owners: Vec<_> = variants
+            .of
+            .iter()
+            .filter(|(_, keys)| keys.iter().any(|key| key.name == name))
+            .map(|(owner, _)| *owner)
+            .collect();
+        if !owners.is_empty() {
+            let owners = format!("{} {}", variants.tag, one_of(&owners));
+            return Problem::Elsewhere { key: at.to_owned(), owners, this: this.to_owned() };
+        }
+    }
+    let mut known: Vec<String> = shape.variants.iter().map(|variants| variants.tag.to_owned()).collect();
+    for key in shape.keys_of(tag) {
+        match key.kind {
+            Kind::Object(nested) => known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name))),
+            _ => known.push(key.name.to_owned()),
+        }
+    }
+    Problem::UnknownKey { key: at.to_owned(), hint: hint(name, known.iter().map(String::as_str)) }
+}
+
+/// A value as an error shows it: numbers bare, text in quotes.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.parse::<i128>().is_ok() => text.clone(),
+        Value::String(text) => format!("'{text}'"),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}

@@ -1,0 +1,234 @@
+//! The `iothread` object.
+
+use serde::{Deserialize, Serialize};
+
+use super::key::{Key, Kind, Shape};
+use super::object::object;
+use super::words::words;
+use super::{Cpus, Problem};
+
+/// QEMU holds these in an `int64_t`.
+const LARGEST: u64 = i64::MAX as u64;
+const LARGEST_POOL: u64 = 65_536;
+
+const DEFAULT_POLL_MAX_NS: u64 = 32_768;
+const DEFAULT_POLL_IDLE_MS: u32 = 1_000;
+const DEFAULT_POOL_MAX: u32 = 64;
+
+words! {
+    /// How an I/O thread decides when to spin and for how long.
+    pub enum PollPolicy {
+        /// Never spins.
+        Off = "off",
+        /// Never blocks.
+        Busy = "busy",
+        /// One window for the I/O thread: QEMU up to 9.2.
+        SharedWindow = "shared-window",
+        /// A window for each source: QEMU 10.0 to 11.0.
+        PerSourceWindow = "per-source-window",
+        /// A weighted interval for each source, one window: QEMU 11.1.
+        Weighted = "weighted",
+        /// Learns the waits and prices spinning.
+        LowRegret = "low-regret",
+    }
+}
+
+words! {
+    /// How an I/O thread waits for file descriptors when it blocks.
+    pub enum FdMonitor {
+        /// The best that the kernel offers: io_uring, else epoll, else ppoll.
+        Auto = "auto",
+        /// `ppoll(2)`.
+        Ppoll = "ppoll",
+        /// `epoll(7)` with nanosecond timeouts.
+        Epoll = "epoll",
+        /// Multishot polls on the ring that also carries disk requests.
+        IoUring = "io_uring",
+    }
+}
+
+/// An event loop on a thread of its own.
+///
+/// Where 0 stands for the default, as in QEMU, it is kept as 0: a policy may tell 0 from unset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self", rename_all = "kebab-case")]
+pub struct IoThread {
+    /// Its name, and that of its thread in `top -H`.
+    pub id: String,
+    /// No wait spins longer than this; 0 never spins.
+    #[serde(default = "default_poll_max_ns")]
+    pub poll_max_ns: u64,
+    /// What a window is multiplied by when it grows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_grow: Option<u64>,
+    /// What a window is divided by when it shrinks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_shrink: Option<u64>,
+    /// A new interval counts 2^-weight in the average.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_weight: Option<u32>,
+    /// When to spin and for how long, if somebody chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_policy: Option<PollPolicy>,
+    /// Nanoseconds of CPU that one nanosecond of latency is worth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_price: Option<u32>,
+    /// A queue without a hit for this long is no longer spun on.
+    #[serde(default = "default_poll_idle_ms")]
+    pub poll_idle_ms: u32,
+    /// How file descriptors are waited for.
+    #[serde(default = "default_fd_monitor")]
+    pub fd_monitor: FdMonitor,
+    /// Most requests handed to the kernel in one system call; 0 leaves it to the engine.
+    #[serde(default)]
+    pub aio_max_batch: u64,
+    /// Worker threads of `aio=threads` that are kept even when idle.
+    #[serde(default)]
+    pub thread_pool_min: u32,
+    /// Most worker threads of `aio=threads`.
+    #[serde(default = "default_thread_pool_max")]
+    pub thread_pool_max: u32,
+    /// Where the thread may run; unset inherits the daemon's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_affinity: Option<Cpus>,
+}
+
+static SHAPE: Shape = Shape {
+    keys: &[
+        Key::needed("id", Kind::Name(usize::MAX), "Name of the object, and of its thread in `top -H`."),
+        Key::optional(
+            "poll-max-ns",
+            Kind::Number(0, LARGEST, "ns"),
+            "32768",
+            "No wait spins longer than this; 0 never spins. The policy `busy` ignores it.",
+        ),
+        Key::optional(
+            "poll-grow",
+            Kind::Number(0, LARGEST, ""),
+            "2",
+            "What a polling window is multiplied by when it grows; 0 is the default.",
+        ),
+        Key::optional(
+            "poll-shrink",
+            Kind::Number(0, LARGEST, ""),
+            "2",
+            "What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset, \
+             `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.",
+        ),
+        Key::optional(
+            "poll-weight",
+            Kind::Number(0, 63, ""),
+            "3",
+            "A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.",
+        ),
+        Key::optional(
+            "aio-max-batch",
+            Kind::Number(0, LARGEST, "requests"),
+            "0",
+            "Most requests handed to the kernel in one system call; 0 leaves it to the engine.",
+        ),
+        Key::optional(
+            "thread-pool-min",
+            Kind::Number(0, LARGEST_POOL, "threads"),
+            "0",
+            "Worker threads of `aio=threads` that are kept even when idle; at most `thread-pool-max`.",
+        ),
+        Key::optional(
+            "thread-pool-max",
+            Kind::Number(1, LARGEST_POOL, "threads"),
+            "64",
+            "Most worker threads of `aio=threads`.",
+        ),
+        Key::optional(
+            "poll-policy",
+            Kind::Word(PollPolicy::WORDS),
+            IoThread::DEFAULT_POLICY.word(),
+            "When to spin and for how long. Egret's own.",
+        ),
+        Key::optional(
+            "poll-price",
+            Kind::Number(0, 1_000, ""),
+            "1",
+            "Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.",
+        ),
+        Key::optional(
+            "poll-idle-ms",
+            Kind::Number(1, 3_600_000, "ms"),
+            "1000",
+            "A queue without a hit for this long is no longer spun on, only waited for. Egret's own.",
+        ),
+        Key::optional(
+            "fd-monitor",
+            Kind::Word(FdMonitor::WORDS),
+            "auto",
+            "How file descriptors are waited for. Egret's own.",
+        ),
+        Key::optional(
+            "cpu-affinity",
+            Kind::Cpus,
+            "the daemon's own",
+            "Where the thread may run. In `key=value` text its commas are doubled: `0-3,,8`. Egret's own.",
+        ),
+    ],
+    variants: None,
+    foreign: &[],
+};
+
+object!(IoThread, "iothread", "id", &SHAPE);
+
+impl IoThread {
+    /// `poll-policy` where it is left unset.
+    pub const DEFAULT_POLICY: PollPolicy = PollPolicy::Weighted;
+
+    /// An I/O thread with every property left at its default.
+    pub fn new(id: impl Into<String>) -> Self {
+        Self {
+            id: id.into(),
+            poll_max_ns: DEFAULT_POLL_MAX_NS,
+            poll_grow: None,
+            poll_shrink: None,
+            poll_weight: None,
+            poll_policy: None,
+            poll_price: None,
+            poll_idle_ms: DEFAULT_POLL_IDLE_MS,
+            fd_monitor: FdMonitor::Auto,
+            aio_max_batch: 0,
+            thread_pool_min: 0,
+            thread_pool_max: DEFAULT_POOL_MAX,
+            cpu_affinity: None,
+        }
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> PollPolicy {
+        self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
+    }
+
+    fn own_name(&self) -> &str {
+        &self.id
+    }
+
+    fn check(&self) -> Result<(), Problem> {
+        if self.thread_pool_min > self.thread_pool_max {
+            let allowed = format!("at most thread-pool-max ({})", self.thread_pool_max);
+            return Err(Problem::must("thread-pool-min", allowed, self.thread_pool_min));
+        }
+        Ok(())
+    }
+}
+
+fn default_poll_max_ns() -> u64 {
+    DEFAULT_POLL_MAX_NS
+}
+
+fn default_poll_idle_ms() -> u32 {
+    DEFAULT_POLL_IDLE_MS
+}
+
+fn default_fd_monitor() -> FdMonitor {
+    FdMonitor::Auto
+}
+
+fn default_thread_pool_max() -> u32 {
+    DEFAULT_POOL_MAX
+}

@@ -1,0 +1,187 @@
+//! The vocabulary as data: which keys an object has, what they hold, and what leaving one out means.
+//!
+//! These tables are what values are checked against ([`fit`](super::fit)), what help texts and the reference in
+//! `docs/options.md` are made from, and what QMP's introspection will show. The structs beside them
+//! ([`IoThread`](super::IoThread) and its peers) hold the values; a test keeps the two in step.
+
+use std::fmt;
+
+/// The keys of one kind of object.
+#[derive(Debug)]
+pub struct Shape {
+    /// Keys that every object of this kind has.
+    pub keys: &'static [Key],
+    /// Keys that depend on the value of one key (`driver`, `type`).
+    pub variants: Option<Variants>,
+    /// Keys that QEMU has and that are not done here.
+    pub foreign: &'static [Foreign],
+}
+
+/// Keys that depend on another key's value.
+#[derive(Debug)]
+pub struct Variants {
+    /// The key that decides.
+    pub tag: &'static str,
+    /// What it decides, in one sentence.
+    pub about: &'static str,
+    /// Its values, and the keys that each adds.
+    pub of: &'static [(&'static str, &'static [Key])],
+    /// Values that QEMU knows and that are not done here.
+    pub foreign: &'static [&'static str],
+    /// Why they are not.
+    pub because: &'static str,
+}
+
+/// One key of an object.
+#[derive(Debug)]
+pub struct Key {
+    /// How it is spelled.
+    pub name: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// What leaving it out means.
+    pub unset: Unset,
+    /// What it does, in one sentence.
+    pub about: &'static str,
+}
+
+/// What leaving a key out means.
+#[derive(Debug)]
+pub enum Unset {
+    /// An error.
+    Refused,
+    /// This, as it would be spelled, or in words where it depends.
+    Means(&'static str),
+}
+
+/// What a key holds.
+#[derive(Debug)]
+pub enum Kind {
+    /// `on` or `off`; in typed sources a bool.
+    Flag,
+    /// A whole number, inclusive of both ends; the last field is its unit, or nothing.
+    Number(u64, u64, &'static str),
+    /// Bytes, inclusive of both ends; in text with an optional suffix (`64K`, `1.5G`).
+    Bytes(u64, u64),
+    /// As [`Bytes`](Self::Bytes), and a power of two.
+    PowerOfTwoBytes(u64, u64),
+    /// As [`Number`](Self::Number) without unit, and a power of two.
+    PowerOfTwo(u64, u64),
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// Text of at most this many bytes; the first field is the least.
+    Text(usize, usize),
+    /// A name of at most this many bytes: a letter, then letters, digits, `-`, `.` and `_`.
+    Name(usize),
+    /// A name, or a list of names.
+    Names,
+    /// The number of an open file descriptor, as text.
+    Descriptor,
+    /// Processor numbers: `0-3,8`, or a list of numbers.
+    Cpus,
+    /// A list of numbers, inclusive of both ends.
+    Numbers(u64, u64),
+    /// Nested keys.
+    Object(&'static Shape),
+    /// A list of nested keys.
+    List(&'static Shape),
+    /// The name of a blockdev, or a blockdev of its own.
+    Child,
+}
+
+/// A key that QEMU has and that is not done here.
+#[derive(Debug)]
+pub struct Foreign {
+    /// How QEMU spells it.
+    pub name: &'static str,
+    /// The value that asks for nothing that we do not do, and so is accepted: mostly QEMU's default.
+    pub harmless: Harmless,
+    /// Why it is not done, or what to use.
+    pub because: &'static str,
+}
+
+/// A value that changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Harmless {
+    /// There is none.
+    No,
+    /// `on`.
+    On,
+    /// `off`.
+    Off,
+    /// 0.
+    Zero,
+    /// Any: it asks for nothing that could matter here.
+    Any,
+}
+
+impl Key {
+    pub(crate) const fn needed(name: &'static str, kind: Kind, about: &'static str) -> Self {
+        Self { name, kind, unset: Unset::Refused, about }
+    }
+
+    pub(crate) const fn optional(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Self {
+        Self { name, kind, unset: Unset::Means(default), about }
+    }
+}
+
+impl Shape {
+    /// The keys of an object whose tag is `tag` (`None`: an object without one), those of every object first.
+    pub fn keys_of(&self, tag: Option<&str>) -> impl Iterator<Item = &'static Key> + Clone {
+        let of_variant = self
+            .variants
+            .as_ref()
+            .and_then(|variants| variants.of.iter().find(|(name, _)| Some(*name) == tag).map(|(_, keys)| *keys));
+        self.keys.iter().chain(of_variant.unwrap_or_default())
+    }
+
+    /// Every key of every variant, each once, with the variants that have it; none means all of them.
+    pub fn all_keys(&self) -> Vec<(&'static Key, Vec<&'static str>)> {
+        let mut all: Vec<(&'static Key, Vec<&'static str>)> = self.keys.iter().map(|key| (key, Vec::new())).collect();
+        for (variant, keys) in self.variants.iter().flat_map(|variants| variants.of) {
+            for key in *keys {
+                match all.iter_mut().find(|(known, _)| std::ptr::eq(*known, key) || known.name == key.name) {
+                    Some((_, owners)) => owners.push(variant),
+                    None => all.push((key, vec![variant])),
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What would be right, as an error or a reference says it.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag => f.write_str("on or off"),
+            Self::Number(least, most, _) => write!(f, "{least}..={most}"),
+            Self::Bytes(least, most) => write!(f, "{least}..={most} bytes"),
+            Self::PowerOfTwoBytes(least, most) => write!(f, "a power of two in {least}..={most} bytes"),
+            Self::PowerOfTwo(least, most) => write!(f, "a power of two in {least}..={most}"),
+            Self::Word(words) => f.write_str(&one_of(words)),
+            Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
+            Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),
+            Self::Name(usize::MAX) => f.write_str("a name (a letter, then letters, digits, '-', '.', '_')"),
+            Self::Name(most) => {
+                write!(f, "a name of at most {most} bytes (a letter, then letters, digits, '-', '.', '_')")
+            }
+            Self::Names => f.write_str("a name or a list of names"),
+            Self::Descriptor => f.write_str("the number of an open file descriptor"),
+            Self::Cpus => f.write_str("processor numbers (0-3,8) or a list of them"),
+            Self::Numbers(least, most) => write!(f, "a list of numbers in {least}..={most}"),
+            Self::Object(_) => f.write_str("an object"),
+            Self::List(_) => f.write_str("a list of objects"),
+            Self::Child => f.write_str("a node-name or a blockdev of its own"),
+        }
+    }
+}
+
+/// `a`, `a or b`, `a, b or c`.
+pub(crate) fn one_of(words: &[&str]) -> String {
+    match words {
+        [] => String::new(),
+        [word] => (*word).to_owned(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}

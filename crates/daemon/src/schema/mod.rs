@@ -1,0 +1,38 @@
+//! The one vocabulary: three objects, spelled as QEMU spells them.
+//!
+//! | object | is | made by |
+//! |---|---|---|
+//! | [`IoThread`] | an event loop on a thread of its own | `--object iothread,id=...` |
+//! | [`Blockdev`] | a disk, or a layer over one | `--blockdev file,node-name=...` |
+//! | [`Export`] | a disk offered to virtual machines | `--export vhost-user-blk,id=...` |
+//!
+//! The command line, a configuration file and QMP all deserialise into these types, and there is no second schema.
+//! Their [`Shape`]s say which keys exist; [`from_value`](Object::from_value) and serde's `Deserialize` both check
+//! against them, so an object that exists has only known keys with values in their ranges. What concerns several
+//! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
+
+mod blockdev;
+mod cpus;
+mod export;
+mod fit;
+mod iothread;
+mod key;
+mod object;
+mod problem;
+mod reference;
+mod scalar;
+mod words;
+
+#[cfg(test)]
+mod tests;
+
+pub use blockdev::{Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Locking, Null};
+pub use cpus::Cpus;
+pub use export::{Addr, Export, ExportType, LONGEST_SOCKET_PATH, VqMapping};
+pub use fit::Spelling;
+pub use iothread::{FdMonitor, IoThread, PollPolicy};
+pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
+pub use object::Object;
+pub(crate) use problem::hint;
+pub use problem::{ObjectError, Problem};
+pub use reference::{help, reference};

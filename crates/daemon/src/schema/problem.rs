@@ -1,0 +1,120 @@
+//! What is wrong with an object, in one line.
+
+use thiserror::Error;
+
+/// An object that cannot be had as it was written: which one, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{subject}: {problem}")]
+pub struct ObjectError {
+    /// The object as an operator knows it: `iothread 'io0'`.
+    pub subject: String,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// What is wrong with an object.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Problem {
+    /// A key that neither we nor QEMU know.
+    #[error("unknown key '{key}'; {hint}")]
+    UnknownKey {
+        /// The key, with the keys that lead to it: `cache.dirct`.
+        key: String,
+        /// The nearest known key, or all of them.
+        hint: String,
+    },
+    /// A key of this object's siblings: `size` on a `file`.
+    #[error("key '{key}' belongs to {owners}, and this is {this}")]
+    Elsewhere {
+        /// The key.
+        key: String,
+        /// Whom it belongs to: `driver null-co, null-aio`.
+        owners: String,
+        /// What this object is: `file`.
+        this: String,
+    },
+    /// A key that has to be there and is not.
+    #[error("{key} is missing")]
+    Missing {
+        /// The key.
+        key: String,
+    },
+    /// A value of the wrong kind, or outside its range.
+    #[error("{key} must be {allowed}, got {got}")]
+    Must {
+        /// The key.
+        key: String,
+        /// What would be right: `0..=63`, `on or off`.
+        allowed: String,
+        /// What was given.
+        got: String,
+    },
+    /// Something that QEMU has and that is left out here on purpose.
+    #[error("{what} is QEMU's and not done here: {because}")]
+    NotDone {
+        /// The key and value.
+        what: String,
+        /// Why, or what to use in its place.
+        because: String,
+    },
+    /// Values that are right one by one and wrong together.
+    #[error("{0}")]
+    Together(String),
+    /// A name that no object bears.
+    #[error("{key}: there is no {noun} '{name}'; {hint}")]
+    Unknown {
+        /// The key that holds the name.
+        key: String,
+        /// What it should name: `iothread`.
+        noun: &'static str,
+        /// The name.
+        name: String,
+        /// The nearest of those that exist, or all of them.
+        hint: String,
+    },
+    /// A name that another object bears already.
+    #[error("there is another {0} of this name")]
+    Duplicate(&'static str),
+}
+
+impl Problem {
+    /// A value that is not what its key allows.
+    pub(crate) fn must(key: impl Into<String>, allowed: impl Into<String>, got: impl ToString) -> Self {
+        Self::Must { key: key.into(), allowed: allowed.into(), got: got.to_string() }
+    }
+}
+
+/// The candidate that was probably meant by `given`: a few slips of the finger away, or the last part of its name.
+pub(crate) fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let slips = |candidate: &str| {
+        let last = candidate.rsplit('.').next().unwrap_or(candidate);
+        strsim::osa_distance(given, candidate).min(strsim::osa_distance(given, last))
+    };
+    let (distance, candidate) = candidates.into_iter().map(|name| (slips(name), name)).min_by_key(|near| near.0)?;
+    (distance <= (given.chars().count() / 3).max(1)).then_some(candidate)
+}
+
+/// `did you mean 'x'?`, or else `known are a, b`.
+pub(crate) fn hint<'a>(given: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    match nearest(given, known.clone()) {
+        Some(near) => format!("did you mean '{near}'?"),
+        None => match known.into_iter().collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => "there are none".to_owned(),
+            all => format!("known are {all}"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_a_few_slips_away_or_the_end_of_a_longer_one() {
+        let keys = ["poll-weight", "poll-max-ns", "cache.direct"];
+        assert_eq!(nearest("poll-wieght", keys), Some("poll-weight"));
+        assert_eq!(nearest("direct", keys), Some("cache.direct"));
+        assert_eq!(nearest("colour", keys), None);
+        assert_eq!(nearest("x", []), None);
+    }
+}

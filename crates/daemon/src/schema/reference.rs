@@ -1,0 +1,77 @@
+//! The vocabulary as text for people: help on a terminal, and the tables of `docs/options.md`.
+
+use std::fmt::Write as _;
+
+use super::key::{Key, Kind, Shape, Unset, one_of};
+
+/// The keys of an object as a Markdown table: key, value, default, meaning.
+///
+/// `docs/options.md` holds exactly these tables; a test says so.
+pub fn reference(shape: &Shape) -> String {
+    let mut table = String::from("| key | value | default | meaning |\n|---|---|---|---|\n");
+    for row in rows(shape, "") {
+        let Row { key, owners, value, default, about } = row;
+        let about = if owners.is_empty() { about } else { format!("({owners}) {about}") };
+        let _ = writeln!(table, "| `{key}` | {value} | {default} | {about} |");
+    }
+    for foreign in shape.foreign {
+        let _ = writeln!(table, "| `{}` | | | QEMU's, not done here: {}. |", foreign.name, foreign.because);
+    }
+    table
+}
+
+/// The keys of an object as plain text, for `help` on the command line.
+pub fn help(shape: &Shape) -> String {
+    let mut text = String::new();
+    for Row { key, owners, value, default, about } in rows(shape, "") {
+        let owners = if owners.is_empty() { String::new() } else { format!(" ({owners})") };
+        let _ = writeln!(text, "  {key}=<{value}>{owners}, default: {default}\n      {about}");
+    }
+    text.replace('`', "")
+}
+
+struct Row {
+    key: String,
+    owners: String,
+    value: String,
+    default: String,
+    about: String,
+}
+
+fn rows(shape: &Shape, path: &str) -> Vec<Row> {
+    let mut rows = Vec::new();
+    if let Some(variants) = &shape.variants {
+        let names: Vec<_> = variants.of.iter().map(|(name, _)| *name).collect();
+        rows.push(Row {
+            key: format!("{path}{}", variants.tag),
+            owners: String::new(),
+            value: one_of(&names),
+            default: "needed".to_owned(),
+            about: variants.about.to_owned(),
+        });
+    }
+    // Where there is one variant there is nothing to tell apart.
+    let has_variants = shape.variants.as_ref().is_some_and(|variants| variants.of.len() > 1);
+    for (key, owners) in shape.all_keys() {
+        let owners = if has_variants { owners } else { Vec::new() };
+        let at = format!("{path}{}", key.name);
+        match key.kind {
+            Kind::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
+            Kind::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
+            _ => rows.push(row(at, key, &owners)),
+        }
+    }
+    rows
+}
+
+fn row(at: String, key: &Key, owners: &[&str]) -> Row {
+    let value = match key.kind {
+        Kind::Number(_, _, unit) if !unit.is_empty() => format!("{} {unit}", key.kind),
+        _ => key.kind.to_string(),
+    };
+    let default = match key.unset {
+        Unset::Refused => "needed",
+        Unset::Means(default) => default,
+    };
+    Row { key: at, owners: one_of(owners), value, default: default.to_owned(), about: key.about.to_owned() }
+}

@@ -1,0 +1,346 @@
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::key::{Key, Kind};
+use super::*;
+use crate::keyval;
+
+/// Reads an object as the command line does.
+fn read<T: Object>(text: &str) -> Result<T, ObjectError> {
+    let (value, spelling) =
+        keyval::read(text, T::SHAPE.variants.as_ref().map_or("id", |variants| variants.tag)).unwrap();
+    T::from_value(value, spelling)
+}
+
+fn error<T: Object + Debug>(text: &str) -> String {
+    read::<T>(text).unwrap_err().to_string()
+}
+
+fn iothread(text: &str) -> Result<IoThread, ObjectError> {
+    read(text)
+}
+
+/// What `$kind` is in the reference, and an object of that kind that sets every key it can.
+const FULL: [&str; 4] = [
+    "file,node-name=d0,filename=/d,aio=native,aio-max-batch=4,locking=off,cache.direct=on,cache.no-flush=on,\
+     read-only=on,auto-read-only=off,discard=unmap,detect-zeroes=unmap",
+    "null-aio,node-name=n0,size=64K,latency-ns=10000,read-zeroes=on",
+    "raw,node-name=r0,file=d0",
+    "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
+];
+
+const FULL_EXPORT: [&str; 3] = [
+    "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,writable=on,writethrough=yes,\
+     logical-block-size=4k,num-queues=3,queue-size=256,serial=abc,fixed-iothread=off,\
+     iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
+     iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.1.vqs.0=1",
+    "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
+    "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b",
+];
+
+const FULL_IOTHREAD: &str = "id=io0,poll-max-ns=1,poll-grow=2,poll-shrink=0,poll-weight=4,poll-policy=low-regret,\
+    poll-price=6,poll-idle-ms=7,fd-monitor=epoll,aio-max-batch=8,thread-pool-min=9,thread-pool-max=10,\
+    cpu-affinity=0-1,,3";
+
+/// JSON, and back.
+fn there_and_back<T: Object + Serialize + DeserializeOwned + PartialEq + Debug>(text: &str) -> Value {
+    let object = read::<T>(text).unwrap();
+    let json = serde_json::to_value(&object).unwrap();
+    let back: T = serde_json::from_value(json.clone()).unwrap_or_else(|error| panic!("{json}: {error}"));
+    assert_eq!(back, object, "{json}");
+    json
+}
+
+#[test]
+fn every_object_survives_the_way_through_json() {
+    let iothread = there_and_back::<IoThread>(FULL_IOTHREAD);
+    assert_eq!(iothread["cpu-affinity"], "0-1,3");
+    assert_eq!(iothread["poll-shrink"], 0);
+    for text in FULL {
+        there_and_back::<Blockdev>(text);
+    }
+    for text in FULL_EXPORT {
+        there_and_back::<Export>(text);
+    }
+    let nested = there_and_back::<Blockdev>(FULL[3]);
+    assert_eq!(
+        nested["file"],
+        json!({"driver": "host_device", "filename": "/dev/x", "aio": "threads", "aio-max-batch": 0, "locking": "auto",
+               "cache": {"direct": true}})
+    );
+}
+
+/// Every key of the table can be set, and ends up in a field: none is read and forgotten.
+#[test]
+fn the_tables_and_the_structs_have_the_same_keys() {
+    fn collect(value: &Value, path: &str, into: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(object) => {
+                for (name, value) in object {
+                    collect(value, &format!("{path}{name}."), into);
+                }
+            }
+            Value::Array(list) if list.iter().any(Value::is_object) => {
+                list.iter().for_each(|value| collect(value, &format!("{path}N."), into));
+            }
+            _ => drop(into.insert(path.trim_end_matches('.').to_owned())),
+        }
+    }
+    fn expected(shape: &Shape, path: &str, into: &mut BTreeSet<String>) {
+        into.extend(shape.variants.iter().map(|variants| format!("{path}{}", variants.tag)));
+        for (Key { name, kind, .. }, _) in shape.all_keys() {
+            match kind {
+                Kind::Object(nested) => expected(nested, &format!("{path}{name}."), into),
+                Kind::List(nested) => expected(nested, &format!("{path}{name}.N."), into),
+                _ => drop(into.insert(format!("{path}{name}"))),
+            }
+        }
+    }
+    fn check<T: Object + Serialize>(texts: &[&str]) {
+        let (mut have, mut want) = (BTreeSet::new(), BTreeSet::new());
+        for text in texts {
+            collect(&serde_json::to_value(read::<T>(text).unwrap()).unwrap(), "", &mut have);
+        }
+        expected(T::SHAPE, "", &mut want);
+        assert_eq!(have, want);
+    }
+    check::<IoThread>(&[FULL_IOTHREAD]);
+    check::<Blockdev>(&FULL[..3]);
+    check::<Export>(&FULL_EXPORT);
+}
+
+/// An object with only what it needs has exactly the defaults that the reference promises.
+#[test]
+fn what_is_left_out_means_what_the_tables_say() {
+    fn check<T: Object + Serialize>(least: &str, variant: Option<&str>) {
+        let object = serde_json::to_value(read::<T>(least).unwrap()).unwrap();
+        let mut checked = 0;
+        for key in T::SHAPE.keys_of(variant) {
+            let (Unset::Means(default), Some(value)) = (&key.unset, object.get(key.name)) else { continue };
+            if least.contains(key.name) {
+                continue;
+            }
+            let spelled = read::<T>(&format!("{least},{}={default}", key.name));
+            let spelled = serde_json::to_value(spelled.unwrap_or_else(|error| panic!("{error}"))).unwrap();
+            assert_eq!(value, &spelled[key.name], "{}", key.name);
+            checked += 1;
+        }
+        assert!(checked > 1, "{least} has too few defaults to be checked");
+    }
+    check::<IoThread>("id=io0", None);
+    check::<Blockdev>("file,node-name=d0,filename=/d", Some("file"));
+    check::<Blockdev>("null-co,node-name=d0", Some("null-co"));
+    check::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s", Some("vhost-user-blk"));
+    assert_eq!(read::<IoThread>("id=io0").unwrap(), IoThread::new("io0"));
+    let addr = Addr::Unix { path: "/s".to_owned() };
+    assert_eq!(
+        read::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s").unwrap(),
+        Export::new("e", "d", addr)
+    );
+}
+
+#[test]
+fn a_value_out_of_range_names_the_object_the_key_the_range_and_what_was_given() {
+    for (text, line) in [
+        ("io0,poll-weight=64", "iothread 'io0': poll-weight must be 0..=63, got 64"),
+        ("io0,poll-weight=-1", "iothread 'io0': poll-weight must be 0..=63, got -1"),
+        ("io0,poll-max-ns=32k", "iothread 'io0': poll-max-ns must be 0..=9223372036854775807, got '32k'"),
+        ("io0,fd-monitor=kqueue", "iothread 'io0': fd-monitor must be auto, ppoll, epoll or io_uring, got 'kqueue'"),
+        ("io0,thread-pool-max=0", "iothread 'io0': thread-pool-max must be 1..=65536, got 0"),
+        ("io0,thread-pool-min=65", "iothread 'io0': thread-pool-min must be at most thread-pool-max (64), got 65"),
+        (
+            "io0,cpu-affinity=x",
+            "iothread 'io0': cpu-affinity must be processor numbers (0-3,8) or a list of them, got 'x'",
+        ),
+        ("io0,poll-grow.x=1", "iothread 'io0': poll-grow must be 0..=9223372036854775807, got an object"),
+        ("poll-grow=2", "iothread without id: id is missing"),
+        ("0,poll-grow=2", "iothread '0': id must be a name (a letter, then letters, digits, '-', '.', '_'), got 0"),
+    ] {
+        assert_eq!(error::<IoThread>(text), line);
+    }
+    let long = format!("null-co,node-name={}", "n".repeat(32));
+    let line = format!(
+        "blockdev '{0}': node-name must be a name of at most 31 bytes (a letter, then letters, digits, '-', '.', '_'), \
+         got '{0}'",
+        "n".repeat(32)
+    );
+    assert_eq!(error::<Blockdev>(&long), line);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest_known_one() {
+    for (text, line) in [
+        ("file,node-name=d,filenam=x", "blockdev 'd': unknown key 'filenam'; did you mean 'filename'?"),
+        ("file,node-name=d,direct=on", "blockdev 'd': unknown key 'direct'; did you mean 'cache.direct'?"),
+        ("file,node-name=d,cache.dirct=on", "blockdev 'd': unknown key 'cache.dirct'; did you mean 'direct'?"),
+        (
+            "null-co,node-name=d,colour=red",
+            "blockdev 'd': unknown key 'colour'; known are driver, node-name, cache.direct, cache.no-flush, read-only, \
+             auto-read-only, discard, detect-zeroes, size, latency-ns, read-zeroes",
+        ),
+        (
+            "file,node-name=d,size=1M",
+            "blockdev 'd': key 'size' belongs to driver null-co or null-aio, and this is file",
+        ),
+        ("file,node-name=d", "blockdev 'd': filename is missing"),
+        ("node-name=d", "blockdev 'd': driver is missing"),
+        ("flie,node-name=d", "blockdev 'd': driver must be file, host_device, null-co, null-aio or raw, got 'flie'"),
+        (
+            "raw,node-name=d,file.driver=file,file.filname=x",
+            "blockdev 'd': unknown key 'file.filname'; did you mean 'filename'?",
+        ),
+        ("raw,node-name=d,file.driver=file", "blockdev 'd': file.filename is missing"),
+    ] {
+        assert_eq!(error::<Blockdev>(text), line);
+    }
+}
+
+#[test]
+fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
+    for (text, line) in [
+        (
+            "qcow2,node-name=d,file=x",
+            "blockdev 'd': driver 'qcow2' is QEMU's and not done here: Egret serves raw files and block devices",
+        ),
+        (
+            "file,node-name=d,filename=x,pr-manager=p",
+            "blockdev 'd': pr-manager=p is QEMU's and not done here: persistent reservations are not passed on",
+        ),
+        (
+            "file,node-name=d,filename=/dev/fdset/1",
+            "blockdev 'd': filename=/dev/fdset/1 is QEMU's and not done here: give the path of the file or device",
+        ),
+    ] {
+        assert_eq!(error::<Blockdev>(text), line);
+    }
+    assert!(error::<Blockdev>("file,node-name=d,filename=x,force-share=on").contains("use locking=off"));
+    read::<Blockdev>("file,node-name=d,filename=x,force-share=off,drop-cache=on,x-check-cache-dropped=off,active=on")
+        .unwrap();
+    assert_eq!(
+        error::<Export>("nbd,id=e,node-name=d"),
+        "export 'e': type 'nbd' is QEMU's and not done here: Egret exports vhost-user-blk"
+    );
+    assert!(error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=inet").contains("addr.type 'inet' is QEMU's"));
+    read::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s,addr.abstract=off,allow-inactive=no")
+        .unwrap();
+}
+
+#[test]
+fn an_export_has_queues_rings_blocks_and_a_socket_within_their_limits() {
+    let base = "vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s";
+    for (text, line) in [
+        ("num-queues=0", "num-queues must be 1..=256, got 0"),
+        ("num-queues=257", "num-queues must be 1..=256, got 257"),
+        ("queue-size=100", "queue-size must be a power of two in 2..=1024, got 100"),
+        ("queue-size=2048", "queue-size must be a power of two in 2..=1024, got 2048"),
+        ("logical-block-size=1000", "logical-block-size must be a power of two in 512..=2097152 bytes, got 1000"),
+        ("logical-block-size=4M", "logical-block-size must be a power of two in 512..=2097152 bytes, got '4M'"),
+        ("serial=123456789012345678901", "serial must be text of at most 20 bytes, got 123456789012345678901"),
+        ("writable=maybe", "writable must be on or off, got 'maybe'"),
+        (
+            "iothread=a,iothread-vq-mapping.0.iothread=a",
+            "iothread and iothread-vq-mapping say the same thing twice: use one of them",
+        ),
+        ("iothread.0=a,iothread.1=b,fixed-iothread=on", "fixed-iothread=on needs a single iothread, got several"),
+        ("iothread.0=a,iothread.1=a", "iothread names iothread 'a' twice"),
+    ] {
+        assert_eq!(error::<Export>(&format!("{base},{text}")), format!("export 'e': {line}"));
+    }
+    let path = "p".repeat(108);
+    assert_eq!(
+        error::<Export>(&format!("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={path}")),
+        format!("export 'e': addr.path must be text of 1..=107 bytes, got '{path}'")
+    );
+    assert_eq!(
+        error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=abc"),
+        "export 'e': addr.str must be the number of an open file descriptor, got 'abc'"
+    );
+}
+
+#[test]
+fn a_queue_mapping_gives_every_queue_to_one_iothread() {
+    let base = "vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s,num-queues=3";
+    let map = |text: &str| {
+        let keys: Vec<_> = text.split(' ').map(|key| format!("iothread-vq-mapping.{key}")).collect();
+        read::<Export>(&format!("{base},{}", keys.join(",")))
+    };
+    let dealt = map("0.iothread=a 1.iothread=b").unwrap();
+    assert_eq!([0, 1, 2].map(|queue| dealt.iothread_of(queue)), [Some("a"), Some("b"), Some("a")]);
+    let owned = map("0.iothread=a 0.vqs.0=2 1.iothread=b 1.vqs.0=0 1.vqs.1=1").unwrap();
+    assert_eq!([0, 1, 2].map(|queue| owned.iothread_of(queue)), [Some("b"), Some("b"), Some("a")]);
+    let unset = read::<Export>(base).unwrap();
+    assert_eq!(unset.iothread_of(1), None);
+    let list = read::<Export>(&format!("{base},iothread.0=x,iothread.1=y")).unwrap();
+    assert_eq!([0, 1, 2].map(|queue| list.iothread_of(queue)), [Some("x"), Some("y"), Some("x")]);
+
+    for (text, line) in [
+        ("0.iothread=a 0.vqs.0=0 1.iothread=b", "iothread-vq-mapping: iothread 'b' has no vqs, and others have"),
+        ("0.iothread=a 0.vqs.0=3", "iothread-vq-mapping: vqs must be 0..=2 (num-queues=3), got 3"),
+        ("0.iothread=a 0.vqs.0=1 0.vqs.1=1", "iothread-vq-mapping gives queue 1 to two iothreads"),
+        ("0.iothread=a 0.vqs.0=0 0.vqs.1=2", "iothread-vq-mapping gives queue 1 to no iothread"),
+        ("0.iothread=a 1.iothread=a", "iothread-vq-mapping names iothread 'a' twice"),
+        ("0.vqs.0=0", "iothread-vq-mapping.0.iothread is missing"),
+    ] {
+        assert_eq!(map(text).unwrap_err().to_string(), format!("export 'e': {line}"));
+    }
+}
+
+#[test]
+fn typed_sources_have_typed_values() {
+    let read = |value: Value| IoThread::from_value(value, Spelling::Typed).map_err(|error| error.to_string());
+    assert_eq!(read(json!({"id": "a", "poll-weight": 5})).unwrap().poll_weight, Some(5));
+    let cpus = read(json!({"id": "a", "cpu-affinity": [3, 1]})).unwrap().cpu_affinity.unwrap();
+    assert_eq!(cpus.to_string(), "1,3");
+    assert_eq!(
+        read(json!({"id": "a", "poll-weight": "5"})).unwrap_err(),
+        "iothread 'a': poll-weight must be 0..=63, got 5"
+    );
+    assert_eq!(
+        read(json!({"id": "a", "poll-weight": 1.5})).unwrap_err(),
+        "iothread 'a': poll-weight must be 0..=63, got 1.5"
+    );
+    let direct = r#"{"driver": "file", "filename": "x", "node-name": "d", "cache": {"direct": true}}"#;
+    assert_eq!(self::read::<Blockdev>(direct).unwrap().cache.direct, Some(true));
+    assert_eq!(
+        error::<Blockdev>(&direct.replace("true", "\"on\"")),
+        "blockdev 'd': cache.direct must be on or off, got 'on'"
+    );
+    assert_eq!(
+        IoThread::from_value(json!(5), Spelling::Typed).unwrap_err().to_string(),
+        "iothread without id: it must be an object of keys, got 5"
+    );
+}
+
+#[test]
+fn plain_serde_goes_through_the_same_checks() {
+    let error = serde_json::from_str::<IoThread>(r#"{"id": "a", "pol-grow": 1}"#).unwrap_err().to_string();
+    assert_eq!(error, "iothread 'a': unknown key 'pol-grow'; did you mean 'poll-grow'?");
+    assert!(iothread("a").is_ok());
+}
+
+/// The reference for people holds exactly what the tables say. `EGRET_BLESS=1` writes it anew.
+#[test]
+fn the_reference_is_in_step_with_the_tables() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut blessed = text.clone();
+    for (noun, table) in [
+        (IoThread::NOUN, reference(IoThread::SHAPE)),
+        (Blockdev::NOUN, reference(Blockdev::SHAPE)),
+        (Export::NOUN, reference(Export::SHAPE)),
+    ] {
+        let (begin, end) = (format!("<!-- keys of {noun} -->\n"), format!("<!-- end of {noun} -->"));
+        let from = blessed.find(&begin).unwrap_or_else(|| panic!("no '{begin}'")) + begin.len();
+        let to = blessed.find(&end).unwrap_or_else(|| panic!("no '{end}'"));
+        blessed.replace_range(from..to, &format!("\n{table}\n"));
+    }
+    if std::env::var_os("EGRET_BLESS").is_some() {
+        std::fs::write(path, &blessed).unwrap();
+        return;
+    }
+    assert!(text == blessed, "docs/options.md is out of step; EGRET_BLESS=1 cargo test -p egret-daemon writes it anew");
+}

@@ -1,0 +1,107 @@
+//! Going into the background, seen from outside.
+//!
+//! A fork wants a process with one thread, which the usual test harness is not. So this program is its own harness:
+//! run plainly it starts itself once for each role below and looks at what becomes of it.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, ExitCode, Output, Stdio};
+
+use egret_daemon::process::{Pidfile, Side, Signal, Signals, background};
+
+const ROLE: &str = "EGRET_TEST_ROLE";
+const PLACE: &str = "EGRET_TEST_PLACE";
+
+fn main() -> ExitCode {
+    if let Ok(role) = std::env::var(ROLE) {
+        return play(&role);
+    }
+    let tests: [(&str, fn(&Path)); 4] = [
+        ("the_launcher_ends_when_the_daemon_serves_and_a_signal_ends_the_daemon", serves),
+        ("a_daemon_that_fails_hands_its_line_to_the_launcher", fails),
+        ("a_daemon_that_dies_without_a_word_is_reported", dies),
+        ("a_process_with_threads_does_not_fork", threads),
+    ];
+    for (name, test) in tests {
+        let place = tempfile::tempdir().unwrap();
+        test(place.path());
+        println!("test {name} ... ok");
+    }
+    ExitCode::SUCCESS
+}
+
+/// What a command line tool would do.
+fn play(role: &str) -> ExitCode {
+    let place = std::env::var_os(PLACE).unwrap();
+    if role == "threads" {
+        std::thread::spawn(std::thread::park);
+    }
+    let readiness = match background() {
+        Err(error) => return complain(&error),
+        Ok(Side::Launcher(launched)) => match launched.wait() {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(error) => return complain(&error),
+        },
+        Ok(Side::Daemon(readiness)) => readiness,
+    };
+    match role {
+        "fails" => readiness.failed("disk.img: no such file"),
+        "serves" => {
+            let signals = Signals::block().unwrap();
+            let pidfile = Pidfile::create(&Path::new(&place).join("pid")).unwrap();
+            readiness.ready().unwrap();
+            assert_eq!(signals.wait().unwrap(), Signal::Terminate);
+            drop(pidfile);
+        }
+        _ => {}
+    }
+    ExitCode::SUCCESS
+}
+
+fn complain(error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("{error}");
+    ExitCode::FAILURE
+}
+
+fn start(role: &str, place: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(ROLE, role).env(PLACE, place).stdin(Stdio::null());
+    command
+}
+
+fn complaint(role: &str, place: &Path) -> String {
+    let Output { status, stderr, .. } = start(role, place).output().unwrap();
+    assert_eq!(status.code(), Some(1));
+    String::from_utf8(stderr).unwrap()
+}
+
+fn serves(place: &Path) {
+    // The daemon inherits this pipe and nobody else keeps it, so its end is the daemon's end.
+    let (mut alive, inherited) = std::io::pipe().unwrap();
+    let status = start("serves", place).stdin(inherited.try_clone().unwrap()).stdout(inherited).status().unwrap();
+    assert!(status.success());
+    // Its streams lead to /dev/null by now, or this would wait for it to end.
+    assert_eq!(alive.read(&mut [0]).unwrap(), 0);
+
+    let pidfile = place.join("pid");
+    let number = std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap();
+    let daemon = rustix::process::Pid::from_raw(number).unwrap();
+    assert_ne!(rustix::process::getsid(Some(daemon)).unwrap(), rustix::process::getsid(None).unwrap());
+    let handle = rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty()).unwrap();
+    rustix::process::kill_process(daemon, rustix::process::Signal::TERM).unwrap();
+    let mut ended = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut ended, None).unwrap();
+    assert!(!pidfile.exists());
+}
+
+fn fails(place: &Path) {
+    assert_eq!(complaint("fails", place), "disk.img: no such file\n");
+}
+
+fn dies(place: &Path) {
+    assert_eq!(complaint("dies", place), "the daemon ended before it served\n");
+}
+
+fn threads(place: &Path) {
+    assert_eq!(complaint("threads", place), "cannot go into the background: there are other threads already\n");
+}
