@@ -1,17 +1,17 @@
 //! Objects brought to life: disks opened, I/O threads started, exports listening.
 
 use std::collections::BTreeMap;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use egret_disk::{Disk, EngineOptions, Engines};
+use egret_disk::{Aio, DetectZeroes, Discard, Disk, Driver, EngineOptions, Engines, Locking, Options};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
 use egret_export::{Address, Export, ExportConfig, QueueStats, Worker};
 use egret_polling::{Parameters, PolicyKind};
-use egret_virtio::blk::{BlkConfig, DiscardLimits, WriteZeroesLimits};
+use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 
 use crate::disk::Bottom;
+use crate::process::sys::inherit;
 use crate::{Config, disk, schema};
 
 /// The I/O thread of exports that name none.
@@ -29,6 +29,9 @@ pub enum StartError {
     /// An I/O thread cannot be started.
     #[error("iothread '{0}': {1}")]
     IoThread(String, String),
+    /// An export's descriptor is not there.
+    #[error("export '{0}': addr.str {1}: {2}")]
+    Inherit(String, i32, #[source] std::io::Error),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),
@@ -66,10 +69,11 @@ impl Daemon {
     }
 
     fn open_disks(&mut self, config: &Config) -> Result<(), StartError> {
-        let names = config.blockdevs.iter().map(|blockdev| blockdev.node_name.as_deref().unwrap_or_default());
         let exported = config.exports.iter().map(|export| export.node_name.as_str());
-        // A blockdev that only others lie over is opened with them.
-        for name in exported.chain(names.filter(|name| !config.is_below_another(name))) {
+        // A blockdev that another lies over is opened with that one.
+        let below: Vec<_> = config.blockdevs.iter().filter_map(schema::Blockdev::child_name).collect();
+        let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
+        for name in exported.chain(tops.filter(|name| !below.contains(name))) {
             if let (Some(disk), false) = (config.disk(name), self.disks.contains_key(name)) {
                 let written = config.exports.iter().any(|export| export.writable && export.node_name == name);
                 self.disks.insert(name.to_owned(), Arc::new(Disk::open(&disk_options(name, &disk, written))?));
@@ -97,12 +101,12 @@ impl Daemon {
         };
         let pool = (object.thread_pool_min, object.thread_pool_max);
         let aio_max_batch = u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX);
-        let cpus = object.cpu_affinity.clone();
+        let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
         let (handle, thread) = spawn(options, move |ring| {
             if let Some(cpus) = &cpus
-                && let Err(e) = cpus.bind_this_thread()
+                && let Err(e) = bind_this_thread(cpus)
             {
-                tracing::warn!("cannot bind an I/O thread to CPUs {cpus}: {e}");
+                tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
             }
             Engines::new(EngineOptions {
                 ring,
@@ -134,9 +138,7 @@ impl Daemon {
         }
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
-            schema::Addr::Fd { fd } => Address::Fd(process::inherit(*fd).map_err(|e| {
-                StartError::Inherit { export: object.id.clone(), fd: *fd, source: e }
-            })?),
+            schema::Addr::Fd { fd } => Address::Fd(inherit(*fd).map_err(|e| StartError::Inherit(object.id.clone(), *fd, e))?),
         };
         let device = device(object, &disk);
         self.exports.push(Export::start(ExportConfig { id: object.id.clone(), address, device }, disk, loops)?);
@@ -175,6 +177,12 @@ impl Drop for Daemon {
     }
 }
 
+fn bind_this_thread(cpus: &schema::Cpus) -> rustix::io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(cpu.into()));
+    rustix::thread::sched_setaffinity(None, &set)
+}
+
 fn monitor(word: schema::FdMonitor) -> MonitorChoice {
     match word {
         schema::FdMonitor::Auto => MonitorChoice::Auto,
@@ -184,9 +192,50 @@ fn monitor(word: schema::FdMonitor) -> MonitorChoice {
     }
 }
 
+fn policy(word: schema::PollPolicy) -> PolicyKind {
+    match word {
+        schema::PollPolicy::Off => PolicyKind::Off,
+        schema::PollPolicy::Busy => PolicyKind::Busy,
+        schema::PollPolicy::SharedWindow => PolicyKind::SharedWindow,
+        schema::PollPolicy::PerSourceWindow => PolicyKind::PerSourceWindow,
+        schema::PollPolicy::Weighted => PolicyKind::Weighted,
+        schema::PollPolicy::LowRegret => PolicyKind::Weighted,
+    }
+}
+
+fn aio(word: schema::Aio) -> Aio {
+    match word {
+        schema::Aio::Threads => Aio::Threads,
+        schema::Aio::Native => Aio::Native,
+        schema::Aio::IoUring => Aio::IoUring,
+    }
+}
+
+fn locking(word: schema::Locking) -> Locking {
+    match word {
+        schema::Locking::Auto => Locking::Auto,
+        schema::Locking::On => Locking::On,
+        schema::Locking::Off => Locking::Off,
+    }
+}
+
+fn discard(word: schema::Discard) -> Discard {
+    match word {
+        schema::Discard::Ignore => Discard::Ignore,
+        schema::Discard::Unmap => Discard::Unmap,
+    }
+}
+
+fn detect_zeroes(word: schema::DetectZeroes) -> DetectZeroes {
+    match word {
+        schema::DetectZeroes::Off => DetectZeroes::Off,
+        schema::DetectZeroes::On => DetectZeroes::On,
+        schema::DetectZeroes::Unmap => DetectZeroes::Unmap,
+    }
+}
+
 /// How the image at the bottom of `disk` is opened. It is opened for writing only if an export writes.
 fn disk_options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Options {
-    let image = |image: &schema::Image| (image.filename.clone().into(), image.aio, image.locking);
     let mut options = Options::new(name, match disk.bottom {
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
         Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
@@ -197,14 +246,14 @@ fn disk_options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Options {
         },
     });
     if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
-        options.aio = image.aio;
-        options.locking = image.locking;
+        options.aio = aio(image.aio);
+        options.locking = locking(image.locking);
     }
     options.direct = disk.direct;
     options.no_flush = disk.no_flush;
     options.read_only = disk.read_only || !written;
-    options.discard = disk.discard;
-    options.detect_zeroes = disk.detect_zeroes;
+    options.discard = discard(disk.discard);
+    options.detect_zeroes = detect_zeroes(disk.detect_zeroes);
     options
 }
 

@@ -7,15 +7,18 @@
 //! | [`config`] | a set of objects that fit together: [`Config`] |
 //! | [`disk`] | what a blockdev comes to when it is looked at from an export |
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
+//! | [`Daemon`] | a configuration brought to life |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
 
 pub mod attach;
 pub mod config;
+mod daemon;
 pub mod disk;
 pub mod keyval;
 pub mod process;
 pub mod schema;
 
 pub use config::Config;
+pub use daemon::{Daemon, StartError};

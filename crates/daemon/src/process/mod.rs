@@ -7,7 +7,7 @@
 mod background;
 mod pidfile;
 mod signals;
-mod sys;
+pub(crate) mod sys;
 
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use pidfile::{Pidfile, PidfileError};

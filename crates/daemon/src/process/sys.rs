@@ -4,7 +4,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// Which side of a fork this is.
 pub(super) enum Forked {
@@ -58,5 +58,22 @@ pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> 
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes over a descriptor that the process was started with.
+///
+/// # Errors
+/// It is not open, or is one of the standard three.
+pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd <= 2 {
+        return Err(io::Error::other("it is a standard stream"));
+    }
+    // SAFETY: F_GETFD takes no argument and changes nothing.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, and whoever started us named it as ours; `Config` lets two exports name none
+    // twice, and nothing here opens descriptors before the exports have taken theirs.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

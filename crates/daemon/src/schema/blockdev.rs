@@ -116,6 +116,16 @@ pub enum Driver {
     },
 }
 
+impl Blockdev {
+    /// The name of the blockdev that this one lies over, if that was made elsewhere.
+    pub fn child_name(&self) -> Option<&str> {
+        match &self.driver {
+            Driver::Raw { file: Child::Node(name) } => Some(name),
+            _ => None,
+        }
+    }
+}
+
 impl Driver {
     /// How it is spelled.
     pub fn word(&self) -> &'static str {
