@@ -181,7 +181,9 @@ impl DiskQueue {
         let mut next = range.start;
         let mut in_flight = 0;
         while next < range.end || in_flight > 0 {
-            while next < range.end && let Some(slot) = free.pop() {
+            while next < range.end
+                && let Some(slot) = free.pop()
+            {
                 let end = range.end.min(next + BLOCK as u64);
                 held[slot] = next..end;
                 let block: *mut [u8] = self.slot(slot, (end - next) as usize);

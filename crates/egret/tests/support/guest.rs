@@ -32,9 +32,11 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 const RINGS: u64 = 0x1000_0000;
-const USER: u64 = 0x7f00_0000_0000;
+/// How far user addresses lie above guest addresses.
+pub const USER: u64 = 0x7f00_0000_0000;
 const AVAIL: u64 = 0x1000;
-const USED: u64 = 0x2000;
+/// Where the used ring lies in its region.
+pub const USED: u64 = 0x2000;
 
 /// Part of guest memory.
 pub struct Region {
@@ -137,6 +139,11 @@ impl Guest {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("our own eventfd");
     }
 
+    /// Whether the daemon has consumed the last kick.
+    pub fn is_taken_up(&self) -> bool {
+        !is_readable(&[self.kick.as_fd()], &Timespec::default())
+    }
+
     /// How many chains the daemon has returned.
     pub fn used(&self) -> u16 {
         let mut index = [0; 2];
@@ -155,15 +162,24 @@ impl Guest {
 
     /// Waits until the daemon says through the error descriptor that the queue is broken.
     pub fn await_queue_error(&self) {
-        let mut polled = [PollFd::new(&self.error, PollFlags::IN)];
         let patience = Timespec::try_from(PATIENCE).expect("a short time");
-        let ready = poll(&mut polled, Some(&patience)).expect("poll");
-        assert_eq!(ready, 1, "the queue's error descriptor is signalled");
+        assert!(is_readable(&[self.error.as_fd()], &patience), "the queue's error descriptor is signalled");
+    }
+
+    /// Whether the queue is broken or the session is over.
+    pub fn is_over(&self) -> bool {
+        is_readable(&[self.error.as_fd(), self.wire.as_fd()], &Timespec::default())
     }
 
     fn put(&self, region: &Region, at: u64, bytes: &[u8]) {
         region.memory.write_all_at(bytes, at).expect("our own memory");
     }
+}
+
+/// Whether any of `fds` becomes readable within `patience`.
+fn is_readable(fds: &[BorrowedFd<'_>], patience: &Timespec) -> bool {
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    poll(&mut polled, Some(patience)).expect("poll") > 0
 }
 
 /// One descriptor, as it lies in a table.

@@ -201,8 +201,7 @@ impl Drop for Server {
 fn are_listening(sockets: &[PathBuf]) -> bool {
     const ACCEPTS: &str = "00010000";
     let table = fs::read_to_string("/proc/net/unix").expect("procfs");
-    let listening: Vec<&str> =
-        table.lines().filter(|line| line.split_whitespace().nth(3) == Some(ACCEPTS)).collect();
+    let listening: Vec<&str> = table.lines().filter(|line| line.split_whitespace().nth(3) == Some(ACCEPTS)).collect();
     sockets.iter().all(|socket| {
         let path = socket.to_str().expect("our own path");
         listening.iter().any(|line| line.ends_with(path))

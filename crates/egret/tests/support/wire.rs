@@ -4,7 +4,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -140,6 +140,12 @@ impl Wire {
         let mut payload = vec![0; word(8) as usize];
         self.stream.read_exact(&mut payload)?;
         Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 
