@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use support::await_that;
 use support::disk::Disk;
 use support::guest::*;
@@ -185,9 +187,29 @@ fn orders_that_cannot_be_carried_out_are_refused() {
     refused("the start of queue 200", SET_VRING_ENABLE, &u32s(&[200, 1]), 0);
     refused("the kick of queue 200", SET_VRING_KICK, &u64s(&[200]), 1);
     refused("a kick without its descriptor", SET_VRING_KICK, &u64s(&[0]), 0);
-    refused("a ring outside memory", SET_VRING_ADDR, &ring_addresses(1 << 50), 0);
-    refused("a ring that leaves memory", SET_VRING_ADDR, &ring_addresses(DATA + USER + REGION - 4096), 0);
-    refused("a ring at an odd address", SET_VRING_ADDR, &ring_addresses(DATA + USER + 1), 0);
+}
+
+#[test]
+fn a_ring_that_does_not_lie_in_memory_is_not_started() {
+    let mut scene = Scene::open();
+    let mut refused = |what: &str, rings: u64| {
+        scene.endures(what, |socket, _| {
+            let mut wire = Wire::agree(socket, F_VERSION_1);
+            let region = Region::new(DATA);
+            let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            assert_eq!(added.expect("an answer"), 0, "the region is fine");
+            let kick = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+            assert_eq!(wire.order(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]).expect("an answer"), 0);
+            // At once, or when the ring would start.
+            let is_refused = wire.refuses(SET_VRING_ADDR, &ring_addresses(rings), &[])
+                || wire.refuses(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()])
+                || wire.refuses(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
+            assert!(is_refused, "{what} is refused");
+        });
+    };
+    refused("a ring outside memory", 1 << 50);
+    refused("a ring that leaves memory", DATA + USER + REGION - 4096);
+    refused("a ring at an odd address", DATA + USER + 1);
 }
 
 #[test]
@@ -311,7 +333,11 @@ fn memory_truncated_under_the_daemon_costs_its_owner_the_queue_and_nobody_else_a
             guest.read_honestly();
             guest.describe_read(4096);
             attack(&mut guest);
-            await_that("the queue or the session to end", || guest.is_over());
+            // The next kick at the latest shows it.
+            await_that("the queue or the session to end", || {
+                guest.kick();
+                guest.is_over()
+            });
         });
     };
     truncated("rings that vanish", &|guest| {
@@ -354,11 +380,11 @@ fn a_buffer_that_vanishes_costs_its_owner_a_request_or_the_queue() {
 #[test]
 fn a_client_that_leaves_in_the_middle_of_its_requests_takes_nothing_with_it() {
     let mut scene = Scene::open_with(Scratch::new(), |options| options.null("d0", "latency-ns=100000000"));
-    scene.endures("leaving with requests in flight", |socket, _| {
+    scene.survives("leaving with requests in flight", |socket, _| {
         let mut guest = Guest::boot(socket);
-        guest.describe_read(4096);
-        for _ in 0..4 {
-            guest.offer(0);
+        for head in [0, 3, 6, 9] {
+            guest.describe_read_at(head, 4096);
+            guest.offer(head);
         }
         await_that("the daemon to take the requests up", || guest.is_taken_up());
     });

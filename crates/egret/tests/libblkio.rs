@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use blkio::ReqFlags;
 
 use support::await_that;
 use support::disk::{Client, Disk, pattern};
-use support::guest::{BUFFER_AT, Guest, HEADER_AT, NEXT, STATUS_AT, WRITE};
+use support::guest::{BUFFER_AT, DATA, Guest, HEADER_AT, NEXT, REGION, Region, STATUS_AT, WRITE};
 use support::scratch::{LoopDevice, Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
-use support::wire::u32s;
+use support::wire::{ADD_MEM_REG, u32s};
 
 const MIB: u64 = 1 << 20;
 const ENGINES: [&str; 3] = ["threads", "native", "io_uring"];
@@ -335,6 +336,35 @@ fn a_daemon_told_to_end_answers_what_is_in_flight_first() {
     await_that("the daemon to take up the read", || guest.is_taken_up());
     assert_eq!(server.terminate().code(), Some(0));
     assert_eq!((guest.used(), guest.data_byte(STATUS_AT)), (2, 0));
+}
+
+#[test]
+fn memory_added_under_a_request_in_flight_disturbs_nothing() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("socket");
+    let options = Options::new().null("d0", "latency-ns=200000000").iothread("io0", "").export(
+        "e0",
+        "d0",
+        &socket,
+        "writable=on,iothread=io0",
+    );
+    let _server = Server::start(&Program::under_test(), &options);
+    let mut guest = Guest::boot(&socket);
+    guest.describe_read(4096);
+    guest.offer(0);
+    await_that("the daemon to take up the read", || guest.is_taken_up());
+    let more = Region::new(DATA + (1 << 30));
+    let added = guest.wire.order(ADD_MEM_REG, &more.message(REGION), &[more.memory.as_fd()]);
+    assert_eq!(added.expect("an answer"), 0, "memory is added while the queue runs");
+    await_that("the read in flight", || guest.used() == 1);
+    assert_eq!(guest.data_byte(STATUS_AT), 0, "the read in flight succeeds");
+
+    // And the next one may use what was added.
+    guest.describe_read(4096);
+    guest.describe(1, DATA + (1 << 30), 4096, NEXT | WRITE, 2);
+    guest.offer(0);
+    await_that("a read into the new memory", || guest.used() == 2);
+    assert_eq!(guest.data_byte(STATUS_AT), 0, "the read into the new memory succeeds");
 }
 
 /// A hundred exports with one queue and a connected client each, none of which does anything.

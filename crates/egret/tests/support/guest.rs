@@ -114,11 +114,16 @@ impl Guest {
 
     /// Describes an honest read of `len` bytes of sector 0, in descriptors 0 to 2.
     pub fn describe_read(&self, len: u32) {
+        self.describe_read_at(0, len);
+    }
+
+    /// [`describe_read`](Self::describe_read), in the three descriptors from `head` on.
+    pub fn describe_read_at(&self, head: u16, len: u32) {
         self.put_data(HEADER_AT, &[0; 16]);
         self.put_data(STATUS_AT, &[0xFF]);
-        self.describe(0, HEADER_AT, 16, NEXT, 1);
-        self.describe(1, BUFFER_AT, len, NEXT | WRITE, 2);
-        self.describe(2, STATUS_AT, 1, WRITE, 0);
+        self.describe(head, HEADER_AT, 16, NEXT, head + 1);
+        self.describe(head + 1, BUFFER_AT, len, NEXT | WRITE, head + 2);
+        self.describe(head + 2, STATUS_AT, 1, WRITE, 0);
     }
 
     /// Makes the chain at `head` available.

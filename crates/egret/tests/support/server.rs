@@ -102,9 +102,19 @@ fn joined(first: String, more: &str) -> String {
     if more.is_empty() { first } else { format!("{first},{more}") }
 }
 
+/// A process that does not outlive its test.
+pub struct Reaped(pub Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A running daemon; killed and reaped when dropped.
 pub struct Server {
-    child: Child,
+    process: Reaped,
     log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -118,24 +128,23 @@ impl Server {
         let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 lines.lock().expect("no reader panics").push(line);
             }
         });
-        let mut server = Self { child, log };
-        await_that("the daemon to listen", || {
-            if let Some(status) = server.child.try_wait().expect("our child") {
-                panic!("the daemon ended with {status} and said {:?}", server.log());
-            }
-            are_listening(&options.sockets)
-        });
+        let mut server = Self { process: Reaped(child), log };
+        await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !server.is_alive());
+        if !server.is_alive() {
+            reader.join().expect("it only reads");
+            panic!("the daemon ended and said {:?}", server.log());
+        }
         server
     }
 
     /// The process's number.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.0.id()
     }
 
     /// The lines logged so far.
@@ -150,14 +159,14 @@ impl Server {
 
     /// Whether the process is still there.
     pub fn is_alive(&mut self) -> bool {
-        self.child.try_wait().expect("our child").is_none()
+        self.process.0.try_wait().expect("our child").is_none()
     }
 
     /// Asks the daemon to end, and waits for it.
     pub fn terminate(mut self) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
+        let pid = rustix::process::Pid::from_child(&self.process.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
-        await_some("the daemon to end", || self.child.try_wait().expect("our child"))
+        await_some("the daemon to end", || self.process.0.try_wait().expect("our child"))
     }
 
     /// How many descriptors the process has open.
@@ -187,8 +196,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("the daemon's log: {:#?}", self.log());
         }
