@@ -1,0 +1,165 @@
+//! What is measured: disks, depths, company, and who contends.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::load::{self, Load, Outcome};
+use crate::machine::{self, Cores, Disk};
+use crate::support::disk::{Client, Disk as Connection};
+use crate::support::scratch::Scratch;
+use crate::support::server::{Options, Program, Server};
+
+/// Exports that do nothing, beside the one that does.
+const COMPANY: usize = 100;
+/// How long a daemon is watched doing nothing.
+const WATCH: Duration = Duration::from_secs(2);
+
+/// What part a contender has in the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The server in question, without spinning.
+    Subject,
+    /// The server in question, as it comes.
+    Polling,
+    /// The server that it is compared with, without spinning.
+    Peer,
+}
+
+/// A server and how its I/O thread is told to behave.
+#[derive(Clone, Debug)]
+pub struct Contender {
+    pub name: String,
+    pub role: Role,
+    pub program: Program,
+    pub iothread: &'static str,
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// The engine under the disk; `None` is a disk that reads nothing.
+    engine: Option<&'static str>,
+    depth: usize,
+    company: usize,
+}
+
+impl Cell {
+    /// What the table and `--only` call it.
+    pub fn name(&self) -> String {
+        let engine = self.engine.unwrap_or("null");
+        let company = if self.company == 0 { "alone".into() } else { format!("beside {}", self.company) };
+        format!("{engine} QD{} {company}", self.depth)
+    }
+
+    /// Whether `contender` runs here: a null disk shows egret's own path, and a peer's is another.
+    pub fn admits(&self, contender: &Contender) -> bool {
+        self.engine.is_some() || contender.role != Role::Peer
+    }
+}
+
+/// Every cell.
+pub fn all() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for engine in [Some("native"), Some("io_uring")] {
+        for depth in [1, 64] {
+            for company in [0, COMPANY] {
+                cells.push(Cell { engine, depth, company });
+            }
+        }
+    }
+    cells.extend([1, 64].map(|depth| Cell { engine: None, depth, company: 0 }));
+    cells
+}
+
+/// One measurement of one contender in one cell.
+pub struct Measured {
+    pub cell: Cell,
+    pub contender: Contender,
+    pub pair: usize,
+    pub sample: Outcome,
+}
+
+/// A daemon that does nothing for anybody.
+pub struct Idle {
+    pub contender: String,
+    pub exports: usize,
+    pub wakeups_per_second: f64,
+    pub resident: u64,
+}
+
+/// A started daemon with its busy export's socket and its idle exports' clients.
+struct Stage {
+    _idle: Vec<Connection>,
+    busy: PathBuf,
+    server: Server,
+    _scratch: Scratch,
+}
+
+/// Starts a fresh daemon on its core, with `company` idle exports whose clients are connected.
+fn set_up(
+    contender: &Contender,
+    cores: &Cores,
+    company: usize,
+    disk: impl FnOnce(Options) -> Options,
+) -> io::Result<Stage> {
+    let scratch = Scratch::new();
+    let (busy, idle) = (scratch.path("busy"), |n: usize| scratch.path(&format!("idle{n}")));
+    let mut options = disk(Options::new().iothread("io0", contender.iothread));
+    options = options.export("e", "d", &busy, "iothread=io0");
+    for n in 0..company {
+        let node = format!("idle{n}");
+        options = options.null(&node, "").export(&node, &node, &idle(n), "iothread=io0");
+    }
+    let server = cores.on_the_servers(|| Server::start(&contender.program, &options));
+    let connected: io::Result<_> = (0..company).map(|n| connect(&idle(n), false, 4096)).collect();
+    Ok(Stage { _idle: connected?, busy, server, _scratch: scratch })
+}
+
+/// Connects with one queue; exports are read-only here, as nothing writes.
+fn connect(socket: &Path, poll: bool, buffer: usize) -> io::Result<Connection> {
+    let client = Client { queues: usize::from(!poll), poll_queues: usize::from(poll), read_only: true, buffer };
+    Connection::connect_as(socket, client)
+}
+
+/// Measures one contender in one cell for `length`.
+pub fn measure(
+    cell: &Cell,
+    contender: &Contender,
+    disk: &Disk,
+    cores: &Cores,
+    poll: bool,
+    length: Duration,
+) -> io::Result<Outcome> {
+    let stage = set_up(contender, cores, cell.company, |options| match cell.engine {
+        Some(engine) => options.disk("d", disk.path(), &format!("read-only=on,cache.direct=on,aio={engine}")),
+        None => options.null("d", ""),
+    })?;
+    let mut connection = connect(&stage.busy, poll, cell.depth * load::REQUEST)?;
+    let capacity = connection.capacity()?;
+    let load = Load { depth: cell.depth, capacity, warm_up: Duration::from_millis(200), length };
+    cores.on_the_clients(|| load.run(connection.first(), || machine::cpu_time_ns(stage.server.pid())))
+}
+
+/// Watches one contender idle, with one export and with many.
+pub fn measure_idle(contender: &Contender, cores: &Cores) -> Vec<Idle> {
+    [0, COMPANY]
+        .into_iter()
+        .filter_map(|company| {
+            let stage = set_up(contender, cores, company, |options| options.null("d", "")).ok()?;
+            let mut connection = connect(&stage.busy, false, 4096).ok()?;
+            connection.first().read(0, 4096).ok()?;
+            let sleeps = || stage.server.sleeps().iter().map(|(_, sleeps)| sleeps).sum::<u64>();
+            // What the read has stirred up may settle first.
+            std::thread::sleep(WATCH / 2);
+            let before = sleeps();
+            std::thread::sleep(WATCH);
+            Some(Idle {
+                contender: contender.name.clone(),
+                exports: company + 1,
+                wakeups_per_second: (sleeps() - before) as f64 / WATCH.as_secs_f64(),
+                resident: stage.server.resident(),
+            })
+        })
+        .collect()
+}

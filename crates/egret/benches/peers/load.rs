@@ -1,0 +1,92 @@
+//! The client: random 4 KiB reads through libblkio, a fixed number in flight.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use blkio::ReqFlags;
+use hdrhistogram::Histogram;
+
+use crate::machine::Random;
+use crate::support::disk::DiskQueue;
+
+/// The length of every read, in bytes.
+pub const REQUEST: usize = 4096;
+
+/// How long a server may say nothing before the cell has failed.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// What to ask of a disk.
+pub struct Load {
+    /// Requests in flight.
+    pub depth: usize,
+    /// The disk's size in bytes.
+    pub capacity: u64,
+    /// What is not measured, at first.
+    pub warm_up: Duration,
+    /// What is.
+    pub length: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub iops: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    /// The server's user and system time per request.
+    pub cpu_us: f64,
+}
+
+impl Load {
+    /// Runs; `cpu_time_ns` tells the server's CPU time so far.
+    pub fn run(&self, queue: &mut DiskQueue, cpu_time_ns: impl Fn() -> u64) -> io::Result<Outcome> {
+        let (queue, buffer) = queue.parts();
+        let mut random = Random::new(self.capacity);
+        let mut submit = |queue: &mut blkio::Blkioq, slot: usize| {
+            let at = random.next() % (self.capacity / REQUEST as u64) * REQUEST as u64;
+            queue.read(at, buffer.wrapping_add(slot * REQUEST), REQUEST, slot, ReqFlags::empty());
+        };
+
+        let begin = Instant::now();
+        let mut submitted = vec![begin; self.depth];
+        for slot in 0..self.depth {
+            submit(queue, slot);
+        }
+        let mut latency = Histogram::<u64>::new_with_bounds(1, SILENCE.as_nanos() as u64, 3).expect("good bounds");
+        let mut completions: Vec<_> = (0..self.depth).map(|_| MaybeUninit::uninit()).collect();
+        let mut measuring = None;
+        loop {
+            let count = queue.do_io(&mut completions, 1, Some(&mut SILENCE.clone()), None).map_err(io::Error::other)?;
+            let now = Instant::now();
+            for completion in &completions[..count] {
+                // SAFETY: `do_io` has filled the first `count`.
+                let completion = unsafe { completion.assume_init_ref() };
+                if completion.ret != 0 {
+                    return Err(io::Error::from_raw_os_error(-completion.ret));
+                }
+                let slot = completion.user_data;
+                latency.saturating_record((now - submitted[slot]).as_nanos() as u64);
+                submitted[slot] = now;
+                submit(queue, slot);
+            }
+            match measuring {
+                None if now - begin >= self.warm_up => {
+                    latency.reset();
+                    measuring = Some((now, cpu_time_ns()));
+                }
+                Some((since, cpu_before)) if now - since >= self.length => {
+                    let cpu = cpu_time_ns() - cpu_before;
+                    let requests = latency.len() as f64;
+                    return Ok(Outcome {
+                        iops: requests / (now - since).as_secs_f64(),
+                        p50_us: latency.value_at_quantile(0.50) as f64 / 1e3,
+                        p99_us: latency.value_at_quantile(0.99) as f64 / 1e3,
+                        cpu_us: cpu as f64 / 1e3 / requests,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Egret beside a peer: the same client, the same disk, the same options, one after the other in random order.
+//!
+//! `make bench`, or `cargo bench -p egret --bench peers -- --help`. Each measurement starts a fresh daemon pinned to one core,
+//! loads it from another with libblkio, and accounts the daemon's CPU time per request. What one repetition measures
+//! of a cell is compared within that repetition only, so that a machine that slows down slows both.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `cells` | what is measured: disks, depths, company, contenders |
+//! | `load` | the client: random 4 KiB reads, so many in flight |
+//! | `machine` | cores, CPU clocks, the disk under test |
+//! | `report` | medians, ratios, the table and its JSON copy |
+
+mod cells;
+mod load;
+mod machine;
+mod report;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+
+use cells::{Cell, Contender, Measured, Role};
+use machine::{Cores, Disk, Shuffle};
+use support::server::Program;
+
+/// Measures egret beside a peer.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Take under 90 seconds: fewer and shorter measurements
+    #[arg(long)]
+    quick: bool,
+    /// Repeat everything so often [default: 5]
+    #[arg(long)]
+    pairs: Option<usize>,
+    /// Measure each cell for so long [default: 2.5]
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Measure only cells whose name contains this, such as "io_uring QD1"
+    #[arg(long, value_name = "PATTERN")]
+    only: Option<String>,
+    /// Let the client poll for completions instead of waiting for them
+    #[arg(long)]
+    poll: bool,
+    /// Write every sample to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Put another server in egret's place: the peer itself finds the noise
+    #[arg(long, value_name = "COMMAND")]
+    server_a: Option<String>,
+    /// The peer
+    #[arg(long, value_name = "COMMAND", default_value = "qemu-storage-daemon")]
+    server_b: String,
+    /// What cargo passes to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Arguments {
+    fn pairs(&self) -> usize {
+        self.pairs.unwrap_or(if self.quick { 2 } else { 5 }).max(1)
+    }
+
+    fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.8 } else { 2.5 }))
+    }
+
+    fn contenders(&self) -> Vec<Contender> {
+        let subject = self.server_a.as_deref().map_or_else(Program::egret, Program::peer);
+        let peer = Program::peer(&self.server_b);
+        let mut name = self.server_a.clone().unwrap_or_else(|| "egret".into());
+        if name == self.server_b {
+            name += " (A)";
+        }
+        let mut contenders = vec![
+            Contender { name: name.clone(), role: Role::Subject, program: subject.clone(), iothread: "poll-max-ns=0" },
+            Contender { name: format!("{name}, polling"), role: Role::Polling, program: subject, iothread: "" },
+        ];
+        match machine::version_of(&peer) {
+            Ok(version) => {
+                println!("peer: {version}");
+                let name = self.server_b.clone();
+                contenders.push(Contender { name, role: Role::Peer, program: peer, iothread: "poll-max-ns=0" });
+            }
+            Err(error) => println!("missing: the peer {} ({error}); nothing to compare with", self.server_b),
+        }
+        contenders
+    }
+}
+
+fn main() -> std::io::Result<()> {
+    let arguments = Arguments::parse();
+    println!("{}", machine::fingerprint());
+    let contenders = arguments.contenders();
+    let disk = Disk::for_this_machine()?;
+    let cores = Cores::of_this_machine();
+    let cells: Vec<Cell> = cells::all()
+        .into_iter()
+        .filter(|cell| arguments.only.as_ref().is_none_or(|pattern| cell.name().contains(pattern)))
+        .collect();
+
+    let begin = Instant::now();
+    let mut shuffle = Shuffle::seeded_by_the_clock();
+    let mut measured = Vec::new();
+    for pair in 0..arguments.pairs() {
+        for cell in shuffle.of(cells.clone()) {
+            for contender in shuffle.of(contenders.iter().filter(|contender| cell.admits(contender)).collect()) {
+                let measure = || cells::measure(&cell, contender, &disk, &cores, arguments.poll, arguments.length());
+                // A server that cannot do a cell is a result too; what it said has been printed.
+                match catch_unwind(AssertUnwindSafe(measure)) {
+                    Ok(Ok(sample)) => {
+                        measured.push(Measured { cell: cell.clone(), contender: contender.clone(), pair, sample });
+                    }
+                    Ok(Err(error)) => println!("failed: {} with {}: {error}", cell.name(), contender.name),
+                    Err(_) => println!("failed: {} with {}", cell.name(), contender.name),
+                }
+            }
+        }
+        eprintln!("repetition {} of {} is over, {} s", pair + 1, arguments.pairs(), begin.elapsed().as_secs());
+    }
+    let idle = contenders.iter().filter(|contender| arguments.only.is_none() && contender.role != Role::Polling);
+    let idle: Vec<_> = idle.flat_map(|contender| cells::measure_idle(contender, &cores)).collect();
+
+    report::print(&cells, &contenders, &measured);
+    report::print_idle(&idle);
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, report::json(&measured, &idle))?;
+        println!("every sample: {}", path.display());
+    }
+    Ok(())
+}

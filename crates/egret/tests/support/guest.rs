@@ -1,0 +1,198 @@
+//! A virtqueue in a memfd, driven over hand-written messages: what a guest gone mad can do.
+//!
+//! The queue's parts and its data lie in two regions, so that a test can pull away either. Guest addresses differ from
+//! user addresses on purpose: rings are named by the latter, descriptors hold the former.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::wire::*;
+use super::{PATIENCE, await_that};
+
+/// Entries of the queue.
+pub const SIZE: u16 = 16;
+/// The length of a memory region.
+pub const REGION: u64 = 64 << 10;
+
+/// Where the data region begins, as descriptors say it.
+pub const DATA: u64 = 0x4000_0000;
+/// Where a request's header lies by convention, and after it its data and its status byte.
+pub const HEADER_AT: u64 = DATA;
+pub const BUFFER_AT: u64 = DATA + 0x1000;
+pub const STATUS_AT: u64 = DATA + 0x8000;
+
+/// `VIRTQ_DESC_F_*`.
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const INDIRECT: u16 = 4;
+
+const RINGS: u64 = 0x1000_0000;
+/// How far user addresses lie above guest addresses.
+pub const USER: u64 = 0x7f00_0000_0000;
+const AVAIL: u64 = 0x1000;
+/// Where the used ring lies in its region.
+pub const USED: u64 = 0x2000;
+
+/// Part of guest memory.
+pub struct Region {
+    /// The memory itself; truncate it to see who trusted it.
+    pub memory: File,
+    guest: u64,
+}
+
+impl Region {
+    /// Makes a region of [`REGION`] bytes at guest address `guest`.
+    pub fn new(guest: u64) -> Self {
+        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd"));
+        memory.set_len(REGION).expect("its length");
+        Self { memory, guest }
+    }
+
+    /// The payload of `ADD_MEM_REG` and `REM_MEM_REG` for a region that claims `len` bytes.
+    pub fn message(&self, len: u64) -> Vec<u8> {
+        u64s(&[0, self.guest, len, self.guest + USER, 0])
+    }
+}
+
+/// A guest with one queue.
+pub struct Guest {
+    /// The session, for more messages.
+    pub wire: Wire,
+    /// Descriptors, available and used ring.
+    pub rings: Region,
+    /// What descriptors point at.
+    pub data: Region,
+    kick: OwnedFd,
+    error: OwnedFd,
+    offered: u16,
+}
+
+impl Guest {
+    /// Connects, shares memory and starts queue 0.
+    pub fn boot(socket: &Path) -> Self {
+        let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC);
+        let (rings, data) = (Region::new(RINGS), Region::new(DATA));
+        for region in [&rings, &data] {
+            let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
+            assert_eq!(added.expect("an answer"), 0, "the region is fine");
+        }
+        let [kick, call, error] = [(); 3].map(|()| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
+        let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
+            assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
+        };
+        must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
+        must(SET_VRING_BASE, &u32s(&[0, 0]), &[]);
+        must(SET_VRING_ADDR, &ring_addresses(RINGS + USER), &[]);
+        must(SET_VRING_ERR, &u64s(&[0]), &[error.as_fd()]);
+        must(SET_VRING_CALL, &u64s(&[0]), &[call.as_fd()]);
+        must(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()]);
+        must(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
+        Self { wire, rings, data, kick, error, offered: 0 }
+    }
+
+    /// Writes descriptor `index` of the table.
+    pub fn describe(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        self.put(&self.rings, u64::from(index) * 16, &descriptor(addr, len, flags, next));
+    }
+
+    /// Writes `bytes` at guest address `at` of the data region.
+    pub fn put_data(&self, at: u64, bytes: &[u8]) {
+        self.put(&self.data, at - DATA, bytes);
+    }
+
+    /// Reads the byte at guest address `at` of the data region.
+    pub fn data_byte(&self, at: u64) -> u8 {
+        let mut byte = [0];
+        self.data.memory.read_exact_at(&mut byte, at - DATA).expect("our own memory");
+        byte[0]
+    }
+
+    /// Describes an honest read of `len` bytes of sector 0, in descriptors 0 to 2.
+    pub fn describe_read(&self, len: u32) {
+        self.describe_read_at(0, len);
+    }
+
+    /// [`describe_read`](Self::describe_read), in the three descriptors from `head` on.
+    pub fn describe_read_at(&self, head: u16, len: u32) {
+        self.put_data(HEADER_AT, &[0; 16]);
+        self.put_data(STATUS_AT, &[0xFF]);
+        self.describe(head, HEADER_AT, 16, NEXT, head + 1);
+        self.describe(head + 1, BUFFER_AT, len, NEXT | WRITE, head + 2);
+        self.describe(head + 2, STATUS_AT, 1, WRITE, 0);
+    }
+
+    /// Makes the chain at `head` available.
+    pub fn offer(&mut self, head: u16) {
+        self.put(&self.rings, AVAIL + 4 + u64::from(self.offered % SIZE) * 2, &head.to_le_bytes());
+        self.offered = self.offered.wrapping_add(1);
+        self.publish(self.offered);
+    }
+
+    /// Claims that `index` chains have been made available so far, and kicks.
+    pub fn publish(&self, index: u16) {
+        self.put(&self.rings, AVAIL + 2, &index.to_le_bytes());
+        self.kick();
+    }
+
+    /// Kicks for no reason.
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("our own eventfd");
+    }
+
+    /// Whether the daemon has consumed the last kick.
+    pub fn is_taken_up(&self) -> bool {
+        !is_readable(&[self.kick.as_fd()], &Timespec::default())
+    }
+
+    /// How many chains the daemon has returned.
+    pub fn used(&self) -> u16 {
+        let mut index = [0; 2];
+        self.rings.memory.read_exact_at(&mut index, USED + 2).expect("our own memory");
+        u16::from_le_bytes(index)
+    }
+
+    /// Reads 4096 bytes honestly, which shows that the queue works.
+    pub fn read_honestly(&mut self) {
+        let before = self.used();
+        self.describe_read(4096);
+        self.offer(0);
+        await_that("an honest read", || self.used() == before.wrapping_add(1));
+        assert_eq!(self.data_byte(STATUS_AT), 0, "the read succeeds");
+    }
+
+    /// Waits until the daemon says through the error descriptor that the queue is broken.
+    pub fn await_queue_error(&self) {
+        let patience = Timespec::try_from(PATIENCE).expect("a short time");
+        assert!(is_readable(&[self.error.as_fd()], &patience), "the queue's error descriptor is signalled");
+    }
+
+    /// Whether the queue is broken or the session is over.
+    pub fn is_over(&self) -> bool {
+        is_readable(&[self.error.as_fd(), self.wire.as_fd()], &Timespec::default())
+    }
+
+    fn put(&self, region: &Region, at: u64, bytes: &[u8]) {
+        region.memory.write_all_at(bytes, at).expect("our own memory");
+    }
+}
+
+/// Whether any of `fds` becomes readable within `patience`.
+fn is_readable(fds: &[BorrowedFd<'_>], patience: &Timespec) -> bool {
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    poll(&mut polled, Some(patience)).expect("poll") > 0
+}
+
+/// One descriptor, as it lies in a table.
+pub fn descriptor(addr: u64, len: u32, flags: u16, next: u16) -> Vec<u8> {
+    [&addr.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat()
+}
+
+/// The payload of `SET_VRING_ADDR` for queue 0 whose parts begin at user address `rings`.
+pub fn ring_addresses(rings: u64) -> Vec<u8> {
+    u64s(&[0, rings, rings + USED, rings + AVAIL, 0])
+}

@@ -1,0 +1,41 @@
+//! What the tests and benchmarks of the whole daemon share: real processes and real clients.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`server`] | a daemon as a child process, its options, and what it logged |
+//! | [`disk`] | a well-behaved client: libblkio |
+//! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
+//! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
+//! | [`scratch`] | directories, images and loop devices that vanish afterwards |
+#![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
+
+pub mod disk;
+pub mod guest;
+pub mod scratch;
+pub mod server;
+pub mod wire;
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test gives up; generous, because only a failing test waits that long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until `look` finds something; for what has no descriptor to wait on, such as another process's threads.
+///
+/// # Panics
+/// After [`PATIENCE`], naming `what` was awaited.
+pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// [`await_some`] for a plain condition.
+pub fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    await_some(what, || holds().then_some(()));
+}

@@ -1,0 +1,221 @@
+//! A storage daemon as a child process: egret, or a peer that takes the same options.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use super::{await_some, await_that};
+
+/// A daemon's program and the arguments that always come first.
+#[derive(Clone, Debug)]
+pub struct Program {
+    words: Vec<String>,
+    ours: bool,
+}
+
+impl Program {
+    /// The egret of this build.
+    pub fn egret() -> Self {
+        Self { words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()], ours: true }
+    }
+
+    /// A peer, as the words of its command.
+    pub fn peer(command: &str) -> Self {
+        Self { words: command.split_whitespace().map(Into::into).collect(), ours: false }
+    }
+
+    /// What a test runs: egret, or the peer that `EGRET_TEST_SERVER` names.
+    ///
+    /// `EGRET_TEST_SERVER=qemu-storage-daemon cargo test -p egret` is how the tests were themselves tested.
+    pub fn under_test() -> Self {
+        std::env::var("EGRET_TEST_SERVER").map_or_else(|_| Self::egret(), |command| Self::peer(&command))
+    }
+
+    /// Whether this is egret, with its own options and its own words for errors.
+    pub fn is_egret(&self) -> bool {
+        self.ours
+    }
+
+    /// A command of this program, to which options are added.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Options in the vocabulary that egret and qemu-storage-daemon share.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    words: Vec<String>,
+    sockets: Vec<PathBuf>,
+}
+
+impl Options {
+    /// No options yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Words as they are.
+    pub fn words<W: Into<String>>(mut self, words: impl IntoIterator<Item = W>) -> Self {
+        self.words.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// `--object iothread`; `more` is empty or further `key=value` pairs, as in every method here.
+    pub fn iothread(self, id: &str, more: &str) -> Self {
+        self.words(["--object".into(), joined(format!("iothread,id={id}"), more)])
+    }
+
+    /// `--blockdev` over a regular file or a block device.
+    pub fn disk(self, node: &str, image: &Path, more: &str) -> Self {
+        let block = fs::metadata(image).is_ok_and(|meta| meta.file_type().is_block_device());
+        let driver = if block { "host_device" } else { "file" };
+        let disk = format!("driver={driver},node-name={node},filename={}", image.display());
+        self.words(["--blockdev".into(), joined(disk, more)])
+    }
+
+    /// `--blockdev` without a disk behind it.
+    pub fn null(self, node: &str, more: &str) -> Self {
+        self.words(["--blockdev".into(), joined(format!("driver=null-co,node-name={node},size=1073741824"), more)])
+    }
+
+    /// `--export` as vhost-user-blk at `socket`.
+    pub fn export(mut self, id: &str, node: &str, socket: &Path, more: &str) -> Self {
+        self.sockets.push(socket.into());
+        let path = socket.display();
+        let export = format!("type=vhost-user-blk,id={id},node-name={node},addr.type=unix,addr.path={path}");
+        self.words(["--export".into(), joined(export, more)])
+    }
+
+    /// The words of the command line.
+    pub fn as_words(&self) -> &[String] {
+        &self.words
+    }
+}
+
+fn joined(first: String, more: &str) -> String {
+    if more.is_empty() { first } else { format!("{first},{more}") }
+}
+
+/// A process that does not outlive its test.
+pub struct Reaped(pub Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running daemon; killed and reaped when dropped.
+pub struct Server {
+    process: Reaped,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    /// Starts `program` and waits until every export of `options` listens.
+    ///
+    /// # Panics
+    /// When the daemon exits instead, with what it said.
+    pub fn start(program: &Program, options: &Options) -> Self {
+        let mut child = program.command().args(&options.words).spawn().expect("the daemon's program starts");
+        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = Arc::clone(&log);
+        let reader = std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                lines.lock().expect("no reader panics").push(line);
+            }
+        });
+        let mut server = Self { process: Reaped(child), log };
+        await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !server.is_alive());
+        if !server.is_alive() {
+            reader.join().expect("it only reads");
+            panic!("the daemon ended and said {:?}", server.log());
+        }
+        server
+    }
+
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// The lines logged so far.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("no writer panics").clone()
+    }
+
+    /// The warnings and errors logged so far.
+    pub fn complaints(&self) -> Vec<String> {
+        self.log().into_iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect()
+    }
+
+    /// Whether the process is still there.
+    pub fn is_alive(&mut self) -> bool {
+        self.process.0.try_wait().expect("our child").is_none()
+    }
+
+    /// Asks the daemon to end, and waits for it.
+    pub fn terminate(mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.process.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
+        await_some("the daemon to end", || self.process.0.try_wait().expect("our child"))
+    }
+
+    /// How many descriptors the process has open.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the daemon lives").count()
+    }
+
+    /// Resident memory in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives");
+        field(&status, "VmRSS:") * 1024
+    }
+
+    /// Each thread's name and how often it has gone to sleep by itself, so far.
+    pub fn sleeps(&self) -> Vec<(String, u64)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
+        tasks
+            .filter_map(|task| {
+                // A thread may end between the listing and the look.
+                let status = fs::read_to_string(task.ok()?.path().join("status")).ok()?;
+                let name = status.lines().next()?.trim_start_matches("Name:").trim().to_owned();
+                Some((name, field(&status, "voluntary_ctxt_switches:")))
+            })
+            .collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the daemon's log: {:#?}", self.log());
+        }
+    }
+}
+
+/// Whether every one of `sockets` is listened on.
+///
+/// The kernel's table tells, so that looking is not itself a client.
+fn are_listening(sockets: &[PathBuf]) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let table = fs::read_to_string("/proc/net/unix").expect("procfs");
+    let listening: Vec<&str> = table.lines().filter(|line| line.split_whitespace().nth(3) == Some(ACCEPTS)).collect();
+    sockets.iter().all(|socket| {
+        let path = socket.to_str().expect("our own path");
+        listening.iter().any(|line| line.ends_with(path))
+    })
+}
+
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find(|line| line.starts_with(name)).expect("a field that Linux always shows");
+    line.split_whitespace().nth(1).and_then(|value| value.parse().ok()).expect("a number")
+}

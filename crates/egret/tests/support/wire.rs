@@ -1,0 +1,166 @@
+//! vhost-user messages written by hand, as badly as a test likes.
+//!
+//! Names and layouts are those of QEMU's `docs/interop/vhost-user.rst`.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::PATIENCE;
+
+pub const GET_FEATURES: u32 = 1;
+pub const SET_FEATURES: u32 = 2;
+pub const SET_OWNER: u32 = 3;
+pub const SET_MEM_TABLE: u32 = 5;
+pub const SET_VRING_NUM: u32 = 8;
+pub const SET_VRING_ADDR: u32 = 9;
+pub const SET_VRING_BASE: u32 = 10;
+pub const GET_VRING_BASE: u32 = 11;
+pub const SET_VRING_KICK: u32 = 12;
+pub const SET_VRING_CALL: u32 = 13;
+pub const SET_VRING_ERR: u32 = 14;
+pub const GET_PROTOCOL_FEATURES: u32 = 15;
+pub const SET_PROTOCOL_FEATURES: u32 = 16;
+pub const SET_VRING_ENABLE: u32 = 18;
+pub const GET_CONFIG: u32 = 24;
+pub const GET_MAX_MEM_SLOTS: u32 = 36;
+pub const ADD_MEM_REG: u32 = 37;
+pub const REM_MEM_REG: u32 = 38;
+
+pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+pub const F_VERSION_1: u64 = 1 << 32;
+pub const F_INDIRECT_DESC: u64 = 1 << 28;
+
+pub const PROTOCOL_MQ: u64 = 1 << 0;
+pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
+pub const PROTOCOL_CONFIG: u64 = 1 << 9;
+pub const PROTOCOL_MEM_SLOTS: u64 = 1 << 15;
+
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+
+/// The length of a message's header: request, flags and payload length.
+pub const HEADER: usize = 12;
+
+/// A client's end of a vhost-user connection.
+pub struct Wire {
+    stream: UnixStream,
+}
+
+impl Wire {
+    /// Connects and says nothing yet.
+    pub fn connect(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).expect("the daemon listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self { stream }
+    }
+
+    /// Connects and agrees on `features` as far as they are offered, on acknowledged messages and on memory slots.
+    pub fn agree(socket: &Path, features: u64) -> Self {
+        let mut wire = Self::connect(socket);
+        wire.send(SET_OWNER, &[], &[]).expect("a message");
+        let offered = wire.ask(GET_FEATURES, &[]).expect("the features");
+        wire.send(SET_FEATURES, &u64s(&[offered & (features | F_PROTOCOL_FEATURES)]), &[]).expect("a message");
+        let protocol = wire.ask(GET_PROTOCOL_FEATURES, &[]).expect("the protocol features");
+        let wanted = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_MEM_SLOTS;
+        wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
+        wire
+    }
+
+    /// Sends bytes that need not be a message.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// Sends a message and asks for no answer.
+    pub fn send(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_flagged(request, 0, payload, fds)
+    }
+
+    /// Sends a message and returns the number that answers it: for an order, zero is success.
+    pub fn order(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+        self.send_flagged(request, NEED_REPLY, payload, fds)?;
+        self.answer(request)
+    }
+
+    /// Sends a question and returns the number that answers it.
+    pub fn ask(&mut self, request: u32, payload: &[u8]) -> io::Result<u64> {
+        self.send(request, payload, &[])?;
+        self.answer(request)
+    }
+
+    /// Whether an order's answer was a refusal: an error code, or the end of the session.
+    pub fn refuses(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        match self.order(request, payload, fds) {
+            Ok(code) => code != 0,
+            Err(error) => is_hangup(&error),
+        }
+    }
+
+    /// Waits until the daemon ends the session.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn await_hangup(&mut self) {
+        let mut rest = [0; 256];
+        loop {
+            match self.stream.read(&mut rest) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if is_hangup(&error) => return,
+                Err(error) => panic!("the daemon should have ended the session: {error}"),
+            }
+        }
+    }
+
+    fn send_flagged(&self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut message = u32s(&[request, VERSION | flags, payload.len() as u32]);
+        message.extend(payload);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "there is space for 64 descriptors");
+        }
+        let sent = sendmsg(&self.stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+        assert_eq!(sent, message.len(), "a stream socket takes a message of this size whole");
+        Ok(())
+    }
+
+    fn answer(&mut self, request: u32) -> io::Result<u64> {
+        let mut header = [0; HEADER];
+        self.stream.read_exact(&mut header)?;
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+        assert_eq!(word(0), request, "the answer is to the last request");
+        assert_eq!(word(4) & REPLY, REPLY, "the answer is marked as one");
+        let mut payload = vec![0; word(8) as usize];
+        self.stream.read_exact(&mut payload)?;
+        Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+    }
+}
+
+impl AsFd for Wire {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// Whether `error` says that the other end has gone.
+fn is_hangup(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// A payload of 32-bit words.
+pub fn u32s(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// A payload of 64-bit words.
+pub fn u64s(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
