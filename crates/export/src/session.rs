@@ -30,6 +30,9 @@ const PROTOCOL_FEATURES: u64 = feature::MQ
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
 
+/// The largest ring: a client may choose one larger than the device was described for, as with qemu-storage-daemon.
+const MAX_QUEUE_SIZE: u16 = 1024;
+
 /// Memory regions that a client may have at a time.
 const MAX_MEMORY_SLOTS: usize = 64;
 
@@ -165,10 +168,12 @@ impl<'a> Session<'a> {
     }
 
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
-        let limit = self.shared.blk().config().queue_size;
         match u16::try_from(size) {
-            Ok(size) if size.is_power_of_two() && size <= limit => self.still_vring(index)?.size = size,
-            _ => return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {limit}")),
+            Ok(size) if size.is_power_of_two() && size <= MAX_QUEUE_SIZE => self.still_vring(index)?.size = size,
+            _ => {
+                let most = MAX_QUEUE_SIZE;
+                return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {most}"));
+            }
         }
         Ok(())
     }
