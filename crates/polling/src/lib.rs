@@ -16,6 +16,7 @@
 pub mod builtin;
 mod cost;
 mod kind;
+mod low_regret;
 mod names;
 mod nanos;
 mod parameters;
