@@ -22,6 +22,7 @@ mod nanos;
 mod parameters;
 mod policies;
 mod policy;
+pub mod replay;
 pub mod trace;
 
 pub use cost::{BlockCost, Contention};
