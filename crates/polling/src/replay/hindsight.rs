@@ -3,6 +3,7 @@
 use super::Setting;
 use super::simulate::Tally;
 use crate::Nanos;
+use crate::trace::Trace;
 
 /// The waits in order of length, with their sums.
 pub(super) struct Hindsight {
@@ -12,7 +13,8 @@ pub(super) struct Hindsight {
 }
 
 impl Hindsight {
-    pub(super) fn of(mut lengths: Vec<u64>) -> Self {
+    pub(super) fn of(trace: &Trace) -> Self {
+        let mut lengths: Vec<_> = trace.true_lengths().map(|length| length.0).collect();
         lengths.sort_unstable();
         let mut sums = Vec::with_capacity(lengths.len() + 1);
         sums.push(0_u64);

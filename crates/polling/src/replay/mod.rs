@@ -20,6 +20,7 @@ mod simulate;
 pub use front::front_svg;
 pub use row::{Contender, Row};
 
+use self::hindsight::Hindsight;
 use crate::kind::build;
 use crate::parameters::ParameterError;
 use crate::trace::Trace;
@@ -28,7 +29,8 @@ use crate::{BlockCost, Nanos, Parameters, PolicyKind};
 /// What a trace is replayed under.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
-    /// What blocking costs the replayed thread, and what its policy is told it costs.
+    /// What blocking costs the replayed thread, and what its policy is told it costs; a recorded trace brings its own
+    /// in [`Trace::block`].
     pub block: BlockCost,
     /// The policies' properties; `price` counts in every row's cost, whatever the policy heeds.
     pub parameters: Parameters,
@@ -51,8 +53,7 @@ pub fn replay(
     setting: &Setting,
     policies: &[PolicyKind],
 ) -> Result<Vec<Row>, ParameterError> {
-    let waits = simulate::events(trace);
-    let hindsight = hindsight::Hindsight::of(waits.iter().map(|wait| wait.length.0).collect());
+    let hindsight = Hindsight::of(trace);
     let clairvoyant = hindsight.clairvoyant(setting);
     let (best, best_tally) = hindsight.best_fixed(setting);
     let row =
@@ -67,7 +68,7 @@ pub fn replay(
         policy.set_block_cost(setting.block);
         rows.push(row(
             Contender::Policy(kind),
-            simulate::run(policy.as_mut(), &waits, setting.block.latency),
+            simulate::run(policy.as_mut(), trace, setting.block.latency),
         ));
     }
     Ok(rows)
@@ -77,7 +78,7 @@ pub fn replay(
 ///
 /// One row per window, shortest first, a handful an octave.
 pub fn fixed_windows(name: &str, trace: &Trace, setting: &Setting) -> Vec<Row> {
-    let hindsight = hindsight::Hindsight::of(trace.true_lengths().map(|length| length.0).collect());
+    let hindsight = Hindsight::of(trace);
     let clairvoyant = hindsight.clairvoyant(setting);
     let (_, best) = hindsight.best_fixed(setting);
     hindsight::ladder(setting.parameters.max)
