@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::low_regret::LowRegret;
 use crate::names::did_you_mean;
 use crate::parameters::{ParameterError, Property};
 use crate::policies::{Busy, Off, PerSourceWindow, SharedWindow, Weighted};
@@ -25,16 +26,19 @@ pub enum PolicyKind {
     PerSourceWindow,
     /// `weighted`: QEMU 11.1, a weighted interval per source and one window.
     Weighted,
+    /// `low-regret`: learns the waits and prices spinning.
+    LowRegret,
 }
 
 impl PolicyKind {
     /// Every policy, from the oldest idea to the newest.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Off,
         Self::Busy,
         Self::SharedWindow,
         Self::PerSourceWindow,
         Self::Weighted,
+        Self::LowRegret,
     ];
 
     /// How it is spelled.
@@ -45,6 +49,7 @@ impl PolicyKind {
             Self::SharedWindow => "shared-window",
             Self::PerSourceWindow => "per-source-window",
             Self::Weighted => "weighted",
+            Self::LowRegret => "low-regret",
         }
     }
 
@@ -59,7 +64,7 @@ impl PolicyKind {
                 )
             }
             Property::Weight => matches!(self, Self::Weighted),
-            Property::Price => false,
+            Property::Price => matches!(self, Self::LowRegret),
         }
     }
 }
@@ -80,6 +85,7 @@ pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy
         PolicyKind::SharedWindow => Box::new(SharedWindow::new(parameters)),
         PolicyKind::PerSourceWindow => Box::new(PerSourceWindow::new(parameters)),
         PolicyKind::Weighted => Box::new(Weighted::new(parameters)),
+        PolicyKind::LowRegret => Box::new(LowRegret::new(parameters)),
     })
 }
 
@@ -141,7 +147,7 @@ mod tests {
     fn an_unknown_name_is_answered_with_the_names_and_the_nearest() {
         assert_eq!(
             "weigthed".parse::<PolicyKind>().unwrap_err().to_string(),
-            "poll-policy must be one of off, busy, shared-window, per-source-window, weighted; \
+            "poll-policy must be one of off, busy, shared-window, per-source-window, weighted, low-regret; \
              got 'weigthed', did you mean 'weighted'?"
         );
         assert!(

@@ -16,11 +16,13 @@
 pub mod builtin;
 mod cost;
 mod kind;
+mod low_regret;
 mod names;
 mod nanos;
 mod parameters;
 mod policies;
 mod policy;
+pub mod replay;
 pub mod trace;
 
 pub use cost::{BlockCost, Contention};

@@ -213,7 +213,7 @@ mod tests {
             ..Parameters::default()
         };
         assert_eq!(
-            message(parameters, PolicyKind::Busy),
+            message(parameters, PolicyKind::LowRegret),
             "poll-price must be 0..=1000, got 1001"
         );
     }
@@ -225,8 +225,8 @@ mod tests {
             ..Parameters::default()
         };
         assert_eq!(
-            message(parameters, PolicyKind::Busy),
-            "poll-weight has no effect on poll-policy=busy; it belongs to weighted"
+            message(parameters, PolicyKind::LowRegret),
+            "poll-weight has no effect on poll-policy=low-regret; it belongs to weighted"
         );
         let parameters = Parameters {
             grow: Some(0),

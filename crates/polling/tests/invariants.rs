@@ -146,10 +146,11 @@ fn windows(kind: PolicyKind, parameters: &Parameters, events: &[Event]) -> Vec<N
 }
 
 /// Every policy that has a window to adapt.
-const ADAPTIVE: [PolicyKind; 3] = [
+const ADAPTIVE: [PolicyKind; 4] = [
     PolicyKind::SharedWindow,
     PolicyKind::PerSourceWindow,
     PolicyKind::Weighted,
+    PolicyKind::LowRegret,
 ];
 
 proptest! {

@@ -1,0 +1,263 @@
+//! Learns how long waits are, and prices spinning against blocking.
+//!
+//! Spinning for a wait X under a window t costs `min(X, t)`, plus K if X is longer than t; K is what a block costs. Who
+//! knew X beforehand would pay `min(X, K)`. This policy pays little more where the past tells of the future, and never
+//! much more than twice as much where it does not.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `price.rs` | what spinning and blocking cost now |
+//! | `buckets.rs` | the scale on which waits are counted |
+//! | `histogram.rs` | the waits of late, and the window that would have been cheapest for them |
+//! | `situation.rs` | what the loop knows before a wait, sorted into a few cases |
+//! | `panel.rs` | four opinions on the next window, and which of them has been cheapest of late |
+
+mod buckets;
+mod histogram;
+mod panel;
+mod price;
+mod situation;
+
+use self::histogram::Histogram;
+use self::panel::{Opinions, Panel};
+use self::price::Price;
+use self::situation::{Class, Situation};
+use crate::{BlockCost, Contention, Nanos, Parameters, Policy, Slot, Standing, Wait};
+
+/// While the window is too short to see it, one wait in so many is spun for until spinning has cost a block.
+///
+/// A wait that blocked is known only by its wake-up, and a wake-up is late by more than was calibrated on a machine
+/// that has gone quiet. A loop that only ever blocks would never find out that its waits have become short. This
+/// costs at most K / 128 a wait.
+const PROBE_EVERY: u32 = 128;
+
+/// The policy `low-regret`.
+pub(crate) struct LowRegret {
+    /// `poll-price`.
+    latency_price: u32,
+    price: Price,
+    /// One panel for each situation.
+    panels: Vec<Panel>,
+    /// How long the last wait truly was.
+    last: Class,
+    /// The wait that `window` was asked about and `observe` will tell of.
+    coming: Coming,
+}
+
+/// A wait between `window` and `observe`.
+#[derive(Default)]
+struct Coming {
+    situation: Situation,
+    opinions: Opinions,
+    /// The window that is trusted, whether or not a probe was longer.
+    window: u64,
+    probing: bool,
+}
+
+impl LowRegret {
+    pub(crate) fn new(parameters: &Parameters) -> Self {
+        let mut policy = Self {
+            latency_price: parameters.price_or_default(),
+            price: Price::new(parameters.max),
+            panels: (0..Situation::COUNT).map(|_| Panel::new()).collect(),
+            last: Class::default(),
+            coming: Coming::default(),
+        };
+        policy.set_block_cost(BlockCost::default());
+        policy
+    }
+
+    /// Has every window reconsidered at its next wait.
+    fn reprice(&mut self) {
+        self.panels
+            .iter_mut()
+            .flat_map(Panel::histograms)
+            .for_each(Histogram::hurry);
+    }
+}
+
+impl Policy for LowRegret {
+    fn window(&mut self, before: &Standing) -> Nanos {
+        if self.price.longest() == 0 {
+            return Nanos::ZERO;
+        }
+        let break_even = self.price.break_even();
+        let situation = Situation::of(before);
+        let panel = &mut self.panels[situation.index()];
+        let opinions = panel.opinions(self.last, break_even);
+        let window = panel.trusted(&opinions);
+        let probing = window < break_even && panel.probe_is_due();
+        self.coming = Coming {
+            situation,
+            opinions,
+            window,
+            probing,
+        };
+        Nanos(if probing { break_even } else { window })
+    }
+
+    fn observe(&mut self, wait: &Wait<'_>) {
+        if self.price.longest() == 0 {
+            return;
+        }
+        let length = self.price.true_length(wait);
+        let panel = &mut self.panels[self.coming.situation.index()];
+        if self.coming.probing && !wait.blocked && length > self.coming.window {
+            panel.probe_next();
+        }
+        panel.learn(&self.coming.opinions, self.last, length, &self.price);
+        self.last = Class::of(length);
+    }
+
+    fn forget(&mut self, _slot: Slot) {}
+
+    fn window_now(&self) -> Nanos {
+        Nanos(self.coming.window)
+    }
+
+    fn set_block_cost(&mut self, cost: BlockCost) {
+        self.price.set_block(cost, self.latency_price);
+        self.reprice();
+    }
+
+    fn contend(&mut self, evidence: Contention) {
+        if self.price.contend(evidence) {
+            self.reprice();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kind, LastWait};
+
+    const WAKEUP: u64 = 18_000;
+
+    /// `low-regret` at K = 30 us.
+    fn policy(max: u64) -> LowRegret {
+        let mut policy = LowRegret::new(&Parameters {
+            max: Nanos(max),
+            ..Parameters::default()
+        });
+        policy.set_block_cost(BlockCost::from_total(Nanos(30_000)));
+        policy
+    }
+
+    /// Plays `waits` with a wake-up that is late by `wakeup`; returns the windows.
+    fn play(policy: &mut LowRegret, waits: impl IntoIterator<Item = u64>, wakeup: u64) -> Vec<u64> {
+        let mut last = LastWait::default();
+        let mut one = |length: u64| {
+            let window = policy.window(&Standing { in_flight: 1, last }).0;
+            let blocked = length > window;
+            let seen = Nanos(if blocked { length + wakeup } else { length });
+            policy.observe(&Wait {
+                length: seen,
+                spun: Nanos(length.min(window)),
+                blocked,
+                active: &[],
+            });
+            last = LastWait {
+                kind: Kind::Completion,
+                length: seen,
+            };
+            window
+        };
+        waits.into_iter().map(&mut one).collect()
+    }
+
+    fn hits(windows: &[u64], length: u64) -> usize {
+        windows.iter().filter(|&&window| window >= length).count()
+    }
+
+    #[test]
+    fn knowing_nothing_it_spins_until_spinning_has_cost_a_block() {
+        assert_eq!(play(&mut policy(50_000), [10_000], WAKEUP), [30_000]);
+        assert_eq!(play(&mut policy(20_000), [10_000], WAKEUP), [20_000]);
+    }
+
+    #[test]
+    fn it_never_spins_when_the_maximum_is_zero() {
+        assert_eq!(play(&mut policy(0), [1; 300], WAKEUP), [0; 300]);
+    }
+
+    #[test]
+    fn short_waits_are_spun_for_and_long_ones_slept_through_but_for_the_probes() {
+        let short = play(&mut policy(32_768), [10_000; 2_000], WAKEUP);
+        assert_eq!(hits(&short, 10_000), 2_000);
+        assert!(
+            short[100..]
+                .iter()
+                .filter(|&&window| window > 13_000)
+                .count()
+                <= 15
+        );
+
+        let long = play(&mut policy(32_768), [150_000; 2_000], WAKEUP);
+        let probes = long[100..].iter().filter(|&&window| window > 0).count();
+        assert!((10..=15).contains(&probes), "{probes}");
+    }
+
+    #[test]
+    fn a_loop_that_wakes_later_than_calibrated_still_finds_out_that_its_waits_are_short() {
+        let mut policy = policy(32_768);
+        play(&mut policy, [2_000_000; 3_000], 5 * WAKEUP);
+        let windows = play(&mut policy, [10_000; 3_000], 5 * WAKEUP);
+        assert!(hits(&windows, 10_000) > 2_800, "{}", hits(&windows, 10_000));
+    }
+
+    #[test]
+    fn a_change_of_phase_is_followed_at_once_where_phases_have_been_seen_before() {
+        let mut policy = policy(32_768);
+        for _ in 0..4 {
+            play(&mut policy, [150_000; 500], WAKEUP);
+            play(&mut policy, [10_000; 500], WAKEUP);
+        }
+        let slow = play(&mut policy, [150_000; 100], WAKEUP);
+        assert!(hits(&slow[1..], 1) <= 1);
+        let fast = play(&mut policy, [10_000; 100], WAKEUP);
+        assert_eq!(hits(&fast[1..], 10_000), 99);
+    }
+
+    #[test]
+    fn a_dearer_block_is_worth_a_longer_spin_within_a_few_waits() {
+        let mut policy = policy(32_768);
+        let before = play(&mut policy, [20_000; 1_000], WAKEUP);
+        assert!(hits(&before[900..], 20_000) == 100);
+        policy.set_block_cost(BlockCost::from_total(Nanos(5_000)));
+        let cheap = play(&mut policy, [20_000; 1_000], 3_000);
+        assert_eq!(hits(&cheap[2..], 20_000), 0);
+        policy.set_block_cost(BlockCost::from_total(Nanos(30_000)));
+        let dear = play(&mut policy, [20_000; 1_000], WAKEUP);
+        assert!(hits(&dear[1..], 20_000) > 990);
+    }
+
+    #[test]
+    fn where_somebody_wants_the_core_spinning_is_dearer() {
+        let mut policy = policy(32_768);
+        play(&mut policy, [20_000; 1_000], WAKEUP);
+        let contended = Contention {
+            ran: Nanos(50_000_000),
+            delayed: Nanos(50_000_000),
+            preempted: 20,
+        };
+        (0..10).for_each(|_| policy.contend(contended));
+        let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
+        assert_eq!(hits(&windows[2..], 20_000), 0);
+        (0..30).for_each(|_| {
+            policy.contend(Contention {
+                delayed: Nanos::ZERO,
+                ..contended
+            })
+        });
+        let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
+        assert!(hits(&windows[1..], 20_000) > 990);
+    }
+
+    #[test]
+    fn the_telemetry_window_is_the_trusted_one() {
+        let mut policy = policy(32_768);
+        let windows = play(&mut policy, [10_000; 100], WAKEUP);
+        assert_eq!(policy.window_now(), Nanos(windows[99]));
+    }
+}

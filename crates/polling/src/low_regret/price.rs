@@ -1,0 +1,177 @@
+//! What spinning and blocking cost now.
+
+use super::buckets::LONGEST;
+use crate::{BlockCost, Contention, Nanos, Wait};
+
+/// Prices of spinning are in 256ths.
+const UNIT: u64 = 256;
+/// What a spun nanosecond costs at most.
+const DEAREST: u64 = 16 * UNIT;
+/// How many times over the delay that contention shows is counted: whoever is kept off our core may be who serves our
+/// wait.
+const HARM: u64 = 4;
+
+/// The terms on which spinning and blocking compete.
+#[derive(Clone, Debug)]
+pub(super) struct Price {
+    /// K, in nanoseconds.
+    block: u64,
+    /// The longest window allowed, in nanoseconds.
+    longest: u64,
+    /// What a blocked wait is seen too long by, in nanoseconds.
+    wakeup: u64,
+    /// What a spun nanosecond costs, in 256ths of one.
+    spin: u64,
+    /// What `spin` tends to as contention goes on.
+    smoothed: u64,
+}
+
+impl Price {
+    /// Blocking is free until [`set_block`](Self::set_block) says otherwise.
+    pub(super) fn new(max: Nanos) -> Self {
+        // Beyond the scale of the histograms nobody could tell what a longer window would find.
+        Self {
+            block: 0,
+            longest: max.0.min(LONGEST / 2),
+            wakeup: 0,
+            spin: UNIT,
+            smoothed: UNIT,
+        }
+    }
+
+    pub(super) fn block(&self) -> u64 {
+        self.block
+    }
+
+    pub(super) fn longest(&self) -> u64 {
+        self.longest
+    }
+
+    /// What spinning for `length` nanoseconds costs.
+    pub(super) fn spinning(&self, length: u64) -> u64 {
+        length * self.spin / UNIT
+    }
+
+    /// What a wait of `length` costs under `window`.
+    pub(super) fn cost(&self, length: u64, window: u64) -> u64 {
+        if length <= window {
+            self.spinning(length)
+        } else {
+            self.spinning(window) + self.block
+        }
+    }
+
+    /// The window after which spinning has cost as much as a block: at worst twice what the clairvoyant pays.
+    pub(super) fn break_even(&self) -> u64 {
+        (self.block * UNIT / self.spin).min(self.longest)
+    }
+
+    /// How long `wait` would have been to a loop that spun on; no longer than [`LONGEST`].
+    pub(super) fn true_length(&self, wait: &Wait<'_>) -> u64 {
+        let length = wait.length.0;
+        // One that blocked lasted longer than it was spun for, whatever its wake-up took.
+        let length = if wait.blocked {
+            length.saturating_sub(self.wakeup).max(wait.spun.0 + 1)
+        } else {
+            length
+        };
+        length.min(LONGEST)
+    }
+
+    /// Learns what a block costs, with a nanosecond of latency worth `latency_price` of CPU.
+    pub(super) fn set_block(&mut self, cost: BlockCost, latency_price: u32) {
+        // Dearer than the longest wait is dear enough, and keeps the sums small.
+        self.block = cost.total(latency_price).0.min(LONGEST);
+        self.wakeup = cost.latency.0;
+    }
+
+    /// Learns of contention; returns whether the price of spinning moved.
+    pub(super) fn contend(&mut self, evidence: Contention) -> bool {
+        let seen = UNIT + evidence.delay_per(UNIT).min(DEAREST) * HARM;
+        self.smoothed = (self.smoothed * 3 + seen.min(DEAREST)) / 4;
+        // Small movements are noise, and every window would have to be reconsidered.
+        let moved = self.smoothed.abs_diff(self.spin) * 8 > self.spin;
+        if moved {
+            self.spin = self.smoothed;
+        }
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn price() -> Price {
+        let mut price = Price::new(Nanos(1_000_000));
+        price.set_block(
+            BlockCost {
+                cpu: Nanos(10_000),
+                latency: Nanos(20_000),
+            },
+            1,
+        );
+        price
+    }
+
+    #[test]
+    fn a_spin_that_misses_costs_the_block_on_top() {
+        assert_eq!(price().cost(4_000, 5_000), 4_000);
+        assert_eq!(price().cost(5_001, 5_000), 35_000);
+        assert_eq!(price().break_even(), 30_000);
+    }
+
+    #[test]
+    fn the_wakeup_comes_off_a_blocked_wait_down_to_what_was_spun() {
+        let wait = |length, spun, blocked| Wait {
+            length: Nanos(length),
+            spun: Nanos(spun),
+            blocked,
+            active: &[],
+        };
+        assert_eq!(price().true_length(&wait(25_000, 25_000, false)), 25_000);
+        assert_eq!(price().true_length(&wait(25_000, 1_000, true)), 5_000);
+        assert_eq!(price().true_length(&wait(25_000, 9_000, true)), 9_001);
+        assert_eq!(price().true_length(&wait(u64::MAX, 0, true)), LONGEST);
+    }
+
+    #[test]
+    fn contention_raises_the_price_of_spinning_and_its_end_brings_it_back() {
+        let mut price = price();
+        let shared = Contention {
+            ran: Nanos(40_000_000),
+            delayed: Nanos(40_000_000),
+            preempted: 10,
+        };
+        (0..20).for_each(|_| _ = price.contend(shared));
+        assert!(
+            (4 * UNIT..=5 * UNIT).contains(&price.spin),
+            "{}",
+            price.spin
+        );
+        assert!((6_000..7_500).contains(&price.break_even()));
+        (0..20).for_each(|_| _ = price.contend(Contention::default()));
+        assert!(price.spin < UNIT + UNIT / 8, "{}", price.spin);
+    }
+
+    #[test]
+    fn no_evidence_however_wild_overflows() {
+        let mut price = Price::new(Nanos::MAX);
+        price.set_block(
+            BlockCost {
+                cpu: Nanos::MAX,
+                latency: Nanos::MAX,
+            },
+            u32::MAX,
+        );
+        (0..99).for_each(|_| {
+            _ = price.contend(Contention {
+                ran: Nanos(0),
+                delayed: Nanos::MAX,
+                preempted: u64::MAX,
+            })
+        });
+        assert!(price.spin > DEAREST / 10 * 9);
+        assert!(price.cost(LONGEST, price.longest()) > LONGEST);
+    }
+}

@@ -1,0 +1,90 @@
+//! What the loop knows before a wait, sorted into a few cases.
+
+use crate::{Kind, Standing};
+
+/// How many requests are in flight and what ended the last wait, coarsely.
+///
+/// With nothing in flight only a guest can end the wait, with one it is the disk's latency, with many it is the time
+/// between completions: different waits altogether. So are the waits after a kick and after a completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Situation(usize);
+
+impl Situation {
+    const DEPTHS: usize = 4;
+    const KINDS: usize = 3;
+    /// How many situations there are.
+    pub(super) const COUNT: usize = Self::DEPTHS * Self::KINDS;
+
+    pub(super) fn of(before: &Standing) -> Self {
+        let depth = match before.in_flight {
+            0 => 0,
+            1 => 1,
+            2..=7 => 2,
+            8.. => Self::DEPTHS - 1,
+        };
+        let kind = match before.last.kind {
+            Kind::Queue => 0,
+            Kind::Completion => 1,
+            Kind::Other => Self::KINDS - 1,
+        };
+        Self(depth * Self::KINDS + kind)
+    }
+
+    /// Below [`COUNT`](Self::COUNT).
+    pub(super) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// How many classes there are.
+pub(super) const CLASSES: usize = 6;
+
+/// About how long a wait was: up to 2 us, 8 us, 32 us, 128 us, 512 us, or longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Class(usize);
+
+impl Class {
+    /// The class of a wait of `length` nanoseconds.
+    pub(super) fn of(length: u64) -> Self {
+        const UP_TO_2_US: u32 = 11;
+        let octaves_above = (length | 1).ilog2().saturating_sub(UP_TO_2_US - 2);
+        Self((octaves_above as usize / 2).min(CLASSES - 1))
+    }
+
+    /// Below [`CLASSES`].
+    pub(super) fn index(self) -> usize {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LastWait;
+
+    #[test]
+    fn every_situation_has_a_number_of_its_own() {
+        let mut seen = [false; Situation::COUNT];
+        for in_flight in [0, 1, 2, 8] {
+            for kind in [Kind::Queue, Kind::Completion, Kind::Other] {
+                let last = LastWait {
+                    kind,
+                    ..LastWait::default()
+                };
+                let index = Situation::of(&Standing { in_flight, last }).index();
+                assert!(!std::mem::replace(&mut seen[index], true));
+            }
+        }
+        assert!(seen.iter().all(|&seen| seen));
+    }
+
+    #[test]
+    fn a_class_is_two_octaves() {
+        let us: Vec<_> = [0, 2, 3, 8, 9, 32, 33, 131, 132, 524, 525]
+            .iter()
+            .map(|us| Class::of(us * 1_000).index())
+            .collect();
+        assert_eq!(us, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]);
+        assert_eq!(Class::of(u64::MAX).index(), CLASSES - 1);
+    }
+}
