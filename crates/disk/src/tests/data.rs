@@ -172,14 +172,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         cuts
     });
     let shift = prop_oneof![Just(0usize), Just(512), 0usize..600];
-    let step = prop_oneof![
-        (0..SECTORS, cuts.clone(), shift.clone(), any::<u64>())
-            .prop_map(|(sector, cuts, shift, seed)| Step::Write { sector, cuts, shift, seed }),
-        (0..SECTORS, cuts, shift).prop_map(|(sector, cuts, shift)| Step::Read { sector, cuts, shift }),
-        (0..SECTORS, 1..20u64, any::<bool>())
-            .prop_map(|(sector, sectors, unmap)| Step::Zero { sector, sectors, unmap }),
-        Just(Step::Flush),
-    ];
+    let step =
+        prop_oneof![
+            (0..SECTORS, cuts.clone(), shift.clone(), any::<u64>())
+                .prop_map(|(sector, cuts, shift, seed)| Step::Write { sector, cuts, shift, seed }),
+            (0..SECTORS, cuts, shift).prop_map(|(sector, cuts, shift)| Step::Read { sector, cuts, shift }),
+            (0..SECTORS, 1..20u64, any::<bool>()).prop_map(|(sector, sectors, unmap)| Step::Zero {
+                sector,
+                sectors,
+                unmap
+            }),
+            Just(Step::Flush),
+        ];
     prop::collection::vec(step, 1..24)
 }
 
