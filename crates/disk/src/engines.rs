@@ -310,6 +310,22 @@ impl Backend for Engines {
     }
 }
 
+impl Drop for Engines {
+    /// Waits for what is in flight, and lets those pass who wait for it.
+    fn drop(&mut self) {
+        // The workers last: they may be waiting for a write of the others to leave a disk's gate.
+        for kind in [Kind::Native, Kind::Uring] {
+            let Some(engine) = self.list[kind as usize].take() else { continue };
+            engine.end(&mut |job| {
+                if let Some(attached) = &self.slots[job.slot as usize] {
+                    triage::leave(&attached.disk, &job);
+                }
+            });
+        }
+        self.list = [const { None }; KINDS];
+    }
+}
+
 fn completion(job: Job, result: Result<(), Errno>) -> Completion {
     Completion { token: job.request.token, result, buffers: job.request.buffers }
 }

@@ -36,10 +36,11 @@ pub(crate) fn lock(file: &File, path: &Path, read_only: bool, locking: Locking) 
     let shown = uses.iter().map(|(n, _)| PERMISSION + n).chain(unshared.iter().map(|(n, _)| UNSHARED + n));
     for byte in shown {
         if let Err(source) = take(file, byte) {
-            return match locking {
-                Locking::On => Err(OpenCause::LockingUnsupported { path: path.to_owned(), source }),
-                Locking::Auto | Locking::Off => Ok(()),
-            };
+            if locking == Locking::On {
+                return Err(OpenCause::LockingUnsupported { path: path.to_owned(), source });
+            }
+            tracing::warn!("'{}' cannot be locked ({source}): nothing keeps other programs from it", path.display());
+            return Ok(());
         }
     }
     let clash = |lock, hint| Err(OpenCause::Locked { path: path.to_owned(), lock, hint });

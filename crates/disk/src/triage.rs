@@ -118,3 +118,20 @@ pub(crate) fn deserves_a_worker(op: Op, errno: Errno) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_try_what_could_not_run_asynchronously_and_nothing_else() {
+        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, Op::Flush] {
+            assert!(deserves_a_worker(op, Errno::AGAIN));
+            assert!(!deserves_a_worker(op, Errno::IO));
+            assert!(!deserves_a_worker(op, Errno::NOSPC));
+        }
+        assert!(deserves_a_worker(Op::Flush, Errno::INVAL));
+        assert!(deserves_a_worker(Op::Write { fua: true }, Errno::OPNOTSUPP));
+        assert!(!deserves_a_worker(Op::Read, Errno::INVAL));
+    }
+}

@@ -73,6 +73,19 @@ impl Uring {
         Ok(Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, stats })
     }
 
+    /// Waits until the kernel has done what it was given, because it is others' memory that it uses.
+    fn wait(&mut self, left: &mut dyn FnMut(Job)) {
+        let mut ring = self.ring.borrow_mut();
+        while self.flying.len() > 0 && ring.wait(None).is_ok() {
+            ring.sort();
+            while let Some(done) = ring.next_op() {
+                if let Some(transfer) = self.flying.remove(done.data as u32) {
+                    left(transfer.into_job());
+                }
+            }
+        }
+    }
+
     /// Gives the transfer at `place` to the ring.
     fn start(ring: &mut Ring, file: File, transfer: &Transfer, place: u32) {
         // SAFETY: the request's memory stays mapped until it completes, as `IoVec::new` was promised; its list of
@@ -157,7 +170,8 @@ impl Engine for Uring {
     }
 
     fn has_completions(&mut self) -> bool {
-        self.ring.borrow_mut().has_ops()
+        // With nothing of its own in there it need not look at the ring.
+        self.flying.len() > 0 && self.ring.borrow_mut().has_ops()
     }
 
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
@@ -195,23 +209,21 @@ impl Engine for Uring {
         self.event.as_ref().map(AsRawFd::as_raw_fd)
     }
 
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        let mut this = self;
+        this.wait(left);
+    }
+
     fn stats(&self) -> EngineStats {
         self.stats.clone()
     }
 }
 
 impl Drop for Uring {
-    /// Waits until the kernel has done what it was given: it is others' memory that it uses.
     fn drop(&mut self) {
-        let mut ring = self.ring.borrow_mut();
-        while self.flying.len() > 0 && ring.wait(None).is_ok() {
-            ring.sort();
-            while let Some(done) = ring.next_op() {
-                self.flying.remove(done.data as u32);
-            }
-        }
+        self.wait(&mut |_| {});
         if self.table {
-            let _ = ring.submitter().unregister_files();
+            let _ = self.ring.borrow().submitter().unregister_files();
         }
     }
 }

@@ -112,6 +112,10 @@ pub(crate) trait Engine {
     /// What announces completions, edge by edge.
     fn descriptor(&self) -> Option<RawFd>;
 
+    /// Ends it: waits until nothing of it touches the jobs' memory any more, and gives back those that were in flight,
+    /// whatever came of them. Dropping it waits as well.
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
+
     /// What it has done so far.
     fn stats(&self) -> EngineStats;
 }

@@ -161,6 +161,7 @@ impl Drop for Context {
 
 /// See the module's description.
 pub(crate) struct Native {
+    /// Dropped before what it works on.
     context: Context,
     event: OwnedFd,
     /// Descriptor and block size of the disks, by slot.
@@ -319,6 +320,12 @@ impl Engine for Native {
 
     fn descriptor(&self) -> Option<RawFd> {
         Some(self.event.as_raw_fd())
+    }
+
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        let Self { context, flying, .. } = *self;
+        drop(context);
+        flying.into_values().for_each(|transfer| left(transfer.into_job()));
     }
 
     fn stats(&self) -> EngineStats {

@@ -123,6 +123,11 @@ impl Engine for Null {
         None
     }
 
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        let waiting = self.lanes.into_iter().flat_map(|lane| lane.waiting).map(|(_, job)| job);
+        self.done.into_iter().chain(waiting).for_each(left);
+    }
+
     fn stats(&self) -> EngineStats {
         self.stats.clone()
     }

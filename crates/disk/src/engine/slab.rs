@@ -49,6 +49,14 @@ impl<T> Slab<T> {
         }
     }
 
+    /// All values that are in it.
+    pub(crate) fn into_values(self) -> impl Iterator<Item = T> {
+        self.places.into_iter().filter_map(|place| match place {
+            Place::Used(value) => Some(value),
+            Place::Free { .. } => None,
+        })
+    }
+
     /// Takes the value out, if there is one.
     pub(crate) fn remove(&mut self, place: u32) -> Option<T> {
         let slot = self.places.get_mut(place as usize)?;
@@ -77,5 +85,7 @@ mod tests {
         assert_eq!((slab.insert(10), slab.insert(11), slab.insert(12)), (3, 1, 4));
         assert_eq!(slab.len(), 5);
         assert_eq!(slab.get_mut(3), Some(&mut 10));
+        assert_eq!(slab.remove(0), Some(0));
+        assert_eq!(slab.into_values().collect::<Vec<_>>(), [11, 2, 10, 12]);
     }
 }

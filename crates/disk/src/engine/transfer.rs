@@ -75,6 +75,11 @@ impl Transfer {
         Next::Over(Err(Errno::NOSPC))
     }
 
+    /// Gives up on it.
+    pub(crate) fn into_job(self) -> Job {
+        self.job
+    }
+
     pub(crate) fn finish(self, result: Result<(), Errno>) -> Finished {
         Finished { job: self.job, result }
     }

@@ -1,1 +1,126 @@
-//! To come.
+//! Sectors that are smaller than what direct I/O moves, and memory that is not where it wants it.
+
+use super::*;
+
+/// Ways to run direct I/O on a device of 4096-byte sectors.
+fn large_sectors(test: impl Fn(&Options, bool)) {
+    let Some(device) = LoopDevice::new(1 << 20, 4096) else { return };
+    for (name, options, shared) in ways(&device.options()) {
+        if options.direct {
+            println!("{name}");
+            test(&options, shared);
+        }
+    }
+}
+
+#[test]
+fn a_device_of_large_sectors_is_described_as_one() {
+    large_sectors(|options, _| {
+        let disk = Disk::open(options).unwrap();
+        assert_eq!((disk.logical_block_size(), disk.offset_alignment()), (4096, 4096));
+        assert!(disk.physical_block_size() >= 4096 && disk.size() == 1 << 20);
+    });
+}
+
+#[test]
+fn sub_block_writes_in_flight_together_keep_each_others_data() {
+    large_sectors(|options, shared| {
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(options, EngineOptions { ring, ..EngineOptions::default() });
+        let data = pattern(65536, 7);
+        for round in 0..8 {
+            // Every sector of every block, in an order in which neighbours are far apart.
+            let order: Vec<u64> = (0..128).map(|i| (i * 37 + round) % 128).collect();
+            rig.run(Op::WriteZeroes { unmap: false }, 0, 65536).unwrap();
+            for &sector in &order {
+                let from = sector as usize * 512;
+                rig.push_write(sector * 512, Memory::new(512, 0).filled(&data[from..from + 512]));
+            }
+            rig.settle();
+            assert!(rig.done.drain().all(|(_, result)| result.is_ok()));
+            assert!(rig.read(0, 65536) == data, "round {round}");
+        }
+        assert!(rig.engines.stats().bounced >= 8 * 128);
+    });
+}
+
+#[test]
+fn whole_blocks_and_parts_of_their_neighbours_keep_each_others_data() {
+    large_sectors(|options, shared| {
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(options, EngineOptions { ring, ..EngineOptions::default() });
+        let data = pattern(65536, 8);
+        for _ in 0..16 {
+            rig.run(Op::WriteZeroes { unmap: false }, 0, 65536).unwrap();
+            // Whole blocks, and around each the sectors from the middle of one block to the middle of the next.
+            for block in 0..8usize {
+                let whole = block * 8192;
+                rig.push_write(whole as u64, Memory::new(4096, 0).filled(&data[whole..whole + 4096]));
+                for at in [whole + 4096, whole + 4096 + 1536] {
+                    let len = if at % 4096 == 0 { 1536 } else { 2560 };
+                    rig.push_write(at as u64, Memory::new(len, 0).filled(&data[at..at + len]));
+                }
+            }
+            rig.settle();
+            assert!(rig.read(0, 65536) == data);
+        }
+    });
+}
+
+#[test]
+fn two_io_threads_keep_each_others_parts_of_a_block() {
+    large_sectors(|options, shared| {
+        let disk = Arc::new(Disk::open(options).unwrap());
+        let data = pattern(16384, 9);
+        std::thread::scope(|scope| {
+            for thread in 0..2usize {
+                let (disk, data) = (Arc::clone(&disk), &data);
+                scope.spawn(move || {
+                    let ring = shared.then(shared_ring);
+                    let mut rig = Rig::over(disk, EngineOptions { ring, ..EngineOptions::default() });
+                    for _ in 0..16 {
+                        for sector in (thread..32).step_by(2) {
+                            let from = sector * 512;
+                            rig.push_write(from as u64, Memory::new(512, 0).filled(&data[from..from + 512]));
+                        }
+                        rig.settle();
+                    }
+                });
+            }
+        });
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::over(disk, EngineOptions { ring, ..EngineOptions::default() });
+        assert!(rig.read(0, 16384) == data);
+    });
+}
+
+#[test]
+fn memory_of_any_alignment_is_read_and_written() {
+    everywhere(1 << 20, |rig| {
+        for shift in [1, 4, 255, 511] {
+            let data = pattern(12288, shift as u64);
+            let lens = [100, 5000, 12288 - 5100];
+            let token = rig.push_write(4096, Memory::pieces(&lens, shift).filled(&data));
+            assert_eq!(rig.finish(token).0, Ok(()));
+            let token = rig.push_read(4096, Memory::pieces(&lens, shift));
+            let (result, memory) = rig.finish(token);
+            assert_eq!(result, Ok(()));
+            assert!(memory.unwrap().data() == data);
+        }
+        let bounced = rig.engines.stats().bounced;
+        assert_eq!(bounced > 0, rig.disk.memory_alignment() > 1 || rig.disk.offset_alignment() > 1);
+    });
+}
+
+#[test]
+fn a_request_larger_than_a_workers_memory_is_copied_in_parts() {
+    let image = Image::new(8 << 20);
+    let mut rig = Rig::new(&Options { direct: true, ..image.options() });
+    let data = pattern(5 << 20, 11);
+    let token = rig.push_write(512, Memory::new(data.len(), 3).filled(&data));
+    assert_eq!(rig.finish(token).0, Ok(()));
+    assert!(image.content()[512..512 + data.len()] == data);
+    let token = rig.push_read(512, Memory::new(data.len(), 5));
+    let (result, memory) = rig.finish(token);
+    assert!(result == Ok(()) && memory.unwrap().data() == data);
+}

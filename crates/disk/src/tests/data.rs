@@ -1,6 +1,12 @@
 //! What was written is what is read.
 
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use proptest::prelude::*;
+
 use super::*;
+use crate::Discard;
 
 #[test]
 fn what_was_written_is_read_back() {
@@ -29,4 +35,223 @@ fn many_requests_at_once_each_find_their_own_data() {
             assert!(memory.unwrap().data() == pattern(16384, i as u64), "request {i}");
         }
     });
+}
+
+#[test]
+fn a_write_through_and_a_flush_succeed() {
+    everywhere(1 << 20, |rig| {
+        let memory = Memory::new(8192, 0).filled(&pattern(8192, 3));
+        let token = rig.push(Op::Write { fua: true }, 8192, 8192, Some(memory));
+        assert_eq!(rig.finish(token).0, Ok(()));
+        assert_eq!(rig.read(8192, 8192), pattern(8192, 3));
+        rig.run(Op::Flush, 0, 0).unwrap();
+    });
+}
+
+#[test]
+fn a_write_through_that_the_kernel_does_not_know_is_synced_instead() {
+    everywhere(1 << 20, |rig| {
+        rig.disk.able.write_through.store(false, Ordering::Relaxed);
+        let memory = Memory::new(8192, 0).filled(&pattern(8192, 3));
+        let token = rig.push(Op::Write { fua: true }, 8192, 8192, Some(memory));
+        assert_eq!(rig.finish(token).0, Ok(()));
+        assert_eq!(rig.read(8192, 8192), pattern(8192, 3));
+        assert!(rig.requests_of("threads") > 0);
+    });
+}
+
+#[test]
+fn flushes_that_are_to_be_ignored_reach_no_engine() {
+    everywhere_with(
+        1 << 20,
+        |options| options.no_flush = true,
+        |rig| {
+            rig.run(Op::Flush, 0, 0).unwrap();
+            assert_eq!(rig.engines.stats().answered, 1);
+            let memory = Memory::new(4096, 0).filled(&pattern(4096, 3));
+            let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(memory));
+            assert_eq!(rig.finish(token).0, Ok(()));
+        },
+    );
+}
+
+#[test]
+fn more_pieces_than_a_system_call_takes_are_moved_all_the_same() {
+    everywhere(2 << 20, |rig| {
+        let data = pattern(1500 * 512, 9);
+        rig.push_write(4096, Memory::pieces(&[512; 1500], 0).filled(&data));
+        rig.settle();
+        assert_eq!(rig.read(4096, data.len() - 512 * 4), data[..data.len() - 512 * 4]);
+    });
+}
+
+#[test]
+fn what_is_past_the_end_of_an_image_that_shrank_reads_as_zeroes() {
+    for (end, len) in [(65536u64, 65536usize), (65536 + 4096, 65536), (65536 + 5000, 65536)] {
+        let image = Image::of(&pattern(1 << 20, 5));
+        for (name, options, shared) in ways(&image.options()) {
+            println!("{name}, {end} bytes left");
+            std::fs::write(&image.path, pattern(1 << 20, 5)).unwrap();
+            let ring = shared.then(shared_ring);
+            let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+            File::options().write(true).open(&image.path).unwrap().set_len(end).unwrap();
+            let mut expected = pattern(1 << 20, 5)[65536..65536 + len].to_vec();
+            expected[end as usize - 65536..].fill(0);
+            assert!(rig.read(65536, len) == expected);
+        }
+    }
+}
+
+#[test]
+fn a_request_that_makes_no_sense_is_refused() {
+    everywhere(1 << 20, |rig| {
+        for (offset, len) in [(1 << 20, 512), ((1 << 20) - 512, 1024), (u64::MAX - 511, 512), (100, 512), (512, 100)] {
+            let memory = Memory::new(len as usize, 0);
+            let token = rig.push(Op::Read, offset, len, Some(memory));
+            assert_eq!(rig.finish(token).0, Err(Errno::INVAL), "{offset}+{len}");
+            assert_eq!(rig.run(Op::Discard, offset, len), Err(Errno::INVAL), "{offset}+{len}");
+        }
+        let token = rig.push_read(512, Memory::new(0, 0));
+        assert_eq!(rig.finish(token).0, Ok(()));
+    });
+}
+
+#[test]
+fn a_read_only_disk_changes_nothing() {
+    everywhere_with(
+        1 << 20,
+        |options| (options.read_only, options.discard) = (true, Discard::Unmap),
+        |rig| {
+            let token = rig.push_write(0, Memory::new(4096, 0));
+            assert_eq!(rig.finish(token).0, Err(Errno::ROFS));
+            assert_eq!(rig.run(Op::Discard, 0, 4096), Err(Errno::ROFS));
+            assert_eq!(rig.run(Op::WriteZeroes { unmap: true }, 0, 4096), Err(Errno::ROFS));
+            assert_eq!(rig.read(0, 4096), vec![0; 4096]);
+            rig.run(Op::Flush, 0, 0).unwrap();
+        },
+    );
+}
+
+#[test]
+fn what_the_kernel_says_is_the_requests_result() {
+    let image = Image::new(1 << 20);
+    for (name, options, shared) in ways(&image.options()) {
+        println!("{name}");
+        let disk = Arc::new(Disk::open(&options).unwrap());
+        // Behind the disk's back its descriptor becomes one that cannot be written.
+        let readable = File::open(&image.path).unwrap();
+        // SAFETY: replaces a descriptor that stays open; nobody else knows it.
+        assert!(unsafe { libc::dup2(readable.as_raw_fd(), disk.fd()) } >= 0);
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::over(disk, EngineOptions { ring, ..EngineOptions::default() });
+        let token = rig.push_write(0, Memory::new(4096, 0));
+        assert_eq!(rig.finish(token).0, Err(Errno::BADF));
+        assert_eq!(rig.read(0, 4096), vec![0; 4096]);
+        assert_eq!(rig.run(Op::WriteZeroes { unmap: false }, 0, 4096), Err(Errno::BADF));
+    }
+}
+
+/// Something to do to a disk of 64 sectors.
+#[derive(Clone, Debug)]
+enum Step {
+    Write { sector: u64, cuts: Vec<usize>, shift: usize, seed: u64 },
+    Read { sector: u64, cuts: Vec<usize>, shift: usize },
+    Zero { sector: u64, sectors: u64, unmap: bool },
+    Flush,
+}
+
+const SECTORS: u64 = 64;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    // Pieces of any length that add up to whole sectors.
+    let cuts = prop::collection::vec(1usize..3000, 1..5).prop_map(|mut cuts| {
+        let odd = cuts.iter().sum::<usize>() % 512;
+        if odd > 0 {
+            cuts.push(512 - odd);
+        }
+        cuts
+    });
+    let shift = prop_oneof![Just(0usize), Just(512), 0usize..600];
+    let step =
+        prop_oneof![
+            (0..SECTORS, cuts.clone(), shift.clone(), any::<u64>())
+                .prop_map(|(sector, cuts, shift, seed)| Step::Write { sector, cuts, shift, seed }),
+            (0..SECTORS, cuts, shift).prop_map(|(sector, cuts, shift)| Step::Read { sector, cuts, shift }),
+            (0..SECTORS, 1..20u64, any::<bool>()).prop_map(|(sector, sectors, unmap)| Step::Zero {
+                sector,
+                sectors,
+                unmap
+            }),
+            Just(Step::Flush),
+        ];
+    prop::collection::vec(step, 1..24)
+}
+
+/// Runs steps one after the other on a disk and on plain memory, and compares.
+fn compare(rig: &mut Rig, steps: &[Step]) {
+    let mut model = vec![0; SECTORS as usize * 512];
+    let fits = |sector: u64, len: usize| sector * 512 + len as u64 <= SECTORS * 512;
+    for step in steps {
+        match step {
+            Step::Write { sector, cuts, shift, seed } => {
+                let memory = Memory::pieces(cuts, *shift);
+                let data = pattern(memory.len(), *seed);
+                if fits(*sector, data.len()) {
+                    let token = rig.push_write(sector * 512, memory.filled(&data));
+                    assert_eq!(rig.finish(token).0, Ok(()), "{step:?}");
+                    model[*sector as usize * 512..][..data.len()].copy_from_slice(&data);
+                }
+            }
+            Step::Read { sector, cuts, shift } => {
+                let memory = Memory::pieces(cuts, *shift);
+                let len = memory.len();
+                if fits(*sector, len) {
+                    let token = rig.push_read(sector * 512, memory);
+                    let (result, memory) = rig.finish(token);
+                    assert_eq!(result, Ok(()), "{step:?}");
+                    assert!(memory.unwrap().data() == &model[*sector as usize * 512..][..len], "{step:?}");
+                }
+            }
+            Step::Zero { sector, sectors, unmap } => {
+                let end = (sector + sectors).min(SECTORS);
+                let len = (end - sector) * 512;
+                assert_eq!(rig.run(Op::WriteZeroes { unmap: *unmap }, sector * 512, len), Ok(()), "{step:?}");
+                model[*sector as usize * 512..end as usize * 512].fill(0);
+            }
+            Step::Flush => assert_eq!(rig.run(Op::Flush, 0, 0), Ok(())),
+        }
+    }
+    assert!(rig.read(0, model.len()) == model);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_requests_leaves_a_file_as_it_leaves_memory(steps in steps()) {
+        let image = Image::new(SECTORS * 512);
+        let options = Options { discard: Discard::Unmap, ..image.options() };
+        for (_, options, shared) in ways(&options) {
+            std::fs::write(&image.path, vec![0; SECTORS as usize * 512]).unwrap();
+            let ring = shared.then(shared_ring);
+            compare(&mut Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() }), &steps);
+        }
+    }
+}
+
+#[test]
+fn any_sequence_of_requests_leaves_a_device_as_it_leaves_memory() {
+    let config = ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() };
+    for sector in [512, 4096] {
+        let Some(device) = LoopDevice::new(SECTORS * 512, sector) else { return };
+        let options = Options { discard: Discard::Unmap, ..device.options() };
+        proptest!(config.clone(), |(steps in steps())| {
+            for (_, options, shared) in ways(&options) {
+                let ring = shared.then(shared_ring);
+                let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+                rig.run(Op::WriteZeroes { unmap: true }, 0, SECTORS * 512).unwrap();
+                compare(&mut rig, &steps);
+            }
+        });
+    }
 }

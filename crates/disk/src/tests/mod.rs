@@ -348,7 +348,3 @@ fn allocated(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     File::open(path).and_then(|f| f.metadata()).map_or(0, |m| m.blocks() * 512)
 }
-
-fn nanos(ms: u64) -> Nanos {
-    Nanos::from_millis(ms)
-}

@@ -1,1 +1,171 @@
-//! To come.
+//! What opens, and what does not and why.
+
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
+
+use super::*;
+use crate::{DetectZeroes, Discard, Locking};
+
+/// Why it does not open.
+fn refused(options: &Options) -> String {
+    match Disk::open(options) {
+        Ok(disk) => panic!("it opened: {disk:?}"),
+        Err(e) => {
+            let line = e.to_string();
+            assert!(!line.contains('\n') && line.starts_with("blockdev 'disk0': "), "{line}");
+            line
+        }
+    }
+}
+
+fn file(path: &Path) -> Options {
+    Options::new("disk0", Driver::File { filename: path.to_owned() })
+}
+
+fn device(path: &Path) -> Options {
+    Options::new("disk0", Driver::HostDevice { filename: path.to_owned() })
+}
+
+#[test]
+fn an_image_is_described_as_it_is() {
+    let image = Image::new(1 << 20);
+    let disk = Disk::open(&image.options()).unwrap();
+    assert_eq!((disk.size(), disk.logical_block_size()), (1 << 20, 512));
+    assert!(disk.physical_block_size().is_power_of_two() && disk.physical_block_size() >= 512);
+    assert_eq!((disk.memory_alignment(), disk.offset_alignment()), (1, 1));
+    assert!(!disk.read_only() && !disk.supports_discard() && disk.node_name() == "disk0");
+    drop(disk);
+    let disk = Disk::open(&Options { discard: Discard::Unmap, ..image.options() }).unwrap();
+    assert!(disk.supports_discard() && disk.max_discard_bytes() > 0 && disk.discard_granularity() >= 512);
+}
+
+#[test]
+fn a_size_that_changes_is_found_when_asked_for() {
+    let image = Image::new(1 << 20);
+    let mut rig = Rig::new(&image.options());
+    File::options().write(true).open(&image.path).unwrap().set_len(2 << 20).unwrap();
+    assert_eq!(rig.disk.size(), 1 << 20);
+    assert_eq!(rig.write(1 << 20, &[1; 512]), Err(Errno::INVAL));
+    assert_eq!(rig.disk.refresh_size().unwrap(), 2 << 20);
+    assert_eq!(rig.write(1 << 20, &[1; 512]), Ok(()));
+}
+
+#[test]
+fn what_is_no_image_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing.img");
+    assert!(refused(&file(&missing)).contains("missing.img' does not exist"));
+    assert!(!missing.exists());
+    assert!(refused(&device(&missing)).contains("does not exist"));
+    assert!(refused(&file(dir.path())).contains("is a directory"));
+    assert!(refused(&device(dir.path())).contains("is a directory"));
+    assert!(refused(&file(Path::new("/dev/null"))).contains("neither a regular file nor a block device"));
+    let image = Image::new(4096);
+    assert!(refused(&device(&image.path)).contains("use driver=file"));
+    assert!(refused(&file(&image.path.join("below"))).contains("cannot open"));
+    if let Some(loop_device) = LoopDevice::new(1 << 20, 512) {
+        assert!(std::fs::metadata(&loop_device.path).unwrap().file_type().is_block_device());
+        assert!(refused(&file(&loop_device.path)).contains("use driver=host_device"));
+    }
+}
+
+#[test]
+fn a_size_that_is_no_number_of_blocks_is_refused() {
+    let odd = Image::of(&[1; 1000]);
+    assert!(refused(&odd.options()).contains("1000 bytes, not a multiple of its block size 512"));
+    let empty = Image::new(0);
+    assert!(refused(&empty.options()).contains("is empty"));
+    let null = |size| Options::new("disk0", Driver::Null { size, latency: Nanos::ZERO, read_zeroes: false });
+    assert!(refused(&null(1000)).contains("multiple of 512, got 1000"));
+    assert!(refused(&null(0)).contains("got 0"));
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let image = Image::new(4096);
+    let native = Options { aio: Aio::Native, ..image.options() };
+    assert!(refused(&native).contains("aio=native needs cache.direct=on"));
+    let detect = Options { detect_zeroes: DetectZeroes::Unmap, ..image.options() };
+    assert!(refused(&detect).contains("detect-zeroes=unmap needs discard=unmap"));
+}
+
+#[test]
+fn a_device_that_may_not_be_written_opens_for_reading_only() {
+    let Some(device) = LoopDevice::new(1 << 20, 512) else { return };
+    let set = Command::new("blockdev").arg("--setro").arg(&device.path).status();
+    if !set.is_ok_and(|status| status.success()) {
+        println!("skipped: blockdev is missing");
+        return;
+    }
+    assert!(refused(&device.options()).contains("is read-only; use read-only=on"));
+    assert!(Disk::open(&Options { read_only: true, ..device.options() }).is_ok());
+}
+
+#[test]
+fn one_writer_excludes_all_others_and_readers_share() {
+    let image = Image::new(4096);
+    let (writer, reader) = (image.options(), Options { read_only: true, ..image.options() });
+    let disk = Disk::open(&writer).unwrap();
+    assert!(refused(&writer).contains("another process holds its write lock"));
+    assert!(refused(&reader).contains("another process holds its write lock"));
+    assert!(Disk::open(&Options { locking: Locking::Off, ..writer.clone() }).is_ok());
+    drop(disk);
+    let first = Disk::open(&reader).unwrap();
+    let second = Disk::open(&Options { locking: Locking::On, ..reader.clone() }).unwrap();
+    let line = refused(&writer);
+    assert!(line.contains("in use") && line.contains("read-only=on"), "{line}");
+    drop((first, second));
+    assert!(Disk::open(&writer).is_ok());
+}
+
+/// Runs a line of `qemu-io` on an image; `None`, and a line that says so, where there is none.
+fn qemu_io(path: &Path, extra: &[&str], line: &str) -> Option<(bool, String)> {
+    let run = Command::new("qemu-io").args(["-f", "raw"]).args(extra).args(["-c", line]).arg(path).output();
+    match run {
+        Ok(run) => Some((run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())),
+        Err(e) => {
+            println!("skipped: qemu-io: {e}");
+            None
+        }
+    }
+}
+
+#[test]
+fn qemu_is_kept_out_of_an_image_in_use() {
+    let image = Image::new(65536);
+    let disk = Disk::open(&image.options()).unwrap();
+    let Some((ok, said)) = qemu_io(&image.path, &[], "write 0 512") else { return };
+    assert!(!ok && said.contains("lock"), "{said}");
+    drop(disk);
+    let (ok, said) = qemu_io(&image.path, &[], "write 0 512").unwrap();
+    assert!(ok, "{said}");
+    let _reader = Disk::open(&Options { read_only: true, ..image.options() }).unwrap();
+    let (ok, said) = qemu_io(&image.path, &[], "write 0 512").unwrap();
+    assert!(!ok && said.contains("lock"), "{said}");
+    let (ok, said) = qemu_io(&image.path, &["-r"], "read 0 512").unwrap();
+    assert!(ok, "{said}");
+}
+
+#[test]
+fn an_image_that_qemu_uses_is_refused() {
+    let image = Image::new(65536);
+    let spawned = Command::new("qemu-io")
+        .args(["-f", "raw"])
+        .arg(&image.path)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn();
+    let Ok(mut qemu) = spawned else {
+        println!("skipped: qemu-io is missing");
+        return;
+    };
+    // It answers when it has opened the image.
+    let mut stdin = qemu.stdin.take().unwrap();
+    writeln!(stdin, "length").unwrap();
+    let mut answer = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(qemu.stdout.take().unwrap()), &mut answer).unwrap();
+    assert!(refused(&image.options()).contains("another process holds its write lock"));
+    drop(stdin);
+    qemu.wait().unwrap();
+    assert!(Disk::open(&image.options()).is_ok());
+}

@@ -1,1 +1,131 @@
-//! To come.
+//! Discards, zeroes, and zeroes that are found in writes.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::{DetectZeroes, Discard};
+
+const MIB: u64 = 1 << 20;
+
+fn unmap(options: &mut Options) {
+    options.discard = Discard::Unmap;
+}
+
+#[test]
+fn a_discard_gives_a_files_storage_back() {
+    let image = Image::of(&pattern(4 * MIB as usize, 1));
+    for (name, mut options, shared) in ways(&image.options()) {
+        println!("{name}");
+        unmap(&mut options);
+        std::fs::write(&image.path, pattern(4 * MIB as usize, 1)).unwrap();
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        rig.run(Op::Flush, 0, 0).unwrap();
+        let before = allocated(&image.path);
+        rig.run(Op::Discard, MIB, 2 * MIB).unwrap();
+        assert!(!rig.disk.able.discard.load(Ordering::Relaxed) || allocated(&image.path) <= before - 2 * MIB);
+        assert_eq!(rig.read(0, 4096), pattern(4 * MIB as usize, 1)[..4096]);
+    }
+}
+
+#[test]
+fn a_discard_that_is_to_be_ignored_leaves_the_data() {
+    everywhere(MIB, |rig| {
+        rig.write(0, &pattern(65536, 2)).unwrap();
+        rig.run(Op::Discard, 0, 65536).unwrap();
+        assert_eq!(rig.read(0, 65536), pattern(65536, 2));
+        assert_eq!(rig.engines.stats().answered, 1);
+        assert!(!rig.disk.supports_discard());
+    });
+}
+
+#[test]
+fn a_discard_that_is_impossible_succeeds() {
+    everywhere_with(MIB, unmap, |rig| {
+        rig.disk.able.discard.store(false, Ordering::Relaxed);
+        rig.write(0, &pattern(65536, 2)).unwrap();
+        rig.run(Op::Discard, 0, 65536).unwrap();
+        assert_eq!(rig.read(0, 65536), pattern(65536, 2));
+    });
+}
+
+#[test]
+fn a_discard_keeps_what_shares_a_block_with_it() {
+    everywhere_with(MIB, unmap, |rig| {
+        rig.write(0, &pattern(65536, 2)).unwrap();
+        rig.run(Op::Discard, 512, 512).unwrap();
+        rig.run(Op::Discard, 3 * 512, 16384).unwrap();
+        let read = rig.read(0, 65536);
+        assert_eq!(read[..512], pattern(65536, 2)[..512]);
+        assert_eq!(read[1024..1536], pattern(65536, 2)[1024..1536]);
+        assert_eq!(read[3 * 512 + 16384..], pattern(65536, 2)[3 * 512 + 16384..]);
+    });
+}
+
+#[test]
+fn zeroes_are_written_however_the_image_can_do_it() {
+    everywhere_with(MIB, unmap, |rig| {
+        for (punch_hole, zero_range) in [(true, true), (false, true), (false, false)] {
+            let able = &rig.disk.able;
+            able.punch_hole.fetch_and(punch_hole, Ordering::Relaxed);
+            able.zero_range.fetch_and(zero_range, Ordering::Relaxed);
+            for unmap in [false, true] {
+                for (offset, len) in [(4096, 32768), (512, 512), (3584, 1024), (512, 40448)] {
+                    rig.write(0, &pattern(65536, 2)).unwrap();
+                    rig.run(Op::WriteZeroes { unmap }, offset, len).unwrap();
+                    let mut expected = pattern(65536, 2);
+                    expected[offset as usize..(offset + len) as usize].fill(0);
+                    assert!(rig.read(0, 65536) == expected, "{offset}+{len} unmap={unmap} {punch_hole} {zero_range}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn zeroes_beyond_a_workers_memory_are_written_in_parts() {
+    let image = Image::of(&pattern(4 * MIB as usize, 1));
+    let mut rig = Rig::new(&image.options());
+    rig.disk.able.zero_range.store(false, Ordering::Relaxed);
+    rig.run(Op::WriteZeroes { unmap: false }, 512, 3 * MIB).unwrap();
+    let mut expected = pattern(4 * MIB as usize, 1);
+    expected[512..512 + 3 * MIB as usize].fill(0);
+    assert!(image.content() == expected);
+}
+
+#[test]
+fn written_zeroes_are_found_and_unmapped() {
+    let image = Image::of(&pattern(MIB as usize, 1));
+    for (name, mut options, shared) in ways(&image.options()) {
+        println!("{name}");
+        unmap(&mut options);
+        options.detect_zeroes = DetectZeroes::Unmap;
+        std::fs::write(&image.path, pattern(MIB as usize, 1)).unwrap();
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        rig.run(Op::Flush, 0, 0).unwrap();
+        let before = allocated(&image.path);
+        rig.write(0, &vec![0; MIB as usize / 2]).unwrap();
+        let mut almost = vec![0; MIB as usize / 2];
+        almost[100_000] = 1;
+        rig.write(MIB / 2, &almost).unwrap();
+        rig.run(Op::Flush, 0, 0).unwrap();
+        assert!(!rig.disk.able.punch_hole.load(Ordering::Relaxed) || allocated(&image.path) <= before - MIB / 2);
+        let content = image.content();
+        assert!(content[..MIB as usize / 2].iter().all(|&b| b == 0) && content[MIB as usize / 2..] == almost);
+    }
+}
+
+#[test]
+fn zeroes_that_are_found_are_on_stable_storage_if_the_write_asked_for_it() {
+    everywhere_with(
+        MIB,
+        |options| options.detect_zeroes = DetectZeroes::On,
+        |rig| {
+            rig.write(0, &pattern(8192, 2)).unwrap();
+            let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0).filled(&[0; 4096])));
+            assert_eq!(rig.finish(token).0, Ok(()));
+            assert_eq!(rig.read(0, 8192), [vec![0; 4096], pattern(8192, 2)[4096..].to_vec()].concat());
+        },
+    );
+}
