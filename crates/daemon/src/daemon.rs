@@ -199,7 +199,7 @@ fn policy(word: schema::PollPolicy) -> PolicyKind {
         schema::PollPolicy::SharedWindow => PolicyKind::SharedWindow,
         schema::PollPolicy::PerSourceWindow => PolicyKind::PerSourceWindow,
         schema::PollPolicy::Weighted => PolicyKind::Weighted,
-        schema::PollPolicy::LowRegret => PolicyKind::Weighted,
+        schema::PollPolicy::LowRegret => PolicyKind::LowRegret,
     }
 }
 

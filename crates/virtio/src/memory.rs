@@ -341,3 +341,6 @@ impl fmt::Debug for GuestMemory {
         f.debug_list().entries(self.mappings.iter()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

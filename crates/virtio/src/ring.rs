@@ -147,6 +147,9 @@ pub enum RingError {
 /// Whether the other side asked to be told when an index moved from `old` to `new` (2.7.10).
 ///
 /// It did if `event`, which it wrote, is among the entries from `old` up to but not including `new`.
-const fn need_event(event: u16, new: u16, old: u16) -> bool {
+pub const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
+
+#[cfg(test)]
+mod tests;

@@ -44,4 +44,30 @@ impl Guest {
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         assert!(self.memory.write(addr, bytes));
     }
+
+    /// Writes a descriptor into the ring's table, without the driver.
+    pub fn describe(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        self.write(self.driver.queue().desc + 16 * u64::from(index), &descriptor(addr, len, flags, next));
+    }
+
+    /// Makes chains available, whatever their heads are, without the driver.
+    pub fn offer(&self, heads: &[u16]) {
+        let config = self.driver.queue();
+        let index = u16::from_le_bytes(self.read(config.avail + 2));
+        for (at, head) in (0..).zip(heads) {
+            let slot = u64::from(index.wrapping_add(at) % config.size);
+            self.write(config.avail + 4 + 2 * slot, &head.to_le_bytes());
+        }
+        self.write(config.avail + 2, &index.wrapping_add(heads.len() as u16).to_le_bytes());
+    }
+}
+
+/// `struct virtq_desc`.
+pub fn descriptor(addr: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&addr.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes[14..].copy_from_slice(&next.to_le_bytes());
+    bytes
 }

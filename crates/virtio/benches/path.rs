@@ -1,0 +1,140 @@
+//! What one request costs on its way through this crate, in one thread: the driver's half makes it available, the
+//! queue pops it, virtio-blk makes a disk request of it, the disk "completes" it at once, and it is used and reaped.
+//!
+//! A batch of as many requests as are in flight is the unit; the figure to look at is the time for each element.
+#![allow(missing_docs)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use egret_disk::{Completion, Token};
+use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
+use egret_virtio::{Begin, Model};
+
+const RING: u64 = 0x10_0000;
+const HEADERS: u64 = 0x100_0000;
+const DATA: u64 = 0x200_0000;
+
+/// A guest with 4 KiB reads to make.
+struct Guest {
+    memory: Arc<GuestMemory>,
+    driver: Driver,
+    queue: Queue,
+    model: BlkQueue,
+    chain: Chain,
+    completions: Vec<Completion>,
+}
+
+impl Guest {
+    fn new(indirect: Option<u16>) -> Self {
+        // Three regions, as QEMU has them.
+        let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
+        let memory = memory.with(Region::anonymous(0xc_0000, 0x400_0000).unwrap()).unwrap();
+        let memory = Arc::new(memory.with(Region::anonymous(1 << 32, 0x10_0000).unwrap()).unwrap());
+        for slot in 0..256 {
+            let mut header = [0; 16];
+            header[8..].copy_from_slice(&(slot * 8u64).to_le_bytes());
+            assert!(memory.write(HEADERS + slot * 64, &header));
+        }
+        let config = DriverConfig { size: 256, event_idx: true, indirect, base: 0 };
+        let driver = Driver::new(&memory, RING, config).unwrap();
+        let queue = driver.queue().start(&memory).unwrap();
+        let blk = Blk::new(BlkConfig {
+            capacity_bytes: 1 << 30,
+            logical_block_size: 512,
+            physical_block_size: 4096,
+            num_queues: 1,
+            queue_size: 256,
+            read_only: false,
+            serial: String::new(),
+            writethrough: false,
+            discard: None,
+            write_zeroes: None,
+        })
+        .unwrap();
+        let model = blk.queue(256);
+        Self { memory, driver, queue, model, chain: Chain::new(), completions: Vec::with_capacity(256) }
+    }
+
+    /// The driver's part before: `batch` reads made available.
+    fn add(&mut self, batch: u64) {
+        for slot in 0..batch {
+            let header = HEADERS + slot * 64;
+            let readable = [Piece { addr: header, len: 16 }];
+            let writable = [Piece { addr: DATA + slot * 4096, len: 4096 }, Piece { addr: header + 32, len: 1 }];
+            self.driver.add(&readable, &writable, slot).unwrap();
+        }
+        black_box(self.driver.publish());
+    }
+
+    /// The device's part: all of it.
+    fn serve(&mut self) {
+        while self.queue.pop(&mut self.chain).unwrap() {
+            match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
+                Begin::Submit(request) => {
+                    let request = black_box(request);
+                    let (token, buffers) = (request.token, request.buffers);
+                    self.completions.push(Completion { token, result: Ok(()), buffers });
+                }
+                other => panic!("not a request for the disk: {other:?}"),
+            }
+        }
+        for completion in self.completions.drain(..) {
+            let ended = self.model.end(&self.memory, completion);
+            self.queue.add_used(ended.head, ended.written);
+        }
+        black_box(self.queue.publish());
+    }
+
+    /// The driver's part after.
+    fn reap(&mut self) {
+        while let Some(used) = self.driver.reap().unwrap() {
+            black_box(used);
+        }
+    }
+}
+
+fn path(criterion: &mut Criterion) {
+    for (kind, indirect) in [("direct", None), ("indirect", Some(8))] {
+        let mut group = criterion.benchmark_group(format!("{kind}, both halves"));
+        for batch in [1, 16, 64] {
+            group.throughput(Throughput::Elements(batch));
+            group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
+                let mut guest = Guest::new(indirect);
+                bencher.iter(|| {
+                    guest.add(batch);
+                    guest.serve();
+                    guest.reap();
+                });
+            });
+        }
+        group.finish();
+
+        let mut group = criterion.benchmark_group(format!("{kind}, device's half"));
+        for batch in [16, 64] {
+            group.throughput(Throughput::Elements(batch));
+            group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
+                let mut guest = Guest::new(indirect);
+                bencher.iter_custom(|batches| {
+                    let mut spent = Duration::ZERO;
+                    for _ in 0..batches {
+                        guest.add(batch);
+                        let began = Instant::now();
+                        guest.serve();
+                        spent += began.elapsed();
+                        guest.reap();
+                    }
+                    spent
+                });
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group!(benches, path);
+criterion_main!(benches);

@@ -1,0 +1,289 @@
+//! The map, region by region.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+
+const PAGE: u64 = 4096;
+
+/// A region of one byte value for each of its pages: its own number, counted from `first`.
+fn numbered(guest_addr: u64, pages: u64, first: u8) -> Region {
+    let mut region = Region::anonymous(guest_addr, pages * PAGE).unwrap();
+    let bytes: Vec<u8> = (0..pages).flat_map(|page| [first + page as u8; PAGE as usize]).collect();
+    rustix::io::pwrite(&region.file, &bytes, 0).unwrap();
+    region.user_addr = guest_addr + 0x7000_0000;
+    region
+}
+
+fn read<const N: usize>(memory: &GuestMemory, guest_addr: u64) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    memory.read(guest_addr, &mut bytes).then_some(bytes)
+}
+
+fn refused(memory: &GuestMemory, region: Region) -> String {
+    memory.with(region).unwrap_err().to_string()
+}
+
+#[test]
+fn an_empty_map_has_nothing() {
+    let memory = GuestMemory::empty();
+    assert!(memory.slice(0, 1).is_none());
+    assert!(memory.slice(u64::MAX, 1).is_none());
+    assert!(!memory.slices(0, 1, &mut Vec::new()));
+    assert_eq!(memory.guest_address(0), None);
+    assert!(!memory.is_torn());
+}
+
+#[test]
+fn an_address_is_found_in_the_region_that_has_it() {
+    let memory = GuestMemory::empty().with(numbered(0x10_0000, 2, 10)).unwrap();
+    let memory = memory.with(numbered(0, 2, 20)).unwrap().with(numbered(0x20_0000, 1, 30)).unwrap();
+    assert_eq!(memory.regions(), 3);
+    assert_eq!(read(&memory, 0x10_0000 + PAGE - 1), Some([10, 11]));
+    assert_eq!(read(&memory, 0), Some([20]));
+    assert_eq!(read(&memory, 0x20_0000 + PAGE - 1), Some([30]));
+    for outside in [2 * PAGE, 0xf_ffff, 0x10_0000 + 2 * PAGE, 0x20_0000 + PAGE, u64::MAX] {
+        assert_eq!(read::<1>(&memory, outside), None, "{outside:#x}");
+        assert!(memory.slice(outside, 1).is_none(), "{outside:#x}");
+    }
+}
+
+#[test]
+fn a_slice_lies_wholly_inside_one_region() {
+    let memory = GuestMemory::empty().with(numbered(PAGE, 2, 0)).unwrap();
+    assert_eq!(memory.slice(PAGE, 2 * PAGE as usize).unwrap().len(), 2 * PAGE as usize);
+    assert!(memory.slice(PAGE, 2 * PAGE as usize + 1).is_none());
+    assert!(memory.slice(3 * PAGE - 1, 2).is_none());
+    assert!(memory.slice(PAGE - 1, 1).is_none());
+    assert!(memory.slice(3 * PAGE - 1, usize::MAX).is_none());
+}
+
+#[test]
+fn a_buffer_across_adjacent_regions_is_a_piece_of_each() {
+    let memory = GuestMemory::empty().with(numbered(0, 1, 1)).unwrap().with(numbered(PAGE, 1, 2)).unwrap();
+    let memory = memory.with(numbered(2 * PAGE, 1, 3)).unwrap();
+    let mut pieces = Vec::new();
+    assert!(memory.slices(PAGE - 8, PAGE as usize + 16, &mut pieces));
+    assert_eq!(pieces.iter().map(IoVec::len).collect::<Vec<_>>(), [8, PAGE as usize, 8]);
+    assert_eq!(pieces::total(&pieces), PAGE + 16);
+    assert_eq!(read(&memory, 2 * PAGE - 1), Some([2, 3]));
+    assert!(memory.write(PAGE - 1, &[8, 9]));
+    assert_eq!(read(&memory, PAGE - 1), Some([8, 9]));
+    // One byte more than there is leaves what was there before.
+    assert!(!memory.slices(2 * PAGE, PAGE as usize + 1, &mut pieces));
+    assert_eq!(pieces.len(), 3);
+}
+
+#[test]
+fn a_region_may_begin_anywhere_in_its_file() {
+    let mut region = numbered(0x1234, 3, 5);
+    region.offset = PAGE + 100;
+    region.size = PAGE;
+    let memory = GuestMemory::empty().with(region).unwrap();
+    assert_eq!(read(&memory, 0x1234), Some([6]));
+    assert_eq!(read(&memory, 0x1234 + PAGE - 101), Some([6, 7]));
+    assert_eq!(read::<2>(&memory, 0x1234 + PAGE - 1), None);
+}
+
+#[test]
+fn front_end_addresses_become_guest_addresses() {
+    let memory = GuestMemory::empty().with(numbered(0x1000, 1, 0)).unwrap().with(numbered(0x8000, 1, 0)).unwrap();
+    assert_eq!(memory.guest_address(0x7000_1000), Some(0x1000));
+    assert_eq!(memory.guest_address(0x7000_8fff), Some(0x8fff));
+    assert_eq!(memory.guest_address(0x7000_9000), None);
+    assert_eq!(memory.guest_address(0x1000), None);
+}
+
+#[test]
+fn regions_that_cannot_be_are_refused_and_change_nothing() {
+    let memory = GuestMemory::empty().with(numbered(0x1000, 2, 0)).unwrap();
+    let with = |change: &dyn Fn(&mut Region)| {
+        let mut region = numbered(0x10_0000, 1, 0);
+        change(&mut region);
+        refused(&memory, region)
+    };
+    assert!(with(&|r| r.size = 0).contains("has no length"));
+    assert!(with(&|r| r.guest_addr = u64::MAX - 10).contains("overflows its guest addresses"));
+    assert!(with(&|r| r.user_addr = u64::MAX - 10).contains("overflows its front-end addresses"));
+    assert!(with(&|r| r.offset = u64::MAX - 10).contains("overflows its file"));
+    assert!(with(&|r| r.offset = i64::MAX as u64).contains("overflows its file"));
+    assert!(with(&|r| r.size = PAGE + 1).contains("needs a file of 0x1001 bytes, its file has 0x1000"));
+    assert!(with(&|r| r.offset = 1).contains("needs a file of 0x1001"));
+    for overlapping in [0x1000, 0x1001, 0xfff, 0x2fff, 0x1] {
+        assert!(with(&|r| r.guest_addr = overlapping).contains("overlaps the one at 0x1000"), "{overlapping:#x}");
+    }
+    assert!(with(&|r| r.file = fs::File::open("/proc/self/exe").unwrap()).contains("cannot map"), "not writable");
+    assert_eq!(memory.regions(), 1);
+    memory.with(numbered(0, 1, 0)).unwrap().with(numbered(0x3000, 1, 0)).unwrap();
+}
+
+#[test]
+fn a_region_is_removed_by_exactly_its_numbers() {
+    let memory = GuestMemory::empty().with(numbered(0x1000, 1, 1)).unwrap().with(numbered(0x8000, 1, 2)).unwrap();
+    assert!(matches!(memory.without(0x1000, 2 * PAGE, 0x7000_1000), Err(MemoryError::Unknown { .. })));
+    assert!(matches!(memory.without(0x1000, PAGE, 0x7000_0000), Err(MemoryError::Unknown { .. })));
+    let less = memory.without(0x1000, PAGE, 0x7000_1000).unwrap();
+    assert_eq!(read::<1>(&less, 0x1000), None);
+    assert_eq!(read(&less, 0x8000), Some([2]));
+    assert_eq!(read(&memory, 0x1000), Some([1]), "the old epoch still has it");
+}
+
+/// Whether a file with this inode is mapped into the process.
+fn is_mapped(inode: u64) -> bool {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode.to_string()))
+}
+
+#[test]
+fn a_mapping_is_shared_by_epochs_and_goes_with_the_last() {
+    let region = numbered(0x1000, 1, 1);
+    let inode = region.file.metadata().unwrap().ino();
+    let old = GuestMemory::empty().with(region).unwrap();
+    let new = old.with(numbered(0x8000, 1, 2)).unwrap();
+    assert_eq!(old.slice(0x1000, 1).unwrap().base(), new.slice(0x1000, 1).unwrap().base());
+    let newer = new.without(0x1000, PAGE, 0x7000_1000).unwrap();
+    drop(old);
+    assert!(is_mapped(inode));
+    drop(new);
+    assert!(!is_mapped(inode));
+    assert_eq!(newer.regions(), 1);
+}
+
+#[test]
+fn pieces_of_another_map_are_not_touched() {
+    let (ours, theirs) = (numbered(0, 1, 1), numbered(0, 1, 2));
+    let ours = GuestMemory::empty().with(ours).unwrap();
+    let theirs = GuestMemory::empty().with(theirs).unwrap();
+    let piece = theirs.slice(0, 8).unwrap();
+    assert!(theirs.holds(&piece) && !ours.holds(&piece));
+    assert_eq!(ours.gather(&[piece], &mut [0; 8]), 0);
+    assert_eq!(ours.scatter(&[piece], &[9; 8]), 0);
+    assert_eq!(read(&theirs, 0), Some([2]));
+    assert_eq!(theirs.scatter(&[piece, piece], &[9; 9]), 9);
+    assert_eq!(theirs.gather(&[piece], &mut [0; 9]), 8, "as much as there is");
+}
+
+#[test]
+fn pieces_are_narrowed_from_either_end() {
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    let of = |lens: &[usize]| lens.iter().map(|&len| memory.slice(0, len).unwrap()).collect::<Vec<_>>();
+    let lens = |pieces: &[IoVec]| pieces.iter().map(IoVec::len).collect::<Vec<_>>();
+    let mut all = of(&[2, 1, 0]);
+    assert_eq!(pieces::take_last_byte(&mut all).unwrap().base(), memory.slice(0, 1).unwrap().base());
+    assert_eq!(lens(&all), [2]);
+    assert_eq!(pieces::take_last_byte(&mut all).unwrap().base(), memory.slice(1, 1).unwrap().base());
+    assert_eq!(lens(&all), [1]);
+    assert!(pieces::take_last_byte(&mut of(&[0, 0])).is_none());
+    for (skip, left) in [(0, vec![4, 0, 6]), (1, vec![3, 0, 6]), (4, vec![6]), (9, vec![1]), (10, vec![]), (11, vec![])]
+    {
+        let mut rest = Vec::new();
+        pieces::append_after(&of(&[4, 0, 6]), skip, &mut rest);
+        assert_eq!(lens(&rest), left, "{skip}");
+    }
+}
+
+#[test]
+fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
+    let torn = numbered(0x1000, 3, 1);
+    let file = torn.file.try_clone().unwrap();
+    let whole = GuestMemory::empty().with(numbered(0x10_0000, 1, 7)).unwrap();
+    let memory = whole.with(torn).unwrap();
+    assert_eq!(read(&memory, 0x2000), Some([2]));
+    assert!(!memory.is_torn());
+
+    rustix::fs::ftruncate(file.as_fd(), PAGE).unwrap();
+    assert_eq!(read(&memory, 0x1000), Some([1]), "what is left is the guest's");
+    assert!(!memory.is_torn(), "nobody has noticed yet");
+    assert_eq!(read(&memory, 0x2000), Some([0; 16]));
+    assert!(memory.is_torn());
+    assert!(memory.write(0x3000, &[5; 100]), "writes go to nobody");
+    assert_eq!(read(&memory, 0x3000), Some([5; 100]));
+    assert_eq!(read(&memory, 0x1000), Some([1]));
+
+    assert!(!whole.is_torn(), "a map without that region is as good as ever");
+    assert!(!memory.without(0x1000, 3 * PAGE, 0x7000_1000).unwrap().is_torn());
+    drop(memory);
+    // The slot of the torn region serves the next one.
+    let next = GuestMemory::empty().with(numbered(0, 1, 3)).unwrap();
+    assert!(!next.is_torn());
+}
+
+#[test]
+fn many_threads_may_touch_what_is_gone() {
+    let region = numbered(0, 64, 1);
+    let file = region.file.try_clone().unwrap();
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..64).for_each(|page| assert_eq!(read(&memory, page * PAGE), Some([0]))));
+        }
+    });
+    assert!(memory.is_torn());
+}
+
+/// Runs one test of this module in a process of its own, where it may die, and says which signal or code it ended with.
+fn in_a_process_of_its_own(test: &str) -> String {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", &format!("memory::tests::{test}"), "--ignored"]).env("RUST_TEST_THREADS", "1");
+    child.output().unwrap().status.to_string()
+}
+
+#[test]
+fn a_fault_that_is_nobodys_ends_the_process_as_ever() {
+    assert!(in_a_process_of_its_own("child_that_faults_elsewhere").contains("SIGBUS"));
+}
+
+#[test]
+fn a_fault_that_is_nobodys_goes_to_the_handler_before_ours() {
+    assert!(in_a_process_of_its_own("child_with_a_handler").contains("exit status: 42"));
+    assert!(in_a_process_of_its_own("child_that_is_sent_a_signal").contains("exit status: 42"));
+}
+
+/// Touches memory that no region watches and whose file is gone, beside a region.
+fn fault_elsewhere() {
+    let _watched = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    let file = Region::anonymous(0, PAGE).unwrap().file;
+    let prot = rustix::mm::ProtFlags::READ;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let mapped = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), PAGE as usize, prot, rustix::mm::MapFlags::SHARED, &file, 0).unwrap()
+    };
+    rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
+    // SAFETY: mapped just above; the fault is what this is about.
+    unsafe { mapped.cast::<u8>().read_volatile() };
+}
+
+#[test]
+#[ignore = "dies; run by another test"]
+fn child_that_faults_elsewhere() {
+    fault_elsewhere();
+}
+
+/// Installs a handler that exits with 42, before ours.
+fn exit_on_a_fault() {
+    extern "C" fn exit(_signal: libc::c_int) {
+        // SAFETY: `_exit` may be called anywhere.
+        unsafe { libc::_exit(42) }
+    }
+    // SAFETY: the handler only exits.
+    unsafe { libc::signal(libc::SIGBUS, exit as *const () as usize) };
+}
+
+#[test]
+#[ignore = "exits; run by another test"]
+fn child_with_a_handler() {
+    exit_on_a_fault();
+    fault_elsewhere();
+}
+
+#[test]
+#[ignore = "exits; run by another test"]
+fn child_that_is_sent_a_signal() {
+    exit_on_a_fault();
+    let _watched = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    // SAFETY: no memory is involved.
+    unsafe { libc::raise(libc::SIGBUS) };
+}

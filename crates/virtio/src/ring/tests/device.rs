@@ -1,0 +1,387 @@
+//! What the device's half does for a driver that keeps to the rules.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::super::need_event;
+use crate::memory::{GuestMemory, Region, pieces};
+use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
+use crate::testing::{DATA, Guest, RING, descriptor, piece};
+
+/// All four kinds of ring, from `base` on.
+fn configs(base: u16) -> impl Iterator<Item = DriverConfig> {
+    let kinds = [(false, None), (false, Some(8)), (true, None), (true, Some(8))];
+    kinds.into_iter().map(move |(event_idx, indirect)| DriverConfig { size: 16, event_idx, indirect, base })
+}
+
+#[test]
+fn a_chain_comes_out_as_it_was_put_in() {
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        let mut chain = Chain::new();
+        assert!(!guest.queue.is_available());
+        assert!(!guest.queue.pop(&mut chain).unwrap());
+        let readable = [piece(DATA, 16), piece(DATA + 100, 7)];
+        let writable = [piece(DATA + 0x1000, 4096), piece(DATA + 0x3001, 1)];
+        guest.driver.add(&readable, &writable, 99).unwrap();
+        assert!(!guest.queue.is_available(), "not before it is published");
+        assert!(guest.driver.publish());
+        assert!(guest.queue.is_available());
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        let host = |Piece { addr, len }: Piece| guest.memory.slice(addr, len as usize).unwrap();
+        let same = |ours: &[egret_disk::IoVec], theirs: &[Piece]| {
+            let theirs = theirs.iter().map(|&piece| host(piece));
+            assert!(ours.iter().map(|p| (p.base(), p.len())).eq(theirs.map(|p| (p.base(), p.len()))));
+        };
+        same(chain.readable(), &readable);
+        same(chain.writable(), &writable);
+        assert_eq!((chain.readable_len, chain.writable_len), (23, 4097));
+        assert_eq!(guest.queue.in_flight(), 1);
+        assert!(!guest.queue.pop(&mut chain).unwrap());
+
+        guest.queue.add_used(chain.head(), 4097);
+        assert_eq!(guest.queue.in_flight(), 0);
+        assert!(!guest.driver.has_used(), "not before it is published");
+        assert!(guest.queue.publish());
+        assert!(!guest.queue.publish(), "nothing new");
+        assert_eq!(guest.driver.reap().unwrap(), Some(Used { token: 99, written: 4097 }));
+        assert_eq!(guest.driver.reap().unwrap(), None);
+        assert_eq!(guest.driver.free(), 16);
+    }
+}
+
+#[test]
+fn indices_wrap_past_65536_any_number_of_times() {
+    for config in configs(65530) {
+        let mut guest = Guest::new(config);
+        let mut chain = Chain::new();
+        let mut heads = Vec::new();
+        let (mut added, mut reaped) = (0u64, 0);
+        while reaped < 150_000 {
+            // Batches of one to five, used in reverse, so that they come back out of order.
+            for _ in 0..1 + added % 5 {
+                let data = piece(DATA + added % 1000, 8);
+                guest.driver.add(&[data], &[piece(DATA + 4096, 1)], added).unwrap();
+                added += 1;
+            }
+            guest.driver.publish();
+            while guest.queue.pop(&mut chain).unwrap() {
+                let at = chain.readable()[0].base() as u64 - guest.memory.slice(DATA, 1).unwrap().base() as u64;
+                heads.push((chain.head(), at));
+            }
+            heads.reverse();
+            for (head, at) in heads.drain(..) {
+                guest.queue.add_used(head, at as u32);
+            }
+            guest.queue.publish();
+            while let Some(Used { token, written }) = guest.driver.reap().unwrap() {
+                assert_eq!(token % 1000, u64::from(written));
+                reaped += 1;
+            }
+        }
+        assert_eq!((reaped, guest.driver.free()), (added, 16));
+    }
+}
+
+#[test]
+fn a_full_ring_takes_no_more_and_loses_nothing() {
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        let (mut chain, mut added) = (Chain::new(), 0);
+        let three = [piece(DATA, 1), piece(DATA, 2), piece(DATA, 3)];
+        while guest.driver.add(&three, &[], added).is_ok() {
+            added += 1;
+        }
+        assert_eq!(added, if config.indirect.is_some() { 16 } else { 5 });
+        guest.driver.publish();
+        let mut popped = 0;
+        while guest.queue.pop(&mut chain).unwrap() {
+            assert_eq!(pieces::total(chain.readable()), 6);
+            guest.queue.add_used(chain.head(), 0);
+            popped += 1;
+        }
+        guest.queue.publish();
+        assert_eq!(popped, added);
+        for token in 0..added {
+            assert_eq!(guest.driver.reap().unwrap().unwrap().token, token);
+        }
+        let nine = [piece(DATA, 1); 9];
+        let too_long = guest.driver.add(&nine, &[], 0);
+        assert_eq!(too_long, if config.indirect.is_some() { Err(Full) } else { Ok(()) });
+    }
+}
+
+#[test]
+fn a_batch_is_published_and_notified_of_once() {
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        let mut chain = Chain::new();
+        for token in 0..4 {
+            guest.driver.add(&[piece(DATA, 1)], &[], token).unwrap();
+        }
+        assert!(guest.driver.publish());
+        assert!(!guest.driver.publish());
+        for used in 0..4 {
+            assert!(guest.queue.pop(&mut chain).unwrap());
+            guest.queue.add_used(chain.head(), used);
+            assert!(!guest.driver.has_used());
+        }
+        assert!(guest.queue.publish());
+        assert!(!guest.queue.publish());
+        assert_eq!((0..4).map(|_| guest.driver.reap().unwrap().unwrap().written).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    }
+}
+
+/// Sends one chain there and back; whether the device was kicked, and the driver notified.
+fn round(guest: &mut Guest) -> (bool, bool) {
+    guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+    let kicked = guest.driver.publish();
+    let mut chain = Chain::new();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    guest.queue.add_used(chain.head(), 0);
+    let notified = guest.queue.publish();
+    assert!(guest.driver.reap().unwrap().is_some());
+    (kicked, notified)
+}
+
+#[test]
+fn kicks_and_notifications_come_only_when_asked_for() {
+    for config in configs(65533) {
+        let mut guest = Guest::new(config);
+        assert_eq!(round(&mut guest), (true, true), "a ring begins armed");
+        guest.queue.suppress_kicks();
+        guest.driver.suppress_calls();
+        for _ in 0..20 {
+            assert_eq!(round(&mut guest), (false, false));
+        }
+        assert!(guest.queue.arm_kicks());
+        assert_eq!(round(&mut guest), (true, false));
+        guest.queue.suppress_kicks();
+        assert!(guest.driver.arm_calls());
+        assert_eq!(round(&mut guest), (false, true));
+    }
+}
+
+#[test]
+fn arming_sees_what_slipped_in() {
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        guest.queue.suppress_kicks();
+        guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+        guest.driver.publish();
+        assert!(!guest.queue.arm_kicks());
+        let mut chain = Chain::new();
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        assert!(guest.queue.arm_kicks());
+        guest.queue.add_used(chain.head(), 0);
+        guest.queue.publish();
+        assert!(!guest.driver.arm_calls());
+    }
+}
+
+proptest! {
+    /// 2.7.10: notify if and only if `event` is among the entries just published.
+    #[test]
+    fn an_event_is_due_when_its_entry_is_passed(event: u16, old: u16, count in 0u16..=4096) {
+        let passed = (0..count).any(|at| old.wrapping_add(at) == event);
+        prop_assert_eq!(need_event(event, old.wrapping_add(count), old), passed);
+    }
+
+    /// Over any run of batches with the driver re-arming now and then, the device notifies for exactly those batches in
+    /// which the used index passes the driver's event, and without EVENT_IDX for those with the flag clear.
+    #[test]
+    fn notifications_are_as_the_driver_asked(
+        event_idx: bool,
+        base: u16,
+        batches in prop::collection::vec((1u16..=16, 0u16..40, any::<bool>()), 1..40),
+    ) {
+        let mut guest = Guest::new(DriverConfig { size: 16, event_idx, indirect: None, base });
+        let (mut chain, mut used, mut first) = (Chain::new(), base, true);
+        let config = guest.driver.queue();
+        for (count, ahead, quiet) in batches {
+            let event = used.wrapping_add(ahead).wrapping_sub(4);
+            let expected = if event_idx {
+                guest.write(config.avail + 4 + 2 * 16, &event.to_le_bytes());
+                // Nobody knows what the driver was told before the first batch.
+                first || (0..count).any(|at| used.wrapping_add(at) == event)
+            } else {
+                guest.write(config.avail, &u16::from(quiet).to_le_bytes());
+                !quiet
+            };
+            for _ in 0..count {
+                guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+            }
+            guest.driver.publish();
+            while guest.queue.pop(&mut chain).unwrap() {
+                guest.queue.add_used(chain.head(), 0);
+            }
+            prop_assert_eq!(guest.queue.publish(), expected);
+            used = used.wrapping_add(count);
+            first = false;
+            while guest.driver.reap().unwrap().is_some() {}
+        }
+    }
+}
+
+#[test]
+fn a_queue_that_stops_goes_on_where_it_was() {
+    for config in configs(65535) {
+        let mut guest = Guest::new(config);
+        round(&mut guest);
+        let at_rest = guest.queue.stop();
+        assert_eq!(at_rest, QueueConfig { base: 0, ..guest.driver.queue() });
+        guest.driver.add(&[piece(DATA, 1)], &[], 5).unwrap();
+        guest.driver.publish();
+        guest.queue = at_rest.start(&guest.memory).unwrap();
+        assert_eq!((guest.queue.next_available(), guest.queue.next_used()), (0, 0));
+        assert!(guest.queue.is_available());
+        let mut chain = Chain::new();
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        guest.queue.add_used(chain.head(), 1);
+        assert!(guest.queue.publish(), "nobody knows what the driver was told before");
+        assert_eq!(guest.driver.reap().unwrap(), Some(Used { token: 5, written: 1 }));
+    }
+}
+
+#[test]
+fn what_was_in_flight_can_be_taken_again_by_its_head() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    for token in 0..3 {
+        guest.driver.add(&[piece(DATA + token, 1)], &[], token).unwrap();
+    }
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap() && guest.queue.pop(&mut chain).unwrap());
+    let head = chain.head();
+    // The daemon is killed with both in flight and comes back; the record says that the second was not used.
+    let QueueConfig { base, .. } = guest.driver.queue();
+    let mut again = QueueConfig { base: base + 2, ..guest.driver.queue() }.start(&guest.memory).unwrap();
+    again.take_again(head, &mut chain).unwrap();
+    assert_eq!(chain.readable()[0].base(), guest.memory.slice(DATA + 1, 1).unwrap().base());
+    assert_eq!((again.in_flight(), again.next_available()), (1, 2));
+    again.add_used(head, 0);
+    again.publish();
+    assert_eq!(guest.driver.reap().unwrap().unwrap().token, 1);
+    assert!(again.pop(&mut chain).unwrap());
+    again.take_again(16, &mut chain).unwrap_err();
+    again.abandon(chain.head());
+}
+
+#[test]
+fn memory_is_replaced_only_when_nothing_is_in_flight() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    let more = Arc::new(guest.memory.with(Region::anonymous(0, 4096).unwrap()).unwrap());
+    assert_eq!(guest.queue.replace_memory(&more), Err(RingError::InFlight(1)));
+    assert_eq!(guest.queue.broken(), None);
+    guest.queue.add_used(chain.head(), 0);
+    guest.queue.replace_memory(&more).unwrap();
+    assert!(Arc::ptr_eq(guest.queue.memory(), &more));
+    guest.queue.publish();
+    guest.driver.reap().unwrap().unwrap();
+    // Buffers in the new region are seen now.
+    guest.driver.add(&[piece(0, 4096)], &[], 0).unwrap();
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    guest.queue.add_used(chain.head(), 0);
+
+    let elsewhere = Arc::new(GuestMemory::empty());
+    assert!(matches!(guest.queue.replace_memory(&elsewhere), Err(RingError::AreaOutside { .. })));
+    assert!(guest.queue.broken().is_some());
+    assert!(!guest.queue.is_available());
+    guest.queue.publish();
+}
+
+#[test]
+fn a_queue_dropped_with_chains_in_flight_leaves_its_memory_mapped() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    let holders = Arc::strong_count(&guest.memory);
+    drop(guest.queue);
+    assert_eq!(Arc::strong_count(&guest.memory), holders, "for good");
+
+    let again = guest.driver.queue().start(&guest.memory).unwrap();
+    drop(again);
+    assert_eq!(Arc::strong_count(&guest.memory), holders);
+}
+
+#[test]
+fn buffers_and_indirect_tables_may_cross_adjacent_regions() {
+    let seam = RING + 0x10_0000;
+    let memory = GuestMemory::empty().with(Region::anonymous(RING, seam - RING).unwrap()).unwrap();
+    let memory = Arc::new(memory.with(Region::anonymous(seam, 0x1000).unwrap()).unwrap());
+    let mut driver =
+        Driver::new(&memory, RING, DriverConfig { size: 4, event_idx: false, indirect: None, base: 0 }).unwrap();
+    let mut queue = driver.queue().start(&memory).unwrap();
+    let mut chain = Chain::new();
+    driver.add(&[piece(seam - 10, 30)], &[], 0).unwrap();
+    driver.publish();
+    assert!(queue.pop(&mut chain).unwrap());
+    assert_eq!(chain.readable().iter().map(|p| p.len()).collect::<Vec<_>>(), [10, 20]);
+    assert_eq!(chain.readable_len, 30);
+    queue.add_used(chain.head(), 0);
+
+    // A table of three whose middle descriptor lies across the seam, at an odd address besides.
+    let table = seam - 16 - 7;
+    let all = [descriptor(RING, 1, 1, 1), descriptor(RING, 2, 1, 2), descriptor(RING, 3, 2, 0)].concat();
+    assert!(memory.write(table, &all));
+    assert!(memory.write(driver.queue().desc + 16, &descriptor(table, 48, 4, 0)));
+    assert!(memory.write(driver.queue().avail + 4 + 2, &1u16.to_le_bytes()));
+    assert!(memory.write(driver.queue().avail + 2, &2u16.to_le_bytes()));
+    assert!(queue.pop(&mut chain).unwrap());
+    assert_eq!((chain.readable_len, chain.writable_len), (3, 3));
+    queue.abandon(1);
+}
+
+#[test]
+fn a_chain_may_begin_in_the_ring_and_go_on_in_a_table() {
+    // 2.7.5.3.2: normal descriptors, and then a single indirect one. The write flag means nothing on that.
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    guest.describe(3, DATA, 16, 1, 5);
+    guest.describe(5, DATA + 0x100, 32, 4 | 2, 0);
+    guest.write(DATA + 0x100, &descriptor(DATA, 8, 1, 1));
+    guest.write(DATA + 0x110, &descriptor(DATA, 4, 2, 0));
+    guest.offer(&[3]);
+    let mut chain = Chain::new();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    assert_eq!((chain.head(), chain.readable_len, chain.writable_len), (3, 24, 4));
+    guest.queue.abandon(3);
+}
+
+#[test]
+fn empty_buffers_are_left_out_wherever_they_point() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    let nowhere = piece(u64::MAX, 0);
+    guest.driver.add(&[nowhere, piece(DATA, 1), nowhere], &[nowhere, piece(DATA, 2)], 0).unwrap();
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
+    guest.queue.abandon(chain.head());
+}
+
+#[test]
+#[should_panic(expected = "is not in flight")]
+fn a_chain_is_used_once() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    round(&mut guest);
+    guest.queue.add_used(0, 0);
+}
+
+#[test]
+fn the_driver_takes_back_only_what_is_out() {
+    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let used = guest.driver.queue().used;
+    for id in [0u32, 16, 0x1_0000, u32::MAX] {
+        guest.write(used + 4, &id.to_le_bytes());
+        guest.write(used + 2, &1u16.to_le_bytes());
+        assert_eq!(guest.driver.reap(), Err(RingError::NotAvailable(id)));
+    }
+}
