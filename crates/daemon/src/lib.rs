@@ -7,6 +7,7 @@
 //! | [`config`] | a set of objects that fit together: [`Config`] |
 //! | [`disk`] | what a blockdev comes to when it is looked at from an export |
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
+//! | [`probe`] | which engine suits an image, where nobody chose |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod attach;
 pub mod config;
 pub mod disk;
 pub mod keyval;
+pub mod probe;
 pub mod process;
 pub mod schema;
 
