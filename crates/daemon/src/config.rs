@@ -139,11 +139,15 @@ impl Config {
 
 /// Rules that concern one layer, and need its parent's settings to be known.
 fn check_layer(blockdev: &Blockdev, layer: Layer) -> Result<(), Problem> {
-    if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver
-        && image.aio == Aio::Native
-        && !layer.direct
-    {
-        return Err(Problem::Together("aio=native needs cache.direct=on (or use aio=io_uring)".to_owned()));
+    if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver {
+        if image.aio == Aio::Native && !layer.direct {
+            return Err(Problem::Together("aio=native needs cache.direct=on (or use aio=io_uring)".to_owned()));
+        }
+        // QEMU takes this for the number of a set of descriptors that somebody handed to it.
+        if image.filename.starts_with("/dev/fdset/") {
+            let what = format!("filename={}", image.filename);
+            return Err(Problem::NotDone { what, because: "give the path of the file or device".to_owned() });
+        }
     }
     if layer.detect_zeroes == DetectZeroes::Unmap && layer.discard == Discard::Ignore {
         return Err(Problem::Together("detect-zeroes=unmap needs discard=unmap".to_owned()));

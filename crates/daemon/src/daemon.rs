@@ -138,7 +138,9 @@ impl Daemon {
         }
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
-            schema::Addr::Fd { fd } => Address::Fd(inherit(*fd).map_err(|e| StartError::Inherit(object.id.clone(), *fd, e))?),
+            schema::Addr::Fd { fd } => {
+                Address::Fd(inherit(*fd).map_err(|e| StartError::Inherit(object.id.clone(), *fd, e))?)
+            }
         };
         let device = device(object, &disk);
         self.exports.push(Export::start(ExportConfig { id: object.id.clone(), address, device }, disk, loops)?);
@@ -236,15 +238,16 @@ fn detect_zeroes(word: schema::DetectZeroes) -> DetectZeroes {
 
 /// How the image at the bottom of `disk` is opened. It is opened for writing only if an export writes.
 fn disk_options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Options {
-    let mut options = Options::new(name, match disk.bottom {
-        Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
-        Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
-        Bottom::Null(null) => Driver::Null {
-            size: null.size,
-            latency: Nanos(null.latency_ns),
-            read_zeroes: null.read_zeroes,
+    let mut options = Options::new(
+        name,
+        match disk.bottom {
+            Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
+            Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
+            Bottom::Null(null) => {
+                Driver::Null { size: null.size, latency: Nanos(null.latency_ns), read_zeroes: null.read_zeroes }
+            }
         },
-    });
+    );
     if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
         options.aio = aio(image.aio);
         options.locking = locking(image.locking);

@@ -7,6 +7,7 @@
 //! | [`config`] | a set of objects that fit together: [`Config`] |
 //! | [`disk`] | what a blockdev comes to when it is looked at from an export |
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
+//! | [`probe`] | which engine suits an image, where nobody chose |
 //! | [`Daemon`] | a configuration brought to life |
 //! | [`process`] | pidfile, going into the background, signals |
 
@@ -17,8 +18,10 @@ pub mod config;
 mod daemon;
 pub mod disk;
 pub mod keyval;
+pub mod probe;
 pub mod process;
 pub mod schema;
 
 pub use config::Config;
 pub use daemon::{Daemon, StartError};
+pub use egret_export::QueueStats;

@@ -9,6 +9,8 @@ use std::process::{Command, ExitCode, Output, Stdio};
 
 use egret_daemon::process::{Pidfile, Side, Signal, Signals, background};
 
+type Test = fn(&Path);
+
 const ROLE: &str = "EGRET_TEST_ROLE";
 const PLACE: &str = "EGRET_TEST_PLACE";
 
@@ -16,7 +18,7 @@ fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
         return play(&role);
     }
-    let tests: [(&str, fn(&Path)); 4] = [
+    let tests: [(&str, Test); 4] = [
         ("the_launcher_ends_when_the_daemon_serves_and_a_signal_ends_the_daemon", serves),
         ("a_daemon_that_fails_hands_its_line_to_the_launcher", fails),
         ("a_daemon_that_dies_without_a_word_is_reported", dies),

@@ -1,1 +1,34 @@
-fn main() {}
+//! The command: `egret serve`.
+
+mod cli;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(cli::arguments(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            // Help and version are what was asked for.
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return complain(&cli::one_line(&error)),
+    };
+    let done = match cli.command {
+        Command::Serve(arguments) => serve::run(arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&format!("{error:#}")),
+    }
+}
+
+fn complain(line: &str) -> ExitCode {
+    eprintln!("egret: {line}");
+    ExitCode::FAILURE
+}

@@ -21,6 +21,9 @@ impl Policy for Fixed {
     }
     fn observe(&mut self, _wait: &Wait<'_>) {}
     fn forget(&mut self, _slot: Slot) {}
+    fn window_now(&self) -> Nanos {
+        self.0
+    }
 }
 
 /// Engines that finish what they are given when it is submitted.

@@ -74,6 +74,16 @@ impl QueueStats {
         self.latency.as_deref()
     }
 
+    /// The latencies of requests that ended after `before` was taken; `None` if none has.
+    pub fn latency_since(&self, before: &Self) -> Option<Histogram<u32>> {
+        let mut since = self.latency()?.clone();
+        if let Some(earlier) = before.latency() {
+            // Refused where a counter has gone back, which is when queues have come and gone: all that is left is all.
+            let _ = since.subtract(earlier);
+        }
+        (!since.is_empty()).then_some(since)
+    }
+
     /// Adds `other` to this.
     pub fn add(&mut self, other: &Self) {
         for (op, more) in self.ops.iter_mut().zip(&other.ops) {

@@ -5,32 +5,17 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use egret_polling::builtin::Builtin;
-use egret_polling::{
-    Active, BlockCost, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
-};
+use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait};
 
 /// Two sources, as at one disk: its queue and its completions.
 const ACTIVE: [Active; 2] = [
-    Active {
-        slot: Slot(0),
-        kind: Kind::Queue,
-        ready: false,
-    },
-    Active {
-        slot: Slot(1),
-        kind: Kind::Completion,
-        ready: true,
-    },
+    Active { slot: Slot(0), kind: Kind::Queue, ready: false },
+    Active { slot: Slot(1), kind: Kind::Completion, ready: true },
 ];
 
 /// Length, requests in flight, and what ended it, of every wait.
 fn waits(trace: Builtin) -> Vec<(Nanos, u32, Kind)> {
-    trace
-        .generate()
-        .waits
-        .iter()
-        .map(|wait| (wait.length, wait.in_flight, wait.ended_by))
-        .collect()
+    trace.generate().waits.iter().map(|wait| (wait.length, wait.in_flight, wait.ended_by)).collect()
 }
 
 fn run(policy: &mut dyn Policy, waits: &[(Nanos, u32, Kind)]) {
@@ -38,12 +23,7 @@ fn run(policy: &mut dyn Policy, waits: &[(Nanos, u32, Kind)]) {
     for &(length, in_flight, kind) in waits {
         let window = policy.window(&Standing { in_flight, last });
         let blocked = length > window;
-        policy.observe(&Wait {
-            length,
-            spun: length.min(window),
-            blocked,
-            active: black_box(&ACTIVE),
-        });
+        policy.observe(&Wait { length, spun: length.min(window), blocked, active: black_box(&ACTIVE) });
         last = LastWait { kind, length };
     }
 }
@@ -54,8 +34,7 @@ fn decide(c: &mut Criterion) {
         let mut group = c.benchmark_group(trace.name());
         group.throughput(Throughput::Elements(waits.len() as u64));
         for kind in PolicyKind::ALL {
-            let mut policy = egret_polling::build(kind, &Parameters::default())
-                .expect("the defaults are in range");
+            let mut policy = egret_polling::build(kind, &Parameters::default()).expect("the defaults are in range");
             policy.set_block_cost(BlockCost::default());
             group.bench_function(kind.name(), |b| b.iter(|| run(policy.as_mut(), &waits)));
         }

@@ -21,50 +21,25 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn setting(k_us: u64, max: Nanos) -> Setting {
-    let parameters = Parameters {
-        max,
-        ..Parameters::default()
-    };
-    Setting {
-        block: BlockCost::from_total(Nanos::from_micros(k_us)),
-        parameters,
-    }
+    let parameters = Parameters { max, ..Parameters::default() };
+    Setting { block: BlockCost::from_total(Nanos::from_micros(k_us)), parameters }
 }
 
 /// Costs relative to the clairvoyant's, and `low-regret`'s relative to the best fixed window's.
 fn tables() -> Result<(), Box<dyn Error>> {
-    for (k_us, max) in [5, 30]
-        .into_iter()
-        .flat_map(|k| [(k, Parameters::DEFAULT_MAX), (k, Nanos::from_millis(10))])
-    {
-        println!(
-            "\nK = {k_us} us, poll-max-ns {}: cost against the clairvoyant's\n",
-            max.0
-        );
+    for (k_us, max) in [5, 30].into_iter().flat_map(|k| [(k, Parameters::DEFAULT_MAX), (k, Nanos::from_millis(10))]) {
+        println!("\nK = {k_us} us, poll-max-ns {}: cost against the clairvoyant's\n", max.0);
         for (index, trace) in Builtin::ALL.into_iter().enumerate() {
-            let rows = replay(
-                trace.name(),
-                &trace.generate(),
-                &setting(k_us, max),
-                &PolicyKind::ALL,
-            )?;
+            let rows = replay(trace.name(), &trace.generate(), &setting(k_us, max), &PolicyKind::ALL)?;
             // The clairvoyant's own row would be all ones.
             let rows = &rows[1..];
             if index == 0 {
                 let names: Vec<_> = rows.iter().map(|row| row.contender.to_string()).collect();
-                println!(
-                    "| trace | {} | low-regret against best-fixed |",
-                    names.join(" | ")
-                );
+                println!("| trace | {} | low-regret against best-fixed |", names.join(" | "));
                 println!("|---{}|", "|---".repeat(rows.len() + 1));
             }
-            let costs: Vec<_> = rows
-                .iter()
-                .map(|row| format!("{:.2}", row.against_clairvoyant))
-                .collect();
-            let ours = rows
-                .iter()
-                .find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
+            let costs: Vec<_> = rows.iter().map(|row| format!("{:.2}", row.against_clairvoyant)).collect();
+            let ours = rows.iter().find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
             let reach = ours.map_or(1.0, |row| row.against_best_fixed);
             println!("| {} | {} | {reach:.3} |", trace.name(), costs.join(" | "));
         }
@@ -76,9 +51,6 @@ fn picture(trace: Builtin, k_us: u64) -> Result<(), Box<dyn Error>> {
     let waits = trace.generate();
     let setting = setting(k_us, Parameters::DEFAULT_MAX);
     let rows = replay(trace.name(), &waits, &setting, &PolicyKind::ALL)?;
-    print!(
-        "{}",
-        front_svg(&rows, &fixed_windows(trace.name(), &waits, &setting))
-    );
+    print!("{}", front_svg(&rows, &fixed_windows(trace.name(), &waits, &setting)));
     Ok(())
 }

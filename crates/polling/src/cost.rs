@@ -27,10 +27,7 @@ impl BlockCost {
     /// That is about the share measured for a wake-up between two pinned threads; it serves where only K is known.
     pub fn from_total(k: Nanos) -> Self {
         let cpu = Nanos(k.0 / 5 * 2);
-        Self {
-            cpu,
-            latency: k - cpu,
-        }
+        Self { cpu, latency: k - cpu }
     }
 }
 
@@ -64,10 +61,7 @@ impl Contention {
     /// A thread that mostly sleeps is delayed a little at every wake-up and nobody wants its core for that: without
     /// preemptions there is no contention, whatever the delay says.
     pub(crate) fn delay_per(self, units: u64) -> u64 {
-        let explained = self
-            .preempted
-            .saturating_mul(Self::SLICE)
-            .min(self.delayed.0);
+        let explained = self.preempted.saturating_mul(Self::SLICE).min(self.delayed.0);
         explained.saturating_mul(units) / self.ran.0.max(1)
     }
 }
@@ -78,10 +72,7 @@ mod tests {
 
     #[test]
     fn price_multiplies_latency_and_not_cpu() {
-        let cost = BlockCost {
-            cpu: Nanos(15_000),
-            latency: Nanos(28_000),
-        };
+        let cost = BlockCost { cpu: Nanos(15_000), latency: Nanos(28_000) };
         assert_eq!(cost.total(0), Nanos(15_000));
         assert_eq!(cost.total(1), Nanos(43_000));
         assert_eq!(cost.total(3), Nanos(99_000));
@@ -96,16 +87,9 @@ mod tests {
 
     #[test]
     fn delay_without_preemption_is_not_contention() {
-        let slow_wakeups = Contention {
-            ran: Nanos(1_000_000),
-            delayed: Nanos(500_000),
-            preempted: 0,
-        };
+        let slow_wakeups = Contention { ran: Nanos(1_000_000), delayed: Nanos(500_000), preempted: 0 };
         assert_eq!(slow_wakeups.delay_per(16), 0);
-        let shared_core = Contention {
-            preempted: 1,
-            ..slow_wakeups
-        };
+        let shared_core = Contention { preempted: 1, ..slow_wakeups };
         assert_eq!(shared_core.delay_per(16), 8);
     }
 }

@@ -32,14 +32,8 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Every policy, from the oldest idea to the newest.
-    pub const ALL: [Self; 6] = [
-        Self::Off,
-        Self::Busy,
-        Self::SharedWindow,
-        Self::PerSourceWindow,
-        Self::Weighted,
-        Self::LowRegret,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Off, Self::Busy, Self::SharedWindow, Self::PerSourceWindow, Self::Weighted, Self::LowRegret];
 
     /// How it is spelled.
     pub const fn name(self) -> &'static str {
@@ -58,10 +52,7 @@ impl PolicyKind {
         match property {
             Property::Max => true,
             Property::Grow | Property::Shrink => {
-                matches!(
-                    self,
-                    Self::SharedWindow | Self::PerSourceWindow | Self::Weighted
-                )
+                matches!(self, Self::SharedWindow | Self::PerSourceWindow | Self::Weighted)
             }
             Property::Weight => matches!(self, Self::Weighted),
             Property::Price => matches!(self, Self::LowRegret),
@@ -117,10 +108,7 @@ impl FromStr for PolicyKind {
             return Ok(kind);
         }
         let hint = did_you_mean(text, &Self::ALL.map(Self::name));
-        Err(UnknownPolicy {
-            got: text.to_owned(),
-            hint,
-        })
+        Err(UnknownPolicy { got: text.to_owned(), hint })
     }
 }
 
@@ -150,21 +138,12 @@ mod tests {
             "poll-policy must be one of off, busy, shared-window, per-source-window, weighted, low-regret; \
              got 'weigthed', did you mean 'weighted'?"
         );
-        assert!(
-            !"xyzzy"
-                .parse::<PolicyKind>()
-                .unwrap_err()
-                .to_string()
-                .contains("did you mean")
-        );
+        assert!(!"xyzzy".parse::<PolicyKind>().unwrap_err().to_string().contains("did you mean"));
     }
 
     #[test]
     fn a_value_out_of_range_builds_nothing() {
-        let parameters = Parameters {
-            weight: Some(64),
-            ..Parameters::default()
-        };
+        let parameters = Parameters { weight: Some(64), ..Parameters::default() };
         assert!(build(PolicyKind::Weighted, &parameters).is_err());
     }
 }

@@ -25,13 +25,7 @@ pub struct Parameters {
 
 impl Default for Parameters {
     fn default() -> Self {
-        Self {
-            max: Self::DEFAULT_MAX,
-            grow: None,
-            shrink: None,
-            weight: None,
-            price: None,
-        }
+        Self { max: Self::DEFAULT_MAX, grow: None, shrink: None, weight: None, price: None }
     }
 }
 
@@ -65,29 +59,13 @@ impl Parameters {
     /// The first property that is out of its range.
     pub fn validate_ranges(&self) -> Result<(), ParameterError> {
         let check = |property, got: u64, largest| {
-            if got > largest {
-                Err(ParameterError::OutOfRange {
-                    property,
-                    largest,
-                    got,
-                })
-            } else {
-                Ok(())
-            }
+            if got > largest { Err(ParameterError::OutOfRange { property, largest, got }) } else { Ok(()) }
         };
         check(Property::Max, self.max.0, Self::LARGEST)?;
         check(Property::Grow, self.grow.unwrap_or(0), Self::LARGEST)?;
         check(Property::Shrink, self.shrink.unwrap_or(0), Self::LARGEST)?;
-        check(
-            Property::Weight,
-            self.weight.unwrap_or(0).into(),
-            Self::LARGEST_WEIGHT.into(),
-        )?;
-        check(
-            Property::Price,
-            self.price.unwrap_or(0).into(),
-            Self::LARGEST_PRICE.into(),
-        )
+        check(Property::Weight, self.weight.unwrap_or(0).into(), Self::LARGEST_WEIGHT.into())?;
+        check(Property::Price, self.price.unwrap_or(0).into(), Self::LARGEST_PRICE.into())
     }
 
     /// `poll-price`, or 1 where it is unset; here 0 means 0.
@@ -171,11 +149,7 @@ pub enum ParameterError {
 
 /// The policies that use `property`, for a reader: `a, b and c`.
 fn owners(property: Property) -> String {
-    let names: Vec<_> = PolicyKind::ALL
-        .iter()
-        .filter(|kind| kind.uses(property))
-        .map(|kind| kind.name())
-        .collect();
+    let names: Vec<_> = PolicyKind::ALL.iter().filter(|kind| kind.uses(property)).map(|kind| kind.name()).collect();
     match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => names.concat(),
@@ -192,46 +166,25 @@ mod tests {
 
     #[test]
     fn what_is_out_of_range_is_said_in_one_line() {
-        let parameters = Parameters {
-            weight: Some(64),
-            ..Parameters::default()
-        };
-        assert_eq!(
-            message(parameters, PolicyKind::Weighted),
-            "poll-weight must be 0..=63, got 64"
-        );
-        let parameters = Parameters {
-            max: Nanos::MAX,
-            ..Parameters::default()
-        };
+        let parameters = Parameters { weight: Some(64), ..Parameters::default() };
+        assert_eq!(message(parameters, PolicyKind::Weighted), "poll-weight must be 0..=63, got 64");
+        let parameters = Parameters { max: Nanos::MAX, ..Parameters::default() };
         assert_eq!(
             message(parameters, PolicyKind::Off),
             "poll-max-ns must be 0..=9223372036854775807, got 18446744073709551615"
         );
-        let parameters = Parameters {
-            price: Some(1_001),
-            ..Parameters::default()
-        };
-        assert_eq!(
-            message(parameters, PolicyKind::LowRegret),
-            "poll-price must be 0..=1000, got 1001"
-        );
+        let parameters = Parameters { price: Some(1_001), ..Parameters::default() };
+        assert_eq!(message(parameters, PolicyKind::LowRegret), "poll-price must be 0..=1000, got 1001");
     }
 
     #[test]
     fn a_property_the_policy_does_not_have_is_an_error_that_names_who_has_it() {
-        let parameters = Parameters {
-            weight: Some(3),
-            ..Parameters::default()
-        };
+        let parameters = Parameters { weight: Some(3), ..Parameters::default() };
         assert_eq!(
             message(parameters, PolicyKind::LowRegret),
             "poll-weight has no effect on poll-policy=low-regret; it belongs to weighted"
         );
-        let parameters = Parameters {
-            grow: Some(0),
-            ..Parameters::default()
-        };
+        let parameters = Parameters { grow: Some(0), ..Parameters::default() };
         assert_eq!(
             message(parameters, PolicyKind::Busy),
             "poll-grow has no effect on poll-policy=busy; it belongs to shared-window, per-source-window and weighted"
@@ -241,21 +194,9 @@ mod tests {
 
     #[test]
     fn zero_means_the_default_except_for_the_price() {
-        let zero = Parameters {
-            grow: Some(0),
-            shrink: Some(0),
-            weight: Some(0),
-            price: Some(0),
-            ..Parameters::default()
-        };
-        assert_eq!(
-            (
-                zero.grow_or_default(),
-                zero.shrink_or_default(),
-                zero.weight_or_default()
-            ),
-            (2, 2, 3)
-        );
+        let zero =
+            Parameters { grow: Some(0), shrink: Some(0), weight: Some(0), price: Some(0), ..Parameters::default() };
+        assert_eq!((zero.grow_or_default(), zero.shrink_or_default(), zero.weight_or_default()), (2, 2, 3));
         assert_eq!(zero.price_or_default(), 0);
         assert_eq!(Parameters::default().price_or_default(), 1);
     }

@@ -2,8 +2,7 @@
 #![allow(missing_docs)]
 
 use egret_polling::{
-    Active, BlockCost, Contention, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot,
-    Standing, Wait, build,
+    Active, BlockCost, Contention, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,13 +10,7 @@ use proptest::prelude::*;
 /// One thing that happens to a policy.
 #[derive(Clone, Debug)]
 enum Event {
-    Wait {
-        length: u64,
-        wakeup: u64,
-        in_flight: u32,
-        active: Vec<Active>,
-        kind: Kind,
-    },
+    Wait { length: u64, wakeup: u64, in_flight: u32, active: Vec<Active>, kind: Kind },
     Forget(u32),
     BlockCost(BlockCost),
     Contention(Contention),
@@ -33,69 +26,28 @@ fn kind() -> impl Strategy<Value = Kind> {
 }
 
 fn active() -> impl Strategy<Value = Vec<Active>> {
-    vec((0..8_u32, kind(), any::<bool>()), 0..4).prop_map(|list| {
-        list.into_iter()
-            .map(|(slot, kind, ready)| Active {
-                slot: Slot(slot),
-                kind,
-                ready,
-            })
-            .collect()
-    })
+    vec((0..8_u32, kind(), any::<bool>()), 0..4)
+        .prop_map(|list| list.into_iter().map(|(slot, kind, ready)| Active { slot: Slot(slot), kind, ready }).collect())
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let wait = (length(), length(), 0..12_u32, active(), kind()).prop_map(
-        |(length, wakeup, in_flight, active, kind)| Event::Wait {
-            length,
-            wakeup,
-            in_flight,
-            active,
-            kind,
-        },
-    );
-    let cost = (length(), length()).prop_map(|(cpu, latency)| {
-        Event::BlockCost(BlockCost {
-            cpu: Nanos(cpu),
-            latency: Nanos(latency),
-        })
-    });
+    let wait = (length(), length(), 0..12_u32, active(), kind())
+        .prop_map(|(length, wakeup, in_flight, active, kind)| Event::Wait { length, wakeup, in_flight, active, kind });
+    let cost = (length(), length())
+        .prop_map(|(cpu, latency)| Event::BlockCost(BlockCost { cpu: Nanos(cpu), latency: Nanos(latency) }));
     let contention = (length(), length(), any::<u64>()).prop_map(|(ran, delayed, preempted)| {
-        Event::Contention(Contention {
-            ran: Nanos(ran),
-            delayed: Nanos(delayed),
-            preempted,
-        })
+        Event::Contention(Contention { ran: Nanos(ran), delayed: Nanos(delayed), preempted })
     });
     prop_oneof![40 => wait, 1 => (0..8_u32).prop_map(Event::Forget), 1 => cost, 1 => contention]
 }
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    let large = || {
-        prop_oneof![
-            Just(0),
-            1..4_u64,
-            0..=Parameters::LARGEST,
-            Just(Parameters::LARGEST)
-        ]
-    };
+    let large = || prop_oneof![Just(0), 1..4_u64, 0..=Parameters::LARGEST, Just(Parameters::LARGEST)];
     let max = prop_oneof![Just(0), Just(32_768), 0..100_000_u64, large()];
     let weight = prop::option::of(0..=Parameters::LARGEST_WEIGHT);
     let price = prop::option::of(0..=Parameters::LARGEST_PRICE);
-    (
-        max,
-        prop::option::of(large()),
-        prop::option::of(large()),
-        weight,
-        price,
-    )
-        .prop_map(|(max, grow, shrink, weight, price)| Parameters {
-            max: Nanos(max),
-            grow,
-            shrink,
-            weight,
-            price,
-        })
+    (max, prop::option::of(large()), prop::option::of(large()), weight, price)
+        .prop_map(|(max, grow, shrink, weight, price)| Parameters { max: Nanos(max), grow, shrink, weight, price })
 }
 
 /// Plays `events`; returns the window before each wait.
@@ -104,34 +56,13 @@ fn play(policy: &mut dyn Policy, events: &[Event]) -> Vec<Nanos> {
     let mut windows = Vec::new();
     for event in events {
         match event {
-            Event::Wait {
-                length,
-                wakeup,
-                in_flight,
-                active,
-                kind,
-            } => {
-                let window = policy.window(&Standing {
-                    in_flight: *in_flight,
-                    last,
-                });
+            Event::Wait { length, wakeup, in_flight, active, kind } => {
+                let window = policy.window(&Standing { in_flight: *in_flight, last });
                 windows.push(window);
                 let (blocked, spun) = (*length > window.0, window.min(Nanos(*length)));
-                let length = if blocked {
-                    Nanos(*length) + Nanos(*wakeup)
-                } else {
-                    Nanos(*length)
-                };
-                policy.observe(&Wait {
-                    length,
-                    spun,
-                    blocked,
-                    active,
-                });
-                last = LastWait {
-                    kind: *kind,
-                    length,
-                };
+                let length = if blocked { Nanos(*length) + Nanos(*wakeup) } else { Nanos(*length) };
+                policy.observe(&Wait { length, spun, blocked, active });
+                last = LastWait { kind: *kind, length };
             }
             Event::Forget(slot) => policy.forget(Slot(*slot)),
             Event::BlockCost(cost) => policy.set_block_cost(*cost),
@@ -146,12 +77,8 @@ fn windows(kind: PolicyKind, parameters: &Parameters, events: &[Event]) -> Vec<N
 }
 
 /// Every policy that has a window to adapt.
-const ADAPTIVE: [PolicyKind; 4] = [
-    PolicyKind::SharedWindow,
-    PolicyKind::PerSourceWindow,
-    PolicyKind::Weighted,
-    PolicyKind::LowRegret,
-];
+const ADAPTIVE: [PolicyKind; 4] =
+    [PolicyKind::SharedWindow, PolicyKind::PerSourceWindow, PolicyKind::Weighted, PolicyKind::LowRegret];
 
 proptest! {
     #[test]

@@ -14,19 +14,10 @@ fn rows(trace: Builtin) -> Vec<Row> {
     let mut rows = Vec::new();
     for max in MAXIMA {
         for k in [Nanos::from_micros(5), Nanos::from_micros(30)] {
-            let parameters = Parameters {
-                max,
-                ..Parameters::default()
-            };
-            let setting = Setting {
-                block: BlockCost::from_total(k),
-                parameters,
-            };
-            let replayed =
-                replay(trace.name(), &waits, &setting, &[PolicyKind::LowRegret]).unwrap();
-            let ours = replayed
-                .into_iter()
-                .find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
+            let parameters = Parameters { max, ..Parameters::default() };
+            let setting = Setting { block: BlockCost::from_total(k), parameters };
+            let replayed = replay(trace.name(), &waits, &setting, &[PolicyKind::LowRegret]).unwrap();
+            let ours = replayed.into_iter().find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
             rows.push(ours.expect("a row for each policy asked for"));
         }
     }
@@ -49,11 +40,7 @@ fn low_regret_never_costs_more_than_1_6_times_what_the_clairvoyant_pays() {
 
 #[test]
 fn low_regret_beats_the_best_fixed_window_where_waits_have_structure() {
-    for row in Builtin::ALL
-        .into_iter()
-        .filter(|trace| trace.has_structure())
-        .flat_map(rows)
-    {
+    for row in Builtin::ALL.into_iter().filter(|trace| trace.has_structure()).flat_map(rows) {
         assert!(row.against_best_fixed < 1.0, "{row:?}");
     }
 }

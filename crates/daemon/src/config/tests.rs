@@ -166,3 +166,13 @@ fn a_config_is_shown_with_its_defaults_filled_in() {
     assert_eq!(json["blockdevs"][0]["size"], 1 << 30);
     assert_eq!(json["exports"][0]["queue-size"], 128);
 }
+
+#[test]
+fn a_set_of_descriptors_is_no_file_wherever_it_is_written() {
+    let line = "filename=/dev/fdset/1 is QEMU's and not done here: give the path of the file or device";
+    assert_eq!(error(&[], &["file,node-name=d,filename=/dev/fdset/1"], &[]), format!("blockdev 'd': {line}"));
+    assert_eq!(
+        error(&[], &["raw,node-name=d,file.driver=file,file.filename=/dev/fdset/1"], &[]),
+        format!("blockdev (file, /dev/fdset/1): {line}")
+    );
+}

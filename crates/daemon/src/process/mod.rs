@@ -1,6 +1,6 @@
 //! A daemon's life as a process: one of its name, in the background if asked, stopped by a signal.
 //!
-//! In order: [`background`] while there is one thread; [`Signals::block`] before there are more, because threads
+//! In order: [`background()`] while there is one thread; [`Signals::block`] before there are more, because threads
 //! inherit what is blocked; [`Pidfile::create`]; the daemon's objects; [`Readiness::ready`]; then
 //! [`Signals::wait`] until somebody wants it to end.
 

@@ -192,6 +192,10 @@ fn unknown(at: &str, name: &str, shape: &Shape, tag: Option<&'static str>) -> Pr
             return Problem::Elsewhere { key: at.to_owned(), owners, this: this.to_owned() };
         }
     }
+    if let Some((outer, inner)) = name.split_once('.') {
+        let hint = format!("dots are for key=value text, here it is {{\"{outer}\": {{\"{inner}\": ...}}}}");
+        return Problem::UnknownKey { key: at.to_owned(), hint };
+    }
     let mut known: Vec<String> = shape.variants.iter().map(|variants| variants.tag.to_owned()).collect();
     for key in shape.keys_of(tag) {
         match key.kind {

@@ -1,11 +1,12 @@
 //! The `iothread` object.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::key::{Key, Kind, Shape};
 use super::object::object;
 use super::words::words;
-use super::{Cpus, Problem};
+use super::{Cpus, Object, ObjectError, Problem, Spelling};
 
 /// QEMU holds these in an `int64_t`.
 const LARGEST: u64 = i64::MAX as u64;
@@ -174,6 +175,23 @@ static SHAPE: Shape = Shape {
     foreign: &[],
 };
 
+/// What else qemu-storage-daemon makes with `--object`.
+const FOREIGN_OBJECTS: &[&str] = &[
+    "authz-list",
+    "authz-list-file",
+    "authz-pam",
+    "authz-simple",
+    "main-loop",
+    "pr-manager-helper",
+    "secret",
+    "secret_keyring",
+    "throttle-group",
+    "tls-cipher-suites",
+    "tls-creds-anon",
+    "tls-creds-psk",
+    "tls-creds-x509",
+];
+
 object!(IoThread, "iothread", "id", &SHAPE);
 
 impl IoThread {
@@ -196,6 +214,24 @@ impl IoThread {
             thread_pool_min: 0,
             thread_pool_max: DEFAULT_POOL_MAX,
             cpu_affinity: None,
+        }
+    }
+
+    /// Reads an I/O thread from the arguments of `--object` or `object-add`, which say what kind of object is meant.
+    ///
+    /// # Errors
+    /// As [`from_value`](Object::from_value); and another `qom-type`.
+    pub fn from_user_object(mut value: Value, spelling: Spelling) -> Result<Self, ObjectError> {
+        let id = value.get("id").and_then(Value::as_str).map(|id| format!("object '{id}'"));
+        let error = |problem| ObjectError { subject: id.unwrap_or_else(|| "object without id".to_owned()), problem };
+        match value.as_object_mut().and_then(|object| object.remove("qom-type")) {
+            Some(kind) if kind == Self::NOUN => Self::from_value(value, spelling),
+            Some(kind) if FOREIGN_OBJECTS.iter().any(|foreign| kind == *foreign) => {
+                let what = format!("qom-type {kind}").replace('"', "'");
+                Err(error(Problem::NotDone { what, because: "of QEMU's objects Egret has iothread".to_owned() }))
+            }
+            Some(kind) => Err(error(Problem::must("qom-type", Self::NOUN, kind.to_string().replace('"', "'")))),
+            None => Err(error(Problem::Missing { key: "qom-type".to_owned() })),
         }
     }
 

@@ -91,12 +91,7 @@ impl Builtin {
         }
         pen.waits.truncate(Self::WAITS);
         let note = format!("generated: {}", self.note());
-        Trace {
-            note,
-            block: BlockCost::default(),
-            lost: 0,
-            waits: pen.waits,
-        }
+        Trace { note, block: BlockCost::default(), lost: 0, waits: pen.waits }
     }
 
     fn draw(self, pen: &mut Pen) {
@@ -161,10 +156,7 @@ impl Pen {
     const ENGINE: Slot = Slot(1);
 
     fn new(seed: u64) -> Self {
-        Self {
-            random: Random::seeded(seed),
-            waits: Vec::with_capacity(Builtin::WAITS),
-        }
+        Self { random: Random::seeded(seed), waits: Vec::with_capacity(Builtin::WAITS) }
     }
 
     fn kick(&mut self, in_flight: u32, length: f64) {
@@ -191,14 +183,7 @@ impl Pen {
         let length = Nanos(length as u64);
         let mut ready = Ready::default();
         ready.push(slot, kind);
-        self.waits.push(Record {
-            length,
-            spun: length,
-            blocked: false,
-            in_flight,
-            ended_by: kind,
-            ready,
-        });
+        self.waits.push(Record { length, spun: length, blocked: false, in_flight, ended_by: kind, ready });
     }
 }
 
@@ -218,10 +203,7 @@ impl FromStr for Builtin {
             return Ok(trace);
         }
         let hint = did_you_mean(text, &Self::ALL.map(Self::name));
-        Err(UnknownBuiltin {
-            got: text.to_owned(),
-            hint,
-        })
+        Err(UnknownBuiltin { got: text.to_owned(), hint })
     }
 }
 
@@ -241,10 +223,7 @@ mod tests {
             assert_eq!(trace.generate(), trace.generate());
             assert_eq!(trace.generate().waits.len(), Builtin::WAITS);
         }
-        assert_ne!(
-            Builtin::Mixture.generate().waits,
-            Builtin::Alternating.generate().waits
-        );
+        assert_ne!(Builtin::Mixture.generate().waits, Builtin::Alternating.generate().waits);
     }
 
     #[test]
@@ -267,13 +246,7 @@ mod tests {
     #[test]
     fn an_unknown_name_is_answered_with_the_names_and_the_nearest() {
         let message = "alternate".parse::<Builtin>().unwrap_err().to_string();
-        assert!(
-            message.starts_with("generated traces are lognormal, tight,"),
-            "{message}"
-        );
-        assert!(
-            message.ends_with("got 'alternate', did you mean 'alternating'?"),
-            "{message}"
-        );
+        assert!(message.starts_with("generated traces are lognormal, tight,"), "{message}");
+        assert!(message.ends_with("got 'alternate', did you mean 'alternating'?"), "{message}");
     }
 }

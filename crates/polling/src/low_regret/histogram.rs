@@ -25,12 +25,7 @@ pub(super) struct Histogram {
 
 impl Histogram {
     pub(super) fn new() -> Self {
-        Self {
-            counts: [0; BUCKETS],
-            total: 0,
-            until_review: ENOUGH,
-            window: None,
-        }
+        Self { counts: [0; BUCKETS], total: 0, until_review: ENOUGH, window: None }
     }
 
     /// The window that would have been cheapest, in nanoseconds, or `None` with too little evidence.
@@ -41,11 +36,7 @@ impl Histogram {
     /// Counts a wait of `length` nanoseconds.
     pub(super) fn add(&mut self, length: u64, price: &Price) {
         // What no window can find is all one, and so the bucket that the maximum cuts holds only what can be found.
-        let index = if length > price.longest() {
-            BUCKETS - 1
-        } else {
-            bucket(length)
-        };
+        let index = if length > price.longest() { BUCKETS - 1 } else { bucket(length) };
         self.counts[index] += ONE;
         self.total += u32::from(ONE);
         if self.total >= MEMORY * u32::from(ONE) {
@@ -90,10 +81,7 @@ impl Histogram {
             if cost < best.0 {
                 best = (cost, window as u32);
             }
-            if self
-                .window
-                .is_some_and(|current| u64::from(current) >= window)
-            {
+            if self.window.is_some_and(|current| u64::from(current) >= window) {
                 now = cost;
             }
             if unfound == 0 || window == price.longest() {
@@ -121,9 +109,7 @@ mod tests {
 
     fn after(waits: impl IntoIterator<Item = u64>, price: &Price) -> Option<u64> {
         let mut histogram = Histogram::new();
-        waits
-            .into_iter()
-            .for_each(|length| histogram.add(length, price));
+        waits.into_iter().for_each(|length| histogram.add(length, price));
         histogram.window()
     }
 

@@ -69,10 +69,7 @@ impl LowRegret {
 
     /// Has every window reconsidered at its next wait.
     fn reprice(&mut self) {
-        self.panels
-            .iter_mut()
-            .flat_map(Panel::histograms)
-            .for_each(Histogram::hurry);
+        self.panels.iter_mut().flat_map(Panel::histograms).for_each(Histogram::hurry);
     }
 }
 
@@ -87,12 +84,7 @@ impl Policy for LowRegret {
         let opinions = panel.opinions(self.last, break_even);
         let window = panel.trusted(&opinions);
         let probing = window < break_even && panel.probe_is_due();
-        self.coming = Coming {
-            situation,
-            opinions,
-            window,
-            probing,
-        };
+        self.coming = Coming { situation, opinions, window, probing };
         Nanos(if probing { break_even } else { window })
     }
 
@@ -136,10 +128,7 @@ mod tests {
 
     /// `low-regret` at K = 30 us.
     fn policy(max: u64) -> LowRegret {
-        let mut policy = LowRegret::new(&Parameters {
-            max: Nanos(max),
-            ..Parameters::default()
-        });
+        let mut policy = LowRegret::new(&Parameters { max: Nanos(max), ..Parameters::default() });
         policy.set_block_cost(BlockCost::from_total(Nanos(30_000)));
         policy
     }
@@ -151,16 +140,8 @@ mod tests {
             let window = policy.window(&Standing { in_flight: 1, last }).0;
             let blocked = length > window;
             let seen = Nanos(if blocked { length + wakeup } else { length });
-            policy.observe(&Wait {
-                length: seen,
-                spun: Nanos(length.min(window)),
-                blocked,
-                active: &[],
-            });
-            last = LastWait {
-                kind: Kind::Completion,
-                length: seen,
-            };
+            policy.observe(&Wait { length: seen, spun: Nanos(length.min(window)), blocked, active: &[] });
+            last = LastWait { kind: Kind::Completion, length: seen };
             window
         };
         waits.into_iter().map(&mut one).collect()
@@ -185,13 +166,7 @@ mod tests {
     fn short_waits_are_spun_for_and_long_ones_slept_through_but_for_the_probes() {
         let short = play(&mut policy(32_768), [10_000; 2_000], WAKEUP);
         assert_eq!(hits(&short, 10_000), 2_000);
-        assert!(
-            short[100..]
-                .iter()
-                .filter(|&&window| window > 13_000)
-                .count()
-                <= 15
-        );
+        assert!(short[100..].iter().filter(|&&window| window > 13_000).count() <= 15);
 
         let long = play(&mut policy(32_768), [150_000; 2_000], WAKEUP);
         let probes = long[100..].iter().filter(|&&window| window > 0).count();
@@ -236,20 +211,11 @@ mod tests {
     fn where_somebody_wants_the_core_spinning_is_dearer() {
         let mut policy = policy(32_768);
         play(&mut policy, [20_000; 1_000], WAKEUP);
-        let contended = Contention {
-            ran: Nanos(50_000_000),
-            delayed: Nanos(50_000_000),
-            preempted: 20,
-        };
+        let contended = Contention { ran: Nanos(50_000_000), delayed: Nanos(50_000_000), preempted: 20 };
         (0..10).for_each(|_| policy.contend(contended));
         let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
         assert_eq!(hits(&windows[2..], 20_000), 0);
-        (0..30).for_each(|_| {
-            policy.contend(Contention {
-                delayed: Nanos::ZERO,
-                ..contended
-            })
-        });
+        (0..30).for_each(|_| policy.contend(Contention { delayed: Nanos::ZERO, ..contended }));
         let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
         assert!(hits(&windows[1..], 20_000) > 990);
     }

@@ -49,9 +49,7 @@ impl Panel {
     pub(super) fn opinions(&self, last: Class, break_even: u64) -> Opinions {
         let all = self.all.window().unwrap_or(break_even);
         let by_last = self.by_last[last.index()].window().unwrap_or(all);
-        let by_own_last = self.by_own_last[self.own_last.index()]
-            .window()
-            .unwrap_or(all);
+        let by_own_last = self.by_own_last[self.own_last.index()].window().unwrap_or(all);
         [break_even, all, by_last, by_own_last]
     }
 
@@ -104,9 +102,7 @@ impl Panel {
     }
 
     pub(super) fn histograms(&mut self) -> impl Iterator<Item = &mut Histogram> {
-        std::iter::once(&mut self.all)
-            .chain(&mut self.by_last)
-            .chain(&mut self.by_own_last)
+        std::iter::once(&mut self.all).chain(&mut self.by_last).chain(&mut self.by_own_last)
     }
 }
 
@@ -132,10 +128,7 @@ mod tests {
 
     #[test]
     fn without_evidence_every_seat_says_break_even() {
-        assert_eq!(
-            Panel::new().opinions(Class::of(40_000), 30_000),
-            [30_000; SEATS]
-        );
+        assert_eq!(Panel::new().opinions(Class::of(40_000), 30_000), [30_000; SEATS]);
     }
 
     #[test]
@@ -145,14 +138,8 @@ mod tests {
         // Long follows short and short follows long, whatever this situation saw last: only seat 2 can tell.
         let mut random = 1_u64;
         for _ in 0..400 {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            let (last, length) = if random >> 63 == 0 {
-                (short, long)
-            } else {
-                (long, short)
-            };
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let (last, length) = if random >> 63 == 0 { (short, long) } else { (long, short) };
             step(&mut panel, Class::of(last), length);
         }
         assert_eq!(panel.trusted, 2);

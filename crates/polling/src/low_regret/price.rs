@@ -30,13 +30,7 @@ impl Price {
     /// Blocking is free until [`set_block`](Self::set_block) says otherwise.
     pub(super) fn new(max: Nanos) -> Self {
         // Beyond the scale of the histograms nobody could tell what a longer window would find.
-        Self {
-            block: 0,
-            longest: max.0.min(LONGEST / 2),
-            wakeup: 0,
-            spin: UNIT,
-            smoothed: UNIT,
-        }
+        Self { block: 0, longest: max.0.min(LONGEST / 2), wakeup: 0, spin: UNIT, smoothed: UNIT }
     }
 
     pub(super) fn block(&self) -> u64 {
@@ -54,11 +48,7 @@ impl Price {
 
     /// What a wait of `length` costs under `window`.
     pub(super) fn cost(&self, length: u64, window: u64) -> u64 {
-        if length <= window {
-            self.spinning(length)
-        } else {
-            self.spinning(window) + self.block
-        }
+        if length <= window { self.spinning(length) } else { self.spinning(window) + self.block }
     }
 
     /// The window after which spinning has cost as much as a block: at worst twice what the clairvoyant pays.
@@ -70,11 +60,7 @@ impl Price {
     pub(super) fn true_length(&self, wait: &Wait<'_>) -> u64 {
         let length = wait.length.0;
         // One that blocked lasted longer than it was spun for, whatever its wake-up took.
-        let length = if wait.blocked {
-            length.saturating_sub(self.wakeup).max(wait.spun.0 + 1)
-        } else {
-            length
-        };
+        let length = if wait.blocked { length.saturating_sub(self.wakeup).max(wait.spun.0 + 1) } else { length };
         length.min(LONGEST)
     }
 
@@ -104,13 +90,7 @@ mod tests {
 
     fn price() -> Price {
         let mut price = Price::new(Nanos(1_000_000));
-        price.set_block(
-            BlockCost {
-                cpu: Nanos(10_000),
-                latency: Nanos(20_000),
-            },
-            1,
-        );
+        price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(20_000) }, 1);
         price
     }
 
@@ -123,12 +103,7 @@ mod tests {
 
     #[test]
     fn the_wakeup_comes_off_a_blocked_wait_down_to_what_was_spun() {
-        let wait = |length, spun, blocked| Wait {
-            length: Nanos(length),
-            spun: Nanos(spun),
-            blocked,
-            active: &[],
-        };
+        let wait = |length, spun, blocked| Wait { length: Nanos(length), spun: Nanos(spun), blocked, active: &[] };
         assert_eq!(price().true_length(&wait(25_000, 25_000, false)), 25_000);
         assert_eq!(price().true_length(&wait(25_000, 1_000, true)), 5_000);
         assert_eq!(price().true_length(&wait(25_000, 9_000, true)), 9_001);
@@ -138,17 +113,9 @@ mod tests {
     #[test]
     fn contention_raises_the_price_of_spinning_and_its_end_brings_it_back() {
         let mut price = price();
-        let shared = Contention {
-            ran: Nanos(40_000_000),
-            delayed: Nanos(40_000_000),
-            preempted: 10,
-        };
+        let shared = Contention { ran: Nanos(40_000_000), delayed: Nanos(40_000_000), preempted: 10 };
         (0..20).for_each(|_| _ = price.contend(shared));
-        assert!(
-            (4 * UNIT..=5 * UNIT).contains(&price.spin),
-            "{}",
-            price.spin
-        );
+        assert!((4 * UNIT..=5 * UNIT).contains(&price.spin), "{}", price.spin);
         assert!((6_000..7_500).contains(&price.break_even()));
         (0..20).for_each(|_| _ = price.contend(Contention::default()));
         assert!(price.spin < UNIT + UNIT / 8, "{}", price.spin);
@@ -157,20 +124,8 @@ mod tests {
     #[test]
     fn no_evidence_however_wild_overflows() {
         let mut price = Price::new(Nanos::MAX);
-        price.set_block(
-            BlockCost {
-                cpu: Nanos::MAX,
-                latency: Nanos::MAX,
-            },
-            u32::MAX,
-        );
-        (0..99).for_each(|_| {
-            _ = price.contend(Contention {
-                ran: Nanos(0),
-                delayed: Nanos::MAX,
-                preempted: u64::MAX,
-            })
-        });
+        price.set_block(BlockCost { cpu: Nanos::MAX, latency: Nanos::MAX }, u32::MAX);
+        (0..99).for_each(|_| _ = price.contend(Contention { ran: Nanos(0), delayed: Nanos::MAX, preempted: u64::MAX }));
         assert!(price.spin > DEAREST / 10 * 9);
         assert!(price.cost(LONGEST, price.longest()) > LONGEST);
     }

@@ -67,10 +67,7 @@ mod tests {
         let mut seen = [false; Situation::COUNT];
         for in_flight in [0, 1, 2, 8] {
             for kind in [Kind::Queue, Kind::Completion, Kind::Other] {
-                let last = LastWait {
-                    kind,
-                    ..LastWait::default()
-                };
+                let last = LastWait { kind, ..LastWait::default() };
                 let index = Situation::of(&Standing { in_flight, last }).index();
                 assert!(!std::mem::replace(&mut seen[index], true));
             }
@@ -80,10 +77,8 @@ mod tests {
 
     #[test]
     fn a_class_is_two_octaves() {
-        let us: Vec<_> = [0, 2, 3, 8, 9, 32, 33, 131, 132, 524, 525]
-            .iter()
-            .map(|us| Class::of(us * 1_000).index())
-            .collect();
+        let us: Vec<_> =
+            [0, 2, 3, 8, 9, 32, 33, 131, 132, 524, 525].iter().map(|us| Class::of(us * 1_000).index()).collect();
         assert_eq!(us, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]);
         assert_eq!(Class::of(u64::MAX).index(), CLASSES - 1);
     }

@@ -10,13 +10,7 @@ pub(crate) struct Busy {
 impl Busy {
     /// A `max` of zero means "never spin" to every policy, to this one too.
     pub(crate) fn new(max: Nanos) -> Self {
-        Self {
-            window: if max == Nanos::ZERO {
-                Nanos::ZERO
-            } else {
-                Nanos::MAX
-            },
-        }
+        Self { window: if max == Nanos::ZERO { Nanos::ZERO } else { Nanos::MAX } }
     }
 }
 

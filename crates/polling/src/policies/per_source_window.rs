@@ -13,11 +13,7 @@ pub(crate) struct PerSourceWindow {
 
 impl PerSourceWindow {
     pub(crate) fn new(parameters: &Parameters) -> Self {
-        Self {
-            rule: WindowRule::new(parameters),
-            windows: PerSlot::default(),
-            largest: Nanos::ZERO,
-        }
+        Self { rule: WindowRule::new(parameters), windows: PerSlot::default(), largest: Nanos::ZERO }
     }
 }
 

@@ -11,10 +11,7 @@ pub(crate) struct SharedWindow {
 
 impl SharedWindow {
     pub(crate) fn new(parameters: &Parameters) -> Self {
-        Self {
-            rule: WindowRule::new(parameters),
-            window: Nanos::ZERO,
-        }
+        Self { rule: WindowRule::new(parameters), window: Nanos::ZERO }
     }
 }
 
@@ -42,55 +39,34 @@ mod tests {
     #[test]
     fn a_window_starts_at_4_us_and_doubles_up_to_the_maximum() {
         let mut policy = SharedWindow::new(&Parameters::default());
-        assert_eq!(
-            windows(&mut policy, &[30_000; 5]),
-            [4_000, 8_000, 16_000, 32_000, 32_000]
-        );
+        assert_eq!(windows(&mut policy, &[30_000; 5]), [4_000, 8_000, 16_000, 32_000, 32_000]);
         assert_eq!(windows(&mut policy, &[32_500; 2]), [32_768, 32_768]);
     }
 
     #[test]
     fn a_wait_within_the_window_keeps_it() {
         let mut policy = SharedWindow::new(&Parameters::default());
-        assert_eq!(
-            windows(&mut policy, &[3_000, 3_000, 4_000, 4_001]),
-            [4_000, 4_000, 4_000, 8_000]
-        );
+        assert_eq!(windows(&mut policy, &[3_000, 3_000, 4_000, 4_001]), [4_000, 4_000, 4_000, 8_000]);
     }
 
     #[test]
     fn a_hopeless_wait_resets_the_window_when_poll_shrink_is_unset() {
         let mut policy = SharedWindow::new(&Parameters::default());
-        assert_eq!(
-            windows(&mut policy, &[9_000, 9_000, 32_769, 9_000]),
-            [4_000, 8_000, 0, 4_000]
-        );
+        assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769, 9_000]), [4_000, 8_000, 0, 4_000]);
     }
 
     #[test]
     fn a_hopeless_wait_divides_the_window_when_poll_shrink_is_set_and_zero_means_two() {
         for (shrink, after) in [(0, 4_000), (2, 4_000), (4, 2_000)] {
-            let parameters = Parameters {
-                shrink: Some(shrink),
-                ..Parameters::default()
-            };
+            let parameters = Parameters { shrink: Some(shrink), ..Parameters::default() };
             let mut policy = SharedWindow::new(&parameters);
-            assert_eq!(
-                windows(&mut policy, &[9_000, 9_000, 32_769]),
-                [4_000, 8_000, after]
-            );
+            assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769]), [4_000, 8_000, after]);
         }
     }
 
     #[test]
     fn a_window_never_starts_above_the_maximum() {
-        let parameters = Parameters {
-            max: Nanos(3_000),
-            ..Parameters::default()
-        };
-        assert_eq!(
-            windows(&mut SharedWindow::new(&parameters), &[2_000, 2_000]),
-            [3_000, 3_000]
-        );
+        let parameters = Parameters { max: Nanos(3_000), ..Parameters::default() };
+        assert_eq!(windows(&mut SharedWindow::new(&parameters), &[2_000, 2_000]), [3_000, 3_000]);
     }
 }

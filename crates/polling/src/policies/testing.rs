@@ -3,20 +3,11 @@
 use crate::{Active, Kind, Nanos, Policy, Slot, Wait};
 
 pub(crate) fn active(slot: u32, ready: bool) -> Active {
-    Active {
-        slot: Slot(slot),
-        kind: Kind::Queue,
-        ready,
-    }
+    Active { slot: Slot(slot), kind: Kind::Queue, ready }
 }
 
 pub(crate) fn wait(length: u64, active: &[Active]) -> Wait<'_> {
-    Wait {
-        length: Nanos(length),
-        spun: Nanos::ZERO,
-        blocked: true,
-        active,
-    }
+    Wait { length: Nanos(length), spun: Nanos::ZERO, blocked: true, active }
 }
 
 /// Feeds waits that one source ended; returns the window after each.

@@ -27,11 +27,7 @@ impl Weighted {
 
     /// An interval longer than any window will be is forgotten: waiting for it is the monitor's business.
     fn keep(&mut self, slot: Slot, interval: Nanos) -> Nanos {
-        let kept = if interval > self.max {
-            Nanos::ZERO
-        } else {
-            interval
-        };
+        let kept = if interval > self.max { Nanos::ZERO } else { interval };
         self.intervals.set(slot, kept);
         kept
     }
@@ -50,8 +46,7 @@ impl Policy for Weighted {
                 let interval = if interval == Nanos::ZERO {
                     wait.length
                 } else {
-                    Nanos(interval.0 - (interval.0 >> self.weight))
-                        + Nanos(wait.length.0 >> self.weight)
+                    Nanos(interval.0 - (interval.0 >> self.weight)) + Nanos(wait.length.0 >> self.weight)
                 };
                 longest_ready = longest_ready.max(Some(self.keep(source.slot, interval)));
             } else if interval != Nanos::ZERO {
@@ -62,9 +57,7 @@ impl Policy for Weighted {
             return;
         };
         if adjusted > self.window {
-            self.window = adjusted
-                .max(Nanos(self.window.0.saturating_mul(self.grow)))
-                .min(self.max);
+            self.window = adjusted.max(Nanos(self.window.0.saturating_mul(self.grow))).min(self.max);
         } else if adjusted.0 < self.window.0 / self.shrink {
             self.window.0 /= self.shrink;
         }
@@ -129,11 +122,7 @@ mod tests {
         let mut policy = Weighted::new(&Parameters::default());
         let mut after = |length, a, b| {
             policy.observe(&wait(length, &[active(0, a), active(1, b)]));
-            (
-                policy.intervals.get(Slot(0)).0,
-                policy.intervals.get(Slot(1)).0,
-                policy.window.0,
-            )
+            (policy.intervals.get(Slot(0)).0, policy.intervals.get(Slot(1)).0, policy.window.0)
         };
         assert_eq!(after(4_000, true, false), (4_000, 0, 4_000));
         assert_eq!(after(20_000, false, true), (24_000, 20_000, 20_000));

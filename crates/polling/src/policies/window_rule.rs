@@ -27,11 +27,7 @@ impl WindowRule {
             None => Shrink::ToZero,
             Some(_) => Shrink::By(parameters.shrink_or_default()),
         };
-        Self {
-            max: parameters.max,
-            grow: parameters.grow_or_default(),
-            shrink,
-        }
+        Self { max: parameters.max, grow: parameters.grow_or_default(), shrink }
     }
 
     /// The window that follows `window` after a wait of `length`.
@@ -45,11 +41,7 @@ impl WindowRule {
                 Shrink::By(divisor) => Nanos(window.0 / divisor),
             };
         }
-        let grown = if window == Nanos::ZERO {
-            FIRST
-        } else {
-            Nanos(window.0.saturating_mul(self.grow))
-        };
+        let grown = if window == Nanos::ZERO { FIRST } else { Nanos(window.0.saturating_mul(self.grow)) };
         grown.min(self.max)
     }
 }

@@ -30,12 +30,7 @@ fn draw(svg: &mut String, rows: &[Row], fixed: &[Row]) -> fmt::Result {
     let all = || rows.iter().chain(fixed);
     let x = LogAxis::around(all().map(Row::cpu_us_per_wait));
     let y = LinearAxis::around(all().map(Row::latency_us_per_wait));
-    let place = |row: &Row| {
-        (
-            x.place(row.cpu_us_per_wait()),
-            y.place(row.latency_us_per_wait()),
-        )
-    };
+    let place = |row: &Row| (x.place(row.cpu_us_per_wait()), y.place(row.latency_us_per_wait()));
 
     writeln!(
         svg,
@@ -54,40 +49,20 @@ fn draw(svg: &mut String, rows: &[Row], fixed: &[Row]) -> fmt::Result {
     }
     axes(svg, &x, &y)?;
 
-    let line: Vec<_> = fixed
-        .iter()
-        .map(place)
-        .map(|(x, y)| format!("{x:.1},{y:.1}"))
-        .collect();
-    writeln!(
-        svg,
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"#999\" stroke-dasharray=\"4 3\"/>",
-        line.join(" ")
-    )?;
+    let line: Vec<_> = fixed.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"#999\" stroke-dasharray=\"4 3\"/>", line.join(" "))?;
 
     for row in rows {
         let (x, y) = place(row);
         let colour = colour(row);
-        writeln!(
-            svg,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"
-        )?;
+        writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>")?;
     }
     for cluster in clusters(rows.iter().map(place)) {
-        let numbers: Vec<_> = cluster
-            .iter()
-            .map(|(row, _)| (row + 1).to_string())
-            .collect();
+        let numbers: Vec<_> = cluster.iter().map(|(row, _)| (row + 1).to_string()).collect();
         let left = cluster.iter().map(|dot| dot.1.0).fold(f64::MAX, f64::min);
         let top = cluster.iter().map(|dot| dot.1.1).fold(f64::MAX, f64::min);
         let words = numbers.join(" ");
-        text(
-            svg,
-            (left + 5.0, top - 7.0),
-            "start",
-            "font-weight=\"bold\"",
-            &words,
-        )?;
+        text(svg, (left + 5.0, top - 7.0), "start", "font-weight=\"bold\"", &words)?;
     }
     legend(svg, rows)?;
     svg.write_str("</svg>\n")
@@ -104,83 +79,30 @@ fn axes(svg: &mut String, x: &LogAxis, y: &LinearAxis) -> fmt::Result {
         writeln!(svg, "<path d=\"M{LEFT} {at:.1}H{RIGHT}\" stroke=\"#ddd\"/>")?;
         text(svg, (LEFT - 8.0, at + 4.0), "end", "", &tick)?;
     }
-    writeln!(
-        svg,
-        "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}\" fill=\"none\" stroke=\"black\"/>"
-    )?;
+    writeln!(svg, "<path d=\"M{LEFT} {TOP}V{BOTTOM}H{RIGHT}\" fill=\"none\" stroke=\"black\"/>")?;
     let middle = (LEFT + RIGHT) / 2.0;
-    text(
-        svg,
-        (middle, BOTTOM + 40.0),
-        "middle",
-        "",
-        &"CPU per wait, us (log scale)",
-    )?;
+    text(svg, (middle, BOTTOM + 40.0), "middle", "", &"CPU per wait, us (log scale)")?;
     let middle = (TOP + BOTTOM) / 2.0;
     let turned = format!("transform=\"rotate(-90 20 {middle})\"");
-    text(
-        svg,
-        (20.0, middle),
-        "middle",
-        &turned,
-        &"latency added per wait, us",
-    )
+    text(svg, (20.0, middle), "middle", &turned, &"latency added per wait, us")
 }
 
 fn legend(svg: &mut String, rows: &[Row]) -> fmt::Result {
     let left = RIGHT + 20.0;
     let mut top = TOP + 10.0;
-    text(
-        svg,
-        (left, top),
-        "start",
-        "fill=\"#666\"",
-        &"cost against the clairvoyant's",
-    )?;
+    text(svg, (left, top), "start", "fill=\"#666\"", &"cost against the clairvoyant's")?;
     for (index, row) in rows.iter().enumerate() {
         top += 22.0;
-        writeln!(
-            svg,
-            "<circle cx=\"{left}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>",
-            top - 4.0,
-            colour(row)
-        )?;
-        text(
-            svg,
-            (left + 12.0, top),
-            "start",
-            "",
-            &format_args!("{}  {}", index + 1, row.contender),
-        )?;
-        text(
-            svg,
-            (WIDTH - 16.0, top),
-            "end",
-            "",
-            &format_args!("{:.2}", row.against_clairvoyant),
-        )?;
+        writeln!(svg, "<circle cx=\"{left}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>", top - 4.0, colour(row))?;
+        text(svg, (left + 12.0, top), "start", "", &format_args!("{}  {}", index + 1, row.contender))?;
+        text(svg, (WIDTH - 16.0, top), "end", "", &format_args!("{:.2}", row.against_clairvoyant))?;
     }
-    text(
-        svg,
-        (left, top + 30.0),
-        "start",
-        "fill=\"#666\"",
-        &"- - -  every fixed window",
-    )
+    text(svg, (left, top + 30.0), "start", "fill=\"#666\"", &"- - -  every fixed window")
 }
 
-fn text(
-    svg: &mut String,
-    (x, y): (f64, f64),
-    anchor: &str,
-    style: &str,
-    words: &dyn Display,
-) -> fmt::Result {
+fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, style: &str, words: &dyn Display) -> fmt::Result {
     let words = words.to_string().replace('&', "&amp;").replace('<', "&lt;");
-    writeln!(
-        svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {style}>{words}</text>"
-    )
+    writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" {style}>{words}</text>")
 }
 
 fn colour(row: &Row) -> &'static str {
@@ -219,10 +141,7 @@ impl LogAxis {
         let low = values.clone().fold(f64::MAX, f64::min).max(0.01);
         let high = values.fold(low, f64::max);
         let low = low.min(high);
-        Self {
-            low: low / 1.3,
-            high: high * 1.3,
-        }
+        Self { low: low / 1.3, high: high * 1.3 }
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -235,13 +154,7 @@ impl LogAxis {
         let (low, high) = (self.low, self.high);
         decades
             .flat_map(|decade| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(decade)))
-            .map(|tick: f64| {
-                if tick < 1.0 {
-                    (tick * 1_000.0).round() / 1_000.0
-                } else {
-                    tick.round()
-                }
-            })
+            .map(|tick: f64| if tick < 1.0 { (tick * 1_000.0).round() / 1_000.0 } else { tick.round() })
             .filter(move |tick| (low..high).contains(tick))
     }
 }
@@ -256,14 +169,8 @@ impl LinearAxis {
     fn around(values: impl Iterator<Item = f64>) -> Self {
         let high = values.fold(0.01, f64::max) * 1.08;
         let decade = 10_f64.powf((high / 5.0).log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0]
-            .into_iter()
-            .map(|step| step * decade)
-            .find(|step| high / step <= 6.0);
-        Self {
-            step: step.unwrap_or(high),
-            high,
-        }
+        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * decade).find(|step| high / step <= 6.0);
+        Self { step: step.unwrap_or(high), high }
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -273,8 +180,7 @@ impl LinearAxis {
     fn ticks(&self) -> impl Iterator<Item = f64> {
         let step = self.step;
         // Rounded for the eye: 0.6 and not 0.6000000000000001.
-        (0..=(self.high / step) as u32)
-            .map(move |tick| (f64::from(tick) * step * 1e6).round() / 1e6)
+        (0..=(self.high / step) as u32).map(move |tick| (f64::from(tick) * step * 1e6).round() / 1e6)
     }
 }
 
@@ -287,10 +193,7 @@ mod tests {
     use crate::{BlockCost, Parameters, PolicyKind};
 
     fn picture(name: &str, trace: &Trace) -> String {
-        let setting = Setting {
-            block: BlockCost::default(),
-            parameters: Parameters::default(),
-        };
+        let setting = Setting { block: BlockCost::default(), parameters: Parameters::default() };
         let rows = replay(name, trace, &setting, &PolicyKind::ALL).unwrap();
         front_svg(&rows, &fixed_windows(name, trace, &setting))
     }
@@ -298,13 +201,7 @@ mod tests {
     #[test]
     fn the_picture_names_its_axes_its_units_and_everybody_in_it() {
         let svg = picture("a<b", &Builtin::Mixture.generate());
-        for words in [
-            "a&lt;b",
-            "CPU per wait, us",
-            "latency added per wait, us",
-            "clairvoyant",
-            "low-regret",
-        ] {
+        for words in ["a&lt;b", "CPU per wait, us", "latency added per wait, us", "clairvoyant", "low-regret"] {
             assert!(svg.contains(words), "{words}");
         }
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
@@ -313,12 +210,7 @@ mod tests {
 
     #[test]
     fn an_empty_trace_makes_an_empty_picture() {
-        let trace = Trace {
-            note: String::new(),
-            block: BlockCost::default(),
-            lost: 0,
-            waits: Vec::new(),
-        };
+        let trace = Trace { note: String::new(), block: BlockCost::default(), lost: 0, waits: Vec::new() };
         let svg = picture("empty", &trace);
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }

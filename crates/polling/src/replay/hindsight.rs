@@ -21,26 +21,17 @@ impl Hindsight {
         for &length in &lengths {
             sums.push(sums[sums.len() - 1].saturating_add(length));
         }
-        Self {
-            sorted: lengths,
-            sums,
-        }
+        Self { sorted: lengths, sums }
     }
 
     /// Spins for every wait up to K and blocks at once for the others: no policy costs less.
     pub(super) fn clairvoyant(&self, setting: &Setting) -> Tally {
-        Tally {
-            spin_wasted: Nanos::ZERO,
-            ..self.fixed(setting.k())
-        }
+        Tally { spin_wasted: Nanos::ZERO, ..self.fixed(setting.k()) }
     }
 
     /// What a window of `window` before every wait comes to.
     pub(super) fn fixed(&self, window: Nanos) -> Tally {
-        self.with_found(
-            self.sorted.partition_point(|&length| length <= window.0),
-            window,
-        )
+        self.with_found(self.sorted.partition_point(|&length| length <= window.0), window)
     }
 
     /// The window up to the maximum that costs least, the shortest of those, and what it comes to.
@@ -79,7 +70,5 @@ pub(super) fn ladder(max: Nanos) -> impl Iterator<Item = Nanos> {
     let last = max.0.min(10_000_000);
     let steps = (0..).map(|step| (250.0 * (f64::from(step) / 8.0).exp2()) as u64);
     let between = steps.take_while(move |&window| window < last).map(Nanos);
-    std::iter::once(Nanos::ZERO)
-        .chain(between)
-        .chain((last > 0).then_some(Nanos(last)))
+    std::iter::once(Nanos::ZERO).chain(between).chain((last > 0).then_some(Nanos(last)))
 }

@@ -56,20 +56,13 @@ pub fn replay(
     let hindsight = Hindsight::of(trace);
     let clairvoyant = hindsight.clairvoyant(setting);
     let (best, best_tally) = hindsight.best_fixed(setting);
-    let row =
-        |contender, tally| Row::new(name, contender, setting, tally, &clairvoyant, &best_tally);
+    let row = |contender, tally| Row::new(name, contender, setting, tally, &clairvoyant, &best_tally);
 
-    let mut rows = vec![
-        row(Contender::Clairvoyant, clairvoyant),
-        row(Contender::BestFixed(best), best_tally),
-    ];
+    let mut rows = vec![row(Contender::Clairvoyant, clairvoyant), row(Contender::BestFixed(best), best_tally)];
     for &kind in policies {
         let mut policy = build(kind, &setting.parameters)?;
         policy.set_block_cost(setting.block);
-        rows.push(row(
-            Contender::Policy(kind),
-            simulate::run(policy.as_mut(), trace, setting.block.latency),
-        ));
+        rows.push(row(Contender::Policy(kind), simulate::run(policy.as_mut(), trace, setting.block.latency)));
     }
     Ok(rows)
 }
@@ -84,14 +77,7 @@ pub fn fixed_windows(name: &str, trace: &Trace, setting: &Setting) -> Vec<Row> {
     hindsight::ladder(setting.parameters.max)
         .map(|window| {
             let tally = hindsight.fixed(window);
-            Row::new(
-                name,
-                Contender::Fixed(window),
-                setting,
-                tally,
-                &clairvoyant,
-                &best,
-            )
+            Row::new(name, Contender::Fixed(window), setting, tally, &clairvoyant, &best)
         })
         .collect()
 }
@@ -102,43 +88,18 @@ mod tests {
     use crate::trace::Record;
 
     fn trace(lengths: &[u64]) -> Trace {
-        let record = |&length| Record {
-            length: Nanos(length),
-            spun: Nanos(length),
-            ..Record::default()
-        };
-        Trace {
-            note: String::new(),
-            block: BlockCost::default(),
-            lost: 0,
-            waits: lengths.iter().map(record).collect(),
-        }
+        let record = |&length| Record { length: Nanos(length), spun: Nanos(length), ..Record::default() };
+        Trace { note: String::new(), block: BlockCost::default(), lost: 0, waits: lengths.iter().map(record).collect() }
     }
 
     fn setting(max: u64) -> Setting {
-        let block = BlockCost {
-            cpu: Nanos(4),
-            latency: Nanos(3),
-        };
-        Setting {
-            block,
-            parameters: Parameters {
-                max: Nanos(max),
-                price: Some(2),
-                ..Parameters::default()
-            },
-        }
+        let block = BlockCost { cpu: Nanos(4), latency: Nanos(3) };
+        Setting { block, parameters: Parameters { max: Nanos(max), price: Some(2), ..Parameters::default() } }
     }
 
     /// Waits of 2, 3 and 20 with K = 4 + 2 x 3 = 10: done by hand below.
     fn rows() -> Vec<Row> {
-        replay(
-            "hand",
-            &trace(&[2, 3, 20]),
-            &setting(100),
-            &[PolicyKind::Off, PolicyKind::Busy],
-        )
-        .unwrap()
+        replay("hand", &trace(&[2, 3, 20]), &setting(100), &[PolicyKind::Off, PolicyKind::Busy]).unwrap()
     }
 
     #[test]
@@ -146,46 +107,22 @@ mod tests {
         let row = &rows()[0];
         assert_eq!(row.contender, Contender::Clairvoyant);
         assert_eq!((row.k_ns, row.cost_ns), (10, 2 + 3 + 10));
-        assert_eq!(
-            (
-                row.spin_found_ns,
-                row.spin_wasted_ns,
-                row.blocks,
-                row.added_latency_ns
-            ),
-            (5, 0, 1, 3)
-        );
+        assert_eq!((row.spin_found_ns, row.spin_wasted_ns, row.blocks, row.added_latency_ns), (5, 0, 1, 3));
     }
 
     #[test]
     fn the_best_fixed_window_is_the_one_that_costs_least_over_all_waits() {
         let row = &rows()[1];
         assert_eq!(row.contender, Contender::BestFixed(Nanos(3)));
-        assert_eq!(
-            (
-                row.cost_ns,
-                row.spin_found_ns,
-                row.spin_wasted_ns,
-                row.blocks
-            ),
-            (2 + 3 + 13, 5, 3, 1)
-        );
+        assert_eq!((row.cost_ns, row.spin_found_ns, row.spin_wasted_ns, row.blocks), (2 + 3 + 13, 5, 3, 1));
     }
 
     #[test]
     fn off_blocks_always_and_busy_never() {
-        let [_, _, off, busy] = &rows()[..] else {
-            panic!("four rows")
-        };
-        assert_eq!(
-            (off.cost_ns, off.cpu_ns, off.blocks, off.added_latency_ns),
-            (30, 12, 3, 9)
-        );
+        let [_, _, off, busy] = &rows()[..] else { panic!("four rows") };
+        assert_eq!((off.cost_ns, off.cpu_ns, off.blocks, off.added_latency_ns), (30, 12, 3, 9));
         assert_eq!((off.spin_found_ns, off.spin_wasted_ns), (0, 0));
-        assert_eq!(
-            (busy.cost_ns, busy.cpu_ns, busy.blocks, busy.spin_found_ns),
-            (25, 25, 0, 25)
-        );
+        assert_eq!((busy.cost_ns, busy.cpu_ns, busy.blocks, busy.spin_found_ns), (25, 25, 0, 25));
         assert_eq!(busy.against_clairvoyant, 25.0 / 15.0);
         assert_eq!(busy.against_best_fixed, 25.0 / 18.0);
     }
@@ -200,10 +137,7 @@ mod tests {
     #[test]
     fn no_fixed_window_beats_the_best() {
         let trace = trace(&[700, 2_000, 9_000, 9_500, 40_000, 900_000]);
-        let setting = Setting {
-            block: BlockCost::default(),
-            parameters: Parameters::default(),
-        };
+        let setting = Setting { block: BlockCost::default(), parameters: Parameters::default() };
         let best = replay("t", &trace, &setting, &[]).unwrap()[1].cost_ns;
         let fixed = fixed_windows("t", &trace, &setting);
         assert!(fixed.len() > 20 && fixed.iter().all(|row| row.cost_ns >= best));
@@ -212,9 +146,6 @@ mod tests {
     #[test]
     fn an_empty_trace_costs_nothing_and_compares_as_equal() {
         let rows = replay("empty", &trace(&[]), &setting(100), &PolicyKind::ALL).unwrap();
-        assert!(
-            rows.iter()
-                .all(|row| row.cost_ns == 0 && row.against_clairvoyant == 1.0)
-        );
+        assert!(rows.iter().all(|row| row.cost_ns == 0 && row.against_clairvoyant == 1.0));
     }
 }

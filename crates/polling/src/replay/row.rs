@@ -86,11 +86,7 @@ impl Row {
         let cost = tally.cost(k);
         // A trace without waits costs everybody nothing, and that is as good as anybody.
         let ratio = |to: u64| {
-            if to == cost {
-                1.0
-            } else {
-                cost as f64 / to as f64
-            }
+            if to == cost { 1.0 } else { cost as f64 / to as f64 }
         };
         let spun = tally.spin_found + tally.spin_wasted;
         let times = |each: Nanos| Nanos(tally.blocks.saturating_mul(each.0));

@@ -43,10 +43,7 @@ pub(super) fn run(policy: &mut dyn Policy, trace: &Trace, wakeup: Nanos) -> Tall
             blocked,
             active: active.after(length, &record.ready),
         });
-        last = LastWait {
-            kind: record.ended_by,
-            length: seen,
-        };
+        last = LastWait { kind: record.ended_by, length: seen };
     }
     tally
 }
@@ -69,15 +66,9 @@ impl ActiveList {
     /// The list at the end of a wait of `length` that `ready` ended.
     fn after(&mut self, length: Nanos, ready: &Ready) -> &[Active] {
         self.clock += length;
-        self.sources
-            .iter_mut()
-            .for_each(|source| source.ready = false);
+        self.sources.iter_mut().for_each(|source| source.ready = false);
         for (slot, kind) in ready.iter() {
-            let ready = Active {
-                slot,
-                kind,
-                ready: true,
-            };
+            let ready = Active { slot, kind, ready: true };
             match self.sources.iter().position(|source| source.slot == slot) {
                 Some(index) => {
                     self.sources[index] = ready;
@@ -113,17 +104,13 @@ mod tests {
 
     fn ready(slots: &[u32]) -> Ready {
         let mut ready = Ready::default();
-        slots
-            .iter()
-            .for_each(|&slot| ready.push(Slot(slot), Kind::Queue));
+        slots.iter().for_each(|&slot| ready.push(Slot(slot), Kind::Queue));
         ready
     }
 
     /// Slots on the list, those ready marked.
     fn seen(list: &[Active]) -> Vec<(u32, bool)> {
-        list.iter()
-            .map(|source| (source.slot.0, source.ready))
-            .collect()
+        list.iter().map(|source| (source.slot.0, source.ready)).collect()
     }
 
     #[test]
@@ -131,10 +118,7 @@ mod tests {
         let mut list = ActiveList::default();
         let second = Nanos::from_millis(1_000);
         assert_eq!(seen(list.after(second, &ready(&[3]))), [(3, true)]);
-        assert_eq!(
-            seen(list.after(second, &ready(&[5]))),
-            [(3, false), (5, true)]
-        );
+        assert_eq!(seen(list.after(second, &ready(&[5]))), [(3, false), (5, true)]);
         let later = Nanos::from_millis(6_500);
         assert_eq!(seen(list.after(later, &ready(&[5]))), [(5, true)]);
         assert_eq!(seen(list.after(second, &ready(&[]))), [(5, false)]);

@@ -43,8 +43,6 @@ impl Trace {
 
     /// How long each wait would have been had the loop been awake when it ended.
     pub fn true_lengths(&self) -> impl Iterator<Item = Nanos> + '_ {
-        self.waits
-            .iter()
-            .map(|record| record.true_length(self.block.latency))
+        self.waits.iter().map(|record| record.true_length(self.block.latency))
     }
 }

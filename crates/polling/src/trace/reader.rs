@@ -34,15 +34,8 @@ impl Trace {
     /// # Errors
     /// The first thing that is wrong, and in which line.
     pub fn parse(bytes: &[u8]) -> Result<Self, TraceError> {
-        let mut lines = Lines {
-            rest: bytes,
-            line: 0,
-        };
-        let version = lines
-            .next()
-            .ok()
-            .and_then(|first| first.strip_prefix(MAGIC))
-            .ok_or(TraceError::NotATrace)?;
+        let mut lines = Lines { rest: bytes, line: 0 };
+        let version = lines.next().ok().and_then(|first| first.strip_prefix(MAGIC)).ok_or(TraceError::NotATrace)?;
         match version.strip_prefix(' ') {
             Some(version) if version == Self::VERSION.to_string() => {}
             Some(version) => return Err(TraceError::OtherVersion(shown(version))),
@@ -51,11 +44,7 @@ impl Trace {
 
         let note = lines.header("note")?;
         if note.len() > Self::LONGEST_NOTE {
-            return Err(lines.wrong(format!(
-                "a note of {} bytes, at most {} fit",
-                note.len(),
-                Self::LONGEST_NOTE
-            )));
+            return Err(lines.wrong(format!("a note of {} bytes, at most {} fit", note.len(), Self::LONGEST_NOTE)));
         }
         let note = note.to_owned();
         let cpu = Nanos(lines.number("block-cpu-ns")?);
@@ -65,28 +54,17 @@ impl Trace {
         let promised = usize::try_from(promised)
             .ok()
             .filter(|&waits| waits <= Self::MOST_WAITS)
-            .ok_or_else(|| {
-                lines.wrong(format!(
-                    "{promised} waits, at most {} are read",
-                    Self::MOST_WAITS
-                ))
-            })?;
+            .ok_or_else(|| lines.wrong(format!("{promised} waits, at most {} are read", Self::MOST_WAITS)))?;
         let columns = lines.header("columns")?;
         if columns != COLUMNS {
-            return Err(lines.wrong(format!(
-                "columns must be '{COLUMNS}', got '{}'",
-                shown(columns)
-            )));
+            return Err(lines.wrong(format!("columns must be '{COLUMNS}', got '{}'", shown(columns))));
         }
 
         // A promise is cheap and memory is not: the shortest record and its line end take twelve bytes.
         let mut waits = Vec::with_capacity(promised.min(lines.rest.len() / 12 + 1));
         while waits.len() < promised {
             if lines.rest.is_empty() {
-                return Err(TraceError::Truncated(format!(
-                    "{promised} waits promised, {} found",
-                    waits.len()
-                )));
+                return Err(TraceError::Truncated(format!("{promised} waits promised, {} found", waits.len())));
             }
             let line = lines.next()?;
             waits.push(record(line).map_err(|wrong| lines.wrong(wrong))?);
@@ -95,12 +73,7 @@ impl Trace {
             lines.line += 1;
             return Err(lines.wrong(format!("more than the {promised} waits promised")));
         }
-        Ok(Self {
-            note,
-            block: BlockCost { cpu, latency },
-            lost,
-            waits,
-        })
+        Ok(Self { note, block: BlockCost { cpu, latency }, lost, waits })
     }
 }
 
@@ -114,10 +87,7 @@ impl<'a> Lines<'a> {
     fn next(&mut self) -> Result<&'a str, TraceError> {
         self.line += 1;
         let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') else {
-            return Err(TraceError::Truncated(format!(
-                "line {} has no end",
-                self.line
-            )));
+            return Err(TraceError::Truncated(format!("line {} has no end", self.line)));
         };
         let (line, rest) = self.rest.split_at(end);
         self.rest = &rest[1..];
@@ -129,10 +99,7 @@ impl<'a> Lines<'a> {
             return Err(TraceError::Truncated(format!("no '{key}' line")));
         }
         let line = self.next()?;
-        match line
-            .strip_prefix(key)
-            .and_then(|value| value.strip_prefix(' '))
-        {
+        match line.strip_prefix(key).and_then(|value| value.strip_prefix(' ')) {
             Some(value) => Ok(value),
             None => Err(self.wrong(format!("expected '{key} ...', got '{}'", shown(line)))),
         }
@@ -144,21 +111,14 @@ impl<'a> Lines<'a> {
     }
 
     fn wrong(&self, wrong: String) -> TraceError {
-        TraceError::Line {
-            line: self.line,
-            wrong,
-        }
+        TraceError::Line { line: self.line, wrong }
     }
 }
 
 fn record(line: &str) -> Result<Record, String> {
     let mut words = line.split(' ');
-    let mut word = |what: &str| {
-        words
-            .next()
-            .filter(|word| !word.is_empty())
-            .ok_or_else(|| format!("{what} is missing"))
-    };
+    let mut word =
+        |what: &str| words.next().filter(|word| !word.is_empty()).ok_or_else(|| format!("{what} is missing"));
     let length = Nanos(number(word("length-ns")?, "length-ns")?);
     let spun = Nanos(number(word("spun-ns")?, "spun-ns")?);
     let blocked = match word("how")? {
@@ -175,10 +135,7 @@ fn record(line: &str) -> Result<Record, String> {
         "c" => Kind::Completion,
         "o" => Kind::Other,
         other => {
-            return Err(format!(
-                "ended-by must be q, c or o, got '{}'",
-                shown(other)
-            ));
+            return Err(format!("ended-by must be q, c or o, got '{}'", shown(other)));
         }
     };
     let mut ready = Ready::default();
@@ -186,14 +143,7 @@ fn record(line: &str) -> Result<Record, String> {
         source(word, &mut ready)
             .ok_or_else(|| format!("a ready source is like q0, c1 or +3, got '{}'", shown(word)))?;
     }
-    Ok(Record {
-        length,
-        spun,
-        blocked,
-        in_flight,
-        ended_by,
-        ready,
-    })
+    Ok(Record { length, spun, blocked, in_flight, ended_by, ready })
 }
 
 /// Adds what `word` names to `ready`, or nothing if it names nothing.
@@ -230,12 +180,7 @@ fn number<N: std::str::FromStr>(word: &str, what: &str) -> Result<N, String> {
 /// Enough of somebody else's text to recognise it, fit for a terminal.
 fn shown(text: &str) -> String {
     const MOST: usize = 40;
-    let mut shown: String = text
-        .chars()
-        .take(MOST)
-        .collect::<String>()
-        .escape_debug()
-        .collect();
+    let mut shown: String = text.chars().take(MOST).collect::<String>().escape_debug().collect();
     if text.chars().nth(MOST).is_some() {
         shown.push_str("...");
     }
@@ -263,81 +208,44 @@ mod tests {
             trace.waits[1].ready.iter().collect::<Vec<_>>(),
             [(Slot(0), Kind::Queue), (Slot(1), Kind::Completion)]
         );
-        assert_eq!(
-            trace.true_lengths().collect::<Vec<_>>(),
-            [Nanos(10_342), Nanos(10_120)]
-        );
+        assert_eq!(trace.true_lengths().collect::<Vec<_>>(), [Nanos(10_342), Nanos(10_120)]);
         assert_eq!(trace.to_string(), SMALL);
     }
 
     #[test]
     fn what_is_no_trace_is_called_so() {
         for text in ["", "\n", "GIF89a", "egret-waits", "egret-waitsome 1\n"] {
-            assert_eq!(
-                error(text),
-                "not a trace of waits: it must begin with 'egret-waits 1'",
-                "{text:?}"
-            );
+            assert_eq!(error(text), "not a trace of waits: it must begin with 'egret-waits 1'", "{text:?}");
         }
     }
 
     #[test]
     fn another_version_is_named() {
-        assert_eq!(
-            error("egret-waits 2\n\0\0"),
-            "a trace of version 2; this egret reads version 1"
-        );
+        assert_eq!(error("egret-waits 2\n\0\0"), "a trace of version 2; this egret reads version 1");
     }
 
     #[test]
     fn a_truncated_trace_says_what_is_missing() {
-        assert_eq!(
-            error("egret-waits 1\nnote x\n"),
-            "truncated: no 'block-cpu-ns' line"
-        );
+        assert_eq!(error("egret-waits 1\nnote x\n"), "truncated: no 'block-cpu-ns' line");
         assert_eq!(
             error(SMALL.strip_suffix("38120 4000 b 0 q q0 c1\n").unwrap()),
             "truncated: 2 waits promised, 1 found"
         );
-        assert_eq!(
-            error(SMALL.strip_suffix("\n").unwrap()),
-            "truncated: line 9 has no end"
-        );
+        assert_eq!(error(SMALL.strip_suffix("\n").unwrap()), "truncated: line 9 has no end");
     }
 
     #[test]
     fn garbage_is_named_with_its_line() {
         let with = |from: &str, to: &str| error(&SMALL.replace(from, to));
-        assert_eq!(
-            with("10342 s", "x s"),
-            "line 8: spun-ns must be a number, got 'x'"
-        );
-        assert_eq!(
-            with("10342 s", "10343 s"),
-            "line 8: spun for 10343 ns in a wait of 10342 ns"
-        );
+        assert_eq!(with("10342 s", "x s"), "line 8: spun-ns must be a number, got 'x'");
+        assert_eq!(with("10342 s", "10343 s"), "line 8: spun for 10343 ns in a wait of 10342 ns");
         assert_eq!(with(" s ", " z "), "line 8: how must be s or b, got 'z'");
         assert_eq!(with(" 1 c c1", ""), "line 8: in-flight is missing");
-        assert_eq!(
-            with("q0 c1", "q0 c99999"),
-            "line 9: a ready source is like q0, c1 or +3, got 'c99999'"
-        );
-        assert_eq!(
-            with("lost 7", "lost -7"),
-            "line 5: lost must be a number, got '-7'"
-        );
-        assert_eq!(
-            with("lost 7", "last 7"),
-            "line 5: expected 'lost ...', got 'last 7'"
-        );
-        assert_eq!(
-            with("waits 2", "waits 1"),
-            "line 9: more than the 1 waits promised"
-        );
-        assert_eq!(
-            with("waits 2", "waits 99999999"),
-            "line 6: 99999999 waits, at most 4194304 are read"
-        );
+        assert_eq!(with("q0 c1", "q0 c99999"), "line 9: a ready source is like q0, c1 or +3, got 'c99999'");
+        assert_eq!(with("lost 7", "lost -7"), "line 5: lost must be a number, got '-7'");
+        assert_eq!(with("lost 7", "last 7"), "line 5: expected 'lost ...', got 'last 7'");
+        assert_eq!(with("waits 2", "waits 1"), "line 9: more than the 1 waits promised");
+        assert_eq!(with("waits 2", "waits 99999999"), "line 6: 99999999 waits, at most 4194304 are read");
     }
 
     #[test]
@@ -353,28 +261,13 @@ mod tests {
     fn any_record() -> impl Strategy<Value = Record> {
         let kind = || prop_oneof![Just(Kind::Queue), Just(Kind::Completion), Just(Kind::Other)];
         let sources = prop::collection::vec((0..1_000_u32, kind()), 0..10);
-        (
-            any::<u64>(),
-            any::<u64>(),
-            any::<bool>(),
-            any::<u32>(),
-            kind(),
-            sources,
-        )
-            .prop_map(|(length, spun, blocked, in_flight, ended_by, sources)| {
+        (any::<u64>(), any::<u64>(), any::<bool>(), any::<u32>(), kind(), sources).prop_map(
+            |(length, spun, blocked, in_flight, ended_by, sources)| {
                 let mut ready = Ready::default();
-                sources
-                    .into_iter()
-                    .for_each(|(slot, kind)| ready.push(Slot(slot), kind));
-                Record {
-                    length: Nanos(length),
-                    spun: Nanos(spun.min(length)),
-                    blocked,
-                    in_flight,
-                    ended_by,
-                    ready,
-                }
-            })
+                sources.into_iter().for_each(|(slot, kind)| ready.push(Slot(slot), kind));
+                Record { length: Nanos(length), spun: Nanos(spun.min(length)), blocked, in_flight, ended_by, ready }
+            },
+        )
     }
 
     proptest! {

@@ -43,11 +43,7 @@ impl Record {
 
     /// The wait without the wake-up: what it would have been to a loop that spun on.
     pub(crate) fn true_length(&self, wakeup: Nanos) -> Nanos {
-        if self.blocked {
-            (self.length - wakeup).max(self.spun)
-        } else {
-            self.length
-        }
+        if self.blocked { (self.length - wakeup).max(self.spun) } else { self.length }
     }
 }
 
@@ -78,16 +74,14 @@ impl Ready {
 
     /// The sources kept by name, in the order they were added.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, Kind)> + '_ {
-        self.sources[..usize::from(self.kept)]
-            .iter()
-            .map(|&packed| {
-                let kind = match packed & 3 {
-                    q if q == Kind::Queue as u32 => Kind::Queue,
-                    c if c == Kind::Completion as u32 => Kind::Completion,
-                    _ => Kind::Other,
-                };
-                (Slot(packed >> 2), kind)
-            })
+        self.sources[..usize::from(self.kept)].iter().map(|&packed| {
+            let kind = match packed & 3 {
+                q if q == Kind::Queue as u32 => Kind::Queue,
+                c if c == Kind::Completion as u32 => Kind::Completion,
+                _ => Kind::Other,
+            };
+            (Slot(packed >> 2), kind)
+        })
     }
 
     /// How many sources were ready beyond those kept.
@@ -107,27 +101,10 @@ mod tests {
 
     #[test]
     fn a_record_keeps_the_ready_sources_and_counts_those_it_cannot_keep() {
-        let active: Vec<_> = (0..20)
-            .map(|slot| Active {
-                slot: Slot(slot),
-                kind: Kind::Completion,
-                ready: slot % 2 == 1,
-            })
-            .collect();
-        let wait = Wait {
-            length: Nanos(9),
-            spun: Nanos(9),
-            blocked: false,
-            active: &active,
-        };
-        let record = Record::new(
-            &Standing {
-                in_flight: 3,
-                ..Standing::default()
-            },
-            &wait,
-            Kind::Completion,
-        );
+        let active: Vec<_> =
+            (0..20).map(|slot| Active { slot: Slot(slot), kind: Kind::Completion, ready: slot % 2 == 1 }).collect();
+        let wait = Wait { length: Nanos(9), spun: Nanos(9), blocked: false, active: &active };
+        let record = Record::new(&Standing { in_flight: 3, ..Standing::default() }, &wait, Kind::Completion);
         let slots: Vec<_> = record.ready.iter().map(|(slot, _)| slot.0).collect();
         assert_eq!(slots, [1, 3, 5, 7, 9, 11]);
         assert_eq!(record.ready.more(), 4);
@@ -136,17 +113,9 @@ mod tests {
 
     #[test]
     fn the_wakeup_comes_off_a_blocked_wait_but_never_more_than_was_slept() {
-        let spun = Record {
-            length: Nanos(50),
-            spun: Nanos(50),
-            ..Record::default()
-        };
+        let spun = Record { length: Nanos(50), spun: Nanos(50), ..Record::default() };
         assert_eq!(spun.true_length(Nanos(20)), Nanos(50));
-        let blocked = Record {
-            spun: Nanos(40),
-            blocked: true,
-            ..spun
-        };
+        let blocked = Record { spun: Nanos(40), blocked: true, ..spun };
         assert_eq!(blocked.true_length(Nanos(5)), Nanos(45));
         assert_eq!(blocked.true_length(Nanos(20)), Nanos(40));
     }

@@ -15,12 +15,7 @@ impl Recorder {
     /// Room for `capacity` waits, at least one and at most [`Trace::MOST_WAITS`], allocated here.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.clamp(1, Trace::MOST_WAITS);
-        Self {
-            ring: Vec::with_capacity(capacity),
-            oldest: 0,
-            lost: 0,
-            capacity,
-        }
+        Self { ring: Vec::with_capacity(capacity), oldest: 0, lost: 0, capacity }
     }
 
     /// Keeps `record`, in the place of the oldest if there is no other.
@@ -37,12 +32,7 @@ impl Recorder {
     /// What was kept, oldest first.
     pub fn into_trace(mut self, note: String, block: BlockCost) -> Trace {
         self.ring.rotate_left(self.oldest);
-        Trace {
-            note,
-            block,
-            lost: self.lost,
-            waits: self.ring,
-        }
+        Trace { note, block, lost: self.lost, waits: self.ring }
     }
 }
 
@@ -55,10 +45,7 @@ mod tests {
     fn a_full_recorder_keeps_the_newest_in_order_and_counts_the_rest() {
         let mut recorder = Recorder::new(3);
         for length in 1..=5 {
-            recorder.push(Record {
-                length: Nanos(length),
-                ..Record::default()
-            });
+            recorder.push(Record { length: Nanos(length), ..Record::default() });
         }
         let trace = recorder.into_trace(String::new(), BlockCost::default());
         let lengths: Vec<_> = trace.waits.iter().map(|record| record.length.0).collect();

@@ -37,12 +37,7 @@ impl fmt::Display for Trace {
         f.write_str("note ")?;
         // Whatever the note holds, it stays one line that the reader accepts.
         let mut room = Self::LONGEST_NOTE;
-        for c in self
-            .note
-            .trim()
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-        {
+        for c in self.note.trim().chars().map(|c| if c.is_control() { ' ' } else { c }) {
             match room.checked_sub(c.len_utf8()) {
                 Some(left) => room = left,
                 None => break,
@@ -54,9 +49,7 @@ impl fmt::Display for Trace {
         writeln!(f, "lost {}", self.lost)?;
         writeln!(f, "waits {}", self.waits.len())?;
         writeln!(f, "columns {COLUMNS}")?;
-        self.waits
-            .iter()
-            .try_for_each(|record| writeln!(f, "{record}"))
+        self.waits.iter().try_for_each(|record| writeln!(f, "{record}"))
     }
 }
 
@@ -64,11 +57,7 @@ impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.blocked { 'b' } else { 's' };
         let ended_by = letter(self.ended_by);
-        write!(
-            f,
-            "{} {} {how} {} {ended_by}",
-            self.length.0, self.spun.0, self.in_flight
-        )?;
+        write!(f, "{} {} {how} {} {ended_by}", self.length.0, self.spun.0, self.in_flight)?;
         for (slot, kind) in self.ready.iter() {
             write!(f, " {}{}", letter(kind), slot.0)?;
         }

@@ -1,0 +1,99 @@
+//! What may be written after `egret`.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::{Parser, Subcommand};
+
+use crate::serve::Serve;
+
+/// Serves disks to virtual machines over vhost-user, and polls only when polling pays.
+#[derive(Debug, Parser)]
+#[command(name = "egret", version, propagate_version = true, infer_long_args = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve disks until told to stop.
+    #[command(display_name = "egret")]
+    Serve(Serve),
+}
+
+/// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.
+pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = given.into_iter().collect();
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    if name.is_some_and(|name| name.to_string_lossy().ends_with("qemu-storage-daemon")) {
+        arguments.insert(1, "serve".into());
+    }
+    arguments
+}
+
+/// What clap says over several lines, in one: the complaint, and its tip if it has one.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let complaint = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    let more = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    // A list of what is missing goes on, a tip is an afterthought.
+    more.fold(complaint, |line, more| match more.strip_prefix("tip: ") {
+        Some(tip) => format!("{line}; {tip}"),
+        None => format!("{line} {more}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn complaint(line: &str) -> String {
+        one_line(&Cli::try_parse_from(line.split(' ')).unwrap_err())
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_is_in_the_reference() {
+        let reference = include_str!("../../../docs/options.md");
+        let command = Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        for option in serve.get_arguments().filter_map(|argument| argument.get_long()) {
+            assert!(reference.contains(&format!("--{option}")), "--{option}");
+        }
+    }
+
+    #[test]
+    fn complaints_take_one_line_and_carry_their_tip() {
+        assert_eq!(
+            complaint("egret serve --blokdev file"),
+            "unexpected argument '--blokdev' found; a similar argument exists: '--blockdev'"
+        );
+        assert_eq!(
+            complaint("egret serve d --fd-monitor kqueue"),
+            "invalid value 'kqueue' for '--fd-monitor <MONITOR>' [possible values: auto, ppoll, epoll, io_uring]"
+        );
+        assert_eq!(
+            complaint("egret serve d --blockdev null-co"),
+            "the argument '[DISK]' cannot be used with '--blockdev <BLOCKDEV>'"
+        );
+        assert!(complaint("egret serve --read-only").contains("DISK"));
+    }
+
+    #[test]
+    fn a_program_named_as_qemus_daemon_serves() {
+        let given = ["/usr/bin/qemu-storage-daemon", "--pidfile", "p"].map(OsString::from);
+        assert_eq!(arguments(given)[..2], ["/usr/bin/qemu-storage-daemon", "serve"]);
+        let given = ["egret", "serve"].map(OsString::from);
+        assert_eq!(arguments(given.clone()), given);
+    }
+}

@@ -1,0 +1,56 @@
+//! What an operator wants to know once disks are served: where, and how a virtual machine takes them.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result};
+use egret_daemon::Config;
+use egret_daemon::attach::Attach;
+use egret_daemon::schema::Addr;
+
+/// For every export its address, and the lines that attach it.
+pub fn announcement(config: &Config) -> Result<String> {
+    let directory = std::env::current_dir().context("the current directory")?;
+    let mut text = String::new();
+    for export in &config.exports {
+        let access = if export.writable { "writable" } else { "read-only" };
+        let _ = match &export.addr {
+            Addr::Unix { path } => {
+                writeln!(text, "{}: {access}, at {}", export.id, directory.join(path).display())
+            }
+            Addr::Fd { fd } => writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id),
+        };
+        let Some(attach) = Attach::new(export, &directory) else { continue };
+        for (monitor, lines) in
+            [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]
+        {
+            let _ = writeln!(text, "\n  {monitor}:");
+            for line in lines.lines() {
+                let _ = writeln!(text, "    {line}");
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::Serve;
+
+    #[test]
+    fn every_export_is_announced_with_its_address_and_its_lines() {
+        let arguments = Serve {
+            blockdev: vec!["null-co,node-name=n".to_owned()],
+            export: vec![
+                "vhost-user-blk,id=a,node-name=n,addr.type=unix,addr.path=/run/a.sock,writable=on".to_owned(),
+                "vhost-user-blk,id=b,node-name=n,addr.type=fd,addr.str=3".to_owned(),
+            ],
+            ..Serve::default()
+        };
+        let text = announcement(&crate::serve::config(&arguments).unwrap()).unwrap();
+        assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU:\n    -object memory-backend-memfd"), "{text}");
+        assert!(text.contains("\n  libvirt:\n    <memoryBacking>\n      <source type='memfd'/>"), "{text}");
+        assert!(text.contains("\n  cloud-hypervisor:\n    --memory size=4G,shared=on"), "{text}");
+        assert!(text.ends_with("b: read-only, at the socket of descriptor 3\n"), "{text}");
+    }
+}

@@ -1,0 +1,92 @@
+//! A daemon's life: from a checked configuration to the signal that ends it.
+
+use std::io::{IsTerminal as _, stdout};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use egret_daemon::process::{Pidfile, Readiness, Side, Signals, background};
+use egret_daemon::{Config, Daemon};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing_subscriber::EnvFilter;
+
+use super::summary::{Meter, waits};
+
+/// How often the summary comes.
+const EVERY: Duration = Duration::from_secs(3);
+
+/// What concerns the process and not its disks.
+pub struct Life {
+    /// What to print once disks are served.
+    pub announcement: Option<String>,
+    /// Where to write the process's number.
+    pub pidfile: Option<PathBuf>,
+    /// Whether to go into the background.
+    pub daemonize: bool,
+    /// Whether to tell how the I/O threads waited.
+    pub stats: bool,
+}
+
+/// Serves `config` until a signal ends it.
+pub fn live(config: &Config, life: Life) -> Result<()> {
+    if !life.daemonize {
+        return serve(config, &life, None);
+    }
+    match background()? {
+        Side::Launcher(daemon) => Ok(daemon.wait()?),
+        Side::Daemon(readiness) => {
+            let mut readiness = Some(readiness);
+            let served = serve(config, &life, Some(&mut readiness));
+            if let (Err(error), Some(readiness)) = (&served, readiness) {
+                readiness.failed(&format!("{error:#}"));
+                // The launcher says it; twice would be two lines.
+                std::process::exit(1);
+            }
+            served
+        }
+    }
+}
+
+fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>) -> Result<()> {
+    let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).compact().init();
+    // Before the first thread, which would be ended by a signal that it does not block.
+    let signals = Signals::block().context("signals")?;
+    let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
+    let daemon = Daemon::start(config)?;
+    if let Some(announcement) = &life.announcement {
+        print!("{announcement}");
+    }
+    if let Some(readiness) = launcher.and_then(Option::take) {
+        readiness.ready().context("cannot let go of the terminal")?;
+    }
+    attend(&daemon, &signals, life.stats)?;
+    if life.stats {
+        print!("{}", waits(&daemon));
+    }
+    drop(daemon);
+    drop(pidfile);
+    Ok(())
+}
+
+/// Waits for the end; on a terminal with a line now and then, elsewhere without ever waking up.
+fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
+    let watched = stdout().is_terminal();
+    let mut meter = Meter::new(daemon);
+    let every = Timespec::try_from(EVERY)?;
+    while watched {
+        let ready = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every));
+        if ready? > 0 {
+            break;
+        }
+        if let Some(line) = meter.line(daemon) {
+            println!("{line}");
+        }
+        if stats {
+            print!("{}", waits(daemon));
+        }
+    }
+    signals.wait().context("signals")?;
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! `egret serve`: from options to a checked configuration, and on to the daemon.
+//!
+//! There are two ways in, and both end in the same [`Config`]: a [disk](one_disk) by its path, with everything else
+//! chosen for it; or [objects] in `qemu-storage-daemon`'s words.
+
+mod announce;
+mod life;
+mod objects;
+mod one_disk;
+mod summary;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use egret_daemon::Config;
+use egret_daemon::schema::{Aio, FdMonitor, PollPolicy};
+
+use announce::announcement;
+use life::Life;
+
+/// Serve disks until told to stop.
+///
+/// Either name one disk, or say everything in qemu-storage-daemon's own options: a line that works there for a raw disk
+/// over vhost-user-blk works here unchanged.
+#[derive(Args, Clone, Debug, Default)]
+#[command(
+    after_help = "docs/options.md tells the keys of --object, --blockdev and --export; so does each with 'help'."
+)]
+pub struct Serve {
+    /// The disk to serve: a raw image, or a block device of the host
+    #[arg(conflicts_with_all = ["blockdev", "object", "export"])]
+    pub disk: Option<PathBuf>,
+
+    /// Where clients connect [default: the disk's name with .sock, in the current directory]
+    #[arg(long, value_name = "PATH", requires = "disk")]
+    pub socket: Option<String>,
+    /// Refuse writes
+    #[arg(long, requires = "disk")]
+    pub read_only: bool,
+    /// Engine that carries requests to the kernel [default: the best there is]
+    #[arg(long, value_name = "ENGINE", requires = "disk", value_parser = PossibleValuesParser::new(Aio::WORDS))]
+    pub aio: Option<String>,
+    /// Go through the host's page cache even where it can be bypassed
+    #[arg(long, requires = "disk")]
+    pub buffered: bool,
+    /// Request queues [default: 4, or one for each I/O thread]
+    #[arg(long, value_name = "N", requires = "disk")]
+    pub num_queues: Option<String>,
+    /// I/O threads that the queues are spread over
+    #[arg(long, value_name = "N", requires = "disk", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub iothreads: u16,
+    /// When an I/O thread spins, and for how long [default: weighted]
+    #[arg(long, value_name = "POLICY", requires = "disk", value_parser = PossibleValuesParser::new(PollPolicy::WORDS))]
+    pub poll_policy: Option<String>,
+    /// No wait spins longer than this [default: 32768]
+    #[arg(long, value_name = "NS", requires = "disk")]
+    pub poll_max_ns: Option<String>,
+    /// How an I/O thread waits for file descriptors [default: auto]
+    #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(FdMonitor::WORDS))]
+    pub fd_monitor: Option<String>,
+
+    /// Make a disk: [driver=]file|host_device|null-co|raw,node-name=...[,KEY=VALUE...]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
+    pub blockdev: Vec<String>,
+    /// Make an I/O thread: iothread,id=...[,KEY=VALUE...]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
+    pub object: Vec<String>,
+    /// Offer a disk: [type=]vhost-user-blk,id=...,node-name=...,addr.type=unix,addr.path=...[,KEY=VALUE...]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
+    pub export: Vec<String>,
+    /// Not in this version
+    #[arg(long, hide = true)]
+    pub chardev: Vec<String>,
+    /// Not in this version
+    #[arg(long, hide = true)]
+    pub monitor: Vec<String>,
+    /// Not in this version
+    #[arg(long, hide = true)]
+    pub nbd_server: Vec<String>,
+
+    /// Write the process's number to a file, and hold the file as long as it lives
+    #[arg(long, value_name = "PATH")]
+    pub pidfile: Option<PathBuf>,
+    /// Go into the background once disks are served
+    #[arg(long)]
+    pub daemonize: bool,
+    /// Tell also, every few seconds and at the end, how each I/O thread waited
+    #[arg(long)]
+    pub stats: bool,
+    /// Accepted for qemu-storage-daemon's sake, and ignored
+    #[arg(short = 'T', long, value_name = "OPTIONS")]
+    pub trace: Vec<String>,
+}
+
+/// Runs `egret serve`.
+pub fn run(arguments: Serve) -> Result<()> {
+    if let Some(help) = objects::help(&arguments) {
+        print!("{help}");
+        return Ok(());
+    }
+    let config = config(&arguments)?;
+    for warning in config.warnings() {
+        eprintln!("egret: warning: {warning}");
+    }
+    let announcement = arguments.disk.is_some().then(|| announcement(&config)).transpose()?;
+    let Serve { pidfile, daemonize, stats, .. } = arguments;
+    life::live(&config, Life { announcement, pidfile, daemonize, stats })
+}
+
+/// The configuration that the arguments ask for.
+pub fn config(arguments: &Serve) -> Result<Config> {
+    let later =
+        [("--chardev", &arguments.chardev), ("--monitor", &arguments.monitor), ("--nbd-server", &arguments.nbd_server)];
+    if let Some((option, _)) = later.iter().find(|(_, given)| !given.is_empty()) {
+        bail!("{option} belongs to a later version of Egret; this one is configured by its command line alone");
+    }
+    let config = match &arguments.disk {
+        Some(disk) => one_disk::config(disk, arguments)?,
+        None => objects::config(arguments)?,
+    };
+    if config.exports.is_empty() {
+        bail!("nothing to serve: name a disk (egret serve DISK), or give an --export");
+    }
+    Ok(config)
+}

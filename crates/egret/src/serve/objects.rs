@@ -1,0 +1,145 @@
+//! `egret serve --object ... --blockdev ... --export ...`: everything said, in qemu-storage-daemon's words.
+
+use anyhow::{Result, anyhow};
+use egret_daemon::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
+use egret_daemon::{Config, keyval};
+use serde_json::Value;
+
+use super::Serve;
+
+/// The configuration that the options spell out; their order does not matter.
+pub fn config(arguments: &Serve) -> Result<Config> {
+    let iothreads = read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?;
+    let blockdevs = read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?;
+    let exports = read_all(&arguments.export, "export", "type", Export::from_value)?;
+    Ok(Config::new(iothreads, blockdevs, exports)?)
+}
+
+fn read_all<T: Object>(
+    texts: &[String],
+    option: &str,
+    implied: &str,
+    read: impl Fn(Value, Spelling) -> Result<T, ObjectError>,
+) -> Result<Vec<T>> {
+    let object = |text: &String| {
+        let (value, spelling) = keyval::read(text, implied).map_err(|error| anyhow!("--{option} {text}: {error}"))?;
+        // An object without a name is told from its like by its option.
+        let is_named = value.get(T::NAME).is_some();
+        read(value, spelling).map_err(
+            |error| {
+                if is_named { error.into() } else { anyhow!("--{option} {text}: {error}") }
+            },
+        )
+    };
+    texts.iter().map(object).collect()
+}
+
+/// What to print if any of the options asks for help.
+pub fn help(arguments: &Serve) -> Option<String> {
+    let asks = |texts: &[String]| texts.iter().any(|text| text == "help" || text.ends_with(",help"));
+    let keys = |head: &str, shape| format!("{head}\n{}", schema::help(shape));
+    if asks(&arguments.object) {
+        Some(keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE))
+    } else if asks(&arguments.blockdev) {
+        Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
+    } else if asks(&arguments.export) {
+        Some(keys("--export vhost-user-blk,KEY=VALUE,...: a disk offered to virtual machines", Export::SHAPE))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command, arguments};
+
+    /// The configuration that a command line asks for.
+    fn line(line: &str) -> Result<Config, String> {
+        let words = line.split_whitespace().map(Into::into);
+        let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command;
+        crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
+    }
+
+    /// Each was given to qemu-storage-daemon 10.0, which served it (with files and descriptors of these names).
+    const TAKEN_BY_QEMU: [&str; 10] = [
+        "--blockdev driver=file,node-name=f,filename=d.img \
+         --export type=vhost-user-blk,id=e,addr.type=unix,addr.path=s,node-name=f",
+        "--blockdev file,node-name=f,filename=d.img,cache.direct=on,aio=native,discard=unmap,detect-zeroes=unmap \
+         --export vhost-user-blk,id=e,addr.type=unix,addr.path=s,node-name=f,writable=on,num-queues=4",
+        "--blockdev file,filename=d.img,node-name=f --blockdev raw,file=f,node-name=r \
+         --export vhost-user-blk,id=e,node-name=r,addr.type=unix,addr.path=s",
+        "--blockdev raw,node-name=r,cache.direct=yes,file.driver=file,file.filename=d.img,file.aio=io_uring \
+         --export vhost-user-blk,id=e,node-name=r,addr.type=unix,addr.path=s,logical-block-size=4k",
+        "--object iothread,id=io0,poll-max-ns=0x8000,poll-grow=2,poll-shrink=0,aio-max-batch=0 \
+         --blockdev null-co,node-name=n,size=1073741824,read-zeroes=on \
+         --export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,iothread=io0,fixed-iothread=on",
+        "--object {\"qom-type\":\"iothread\",\"id\":\"io0\",\"thread-pool-max\":8} \
+         --blockdev {\"driver\":\"null-aio\",\"node-name\":\"n\",\"size\":1048576,\"cache\":{\"direct\":true}} \
+         --export {\"type\":\"vhost-user-blk\",\"id\":\"e\",\"node-name\":\"n\",\"iothread\":\"io0\",\
+\"addr\":{\"type\":\"unix\",\"path\":\"s\"},\"writable\":true}",
+        "--blockdev=null-co,node-name=n --export=vhost-user-blk,id=e,node-name=n,addr.type=fd,addr.str=5",
+        "--blockd null-co,node-name=n --exp vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
+        "-T enable=blk*,file=t -T vhost* --daemonize --pidfile p --blockdev null-co,node-name=n \
+         --export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
+        "--blockdev file,node-name=f,filename=d.img,read-only=on,auto-read-only=on,locking=off,force-share=off,\
+drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=s,allow-inactive=off,",
+    ];
+
+    #[test]
+    fn lines_that_qemus_daemon_takes_are_taken_unchanged() {
+        for taken in TAKEN_BY_QEMU {
+            for program in ["egret serve", "qemu-storage-daemon"] {
+                let config = line(&format!("{program} {taken}")).unwrap_or_else(|error| panic!("{taken}: {error}"));
+                assert_eq!(config.exports[0].id, "e");
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_options_does_not_matter() {
+        let (first, second) = ("--blockdev null-co,node-name=n", "--object iothread,id=i");
+        let third = "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s,iothread=i";
+        let forward = line(&format!("egret serve {first} {second} {third}")).unwrap();
+        assert_eq!(forward, line(&format!("egret serve {third} {second} {first}")).unwrap());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (options, error) in [
+            ("", "nothing to serve: name a disk (egret serve DISK), or give an --export"),
+            (
+                "--monitor chardev=m",
+                "--monitor belongs to a later version of Egret; this one is configured by its command line alone",
+            ),
+            ("--blockdev null-co,node-name", "--blockdev null-co,node-name: expected '=' after 'node-name'"),
+            ("--blockdev null-co", "blockdev (null-co): node-name is missing"),
+            ("--object iothread", "--object iothread: iothread without id: id is missing"),
+            ("--object iothread,id=io0,poll-weight=64", "iothread 'io0': poll-weight must be 0..=63, got 64"),
+            (
+                "--export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
+                "export 'e': node-name: there is no blockdev 'n'; there are none",
+            ),
+        ] {
+            assert_eq!(line(&format!("egret serve {options}")).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn help_is_there_for_every_kind_of_object() {
+        for (option, key) in [("object", "poll-max-ns"), ("blockdev", "cache.direct"), ("export", "addr.path")] {
+            for text in ["help", "x,help"] {
+                let mut arguments = Serve::default();
+                match option {
+                    "object" => arguments.object.push(text.to_owned()),
+                    "blockdev" => arguments.blockdev.push(text.to_owned()),
+                    _ => arguments.export.push(text.to_owned()),
+                }
+                assert!(help(&arguments).unwrap().contains(&format!("  {key}=<")));
+            }
+        }
+        assert_eq!(help(&Serve { object: vec!["iothread,id=helper".to_owned()], ..Serve::default() }), None);
+    }
+}
