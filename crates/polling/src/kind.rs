@@ -146,4 +146,19 @@ mod tests {
         let parameters = Parameters { weight: Some(64), ..Parameters::default() };
         assert!(build(PolicyKind::Weighted, &parameters).is_err());
     }
+
+    #[test]
+    fn a_configuration_spells_a_policy_by_its_name() {
+        let kind: PolicyKind = serde_json::from_str("\"per-source-window\"").unwrap();
+        assert_eq!(kind, PolicyKind::PerSourceWindow);
+        assert_eq!(
+            serde_json::to_string(&kind).unwrap(),
+            "\"per-source-window\""
+        );
+        let error = serde_json::from_str::<PolicyKind>("\"bussy\"").unwrap_err();
+        assert!(
+            error.to_string().contains("did you mean 'busy'?"),
+            "{error}"
+        );
+    }
 }

@@ -148,4 +148,15 @@ mod tests {
         let rows = replay("empty", &trace(&[]), &setting(100), &PolicyKind::ALL).unwrap();
         assert!(rows.iter().all(|row| row.cost_ns == 0 && row.against_clairvoyant == 1.0));
     }
+
+    #[test]
+    fn a_row_becomes_json_with_names_and_units() {
+        let json = serde_json::to_value(&rows()[1]).unwrap();
+        assert_eq!(json["contender"], "best-fixed");
+        assert_eq!(json["window_ns"], 3);
+        assert_eq!(json["cost_ns"], 18);
+        let json = serde_json::to_value(&rows()[3]).unwrap();
+        assert_eq!(json["contender"], "busy");
+        assert_eq!(json["window_ns"], serde_json::Value::Null);
+    }
 }

@@ -148,9 +148,6 @@ fn record(line: &str) -> Result<Record, String> {
 
 /// Adds what `word` names to `ready`, or nothing if it names nothing.
 fn source(word: &str, ready: &mut Ready) -> Option<()> {
-    // Replay allocates by the highest slot, so a slot no loop would use is refused here.
-    const MOST_SLOTS: u32 = 1 << 16;
-
     if ready.more() > 0 {
         return None;
     }
@@ -165,7 +162,9 @@ fn source(word: &str, ready: &mut Ready) -> Option<()> {
     } else {
         (Kind::Other, word.strip_prefix('o')?)
     };
-    let slot = number(slot, "").ok().filter(|&slot| slot < MOST_SLOTS)?;
+    let slot = number(slot, "")
+        .ok()
+        .filter(|&slot| slot < Ready::MOST_SLOTS)?;
     (ready.iter().count() < Ready::KEPT).then(|| ready.push(Slot(slot), kind))
 }
 

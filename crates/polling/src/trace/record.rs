@@ -50,6 +50,7 @@ impl Record {
 /// The sources that were ready at the end of a wait: the first six of them, and how many more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
+    /// A slot, and in the two lowest bits its kind.
     sources: [u32; Self::KEPT],
     kept: u8,
     more: u16,
@@ -58,13 +59,13 @@ pub struct Ready {
 impl Ready {
     /// How many are kept by name.
     pub const KEPT: usize = 6;
-    /// A kind takes the two lowest bits, so slots above this would not fit; a loop's slots are small.
-    pub(crate) const LARGEST_SLOT: u32 = u32::MAX >> 2;
+    /// Slots from here on are only counted. A loop's are small, and a replay allocates by the highest.
+    pub(crate) const MOST_SLOTS: u32 = 1 << 16;
 
     /// Adds a source; beyond the sixth it is only counted.
     pub fn push(&mut self, slot: Slot, kind: Kind) {
         let kept = usize::from(self.kept);
-        if kept == Self::KEPT || slot.0 > Self::LARGEST_SLOT {
+        if kept == Self::KEPT || slot.0 >= Self::MOST_SLOTS {
             self.more = self.more.saturating_add(1);
             return;
         }
