@@ -29,6 +29,18 @@ pub enum StartError {
     /// An I/O thread cannot be started.
     #[error("iothread '{0}': {1}")]
     IoThread(String, String),
+    /// An export's blocks do not fit the disk.
+    #[error("export '{export}': logical-block-size={block} does not divide {disk}, which has {size} bytes")]
+    OddSize {
+        /// The export.
+        export: String,
+        /// Its logical block, in bytes.
+        block: u32,
+        /// The disk.
+        disk: String,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, i32, #[source] std::io::Error),
@@ -123,6 +135,10 @@ impl Daemon {
 
     fn start_export(&mut self, object: &schema::Export) -> Result<(), StartError> {
         let disk = Arc::clone(&self.disks[&object.node_name]);
+        let (block, size) = (object.logical_block_size, disk.size());
+        if size % u64::from(block) != 0 {
+            return Err(StartError::OddSize { export: object.id.clone(), block, disk: described(&disk), size });
+        }
         let mut loops = Vec::new();
         for queue in 0..object.num_queues {
             let name = match object.iothread_of(queue) {
@@ -176,6 +192,17 @@ impl Drop for Daemon {
                 tracing::error!("blockdev '{name}': the last flush failed: {e}");
             }
         }
+    }
+}
+
+/// What messages call a disk: its node, and its file if it has one.
+fn described(disk: &Disk) -> String {
+    let node = disk.node_name();
+    match &disk.options().driver {
+        Driver::File { filename } | Driver::HostDevice { filename } => {
+            format!("blockdev '{node}' ('{}')", filename.display())
+        }
+        Driver::Null { .. } => format!("blockdev '{node}'"),
     }
 }
 

@@ -92,7 +92,7 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         (with_thread(",fd-monitor=select"), &["fd-monitor", "select", "epoll"]),
         (with_thread(",poll-policy=bsuy"), &["poll-policy", "bsuy", "busy"]),
         (with_blockdev(",aio=io-uring"), &["aio", "io-uring", "io_uring"]),
-        (with_blockdev(",cache.direct=yes"), &["cache.direct", "yes", "on"]),
+        (with_blockdev(",cache.direct=maybe"), &["cache.direct", "maybe", "on"]),
         (format!("{DISK} {EXPORT},num-queues=0"), &["e0", "num-queues", "0"]),
         (format!("{DISK} {EXPORT},num-queues=100000"), &["e0", "num-queues", "100000"]),
         (format!("{DISK} {EXPORT},queue-size=100"), &["e0", "queue-size", "100"]),

@@ -75,7 +75,7 @@ pub struct Guest {
 impl Guest {
     /// Connects, shares memory and starts queue 0.
     pub fn boot(socket: &Path) -> Self {
-        let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC);
+        let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
         let (rings, data) = (Region::new(RINGS), Region::new(DATA));
         for region in [&rings, &data] {
             let added = wire.order(ADD_MEM_REG, &region.message(REGION), &[region.memory.as_fd()]);
@@ -144,9 +144,12 @@ impl Guest {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("our own eventfd");
     }
 
-    /// Whether the daemon has consumed the last kick.
+    /// Whether the daemon has taken up all that was offered: it asks, before it sleeps, to be kicked for the next.
     pub fn is_taken_up(&self) -> bool {
-        !is_readable(&[self.kick.as_fd()], &Timespec::default())
+        let mut event = [0; 2];
+        let avail_event = USED + 4 + 8 * u64::from(SIZE);
+        self.rings.memory.read_exact_at(&mut event, avail_event).expect("our own memory");
+        u16::from_le_bytes(event) == self.offered
     }
 
     /// How many chains the daemon has returned.
