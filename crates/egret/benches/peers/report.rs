@@ -52,7 +52,10 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     }
 }
 
-/// Whether something holds in every repetition, in none, or only in some.
+/// Fewer repetitions than this agree too easily by chance: of the same server with itself, half the cells with two.
+const ENOUGH: usize = 5;
+
+/// Whether something holds in every repetition, in none, or only in some of them or of too few.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Yes,
@@ -64,6 +67,7 @@ fn verdict(ratios: &[f64], good: fn(f64) -> bool) -> Option<Verdict> {
     let good = ratios.iter().filter(|ratio| good(**ratio)).count();
     match good {
         _ if ratios.is_empty() => None,
+        _ if ratios.len() < ENOUGH => Some(Verdict::CantTell),
         0 => Some(Verdict::No),
         _ if good == ratios.len() => Some(Verdict::Yes),
         _ => Some(Verdict::CantTell),
