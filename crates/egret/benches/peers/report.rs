@@ -35,6 +35,9 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
             );
         }
     }
+    if measured.iter().all(|one| one.contender.role != Role::Peer) {
+        return;
+    }
     println!();
     for contender in contenders.iter().filter(|contender| contender.role != Role::Peer) {
         let count = |ratio: fn(&Outcome) -> f64, good: fn(f64) -> bool| {
@@ -52,7 +55,8 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     }
 }
 
-/// Fewer repetitions than this agree too easily by chance: of the same server with itself, half the cells with two.
+/// Fewer repetitions than this agree too easily by chance. Even with this many, of a server beside itself one cell in
+/// sixteen looks decided: look at the ratio, too, or repeat more often.
 const ENOUGH: usize = 5;
 
 /// Whether something holds in every repetition, in none, or only in some of them or of too few.
