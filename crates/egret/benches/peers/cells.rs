@@ -1,17 +1,22 @@
 //! What is measured: disks, depths, company, and who contends.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::load::{self, Load, Outcome};
-use crate::machine::{self, Cores, Disk};
+use crate::load::{self, Load, Outcome, Tally};
+use crate::machine::{self, Cores, Disk, Shuffle};
 use crate::support::disk::{Client, Disk as Connection};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 
 /// Exports that do nothing, beside the one that does.
 const COMPANY: usize = 100;
+/// Into how many slices a measurement is cut.
+const SLICES: u32 = 10;
+/// What is not measured, at first.
+const WARM_UP: Duration = Duration::from_millis(200);
 /// How long a daemon is watched doing nothing.
 const WATCH: Duration = Duration::from_secs(2);
 
@@ -72,6 +77,16 @@ pub fn all() -> Vec<Cell> {
     cells
 }
 
+/// What is the same for every cell.
+pub struct How<'a> {
+    pub disk: &'a Disk,
+    pub cores: &'a Cores,
+    /// Whether the client polls.
+    pub poll: bool,
+    /// How long each contender is loaded in each cell.
+    pub length: Duration,
+}
+
 /// One measurement of one contender in one cell.
 pub struct Measured {
     pub cell: Cell,
@@ -122,23 +137,57 @@ fn connect(socket: &Path, poll: bool, buffer: usize) -> io::Result<Connection> {
     Connection::connect_as(socket, client)
 }
 
-/// Measures one contender in one cell for `length`.
+/// A contender on stage, and what it has done so far.
+struct Running<'a> {
+    contender: &'a Contender,
+    connection: Connection,
+    stage: Stage,
+    tally: Tally,
+}
+
+/// Measures `contenders` in one cell, each for `length` in all.
+///
+/// All are on stage at once, and in turn each is loaded for a slice of its time while the others sleep: what disturbs
+/// this machine for longer than a slice disturbs all alike. A contender that fails is missing from the answer.
 pub fn measure(
     cell: &Cell,
-    contender: &Contender,
-    disk: &Disk,
-    cores: &Cores,
-    poll: bool,
-    length: Duration,
-) -> io::Result<Outcome> {
-    let stage = set_up(contender, cores, cell.company, |options| match cell.engine {
-        Some(engine) => options.disk("d", disk.path(), &format!("read-only=on,cache.direct=on,aio={engine}")),
+    contenders: Vec<&Contender>,
+    how: &How<'_>,
+    shuffle: &mut Shuffle,
+) -> Vec<(Contender, Outcome)> {
+    let failed = |contender: &Contender, error: &dyn std::fmt::Display| {
+        println!("failed: {} with {}: {error}", cell.name(), contender.name);
+    };
+    let mut running = Vec::new();
+    for contender in contenders {
+        // What a server says that does not even start has been printed with the panic.
+        match catch_unwind(AssertUnwindSafe(|| enter(cell, contender, how))) {
+            Ok(Ok(entered)) => running.push(entered),
+            Ok(Err(error)) => failed(contender, &error),
+            Err(_) => failed(contender, &"it did not start"),
+        }
+    }
+    for slice in 0..SLICES {
+        running = shuffle.of(running);
+        running.retain_mut(|one| {
+            let capacity = one.connection.capacity().unwrap_or_default();
+            let warm_up = if slice == 0 { WARM_UP } else { WARM_UP / 10 };
+            let load = Load { depth: cell.depth, capacity, warm_up, length: how.length / SLICES };
+            let cpu_time = || machine::cpu_time_ns(one.stage.server.pid());
+            let run = how.cores.on_the_clients(|| load.run(one.connection.first(), cpu_time, &mut one.tally));
+            run.inspect_err(|error| failed(one.contender, error)).is_ok()
+        });
+    }
+    running.into_iter().map(|one| (one.contender.clone(), one.tally.outcome())).collect()
+}
+
+fn enter<'a>(cell: &Cell, contender: &'a Contender, how: &How<'_>) -> io::Result<Running<'a>> {
+    let stage = set_up(contender, how.cores, cell.company, |options| match cell.engine {
+        Some(engine) => options.disk("d", how.disk.path(), &format!("read-only=on,cache.direct=on,aio={engine}")),
         None => options.null("d", ""),
     })?;
-    let mut connection = connect(&stage.busy, poll, cell.depth * load::REQUEST)?;
-    let capacity = connection.capacity()?;
-    let load = Load { depth: cell.depth, capacity, warm_up: Duration::from_millis(200), length };
-    cores.on_the_clients(|| load.run(connection.first(), || machine::cpu_time_ns(stage.server.pid())))
+    let connection = connect(&stage.busy, how.poll, cell.depth * load::REQUEST)?;
+    Ok(Running { contender, connection, stage, tally: Tally::default() })
 }
 
 /// Watches one contender idle, with one export and with many.

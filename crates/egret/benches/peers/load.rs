@@ -28,7 +28,14 @@ pub struct Load {
     pub length: Duration,
 }
 
-/// What came of it.
+/// What came of it so far.
+pub struct Tally {
+    elapsed: Duration,
+    cpu_ns: u64,
+    latency: Histogram<u64>,
+}
+
+/// What came of it in the end.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub iops: f64,
@@ -38,9 +45,29 @@ pub struct Outcome {
     pub cpu_us: f64,
 }
 
+impl Default for Tally {
+    fn default() -> Self {
+        let latency = Histogram::new_with_bounds(1, SILENCE.as_nanos() as u64, 3).expect("good bounds");
+        Self { elapsed: Duration::ZERO, cpu_ns: 0, latency }
+    }
+}
+
+impl Tally {
+    /// Sums it up.
+    pub fn outcome(&self) -> Outcome {
+        let requests = self.latency.len() as f64;
+        Outcome {
+            iops: requests / self.elapsed.as_secs_f64(),
+            p50_us: self.latency.value_at_quantile(0.50) as f64 / 1e3,
+            p99_us: self.latency.value_at_quantile(0.99) as f64 / 1e3,
+            cpu_us: self.cpu_ns as f64 / 1e3 / requests,
+        }
+    }
+}
+
 impl Load {
-    /// Runs; `cpu_time_ns` tells the server's CPU time so far.
-    pub fn run(&self, queue: &mut DiskQueue, cpu_time_ns: impl Fn() -> u64) -> io::Result<Outcome> {
+    /// Runs, and adds to `tally`; `cpu_time_ns` tells the server's CPU time so far.
+    pub fn run(&self, queue: &mut DiskQueue, cpu_time_ns: impl Fn() -> u64, tally: &mut Tally) -> io::Result<()> {
         let (queue, buffer) = queue.parts();
         let mut random = Random::new(self.capacity);
         let mut submit = |queue: &mut blkio::Blkioq, slot: usize| {
@@ -53,12 +80,21 @@ impl Load {
         for slot in 0..self.depth {
             submit(queue, slot);
         }
-        let mut latency = Histogram::<u64>::new_with_bounds(1, SILENCE.as_nanos() as u64, 3).expect("good bounds");
+        let mut in_flight = self.depth;
         let mut completions: Vec<_> = (0..self.depth).map(|_| MaybeUninit::uninit()).collect();
-        let mut measuring = None;
-        loop {
+        let mut phase = Phase::WarmingUp;
+        while in_flight > 0 {
             let count = queue.do_io(&mut completions, 1, Some(&mut SILENCE.clone()), None).map_err(io::Error::other)?;
             let now = Instant::now();
+            match phase {
+                Phase::WarmingUp if now - begin >= self.warm_up => phase = Phase::Measuring(now, cpu_time_ns()),
+                Phase::Measuring(since, cpu_before) if now - since >= self.length => {
+                    tally.elapsed += now - since;
+                    tally.cpu_ns += cpu_time_ns() - cpu_before;
+                    phase = Phase::Draining;
+                }
+                _ => {}
+            }
             for completion in &completions[..count] {
                 // SAFETY: `do_io` has filled the first `count`.
                 let completion = unsafe { completion.assume_init_ref() };
@@ -66,27 +102,25 @@ impl Load {
                     return Err(io::Error::from_raw_os_error(-completion.ret));
                 }
                 let slot = completion.user_data;
-                latency.saturating_record((now - submitted[slot]).as_nanos() as u64);
-                submitted[slot] = now;
-                submit(queue, slot);
-            }
-            match measuring {
-                None if now - begin >= self.warm_up => {
-                    latency.reset();
-                    measuring = Some((now, cpu_time_ns()));
+                if let Phase::Measuring(..) = phase {
+                    tally.latency.saturating_record((now - submitted[slot]).as_nanos() as u64);
                 }
-                Some((since, cpu_before)) if now - since >= self.length => {
-                    let cpu = cpu_time_ns() - cpu_before;
-                    let requests = latency.len() as f64;
-                    return Ok(Outcome {
-                        iops: requests / (now - since).as_secs_f64(),
-                        p50_us: latency.value_at_quantile(0.50) as f64 / 1e3,
-                        p99_us: latency.value_at_quantile(0.99) as f64 / 1e3,
-                        cpu_us: cpu as f64 / 1e3 / requests,
-                    });
+                if let Phase::Draining = phase {
+                    in_flight -= 1;
+                } else {
+                    submitted[slot] = now;
+                    submit(queue, slot);
                 }
-                _ => {}
             }
         }
+        Ok(())
     }
+}
+
+enum Phase {
+    WarmingUp,
+    /// Since when, and the CPU time of the server then.
+    Measuring(Instant, u64),
+    /// Nothing new is submitted.
+    Draining,
 }

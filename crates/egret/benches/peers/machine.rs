@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::support::scratch::LoopDevice;
@@ -66,6 +67,12 @@ pub fn cpu_time_ns(pid: u32) -> u64 {
     let told = unsafe { libc::clock_gettime(clock, &mut time) };
     assert_eq!(told, 0, "the server lives");
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Lets this process have as many descriptors as it may: a hundred connections to each contender take many.
+pub fn allow_many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).expect("our own soft limit");
 }
 
 /// The disk under test.

@@ -1,8 +1,9 @@
-//! Egret beside a peer: the same client, the same disk, the same options, one after the other in random order.
+//! Egret beside a peer: the same client, the same disk, the same options, in turns and in random order.
 //!
 //! `make bench`, or `cargo bench -p egret --bench peers -- --help`. Each measurement starts a fresh daemon pinned to one core,
-//! loads it from another with libblkio, and accounts the daemon's CPU time per request. What one repetition measures
-//! of a cell is compared within that repetition only, so that a machine that slows down slows both.
+//! loads it from another with libblkio, and accounts the daemon's CPU time per request. The contenders of a cell take
+//! turns of a fraction of a second, and what one repetition measures is compared within that repetition only, so that
+//! a machine that slows down slows all.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -18,13 +19,12 @@ mod report;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use cells::{Cell, Contender, Measured, Role};
+use cells::{Cell, Contender, How, Measured, Role};
 use machine::{Cores, Disk, Shuffle};
 use support::server::Program;
 
@@ -37,7 +37,7 @@ struct Arguments {
     /// Repeat everything so often [default: 5]
     #[arg(long)]
     pairs: Option<usize>,
-    /// Measure each cell for so long [default: 2.5]
+    /// Load each server in each cell for so long, in turns [default: 2]
     #[arg(long)]
     seconds: Option<f64>,
     /// Measure only cells whose name contains this, such as "io_uring QD1"
@@ -66,7 +66,7 @@ impl Arguments {
     }
 
     fn length(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.8 } else { 2.5 }))
+        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.7 } else { 2.0 }))
     }
 
     fn contenders(&self) -> Vec<Contender> {
@@ -103,21 +103,16 @@ fn main() -> std::io::Result<()> {
         .filter(|cell| arguments.only.as_ref().is_none_or(|pattern| cell.name().contains(pattern)))
         .collect();
 
+    let how = How { disk: &disk, cores: &cores, poll: arguments.poll, length: arguments.length() };
+    machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
     let mut measured = Vec::new();
     for pair in 0..arguments.pairs() {
         for cell in shuffle.of(cells.clone()) {
-            for contender in shuffle.of(contenders.iter().filter(|contender| cell.admits(contender)).collect()) {
-                let measure = || cells::measure(&cell, contender, &disk, &cores, arguments.poll, arguments.length());
-                // A server that cannot do a cell is a result too; what it said has been printed.
-                match catch_unwind(AssertUnwindSafe(measure)) {
-                    Ok(Ok(sample)) => {
-                        measured.push(Measured { cell: cell.clone(), contender: contender.clone(), pair, sample });
-                    }
-                    Ok(Err(error)) => println!("failed: {} with {}: {error}", cell.name(), contender.name),
-                    Err(_) => println!("failed: {} with {}", cell.name(), contender.name),
-                }
+            let admitted = contenders.iter().filter(|contender| cell.admits(contender)).collect();
+            for (contender, sample) in cells::measure(&cell, admitted, &how, &mut shuffle) {
+                measured.push(Measured { cell: cell.clone(), contender, pair, sample });
             }
         }
         eprintln!("repetition {} of {} is over, {} s", pair + 1, arguments.pairs(), begin.elapsed().as_secs());

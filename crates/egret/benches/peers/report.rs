@@ -35,6 +35,9 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
             );
         }
     }
+    if measured.iter().all(|one| one.contender.role != Role::Peer) {
+        return;
+    }
     println!();
     for contender in contenders.iter().filter(|contender| contender.role != Role::Peer) {
         let count = |ratio: fn(&Outcome) -> f64, good: fn(f64) -> bool| {
@@ -52,7 +55,11 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     }
 }
 
-/// Whether something holds in every repetition, in none, or only in some.
+/// Fewer repetitions than this agree too easily by chance. Even with this many, of a server beside itself one cell in
+/// sixteen looks decided: look at the ratio, too, or repeat more often.
+const ENOUGH: usize = 5;
+
+/// Whether something holds in every repetition, in none, or only in some of them or of too few.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Yes,
@@ -64,6 +71,7 @@ fn verdict(ratios: &[f64], good: fn(f64) -> bool) -> Option<Verdict> {
     let good = ratios.iter().filter(|ratio| good(**ratio)).count();
     match good {
         _ if ratios.is_empty() => None,
+        _ if ratios.len() < ENOUGH => Some(Verdict::CantTell),
         0 => Some(Verdict::No),
         _ if good == ratios.len() => Some(Verdict::Yes),
         _ => Some(Verdict::CantTell),
