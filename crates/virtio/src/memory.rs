@@ -11,9 +11,11 @@ pub mod fault;
 mod mapping;
 pub mod pieces;
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ptr;
 use std::sync::Arc;
 
 use egret_disk::IoVec;
@@ -124,10 +126,14 @@ struct Span {
 }
 
 impl Span {
+    /// Has no address, not even for nothing.
+    const NONE: Self = Self { guest: u64::MAX, size: 0, host: ptr::without_provenance_mut(usize::MAX) };
+
     /// The piece of `len` bytes at `guest_addr`, if the span has all of it.
+    #[inline]
     fn piece(&self, guest_addr: u64, len: u64) -> Option<IoVec> {
-        let offset = guest_addr.checked_sub(self.guest)?;
-        if offset > self.size || len > self.size - offset {
+        let offset = guest_addr.wrapping_sub(self.guest);
+        if offset >= self.size || len > self.size - offset {
             return None;
         }
         // SAFETY: `offset + len <= size`, and the map that holds this span holds the mapping of `size` bytes at
@@ -136,15 +142,19 @@ impl Span {
     }
 
     /// Whether it has the host addresses of `piece`.
+    #[inline]
     fn holds(&self, piece: &IoVec) -> bool {
-        let Some(offset) = (piece.base() as u64).checked_sub(self.host as u64) else { return false };
-        offset <= self.size && piece.len() as u64 <= self.size - offset
+        let offset = (piece.base() as u64).wrapping_sub(self.host as u64);
+        offset < self.size && piece.len() as u64 <= self.size - offset
     }
 }
 
 /// An immutable map of guest memory.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct GuestMemory {
+    /// The two largest spans, or empty ones in their place: nearly every buffer is in one of them, and two predictable
+    /// comparisons are done before a search has begun.
+    largest: [Span; 2],
     /// By guest address, no two overlapping; `mappings[i]` is what keeps `spans[i]` mapped.
     spans: Vec<Span>,
     mappings: Vec<Arc<Mapping>>,
@@ -161,7 +171,7 @@ unsafe impl Sync for GuestMemory {}
 impl GuestMemory {
     /// A map with nothing in it.
     pub fn empty() -> Self {
-        Self::default()
+        Self::of(Vec::new())
     }
 
     /// This map and `region`.
@@ -216,7 +226,10 @@ impl GuestMemory {
             mappings.iter().map(|m| Span { guest: m.guest_addr, size: m.size, host: m.base() }).collect();
         let mut by_host = spans.clone();
         by_host.sort_by_key(|span| span.host);
-        Self { spans, mappings, by_host }
+        let mut largest = spans.clone();
+        largest.sort_by_key(|span| Reverse(span.size));
+        largest.resize(2, Span::NONE);
+        Self { largest: [largest[0], largest[1]], spans, mappings, by_host }
     }
 
     /// The number of regions.
@@ -239,7 +252,6 @@ impl GuestMemory {
         fault::any() && self.mappings.iter().any(|m| m.is_torn())
     }
 
-    #[inline]
     fn span_at(&self, guest_addr: u64) -> Option<&Span> {
         let after = self.spans.partition_point(|span| span.guest <= guest_addr);
         self.spans.get(after.checked_sub(1)?)
@@ -248,7 +260,10 @@ impl GuestMemory {
     /// `len` bytes at `guest_addr`, when they lie wholly inside one region.
     #[inline]
     pub fn slice(&self, guest_addr: u64, len: usize) -> Option<IoVec> {
-        self.span_at(guest_addr)?.piece(guest_addr, len as u64)
+        let len = len as u64;
+        let [first, second] = &self.largest;
+        let piece = first.piece(guest_addr, len).or_else(|| second.piece(guest_addr, len));
+        piece.or_else(|| self.span_at(guest_addr)?.piece(guest_addr, len))
     }
 
     /// Appends `len` bytes at `guest_addr` to `into`: one piece, or one for each of the adjacent regions that they
@@ -297,6 +312,10 @@ impl GuestMemory {
     /// Whether all of `piece` is mapped by this map.
     #[inline]
     pub fn holds(&self, piece: &IoVec) -> bool {
+        self.largest.iter().any(|span| span.holds(piece)) || self.holds_in_a_lesser(piece)
+    }
+
+    fn holds_in_a_lesser(&self, piece: &IoVec) -> bool {
         let after = self.by_host.partition_point(|span| span.host <= piece.base());
         after > 0 && self.by_host[after - 1].holds(piece)
     }

@@ -42,48 +42,37 @@ pub fn append_after(pieces: &[IoVec], mut skip: usize, into: &mut Vec<IoVec>) {
 
 /// Copies `into.len()` bytes from guest memory.
 ///
-/// Volatile, because the guest may be writing to them: what is read may be any mixture, but it is read once.
+/// Volatile, because the guest may be writing to them: what is read may be any mixture, but it is read once. In words
+/// where they are aligned, as a request's header is.
 ///
 /// # Safety
 ///
 /// `from` must be mapped for that many bytes.
 #[inline]
 pub(super) unsafe fn copy_from(from: *const u8, into: &mut [u8]) {
-    let mut from = from;
-    let mut chunks = into.chunks_exact_mut(8);
-    for chunk in &mut chunks {
-        // SAFETY: the caller's promise covers these eight bytes; an array of bytes needs no alignment.
-        chunk.copy_from_slice(&unsafe { from.cast::<[u8; 8]>().read_volatile() });
-        // SAFETY: still inside, or one past the end of, what the caller promised.
-        from = unsafe { from.add(8) };
+    let mut done = 0;
+    if from.cast::<u64>().is_aligned() {
+        for word in into.chunks_exact_mut(8) {
+            // SAFETY: these eight bytes are among those promised, and eight at a time stay aligned.
+            word.copy_from_slice(&unsafe { from.add(done).cast::<u64>().read_volatile() }.to_ne_bytes());
+            done += 8;
+        }
     }
-    for byte in chunks.into_remainder() {
-        // SAFETY: the caller's promise covers this byte.
-        *byte = unsafe { from.read_volatile() };
-        // SAFETY: still inside, or one past the end of, what the caller promised.
-        from = unsafe { from.add(1) };
+    for (at, byte) in into.iter_mut().enumerate().skip(done) {
+        // SAFETY: this byte is among those promised.
+        *byte = unsafe { from.add(at).read_volatile() };
     }
 }
 
-/// Copies `bytes` to guest memory.
+/// Copies `bytes` to guest memory: volatile, a byte at a time, for there are never many.
 ///
 /// # Safety
 ///
 /// `to` must be mapped for that many bytes.
 #[inline]
 pub(super) unsafe fn copy_to(to: *mut u8, bytes: &[u8]) {
-    let mut to = to;
-    let (chunks, rest) = bytes.as_chunks::<8>();
-    for chunk in chunks {
-        // SAFETY: the caller's promise covers these eight bytes; an array of bytes needs no alignment.
-        unsafe { to.cast::<[u8; 8]>().write_volatile(*chunk) };
-        // SAFETY: still inside, or one past the end of, what the caller promised.
-        to = unsafe { to.add(8) };
-    }
-    for &byte in rest {
-        // SAFETY: the caller's promise covers this byte.
-        unsafe { to.write_volatile(byte) };
-        // SAFETY: still inside, or one past the end of, what the caller promised.
-        to = unsafe { to.add(1) };
+    for (at, &byte) in bytes.iter().enumerate() {
+        // SAFETY: this byte is among those promised.
+        unsafe { to.add(at).write_volatile(byte) };
     }
 }

@@ -24,13 +24,17 @@ impl Descriptor {
     #[inline]
     pub(super) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let word = u128::from_le_bytes(bytes);
-        Self { addr: word as u64, len: (word >> 64) as u32, flags: (word >> 96) as u16, next: (word >> 112) as u16 }
+        Self::from_words(word as u64, (word >> 64) as u64)
     }
 
     #[inline]
-    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
-        let high = u128::from(self.len) | u128::from(self.flags) << 32 | u128::from(self.next) << 48;
-        (u128::from(self.addr) | high << 64).to_le_bytes()
+    fn from_words(addr: u64, rest: u64) -> Self {
+        Self { addr, len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+    }
+
+    #[inline]
+    fn to_words(self) -> (u64, u64) {
+        (self.addr, u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48)
     }
 }
 
@@ -69,26 +73,40 @@ impl Descriptors {
         Self { base, len }
     }
 
-    /// Copies a descriptor out, in one read.
+    /// Copies a descriptor out, reading each byte once.
     #[inline]
     pub(super) fn get(&self, index: u16) -> Result<Descriptor, RingError> {
         if u32::from(index) >= self.len {
             return Err(RingError::NoSuchDescriptor { index, len: self.len });
         }
-        let table = self.base.cast::<[u8; Descriptor::BYTES]>();
-        // SAFETY: `index` is inside the table, which `locate`'s or `at`'s caller keeps mapped; an array of bytes needs
-        // no alignment.
-        Ok(Descriptor::from_bytes(unsafe { table.add(usize::from(index)).read_volatile() }))
+        let entry = self.entry(index);
+        if !entry.is_aligned() {
+            // SAFETY: `entry` is inside the table, and an array of bytes needs no alignment.
+            return Ok(Descriptor::from_bytes(unsafe { entry.cast::<[u8; Descriptor::BYTES]>().read_volatile() }));
+        }
+        // SAFETY: `entry` is inside the table, has two words, and is aligned to them.
+        let (addr, rest) = unsafe { (entry.read_volatile(), entry.add(1).read_volatile()) };
+        Ok(Descriptor::from_words(u64::from_le(addr), u64::from_le(rest)))
     }
 
-    /// Stores a descriptor; the driver's half only. Nothing happens outside the table.
+    /// Stores a descriptor; the driver's half only, whose tables are aligned. Nothing happens outside the table.
     #[inline]
     pub(super) fn set(&self, index: u16, descriptor: Descriptor) {
-        if u32::from(index) < self.len {
-            let table = self.base.cast::<[u8; Descriptor::BYTES]>();
-            // SAFETY: `index` is inside the table, which `locate`'s or `at`'s caller keeps mapped.
-            unsafe { table.add(usize::from(index)).write_volatile(descriptor.to_bytes()) };
+        let entry = self.entry(index);
+        if u32::from(index) < self.len && entry.is_aligned() {
+            let (addr, rest) = descriptor.to_words();
+            // SAFETY: `entry` is inside the table, has two words, and is aligned to them.
+            unsafe {
+                entry.write_volatile(addr.to_le());
+                entry.add(1).write_volatile(rest.to_le());
+            }
         }
+    }
+
+    /// Where the descriptor's two words are; good only for an index in the table.
+    #[inline]
+    fn entry(&self, index: u16) -> *mut u64 {
+        self.base.wrapping_add(Descriptor::BYTES * usize::from(index)).cast()
     }
 }
 

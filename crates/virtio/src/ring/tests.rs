@@ -4,3 +4,4 @@ mod device;
 mod hostile;
 mod oracle;
 mod random;
+mod threads;

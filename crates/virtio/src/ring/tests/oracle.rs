@@ -97,7 +97,10 @@ struct Batch {
 
 fn batch() -> impl Strategy<Value = Batch> {
     let lengths = || prop::collection::vec(prop_oneof![9 => 1u32..8192, 1 => Just(0u32)], 0..4);
-    let chain = (lengths(), lengths()).prop_filter("a chain has a buffer", |(r, w)| r.len() + w.len() > 0);
+    let chain = (lengths(), lengths()).prop_map(|(readable, writable)| match (readable.len(), writable.len()) {
+        (0, 0) => (vec![1], writable),
+        _ => (readable, writable),
+    });
     let chains = prop::collection::vec(chain, 0..6);
     (chains, prop::collection::vec(any::<Index>(), 0..8), any::<bool>(), any::<bool>())
         .prop_map(|(chains, used, driver_arms, device_arms)| Batch { chains, used, driver_arms, device_arms })

@@ -1,0 +1,98 @@
+//! Nothing is allocated per request, by either half or the model: in a process of its own, whose allocator counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use egret_disk::{Completion, Token};
+use egret_virtio::blk::{Blk, BlkConfig};
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece};
+use egret_virtio::{Begin, Model};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is handed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the system allocator's condition.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the system allocator's condition.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const RING: u64 = 0;
+const HEADER: u64 = 0x1_0000;
+const DATA: u64 = 0x2_0000;
+
+#[test]
+fn nothing_is_allocated_per_request() {
+    for indirect in [None, Some(8)] {
+        let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
+        let config = DriverConfig { size: 64, event_idx: true, indirect, base: 0 };
+        let mut driver = Driver::new(&memory, RING, config).unwrap();
+        let mut queue = driver.queue().start(&memory).unwrap();
+        let blk = Blk::new(BlkConfig {
+            capacity_bytes: 1 << 20,
+            logical_block_size: 512,
+            physical_block_size: 512,
+            num_queues: 1,
+            queue_size: 64,
+            read_only: false,
+            serial: "counted".into(),
+            writethrough: false,
+            discard: None,
+            write_zeroes: None,
+        })
+        .unwrap();
+        let mut model = blk.queue(64);
+        // A read, a write, a flush and a GET_ID.
+        let types = [0u32, 1, 4, 8];
+        for (slot, request) in (0..).zip(types) {
+            assert!(memory.write(HEADER + 64 * slot, &request.to_le_bytes()));
+        }
+        let (mut chain, mut completions) = (Chain::new(), Vec::with_capacity(64));
+        let mut round = || {
+            for slot in 0..types.len() as u64 {
+                let header = Piece { addr: HEADER + 64 * slot, len: 16 };
+                let status = Piece { addr: header.addr + 32, len: 1 };
+                let data = [0, 512, 1024].map(|offset| Piece { addr: DATA + offset, len: 512 });
+                match slot {
+                    1 => driver.add(&[header, data[0], data[1], data[2]], &[status], slot).unwrap(),
+                    _ => driver.add(&[header], &[data[0], data[1], data[2], status], slot).unwrap(),
+                }
+            }
+            driver.publish();
+            while queue.pop(&mut chain).unwrap() {
+                match model.begin(&memory, &mut chain, Token(0)) {
+                    Begin::Submit(request) => {
+                        let (token, buffers) = (request.token, request.buffers);
+                        completions.push(Completion { token, result: Ok(()), buffers });
+                    }
+                    Begin::Done(ended) => queue.add_used(ended.head, ended.written),
+                    Begin::Broken(reason) => panic!("{reason}"),
+                }
+            }
+            for completion in completions.drain(..) {
+                let ended = model.end(&memory, completion);
+                queue.add_used(ended.head, ended.written);
+            }
+            queue.publish();
+            while driver.reap().unwrap().is_some() {}
+        };
+        (0..100).for_each(|_| round());
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..1000).for_each(|_| round());
+        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    }
+}
