@@ -215,6 +215,14 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Some(file) = self.file() {
+            lock::unlock(file);
+        }
+    }
+}
+
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disk")
