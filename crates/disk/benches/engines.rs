@@ -1,7 +1,5 @@
 //! What a request costs on its way through the engines: push, submit, reap, without a loop around it.
 
-#![expect(missing_docs, reason = "criterion's macros make public items")]
-
 use std::hint::black_box;
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! An open image.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
