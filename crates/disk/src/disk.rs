@@ -1,5 +1,7 @@
 //! An open image.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -224,6 +226,14 @@ impl Disk {
     /// The image's descriptor; -1 for a null disk, which no engine gives to the kernel.
     pub(crate) fn fd(&self) -> RawFd {
         self.file().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Some(file) = self.file() {
+            lock::unlock(file);
+        }
     }
 }
 

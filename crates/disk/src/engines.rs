@@ -1,5 +1,7 @@
 //! Everything one I/O thread runs requests on.
 
+#![forbid(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;

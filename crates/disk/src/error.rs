@@ -1,5 +1,7 @@
 //! Why a disk did not open, or an engine did not start.
 
+#![forbid(unsafe_code)]
+
 use std::io;
 use std::path::PathBuf;
 
@@ -50,7 +52,9 @@ pub enum OpenCause {
     #[error("'{0}' is busy: mounted, or in use by another program")]
     Busy(PathBuf),
     /// Locked by another process (or by another disk of this one).
-    #[error("'{path}' is in use: another process holds its {lock} lock; stop that process{hint}")]
+    #[error(
+        "'{path}' is locked: another process, or another blockdev of this one, holds its {lock} lock; stop it{hint}"
+    )]
     Locked {
         /// The image.
         path: PathBuf,

@@ -8,6 +8,8 @@
 //! and never waits: where it cannot enter it is sent to a worker, which can. Disks that have no blocks larger than a
 //! sector have no gate.
 
+#![forbid(unsafe_code)]
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};

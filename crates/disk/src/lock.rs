@@ -4,7 +4,7 @@
 //! shares. Each permission has a byte in the image's lock space: a program holds a read lock on `PERMISSION + n` while
 //! it uses permission `n`, and on `UNSHARED + n` while it does not let others use it. Nobody ever takes a write lock;
 //! to find out whether another program stands in the way one asks whether a write lock would be possible. The locks
-//! belong to the open file description: they end with it, and two disks of one process exclude each other too.
+//! belong to the open file description, so two disks of one process exclude each other too.
 
 use std::fs::File;
 use std::io;
@@ -56,6 +56,15 @@ pub(crate) fn lock(file: &File, path: &Path, read_only: bool, locking: Locking) 
         }
     }
     Ok(())
+}
+
+/// Gives the locks back. They end with the last use of the file description too, but that may be a moment later than
+/// its closing: the kernel's own users, io_uring's workers among them, let go of it in their own time.
+pub(crate) fn unlock(file: &File) {
+    let mut all = byte_lock(libc::F_UNLCK, 0);
+    all.l_len = 0;
+    // SAFETY: the descriptor is open and the argument is the structure that this command reads.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) };
 }
 
 fn byte_lock(kind: libc::c_int, byte: i64) -> libc::flock {

@@ -1,5 +1,7 @@
 //! How a disk is opened: QEMU's `blockdev` vocabulary.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

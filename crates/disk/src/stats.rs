@@ -1,5 +1,7 @@
 //! What the engines have done so far.
 
+#![forbid(unsafe_code)]
+
 use egret_event_loop::Nanos;
 
 /// Batch sizes are told apart up to 2^15 and more.

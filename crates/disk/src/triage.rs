@@ -1,5 +1,7 @@
 //! Decides, for each request, who runs it.
 
+#![forbid(unsafe_code)]
+
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;

@@ -1,5 +1,7 @@
 //! The engine that does nothing: for measuring everything else.
 
+#![forbid(unsafe_code)]
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;

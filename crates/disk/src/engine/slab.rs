@@ -1,5 +1,7 @@
 //! A table of what is in flight, whose places are used again.
 
+#![forbid(unsafe_code)]
+
 /// Values under small numbers. It grows to the most that was ever in it, and allocates no more after that.
 pub(crate) struct Slab<T> {
     places: Vec<Place<T>>,

@@ -256,12 +256,20 @@ pub(crate) struct LoopDevice {
 impl LoopDevice {
     /// `None`, and a line that says so, where no such device can be made.
     fn new(size: u64, sector: u32) -> Option<Self> {
+        Self::with(size, sector, &[])
+    }
+
+    /// The same, with more arguments for `losetup`.
+    fn with(size: u64, sector: u32, extra: &[&str]) -> Option<Self> {
         let dir = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
         let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).ok()?;
         file.as_file().set_len(size).ok()?;
         let sector = sector.to_string();
-        let made =
-            Command::new("losetup").args(["--find", "--show", "--sector-size", &sector]).arg(file.path()).output();
+        let made = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &sector])
+            .args(extra)
+            .arg(file.path())
+            .output();
         match made {
             Ok(made) if made.status.success() => {
                 let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
