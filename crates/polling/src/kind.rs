@@ -151,14 +151,8 @@ mod tests {
     fn a_configuration_spells_a_policy_by_its_name() {
         let kind: PolicyKind = serde_json::from_str("\"per-source-window\"").unwrap();
         assert_eq!(kind, PolicyKind::PerSourceWindow);
-        assert_eq!(
-            serde_json::to_string(&kind).unwrap(),
-            "\"per-source-window\""
-        );
+        assert_eq!(serde_json::to_string(&kind).unwrap(), "\"per-source-window\"");
         let error = serde_json::from_str::<PolicyKind>("\"bussy\"").unwrap_err();
-        assert!(
-            error.to_string().contains("did you mean 'busy'?"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("did you mean 'busy'?"), "{error}");
     }
 }

@@ -162,9 +162,7 @@ fn source(word: &str, ready: &mut Ready) -> Option<()> {
     } else {
         (Kind::Other, word.strip_prefix('o')?)
     };
-    let slot = number(slot, "")
-        .ok()
-        .filter(|&slot| slot < Ready::MOST_SLOTS)?;
+    let slot = number(slot, "").ok().filter(|&slot| slot < Ready::MOST_SLOTS)?;
     (ready.iter().count() < Ready::KEPT).then(|| ready.push(Slot(slot), kind))
 }
 
