@@ -161,6 +161,7 @@ fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
                 policy: Box::new(Fixed(window)),
                 window_max: window,
                 idle_after: Nanos::from_millis(1),
+                calibrate: false,
             };
             let (handle, thread) = spawn(options, |_ring| Echo::default()).unwrap();
             test(&handle);
@@ -420,5 +421,30 @@ fn a_hundred_sources_are_all_heard() {
             bells.iter().for_each(|(outside, _)| outside.ring());
             bells.iter().for_each(|(_, hear)| hear_work(hear, 1));
         }
+    });
+}
+
+#[test]
+fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        handle.attach(bell).unwrap();
+        handle.calibrate().unwrap();
+        handle.call(|target| target.record_waits(64)).unwrap();
+        for window in [0, 1_000, 0, 50_000] {
+            let set = move |target: &mut EventLoop<Bell>| {
+                target.set_policy(Box::new(Fixed(Nanos(window))), Nanos(window));
+                target.stats().waits
+            };
+            let before = handle.call(set).unwrap();
+            outside.ring();
+            hear_work(&hear, 1);
+            // The loop waits as soon as it is left alone for a moment.
+            while handle.call(|target| target.stats().waits).unwrap() == before {}
+        }
+        let trace = handle.call(|target| target.take_recording("a test".into())).unwrap().expect("it was recording");
+        assert!(!trace.waits.is_empty());
+        assert_eq!(Some(trace.block), handle.call(|target| target.block_cost()).unwrap());
+        assert!(handle.call(|target| target.take_recording(String::new())).unwrap().is_none());
     });
 }
