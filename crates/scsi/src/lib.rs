@@ -1,0 +1,63 @@
+//! SCSI commands: CDB in; disk operation, or data and sense out.
+//!
+//! A [`LogicalUnit`] is a disk as SCSI has it. It knows neither what carries its commands nor what runs its disk
+//! operations: whoever has a CDB [begins](LogicalUnit::begin) a command with it, and does what each [`Step`] says until
+//! the command is done.
+//!
+//! ```text
+//!            ┌──────────────── retry ◀── Wait ◀──┐
+//!            ▼                                   │
+//!   CDB ── begin ──────────────────────────────▶ Step ──▶ Done: status, sense, data-in
+//!            ▲                                   │    ──▶ Overrun: the buffers are too short
+//!            │                                   ▼
+//!          step ◀── Ok or errno ── the disk ◀── Disk: operation, offset, length, which memory
+//! ```
+//!
+//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy.
+//! A [`Command`] is the room that one takes while it is under way; it is recycled.
+//!
+//! # What keeps commands apart
+//!
+//! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
+//! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
+//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
+//!
+//! # What it knows
+//!
+//! | | |
+//! |---|---|
+//! | medium | READ, WRITE 6/10/12/16; VERIFY, WRITE AND VERIFY 10/12/16; SYNCHRONIZE CACHE, WRITE SAME 10/16; UNMAP; COMPARE AND WRITE |
+//! | state | TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL, REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
+//! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS, SUPPORTED OPERATION CODES, SUPPORTED TASK MANAGEMENT FUNCTIONS |
+//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types |
+//!
+//! Rules are those of SAM-5, SPC-5 and SBC-4, whose clauses are named by their titles: their numbers change from one
+//! revision to the next.
+
+#![forbid(unsafe_code)]
+
+mod absent;
+mod cdb;
+mod command;
+mod config;
+mod execute;
+mod gate;
+mod inquiry;
+mod medium;
+mod mode;
+mod nexus;
+mod persist;
+mod report;
+mod reservations;
+mod sense;
+#[cfg(test)]
+mod testing;
+mod unit;
+mod work;
+
+pub use absent::absent;
+pub use command::{Command, DataOut, DiskOp, Done, Memory, Step, Task};
+pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
+pub use nexus::{Attention, Nexus, NexusId};
+pub use sense::{Code, Key, Pointer, Sense, Status};
+pub use unit::LogicalUnit;
