@@ -264,3 +264,6 @@ fn needs_medium(run: Run) -> bool {
             | CompareAndWrite
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -139,7 +139,7 @@ impl Nexus {
         self.flags.fetch_and(!mask | flags, Ordering::SeqCst);
     }
 
-    /// Establishes a unit attention. What a reset undid need not be told.
+    /// Establishes a unit attention.
     pub(crate) fn attend(&self, attention: Attention) {
         self.pending.fetch_or(attention as u16, Ordering::SeqCst);
         self.flags.fetch_or(Flags::ATTENTION, Ordering::SeqCst);
@@ -151,11 +151,17 @@ impl Nexus {
         self.flags.fetch_and(!Flags::ATTENTION, Ordering::SeqCst);
         let pending = self.pending.load(Ordering::SeqCst);
         let first = Attention::ALL.into_iter().find(|a| pending & *a as u16 != 0)?;
-        let left = self.pending.fetch_and(!(first as u16), Ordering::SeqCst) & !(first as u16);
+        self.forget(first);
+        Some(Sense::new(Key::UnitAttention, first.code()))
+    }
+
+    /// Clears one unit attention.
+    pub(crate) fn forget(&self, attention: Attention) {
+        self.flags.fetch_and(!Flags::ATTENTION, Ordering::SeqCst);
+        let left = self.pending.fetch_and(!(attention as u16), Ordering::SeqCst) & !(attention as u16);
         if left != 0 {
             self.flags.fetch_or(Flags::ATTENTION, Ordering::SeqCst);
         }
-        Some(Sense::new(Key::UnitAttention, first.code()))
     }
 }
 

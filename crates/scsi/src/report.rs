@@ -2,6 +2,7 @@
 
 use crate::cdb::{ACTION, Spec, TABLE};
 use crate::execute::{Answer, Call};
+use crate::nexus::Attention;
 use crate::sense::Sense;
 use crate::unit::LogicalUnit;
 
@@ -138,6 +139,8 @@ pub(crate) fn report_luns(call: Call<'_>) -> Answer {
     if allocated < 16 {
         return Err(Sense::cdb(6).into());
     }
+    // Whoever asks need not be told (SAM-5, unit attention conditions).
+    call.task.nexus.forget(Attention::LunsChanged);
     let data = &mut call.command.response;
     data.extend((8 * luns.len() as u32).to_be_bytes());
     data.extend([0; 4]);

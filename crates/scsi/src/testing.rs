@@ -1,6 +1,6 @@
 //! A logical unit with a disk of memory behind it.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use egret_disk::Op;
 use rustix::io::Errno;
@@ -59,8 +59,9 @@ impl Rig {
         let unit = LogicalUnit::new(config).unwrap();
         let nexus = unit.attach(nexus(1));
         nexus.take_attention();
-        let disk = (0..BLOCKS * BLOCK).map(|i| (i / BLOCK) as u8 ^ i as u8).collect();
-        Self { unit, disk, nexus, command: Command::new(), ops: Vec::new(), fails: None }
+        static DISK: LazyLock<Vec<u8>> =
+            LazyLock::new(|| (0..BLOCKS * BLOCK).map(|i| (i / BLOCK) as u8 ^ i as u8).collect());
+        Self { unit, disk: DISK.clone(), nexus, command: Command::new(), ops: Vec::new(), fails: None }
     }
 
     /// Another initiator, which knows what there is to know.
@@ -79,24 +80,28 @@ impl Rig {
     }
 
     /// A command, from beginning to end, with `room` bytes for data-in.
+    #[track_caller]
     pub(crate) fn run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> Reply {
-        let mut data = vec![0xaa; room];
-        match self.steps(cdb, out, &mut data) {
-            Ok(Done { status, sense, moved }) => {
-                let given = self.command.data_in();
-                assert!(given.is_empty() || given.len() as u64 == moved);
-                data[..given.len()].copy_from_slice(given);
-                data.truncate(if room == 0 { 0 } else { moved as usize });
-                assert_eq!(sense.is_some(), status == Status::CheckCondition);
-                Reply { status, sense, data, moved }
-            }
-            Err(needed) => panic!("overrun: {needed} bytes needed"),
-        }
+        self.try_run(cdb, out, room).expect("buffers that are long enough")
     }
 
     /// How many bytes a command would need.
+    #[track_caller]
     pub(crate) fn overrun(&mut self, cdb: &[u8], out: &[u8], room: usize) -> u64 {
-        self.steps(cdb, out, &mut vec![0; room]).unwrap_err()
+        self.try_run(cdb, out, room).unwrap_err()
+    }
+
+    /// A command, from beginning to end; or how many bytes it would need.
+    pub(crate) fn try_run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> Result<Reply, u64> {
+        let mut data = vec![0xaa; room];
+        let Done { status, sense, moved } = self.steps(cdb, out, &mut data)?;
+        let given = self.command.data_in();
+        if status == Status::Good && !given.is_empty() {
+            assert_eq!(given.len() as u64, moved);
+            data[..given.len()].copy_from_slice(given);
+        }
+        data.truncate(moved as usize);
+        Ok(Reply { status, sense, data, moved })
     }
 
     fn steps(&mut self, cdb: &[u8], out: &[u8], data: &mut [u8]) -> Result<Done, u64> {
