@@ -13,9 +13,9 @@ use crate::work::Work;
 /// What an initiator asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Task<'a> {
-    /// The command descriptor block, at least as long as it should be. What follows its end is not looked at.
+    /// The command descriptor block. What follows its end, which its first byte tells, is not looked at.
     pub cdb: &'a [u8],
-    /// Who asks.
+    /// Who asks: a nexus of this logical unit.
     pub nexus: &'a Nexus,
     /// The target's logical units, for REPORT LUNS: each the eight bytes of the LUN structure (SAM-5, logical unit
     /// numbers) as a big-endian number.

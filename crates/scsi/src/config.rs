@@ -45,7 +45,7 @@ pub struct DiscardConfig {
     pub reads_zeroes: bool,
 }
 
-/// What a logical unit is made of.
+/// What a logical unit is made of: what is known of the disk, and how it presents itself.
 #[derive(Clone, Debug)]
 pub struct LunConfig {
     /// The disk's size, in bytes. What is less than a block at its end is not used.
@@ -87,7 +87,7 @@ pub struct LunConfig {
 }
 
 impl Default for LunConfig {
-    /// A disk of no size that can write and has nothing special.
+    /// A disk of no size and no name that can write and has nothing special.
     fn default() -> Self {
         Self {
             capacity_bytes: 0,
@@ -151,6 +151,9 @@ pub enum ConfigError {
         /// How many characters there may be.
         max: usize,
     },
+    /// Two such units would be taken for the same one.
+    #[error("a logical unit needs a serial number or a world wide name: initiators tell units apart by them")]
+    Nameless,
     /// Not a world wide name.
     #[error("world wide name must begin with 2, 3 or 5 (8 bytes) or 6 (16 bytes), got {0:x?}")]
     Naa(Naa),
@@ -213,6 +216,7 @@ impl LunConfig {
         }
         match self.naa {
             Some(naa) if !naa.is_known() => Err(ConfigError::Naa(naa)),
+            None if self.serial.is_empty() => Err(ConfigError::Nameless),
             _ => Ok(()),
         }
     }
@@ -223,7 +227,7 @@ mod tests {
     use super::*;
 
     fn good() -> LunConfig {
-        LunConfig { capacity_bytes: 1 << 20, ..LunConfig::default() }
+        LunConfig { capacity_bytes: 1 << 20, serial: "1".into(), ..LunConfig::default() }
     }
 
     #[test]
@@ -249,6 +253,10 @@ mod tests {
         assert_eq!(
             says(LunConfig { naa: Some(Naa::Short(1)), ..good() }),
             "world wide name must begin with 2, 3 or 5 (8 bytes) or 6 (16 bytes), got Short(1)"
+        );
+        assert_eq!(
+            says(LunConfig { serial: String::new(), ..good() }),
+            "a logical unit needs a serial number or a world wide name: initiators tell units apart by them"
         );
         assert_eq!(
             says(LunConfig { max_write_zeroes_bytes: 0, ..good() }),

@@ -25,7 +25,6 @@ impl LogicalUnit {
     ///
     /// `command` is of no other task that is under way. When this returns [`Step::Disk`] or [`Step::Wait`] the command
     /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
-    #[inline]
     pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
         command.reset();
         let parsed = self.find(task.cdb);
@@ -57,7 +56,6 @@ impl LogicalUnit {
     /// # Panics
     ///
     /// When no operation of the command is out.
-    #[inline]
     pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
         let op = command.out.take().expect("a command without an operation that is out");
         if let Err(errno) = result {

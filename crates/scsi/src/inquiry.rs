@@ -55,7 +55,7 @@ impl LogicalUnit {
         // Offsets are those of the page less its header.
         data.resize(0x3c, 0);
         let mut put = |at: usize, bytes: &[u8]| data[at - 4..][..bytes.len()].copy_from_slice(bytes);
-        put(4, &[0x01, config.max_compare_and_write_blocks]);
+        put(4, &[0x01, self.max_compare_and_write_blocks()]);
         let granularity = (config.physical_block_bytes / config.logical_block_bytes).min(u32::from(u16::MAX)) as u16;
         put(6, &granularity.to_be_bytes());
         put(8, &short(config.max_transfer_bytes).to_be_bytes());

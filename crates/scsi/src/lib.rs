@@ -16,11 +16,40 @@
 //! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy.
 //! A [`Command`] is the room that one takes while it is under way; it is recycled.
 //!
+//! ```
+//! use egret_scsi::{Command, LogicalUnit, LunConfig, NexusId, Status, Step, Task};
+//!
+//! let config = LunConfig { capacity_bytes: 1 << 30, serial: "pond-7".into(), ..LunConfig::default() };
+//! let unit = LogicalUnit::new(config)?;
+//! let nexus = unit.attach(NexusId { initiator: 1, port: 1 });
+//! let mut command = Command::new();
+//!
+//! let read_capacity = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+//! let task = Task { cdb: &read_capacity, nexus: &nexus, luns: &[0], data_in: 8, data_out: 0, lane: 0 };
+//! let no_data: &[u8] = &[];
+//! // A new nexus hears of the power on before anything else.
+//! let Step::Done(done) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!(done.status, Status::CheckCondition);
+//! let Step::Done(done) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!(done.status, Status::Good);
+//! assert_eq!(command.data_in(), [0, 0x1f, 0xff, 0xff, 0, 0, 2, 0]);
+//!
+//! let read = [0x28, 0, 0, 0, 0, 7, 0, 0, 8, 0];
+//! let task = Task { cdb: &read, data_in: 4096, ..task };
+//! let Step::Disk(op) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!((op.offset, op.len), (7 * 512, 8 * 512));
+//! // The disk fills the initiator's memory; then:
+//! let Step::Done(done) = unit.step(&mut command, Ok(()), &no_data) else { unreachable!() };
+//! assert_eq!((done.status, done.moved), (Status::Good, 4096));
+//! # Ok::<(), egret_scsi::ConfigError>(())
+//! ```
+//!
 //! # What keeps commands apart
 //!
 //! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
 //! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
-//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
+//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks. All of this is per logical unit: a disk
+//! that is offered twice must be one [`LogicalUnit`] with two ports.
 //!
 //! # What it knows
 //!

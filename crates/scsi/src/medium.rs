@@ -90,7 +90,7 @@ impl LogicalUnit {
         let blocks = u64::from(call.cdb.bytes[13]);
         let range = self.range(call.cdb.lba(), blocks)?;
         self.writable()?;
-        if blocks > u64::from(self.config.max_compare_and_write_blocks) {
+        if blocks > u64::from(self.max_compare_and_write_blocks()) {
             return Err(Sense::cdb(13).into());
         }
         if blocks == 0 {
@@ -279,6 +279,15 @@ impl LogicalUnit {
     /// As much of `bytes` as is whole blocks; the configuration has at least one.
     fn whole_blocks(&self, bytes: u64) -> u64 {
         bytes - bytes % self.block()
+    }
+
+    /// The most that COMPARE AND WRITE compares: no more than a command may move.
+    pub(crate) fn max_compare_and_write_blocks(&self) -> u8 {
+        let most = self.config.max_compare_and_write_blocks;
+        match self.config.max_transfer_bytes / self.block() {
+            0 => most,
+            transfer => most.min(transfer.min(0xff) as u8),
+        }
     }
 
     /// The most that one UNMAP may have, in bytes: as many ranges as there may be, each as long as the disk takes at

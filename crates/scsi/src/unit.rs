@@ -82,7 +82,7 @@ impl LogicalUnit {
     }
 
     /// Forgets a nexus that will not come back, unless it has registered a key: a registration outlasts connections
-    /// (SPC-5).
+    /// (SPC-5). Who still has it must not use it any more.
     pub fn detach(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
@@ -91,10 +91,12 @@ impl LogicalUnit {
         }
     }
 
-    /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations, and every nexus
-    /// is told. Commands that are under way are the caller's, who aborts them first.
+    /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write
+    /// cache, and every nexus is told. Commands that are under way are the caller's, who aborts them first.
+    ///
+    /// The write cache stays as it is because an initiator that has turned it off no longer flushes, and may not look
+    /// again whether it is still off.
     pub fn reset(&self) {
-        self.write_cache.store(self.config.write_cache, Ordering::SeqCst);
         let mut state = self.state();
         state.preventing.clear();
         state.medium = Medium::Ready;

@@ -1,11 +1,12 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use egret_disk::Op;
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb16, config, nexus};
-use crate::{Attention, Done, Key, LunConfig, Status};
+use crate::{Attention, Done, Key, LunConfig, Memory, Status};
 
 /// Begins a command that is not run to its end.
 fn begin(rig: &Rig, command: &mut Command, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> Step {
@@ -60,7 +61,7 @@ fn a_reset_tells_those_whom_it_concerns_and_undoes_what_a_power_on_would() {
     rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
     other.take_attention();
     rig.unit.reset();
-    assert!(rig.unit.write_cache());
+    assert!(!rig.unit.write_cache(), "whoever turned it off does not flush");
     for nexus in [rig.nexus.clone(), other.clone()] {
         assert_eq!(rig.run_as(&nexus, &[0; 6], &[], 0).sense().code, Code::UNIT_RESET);
         rig.run_as(&nexus, &[0; 6], &[], 0).good();
@@ -126,6 +127,64 @@ fn one_that_waits_and_is_aborted_holds_nobody_up() {
     assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
     assert!(is_disk(rig.unit.retry(&mut second, &rig.nexus), Op::Read));
     rig.unit.abort(&mut second);
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn several_threads_count_with_compare_and_write_and_lose_nothing() {
+    const THREADS: u8 = 4;
+    const EACH: u64 = 50;
+    let rig = Rig::new(config());
+    let (unit, nexus) = (&rig.unit, &rig.nexus);
+    let disk = &Mutex::new(vec![0; 4 * BLOCK]);
+    let run = |command: &mut Command, cdb: &[u8], data: &[u8], lane: u8| {
+        let task = Task { cdb, nexus, luns: &[], data_in: 0, data_out: data.len() as u64, lane: lane.into() };
+        let mut step = unit.begin(command, &task, &data);
+        loop {
+            step = match step {
+                Step::Disk(op) => {
+                    let (at, len) = (op.offset as usize, op.len as usize);
+                    let mut disk = disk.lock().unwrap();
+                    match op.memory {
+                        Memory::Scratch => command.scratch().copy_from_slice(&disk[at..at + len]),
+                        Memory::DataOut(from) => disk[at..at + len].copy_from_slice(&data[from as usize..][..len]),
+                        _ => panic!("{op:?}"),
+                    }
+                    drop(disk);
+                    thread::yield_now();
+                    unit.step(command, OK, &data)
+                }
+                Step::Wait => {
+                    thread::yield_now();
+                    unit.retry(command, nexus)
+                }
+                Step::Done(done) => return done,
+                Step::Overrun { .. } => panic!("the buffers are long enough"),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for lane in 0..THREADS {
+            scope.spawn(move || {
+                let mut command = Command::new();
+                let (mut counted, mut seen) = (0, 0_u64);
+                while counted < EACH {
+                    let mut data = [0; 2 * BLOCK];
+                    data[..8].copy_from_slice(&seen.to_le_bytes());
+                    data[BLOCK..BLOCK + 8].copy_from_slice(&(seen + 1).to_le_bytes());
+                    match run(&mut command, &compare_and_write(1), &data, lane).sense {
+                        None => counted += 1,
+                        Some(sense) => assert_eq!(sense.key, Key::Miscompare),
+                    }
+                    // A neighbour, so that there is something to wait for.
+                    run(&mut command, &cdb10(0x2a, 0, 2, 1), &[lane; BLOCK], lane);
+                    seen = u64::from_le_bytes(disk.lock().unwrap()[BLOCK..BLOCK + 8].try_into().unwrap());
+                }
+            });
+        }
+    });
+    let counted = u64::from_le_bytes(disk.lock().unwrap()[BLOCK..BLOCK + 8].try_into().unwrap());
+    assert_eq!(counted, u64::from(THREADS) * EACH);
 }
 
 fn reserve_out(rig: &Rig, command: &mut Command, nexus: &Nexus, action: u8, kind: u8, keys: [u8; 2]) -> Step {
@@ -202,7 +261,7 @@ fn a_step_of_a_command_that_has_nothing_out_is_the_caller_s_mistake() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     /// Whatever an initiator sends, it ends with a status that its transport can deliver.
     #[test]

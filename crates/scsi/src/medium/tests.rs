@@ -274,6 +274,8 @@ fn compare_and_write_writes_if_and_only_if_all_is_equal() {
 fn compare_and_write_of_too_much_is_refused_and_absent_where_the_limit_is_zero() {
     let mut rig = rig();
     assert_eq!(rig.run(&compare_and_write(0, 129, 0), &[], 0).sense(), Sense::cdb(13));
+    let mut rig = Rig::new(LunConfig { max_transfer_bytes: 4096, ..config() });
+    assert_eq!(rig.run(&compare_and_write(0, 9, 0), &[], 0).sense(), Sense::cdb(13));
     let mut rig = Rig::new(LunConfig { max_compare_and_write_blocks: 0, ..config() });
     let unknown = Sense::illegal(Code::OPERATION_CODE);
     assert_eq!(rig.run(&compare_and_write(0, 1, 0), &[], 0).sense(), unknown);
