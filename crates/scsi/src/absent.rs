@@ -21,7 +21,7 @@ pub fn absent(command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Ste
             Run::ReportLuns => report_luns(Call { cdb, command, task, data }),
             Run::RequestSense => {
                 command.response.extend(unsupported.to_bytes());
-                command.respond(task, usize::from(cdb.bytes[4]))
+                command.respond(task, usize::from(cdb.byte(4)))
             }
             _ => Err(Refusal::Sense(unsupported)),
         },

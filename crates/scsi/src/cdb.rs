@@ -116,7 +116,8 @@ pub(crate) const ACTION: u8 = 0x1f;
 /// A CDB that has passed the checks of its table entry: long enough, and no reserved bit set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cdb {
-    pub(crate) bytes: [u8; 16],
+    /// Its bytes as a big-endian number, zeroes after its end: it fits into registers.
+    number: u128,
 }
 
 impl Cdb {
@@ -140,38 +141,55 @@ impl Cdb {
             spec = found.ok_or(Sense::cdb(1).bit(4))?;
         }
         let len = spec.usage.len();
-        let Some(given) = cdb.get(..len) else { return Err(Sense::cdb(cdb.len())) };
-        let mut bytes = [0; 16];
-        bytes[..len].copy_from_slice(given);
-        let wrong = u128::from_be_bytes(bytes) & spec.reserved;
+        // What is on the wire is often longer than the CDB: then all is copied at once, and the end made zero.
+        let mut number = match cdb.first_chunk() {
+            Some(bytes) => u128::from_be_bytes(*bytes),
+            None if cdb.len() < len => return Err(Sense::cdb(cdb.len())),
+            None => cdb.iter().fold(0, |n, byte| n << 8 | u128::from(*byte)) << (8 * (16 - cdb.len())),
+        };
+        number &= !(u128::MAX.checked_shr(8 * len as u32).unwrap_or(0));
+        let wrong = number & spec.reserved;
         if wrong != 0 {
             let zeroes = wrong.leading_zeros();
             return Err(Sense::cdb(zeroes as usize / 8).bit(7 - (zeroes % 8) as u8));
         }
-        Ok((Self { bytes }, spec))
+        Ok((Self { number }, spec))
     }
 
-    /// What the first three bits of the operation code say of the layout (SPC-5, operation code).
-    fn group(&self) -> u8 {
-        self.bytes[0] >> 5
-    }
-
-    /// Whether the bits in `mask` of byte `at` are set, any of them.
+    /// The byte at `at`.
     #[inline]
-    pub(crate) fn has(&self, at: usize, mask: u8) -> bool {
-        self.bytes[at] & mask != 0
+    pub(crate) fn byte(&self, at: usize) -> u8 {
+        (self.number >> (8 * (15 - at))) as u8
     }
 
     /// The big-endian number at `at`.
     #[inline]
     pub(crate) fn u16(&self, at: usize) -> u16 {
-        u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
+        (self.number >> (8 * (14 - at))) as u16
     }
 
     /// The big-endian number at `at`.
     #[inline]
     pub(crate) fn u32(&self, at: usize) -> u32 {
-        u32::from(self.u16(at)) << 16 | u32::from(self.u16(at + 2))
+        (self.number >> (8 * (12 - at))) as u32
+    }
+
+    /// The big-endian number at `at`.
+    #[inline]
+    fn u64(&self, at: usize) -> u64 {
+        (self.number >> (8 * (8 - at))) as u64
+    }
+
+    /// Whether the bits in `mask` of byte `at` are set, any of them.
+    #[inline]
+    pub(crate) fn has(&self, at: usize, mask: u8) -> bool {
+        self.byte(at) & mask != 0
+    }
+
+    /// What the first three bits of the operation code say of the layout (SPC-5, operation code).
+    #[inline]
+    fn group(&self) -> u8 {
+        self.byte(0) >> 5
     }
 
     /// The logical block address, where the CDB's length has it.
@@ -179,7 +197,7 @@ impl Cdb {
     pub(crate) fn lba(&self) -> u64 {
         match self.group() {
             0 => u64::from(self.u32(0) & 0x1f_ffff),
-            4 => u64::from(self.u32(2)) << 32 | u64::from(self.u32(6)),
+            4 => self.u64(2),
             _ => u64::from(self.u32(2)),
         }
     }
@@ -188,8 +206,8 @@ impl Cdb {
     #[inline]
     pub(crate) fn blocks(&self) -> u64 {
         match self.group() {
-            0 if self.bytes[4] == 0 => 256,
-            0 => u64::from(self.bytes[4]),
+            0 if self.byte(4) == 0 => 256,
+            0 => u64::from(self.byte(4)),
             4 => u64::from(self.u32(10)),
             5 => u64::from(self.u32(6)),
             _ => u64::from(self.u16(7)),
@@ -208,7 +226,7 @@ impl Cdb {
 
     /// The allocation or parameter list length of MODE SENSE and MODE SELECT, of which both sizes exist.
     pub(crate) fn mode_length(&self) -> usize {
-        if self.group() == 0 { usize::from(self.bytes[4]) } else { usize::from(self.u16(7)) }
+        if self.group() == 0 { usize::from(self.byte(4)) } else { usize::from(self.u16(7)) }
     }
 }
 

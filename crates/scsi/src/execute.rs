@@ -3,11 +3,12 @@
 use rustix::io::Errno;
 
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
-use crate::command::{Admission, Command, DataOut, Hold, Step, Task};
+use crate::command::{Admission, Command, DataOut, DiskOp, Hold, Step, Task};
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
 use crate::unit::{LogicalUnit, Medium};
+use crate::work::Work;
 
 /// What a handler is called with.
 pub(crate) struct Call<'a> {
@@ -35,7 +36,15 @@ impl LogicalUnit {
             return refusal.into();
         }
         match parsed {
-            Ok((cdb, spec)) => self.run(spec.run, Call { cdb, command, task, data }).unwrap_or_else(Step::from),
+            Ok((cdb, spec)) => {
+                let call = Call { cdb, command, task, data };
+                // Inlined here these two need not pass their results through memory, which costs more than they do.
+                match spec.run {
+                    Run::Read => self.read(call).unwrap_or_else(Step::from),
+                    Run::Write => self.write(call).unwrap_or_else(Step::from),
+                    run => self.run(run, call).unwrap_or_else(Step::from),
+                }
+            }
             Err(sense) => sense.into(),
         }
     }
@@ -78,20 +87,38 @@ impl LogicalUnit {
     }
 
     /// Lets the command in where it needs that, and begins its work.
-    #[inline]
     pub(crate) fn start(&self, command: &mut Command, nexus: &Nexus) -> Step {
-        if !matches!(command.admission, Admission::None) {
-            if !self.admit(command) {
-                return Step::Wait;
-            }
-            // Only now: who preempts and aborts first keeps the nexus out and then waits for those within, so whoever
-            // gets in unseen sees this.
-            if !matches!(command.admission, Admission::Quiet) && nexus.flags().has(Flags::NO_WRITE) {
-                self.release(command);
-                return Refusal::Conflict.into();
-            }
+        self.keep_out(command, nexus).unwrap_or_else(|| self.advance(command))
+    }
+
+    /// Likewise for a command that is one operation and nothing else, which nearly all are.
+    #[inline]
+    pub(crate) fn start_one(&self, command: &mut Command, nexus: &Nexus, op: DiskOp) -> Step {
+        command.moved = op.len;
+        if let Some(step) = self.keep_out(command, nexus) {
+            command.work = Work::Once(Some(op));
+            return step;
         }
-        self.advance(command)
+        command.out = Some(op.op);
+        Step::Disk(op)
+    }
+
+    /// Why the command does not get in, if it does not.
+    #[inline]
+    fn keep_out(&self, command: &mut Command, nexus: &Nexus) -> Option<Step> {
+        if matches!(command.admission, Admission::None) {
+            return None;
+        }
+        if !self.admit(command) {
+            return Some(Step::Wait);
+        }
+        // Only now: who preempts and aborts first keeps the nexus out and then waits for those within, so whoever gets
+        // in unseen sees this.
+        if !matches!(command.admission, Admission::Quiet) && nexus.flags().has(Flags::NO_WRITE) {
+            self.release(command);
+            return Some(Refusal::Conflict.into());
+        }
+        None
     }
 
     /// Asks the gate; false to wait.
@@ -168,7 +195,7 @@ impl LogicalUnit {
             Access::Free => false,
             Access::Read => flags.has(Flags::NO_READ),
             Access::Write => flags.has(Flags::NO_WRITE),
-            Access::Unless { byte, mask, is } => flags.has(Flags::NO_WRITE) && cdb.bytes[byte] & mask != is,
+            Access::Unless { byte, mask, is } => flags.has(Flags::NO_WRITE) && cdb.byte(byte) & mask != is,
         };
         if found.is_some_and(keeps_out) {
             return Err(Refusal::Conflict);
@@ -200,7 +227,7 @@ impl LogicalUnit {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn run(&self, run: Run, call: Call<'_>) -> Answer {
         match run {
             Run::Read => self.read(call),
@@ -227,14 +254,6 @@ impl LogicalUnit {
             Run::ReportOpcodes => self.report_opcodes(call),
             Run::ReportTaskManagement => report_task_management(call),
         }
-    }
-}
-
-impl Call<'_> {
-    /// Begins the work that has been put into the command.
-    #[inline]
-    pub(crate) fn start(self, unit: &LogicalUnit) -> Answer {
-        Ok(unit.start(self.command, self.task.nexus))
     }
 }
 

@@ -21,7 +21,7 @@ impl LogicalUnit {
     /// INQUIRY (SPC-5).
     pub(crate) fn inquiry(&self, call: Call<'_>) -> Answer {
         let Call { cdb, command, task, .. } = call;
-        let (vital, page) = (cdb.has(1, 1), cdb.bytes[2]);
+        let (vital, page) = (cdb.has(1, 1), cdb.byte(2));
         let data = &mut command.response;
         match (vital, page) {
             (false, 0) => standard(data, &self.config, DISK),
@@ -145,7 +145,7 @@ impl LogicalUnit {
         };
         let sense = attention.or_else(|| self.not_ready()).unwrap_or(Sense::NOTHING);
         call.command.response.extend(sense.to_bytes());
-        call.command.respond(call.task, usize::from(call.cdb.bytes[4]))
+        call.command.respond(call.task, usize::from(call.cdb.byte(4)))
     }
 }
 

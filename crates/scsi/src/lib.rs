@@ -48,16 +48,20 @@
 //!
 //! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
 //! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
-//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks. All of this is per logical unit: a disk
-//! that is offered twice must be one [`LogicalUnit`] with two ports.
+//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
+//!
+//! All of this is per logical unit: a disk that is offered twice must be one [`LogicalUnit`] with two ports.
 //!
 //! # What it knows
 //!
 //! | | |
 //! |---|---|
-//! | medium | READ, WRITE 6/10/12/16; VERIFY, WRITE AND VERIFY 10/12/16; SYNCHRONIZE CACHE, WRITE SAME 10/16; UNMAP; COMPARE AND WRITE |
-//! | state | TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL, REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
-//! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS, SUPPORTED OPERATION CODES, SUPPORTED TASK MANAGEMENT FUNCTIONS |
+//! | medium | READ and WRITE 6/10/12/16, VERIFY and WRITE AND VERIFY 10/12/16 |
+//! | | SYNCHRONIZE CACHE and WRITE SAME 10/16, UNMAP, COMPARE AND WRITE |
+//! | state | TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL |
+//! | | REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
+//! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS |
+//! | | REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS |
 //! | sharing | PERSISTENT RESERVE IN and OUT, with all six types |
 //!
 //! Rules are those of SAM-5, SPC-5 and SBC-4, whose clauses are named by their titles: their numbers change from one

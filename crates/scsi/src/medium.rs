@@ -23,7 +23,7 @@ const UNMAP_DESCRIPTOR: usize = 16;
 
 impl LogicalUnit {
     /// READ (6), (10), (12) and (16) (SBC-4).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read(&self, call: Call<'_>) -> Answer {
         let range = self.transfer(&call.cdb)?;
         let len = range.end - range.start;
@@ -33,23 +33,19 @@ impl LogicalUnit {
         if len > call.task.data_in {
             return Err(Refusal::Overrun(len));
         }
-        call.command.moved = len;
         let op = DiskOp { op: Op::Read, offset: range.start, len, memory: Memory::DataIn };
-        call.command.work = Work::Once(Some(op));
-        call.start(self)
+        Ok(self.start_one(call.command, call.task.nexus, op))
     }
 
     /// WRITE (6), (10), (12) and (16) (SBC-4).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(&self, call: Call<'_>) -> Answer {
         let range = self.transfer(&call.cdb)?;
         // WRITE (6) has an address where the others have FUA.
-        let fua = call.cdb.bytes[0] != 0x0a && call.cdb.has(1, FUA) || !self.write_cache();
+        let fua = call.cdb.byte(0) != 0x0a && call.cdb.has(1, FUA) || !self.write_cache();
         let Some(op) = self.data_out(&call, &range, fua)? else { return Ok(Step::good(0)) };
-        call.command.work = Work::Once(Some(op));
-        call.command.moved = op.len;
         call.command.admission = Admission::Change(range, call.task.lane);
-        call.start(self)
+        Ok(self.start_one(call.command, call.task.nexus, op))
     }
 
     /// WRITE AND VERIFY (10), (12) and (16) (SBC-4).
@@ -64,7 +60,7 @@ impl LogicalUnit {
         call.command.work = self.verify_work(&range, against, Some(write));
         call.command.moved = write.len;
         call.command.admission = Admission::Change(range, call.task.lane);
-        call.start(self)
+        Ok(self.start(call.command, call.task.nexus))
     }
 
     /// VERIFY (10), (12) and (16) (SBC-4).
@@ -82,12 +78,12 @@ impl LogicalUnit {
         }
         call.command.moved = needed;
         call.command.work = self.verify_work(&range, against, None);
-        call.start(self)
+        Ok(self.start(call.command, call.task.nexus))
     }
 
     /// COMPARE AND WRITE (SBC-4).
     pub(crate) fn compare_and_write(&self, call: Call<'_>) -> Answer {
-        let blocks = u64::from(call.cdb.bytes[13]);
+        let blocks = u64::from(call.cdb.byte(13));
         let range = self.range(call.cdb.lba(), blocks)?;
         self.writable()?;
         if blocks > u64::from(self.max_compare_and_write_blocks()) {
@@ -104,14 +100,13 @@ impl LogicalUnit {
         call.command.work = Work::CompareAndWrite { phase: Phase::Read, offset, len, fua };
         call.command.moved = 2 * len;
         call.command.admission = Admission::Alone(range);
-        call.start(self)
+        Ok(self.start(call.command, call.task.nexus))
     }
 
     /// SYNCHRONIZE CACHE (10) and (16) (SBC-4): all of the cache, and never before it is done.
     pub(crate) fn synchronize_cache(&self, call: Call<'_>) -> Answer {
         self.range(call.cdb.lba(), call.cdb.blocks())?;
-        call.command.work = Work::Once(Some(DiskOp::FLUSH));
-        call.start(self)
+        Ok(self.start_one(call.command, call.task.nexus, DiskOp::FLUSH))
     }
 
     /// WRITE SAME (10) and (16) (SBC-4). Zeroes are written as such, whether or not the storage is to be
@@ -193,7 +188,7 @@ impl LogicalUnit {
     /// START STOP UNIT (SBC-4). Stopping writes the cache first.
     pub(crate) fn start_stop_unit(&self, call: Call<'_>) -> Answer {
         let (cdb, command) = (&call.cdb, call.command);
-        let (condition, no_flush, load, start) = (cdb.bytes[4] >> 4, cdb.has(4, 4), cdb.has(4, 2), cdb.has(4, 1));
+        let (condition, no_flush, load, start) = (cdb.byte(4) >> 4, cdb.has(4, 4), cdb.has(4, 2), cdb.has(4, 1));
         if condition != 0 {
             return Err(Sense::cdb(4).bit(7).into());
         }
@@ -225,7 +220,7 @@ impl LogicalUnit {
         let nexus = call.task.nexus.id();
         let mut state = self.state();
         state.preventing.retain(|n| *n != nexus);
-        match call.cdb.bytes[4] {
+        match call.cdb.byte(4) {
             0 => {}
             1 => state.preventing.push(nexus),
             _ => return Err(Sense::cdb(4).bit(1).into()),
@@ -302,7 +297,7 @@ impl LogicalUnit {
 
 /// BYTCHK, in byte 1.
 fn byte_check(cdb: &Cdb) -> Result<Against, Sense> {
-    match cdb.bytes[1] >> 1 & 3 {
+    match cdb.byte(1) >> 1 & 3 {
         0 => Ok(Against::Nothing),
         1 => Ok(Against::Data),
         3 => Ok(Against::Block),

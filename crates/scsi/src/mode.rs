@@ -1,5 +1,6 @@
 //! MODE SENSE and MODE SELECT: the caching and control pages.
 
+use crate::cdb::Cdb;
 use crate::command::{DiskOp, Step};
 use crate::execute::{Answer, Call};
 use crate::nexus::Attention;
@@ -71,7 +72,7 @@ impl LogicalUnit {
     /// MODE SENSE (6) and (10) (SPC-5).
     pub(crate) fn mode_sense(&self, call: Call<'_>) -> Answer {
         let Call { cdb, command, task, .. } = call;
-        let (control, code, subpage) = (cdb.bytes[2] >> 6, cdb.bytes[2] & 0x3f, cdb.bytes[3]);
+        let (control, code, subpage) = (cdb.byte(2) >> 6, cdb.byte(2) & 0x3f, cdb.byte(3));
         if control == 3 {
             return Err(Sense::illegal(Code::SAVING).into());
         }
@@ -83,7 +84,7 @@ impl LogicalUnit {
         if subpage != 0 && subpage != ALL_SUBPAGES {
             return Err(Sense::cdb(3).into());
         }
-        let short = is_short(&call.cdb.bytes);
+        let short = is_short(&call.cdb);
         let long_lba = !short && cdb.has(1, LONG_REQUEST);
         let descriptor = match (cdb.has(1, NO_DESCRIPTORS), long_lba) {
             (true, _) => Vec::new(),
@@ -130,7 +131,7 @@ impl LogicalUnit {
         }
         command.take_list(task, data, len)?;
         let before = self.write_cache();
-        let after = self.selected(&command.scratch, is_short(&cdb.bytes))?;
+        let after = self.selected(&command.scratch, is_short(&cdb))?;
         if after != before {
             self.set_write_cache(after);
             self.attend(Attention::ModeChanged, Some(task.nexus.id()));
@@ -219,8 +220,8 @@ impl LogicalUnit {
 }
 
 /// Whether it is the six-byte command.
-fn is_short(cdb: &[u8; 16]) -> bool {
-    cdb[0] >> 5 == 0
+fn is_short(cdb: &Cdb) -> bool {
+    cdb.byte(0) >> 5 == 0
 }
 
 #[cfg(test)]

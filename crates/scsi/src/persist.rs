@@ -28,7 +28,7 @@ impl LogicalUnit {
         let Call { cdb, command, task, .. } = call;
         let data = &mut command.response;
         let state = self.state();
-        match cdb.bytes[1] & 0x1f {
+        match cdb.byte(1) & 0x1f {
             0 => read_keys(&state, data),
             1 => read_reservation(&state, data),
             2 => {
@@ -47,7 +47,7 @@ impl LogicalUnit {
     /// PERSISTENT RESERVE OUT (SPC-5).
     pub(crate) fn reserve_out(&self, call: Call<'_>) -> Answer {
         let Call { cdb, command, task, data } = call;
-        let (action, scope, kind) = (cdb.bytes[1] & 0x1f, cdb.bytes[2] >> 4, cdb.bytes[2] & 0xf);
+        let (action, scope, kind) = (cdb.byte(1) & 0x1f, cdb.byte(2) >> 4, cdb.byte(2) & 0xf);
         let len = cdb.u32(5) as usize;
         if len != LIST {
             return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());

@@ -44,8 +44,8 @@ impl LogicalUnit {
     /// REPORT SUPPORTED OPERATION CODES (SPC-5).
     pub(crate) fn report_opcodes(&self, call: Call<'_>) -> Answer {
         let Call { cdb, command, task, .. } = call;
-        let (timeouts, options) = (cdb.has(2, 0x80), cdb.bytes[2] & 0x07);
-        let (code, action) = (cdb.bytes[3], cdb.u16(4));
+        let (timeouts, options) = (cdb.has(2, 0x80), cdb.byte(2) & 0x07);
+        let (code, action) = (cdb.byte(3), cdb.u16(4));
         let data = &mut command.response;
         if options == 0 {
             data.extend([0; 4]);
@@ -130,7 +130,7 @@ pub(crate) fn report_task_management(call: Call<'_>) -> Answer {
 
 /// REPORT LUNS (SPC-5).
 pub(crate) fn report_luns(call: Call<'_>) -> Answer {
-    let (select, allocated) = (call.cdb.bytes[2], call.cdb.u32(6) as usize);
+    let (select, allocated) = (call.cdb.byte(2), call.cdb.u32(6) as usize);
     let luns = match select {
         _ if SELECT_ALL.contains(&select) => call.task.luns,
         _ if SELECT_NONE.contains(&select) => &[],
@@ -150,7 +150,7 @@ pub(crate) fn report_luns(call: Call<'_>) -> Answer {
 
 /// LOG SENSE (SPC-5): the supported log pages, which is all there is.
 pub(crate) fn log_sense(call: Call<'_>) -> Answer {
-    let (cdb, page) = (call.cdb, call.cdb.bytes[2] & 0x3f);
+    let (cdb, page) = (call.cdb, call.cdb.byte(2) & 0x3f);
     if cdb.has(1, 0x02) {
         // PPC: there are no parameters to have changed.
         return Err(Sense::cdb(1).bit(1).into());
@@ -161,7 +161,7 @@ pub(crate) fn log_sense(call: Call<'_>) -> Answer {
     if cdb.u16(5) != 0 {
         return Err(Sense::cdb(5).into());
     }
-    let list: &[u8] = match cdb.bytes[3] {
+    let list: &[u8] = match cdb.byte(3) {
         0x00 => &[0x00, 0, 0, 1, 0x00],
         // With subpages.
         0xff => &[0x40, 0xff, 0, 4, 0x00, 0x00, 0x00, 0xff],
