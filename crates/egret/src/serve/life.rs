@@ -72,14 +72,18 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
 
 /// Waits for the end; on a terminal with a line now and then, elsewhere without ever waking up.
 fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
-    let watched = stdout().is_terminal();
+    if stdout().is_terminal() {
+        report_until_ready(daemon, signals, stats)?;
+    }
+    signals.wait().context("signals")?;
+    Ok(())
+}
+
+/// Prints a summary again and again until there is a signal.
+fn report_until_ready(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
     let mut meter = Meter::new(daemon);
     let every = Timespec::try_from(EVERY)?;
-    while watched {
-        let ready = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every));
-        if ready? > 0 {
-            break;
-        }
+    while poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every))? == 0 {
         if let Some(line) = meter.line(daemon) {
             println!("{line}");
         }
@@ -87,6 +91,5 @@ fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
             print!("{}", waits(daemon));
         }
     }
-    signals.wait().context("signals")?;
     Ok(())
 }
