@@ -7,8 +7,8 @@ build:
 	$(CARGO) build --release --bin egret
 
 # Serves a file, loads it with a real client, and prints that next to the host's own figure.
-demo: build
-	$(CARGO) bench -q -p egret --bench demo
+demo:
+	$(CARGO) bench -p egret --bench demo
 
 # What the tests need from Debian: QEMU, fio, a kernel for the guest. Asks for root only where something is missing.
 deps:

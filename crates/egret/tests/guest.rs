@@ -6,16 +6,13 @@
 mod support;
 
 use std::env;
-use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
-
+use support::announced::Announced;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Reaped, Server};
-use support::{PATIENCE, await_some};
+use support::server::{Options, Program, Server};
 
 /// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
 const DISK: u64 = 64 << 20;
@@ -67,10 +64,8 @@ fn the_lines_that_are_printed_for_qemu_attach_the_disk() {
     let scratch = Scratch::new();
     // A name that a shell and QEMU would both like to take apart.
     let (image, socket) = (scratch.image("disk", DISK), scratch.path("one disk, 'quoted'"));
-    let mut daemon = Announced::start(&image, &socket);
-    let lines = daemon.lines_for("QEMU");
-
-    let guest = Guest::run(&["--attach", &lines], &["one-disk.sh"]);
+    let daemon = Announced::start(&image, &socket);
+    let guest = Guest::run(&["--attach", &daemon.lines_for("QEMU")], &["one-disk.sh"]);
     assert_eq!(guest.fact("vda", "bytes"), DISK.to_string());
     // QEMU has set up the four queues that the line says; a driver takes as many as it has processors.
     assert_eq!(guest.fact("vda", "queues"), "2");
@@ -165,50 +160,6 @@ impl Guest {
     fn last(&self, prefix: &str) -> &str {
         let mut found = self.console.lines().filter_map(|line| line.strip_prefix(prefix));
         found.next_back().unwrap_or_else(|| panic!("the guest did not say '{prefix}':\n{}", self.console))
-    }
-}
-
-/// A daemon that was given just a disk, and what it then printed.
-struct Announced {
-    process: Reaped,
-    text: String,
-}
-
-impl Announced {
-    /// Starts `egret serve IMAGE` and reads what it prints until it has told everything.
-    fn start(image: &Path, socket: &Path) -> Self {
-        let mut command = Program::egret().command();
-        command.arg(image).arg("--socket").arg(socket).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut process = Reaped(command.spawn().expect("the daemon's program starts"));
-        let mut printed = BufReader::new(process.0.stdout.take().expect("stdout is piped"));
-        let (send, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            while printed.read_line(&mut line).is_ok_and(|read| read > 0) && send.send(line.clone()).is_ok() {
-                line.clear();
-            }
-            let _ = printed.read_to_end(&mut Vec::new());
-        });
-        let mut text = String::new();
-        // The last monitor's lines are the last of all.
-        while !text.contains("--disk") {
-            text += &lines.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{error}; it printed {text:?}"));
-        }
-        Self { process, text }
-    }
-
-    /// The lines that it has printed for a virtual machine monitor.
-    fn lines_for(&self, monitor: &str) -> String {
-        let head = format!("  {monitor}:");
-        let lines = self.text.lines().skip_while(|line| *line != head).skip(1).take_while(|line| !line.is_empty());
-        let lines = lines.collect::<Vec<_>>().join("\n");
-        assert!(!lines.is_empty(), "nothing is printed for {monitor}: {}", self.text);
-        lines
-    }
-
-    fn terminate(&mut self) -> ExitStatus {
-        kill_process(Pid::from_child(&self.process.0), Signal::TERM).expect("our child");
-        await_some("the daemon to end", || self.process.0.try_wait().expect("our child"))
     }
 }
 
