@@ -110,6 +110,7 @@ impl Daemon {
             policy: egret_polling::build(kind, &parameters).map_err(|e| failed(e.to_string()))?,
             window_max: parameters.max,
             idle_after: Nanos::from_millis(object.poll_idle_ms.into()),
+            calibrate: kind == PolicyKind::LowRegret,
         };
         let pool = (object.thread_pool_min, object.thread_pool_max);
         let aio_max_batch = u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX);

@@ -17,12 +17,13 @@ const ROUNDS: u32 = 200;
 /// How long the measuring may take.
 const AT_MOST: Nanos = Nanos::from_millis(10);
 
-/// Plays ping-pong with another thread, each sleeping while the other runs.
+/// Measures what it costs the calling thread to sleep and be woken: it plays ping-pong with another, each sleeping
+/// while the other runs, for 10 ms at most.
 ///
 /// # Errors
 ///
 /// No thread or descriptor to be had.
-pub(crate) fn block_cost() -> io::Result<BlockCost> {
+pub fn block_cost() -> io::Result<BlockCost> {
     let ping = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let pong = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let sent = Arc::new(AtomicU64::new(0));

@@ -19,24 +19,17 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use egret_polling::{Active, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::trace::Trace;
+use egret_polling::{BlockCost, Nanos, Policy};
 
+use crate::entry::{Entry, GENERATIONS, MAILBOX, backend_key, key, slot};
 use crate::mailbox::Mailbox;
 use crate::monitor::{self, Key, Monitor, MonitorChoice};
+use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
 use crate::timers::Timers;
 use crate::{Backend, LoopStats, Source, SourceId, Turn, clock};
-
-/// How long a loop that always finds work may leave the monitor unasked, where only the monitor sees idle sources.
-const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
-/// How many looks go by between two readings of the clock while spinning.
-const LOOKS_PER_CLOCK_READ: u32 = 8;
-
-const MAILBOX: u32 = u32::MAX;
-const BACKEND: u32 = u32::MAX - 1;
-/// A key carries an index and this much of a generation.
-const GENERATIONS: u32 = 1 << 24;
 
 /// How a loop is to be.
 pub struct LoopOptions {
@@ -50,54 +43,35 @@ pub struct LoopOptions {
     pub window_max: Nanos,
     /// A source without an event for so long is left to the monitor.
     pub idle_after: Nanos,
-}
-
-struct Entry<S> {
-    source: S,
-    fd: Option<RawFd>,
-    generation: u32,
-    /// On the active list.
-    active: bool,
-    /// Its events show on its descriptor.
-    armed: bool,
-    /// On the ready list.
-    ready: bool,
-    /// On the touched list.
-    touched: bool,
-    last_event: Nanos,
-    timer: Option<Nanos>,
-    /// Where it goes when it is drained.
-    leaving: Option<mpsc::Sender<S>>,
+    /// Whether a thread of the loop's own finds out, before its first turn, what blocking costs it: 10 ms, for policies
+    /// that weigh it.
+    pub calibrate: bool,
 }
 
 /// One thread's loop: its sources, the engines they share, and how it waits.
 pub struct EventLoop<S: Source> {
     name: String,
-    backend: S::Backend,
+    pub(crate) backend: S::Backend,
     backend_fds: Vec<RawFd>,
-    monitor: Box<dyn Monitor>,
+    pub(crate) monitor: Box<dyn Monitor>,
     monitor_name: MonitorChoice,
-    monitor_asked: Nanos,
-    ring: Option<SharedRing>,
-    policy: Box<dyn Policy>,
-    window_max: Nanos,
+    pub(crate) monitor_asked: Nanos,
+    pub(crate) ring: Option<SharedRing>,
+    pub(crate) polling: Polling,
     idle_after: Nanos,
     swept: Nanos,
-    mailbox: Arc<Mailbox<Command<S>>>,
-    timers: Timers,
-    sources: Vec<Option<Entry<S>>>,
+    pub(crate) mailbox: Arc<Mailbox<Command<S>>>,
+    pub(crate) timers: Timers,
+    pub(crate) sources: Vec<Option<Entry<S>>>,
     vacant: Vec<u32>,
     next_generation: u32,
-    active: Vec<u32>,
-    ready: Vec<u32>,
+    pub(crate) active: Vec<u32>,
+    pub(crate) ready: Vec<u32>,
     touched: Vec<u32>,
-    completed: bool,
-    reports: Vec<Key>,
+    pub(crate) completed: bool,
+    pub(crate) reports: Vec<Key>,
     later: Vec<Command<S>>,
-    observed: Vec<Active>,
-    last_wait: LastWait,
-    stats: LoopStats,
-    now: Nanos,
+    pub(crate) now: Nanos,
     stopping: bool,
 }
 
@@ -118,8 +92,7 @@ impl<S: Source> EventLoop<S> {
             monitor_name: opened.name,
             monitor_asked: Nanos::ZERO,
             ring: opened.ring,
-            policy: options.policy,
-            window_max: options.window_max,
+            polling: Polling::new(options.policy, options.window_max),
             idle_after: options.idle_after,
             swept: Nanos::ZERO,
             mailbox,
@@ -133,9 +106,6 @@ impl<S: Source> EventLoop<S> {
             completed: false,
             reports: Vec::new(),
             later: Vec::new(),
-            observed: Vec::new(),
-            last_wait: LastWait::default(),
-            stats: LoopStats::default(),
             now: clock::now(),
             stopping: false,
         };
@@ -165,7 +135,7 @@ impl<S: Source> EventLoop<S> {
 
     /// The loop's counters.
     pub const fn stats(&self) -> &LoopStats {
-        &self.stats
+        &self.polling.stats
     }
 
     /// A source on this loop.
@@ -180,8 +150,32 @@ impl<S: Source> EventLoop<S> {
 
     /// Waits are decided by `policy` from here on, which begins with nothing learned.
     pub fn set_policy(&mut self, policy: Box<dyn Policy>, window_max: Nanos) {
-        self.policy = policy;
-        self.window_max = window_max;
+        self.polling.set_policy(policy, window_max);
+    }
+
+    /// What blocking costs on this thread, once it has been told.
+    pub fn block_cost(&self) -> Option<BlockCost> {
+        self.polling.block_cost()
+    }
+
+    /// Tells the policy what blocking costs, and keeps correcting it from here on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not tell threads how they fare.
+    pub fn set_block_cost(&mut self, cost: BlockCost) -> io::Result<()> {
+        self.polling.set_block_cost(cost)
+    }
+
+    /// Records waits from here on: the newest `capacity` of them, in memory that is taken now.
+    pub fn record_waits(&mut self, capacity: usize) {
+        self.polling.record(capacity);
+    }
+
+    /// Ends the recording and returns it, with a line about where it was made.
+    pub fn take_recording(&mut self, note: String) -> Option<Trace> {
+        let block = self.block_cost().unwrap_or_default();
+        Some(self.polling.take_recording()?.into_trace(note, block))
     }
 
     /// Sources without an event for so long are left to the monitor from here on.
@@ -261,7 +255,7 @@ impl<S: Source> EventLoop<S> {
     /// As [`run`](Self::run).
     pub fn turn(&mut self) -> io::Result<()> {
         self.wait()?;
-        self.stats.turns += 1;
+        self.polling.stats.turns += 1;
         self.reap();
         self.dispatch();
         self.backend.submit(self.now);
@@ -272,168 +266,6 @@ impl<S: Source> EventLoop<S> {
         self.notify();
         self.sweep();
         Ok(())
-    }
-
-    /// Looks at everything that can be seen without a system call.
-    fn look(&mut self) -> bool {
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            let Some(entry) = &mut self.sources[index as usize] else { continue };
-            if !entry.ready && entry.source.poll() {
-                entry.ready = true;
-                self.ready.push(index);
-            }
-        }
-        self.completed = self.backend.has_completions();
-        self.completed || !self.ready.is_empty() || self.mailbox.bell().rang() || self.monitor.has_reports()
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        match (self.timers.next(), self.backend.deadline()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
-    }
-
-    fn is_due(&self, now: Nanos) -> bool {
-        self.deadline().is_some_and(|deadline| deadline <= now)
-    }
-
-    /// Ends when there is something to do.
-    fn wait(&mut self) -> io::Result<()> {
-        let start = clock::now();
-        self.now = start;
-        if self.look() || self.is_due(start) {
-            self.flush()?;
-            return self.ask_monitor();
-        }
-        let before = Standing { in_flight: self.backend.in_flight(), last: self.last_wait };
-        let window = self.policy.window(&before);
-        self.count_window(window);
-        let found = window > Nanos::ZERO && self.spin(start, window)?;
-        let spun = self.now - start;
-        let slept = !found && self.block()?;
-        self.observe(start, spun, slept, before.in_flight > 0);
-        Ok(())
-    }
-
-    /// Spins until there is something to do, or the window is over; says which.
-    fn spin(&mut self, start: Nanos, window: Nanos) -> io::Result<bool> {
-        self.flush()?;
-        for at in 0..self.active.len() {
-            if let Some(entry) = &mut self.sources[self.active[at] as usize] {
-                entry.suppress();
-            }
-        }
-        let end = start + window;
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK_READ {
-                if self.look() {
-                    self.now = clock::now();
-                    self.ask_monitor()?;
-                    return Ok(true);
-                }
-                std::hint::spin_loop();
-            }
-            self.now = clock::now();
-            self.ask_monitor()?;
-            if self.is_due(self.now) || !self.ready.is_empty() {
-                return Ok(true);
-            }
-            if self.now >= end {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// Arms everything, looks once more, and sleeps; says whether it came to that.
-    fn block(&mut self) -> io::Result<bool> {
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            let Some(entry) = &mut self.sources[index as usize] else { continue };
-            if !entry.arm() && !entry.ready {
-                entry.ready = true;
-                self.ready.push(index);
-            }
-        }
-        let clear = self.backend.arm() & self.mailbox.bell().arm() & self.ready.is_empty();
-        let timeout = if clear { self.deadline().map(|deadline| deadline - self.now) } else { Some(Nanos::ZERO) };
-        let waited = self.monitor.wait(timeout, &mut self.reports);
-        self.backend.suppress();
-        self.mailbox.bell().disarm();
-        let before = self.now;
-        self.now = clock::now();
-        self.monitor_asked = self.now;
-        if clear {
-            self.stats.blocks += 1;
-            self.stats.asleep += self.now - before;
-        }
-        self.take_reports();
-        self.completed = self.backend.has_completions();
-        waited.map(|()| clear)
-    }
-
-    /// Sends what engines pushed to the shared ring, where no wait is going to do it.
-    fn flush(&self) -> io::Result<()> {
-        self.ring.as_ref().map_or(Ok(()), |ring| ring.borrow_mut().flush())
-    }
-
-    /// Asks the monitor without sleeping: when it has reports, and now and then where only it can tell, so that a busy
-    /// source does not starve the idle ones.
-    fn ask_monitor(&mut self) -> io::Result<()> {
-        let blind = self.ring.is_none() && self.now - self.monitor_asked >= MONITOR_AT_LEAST_EVERY;
-        if blind || self.monitor.has_reports() {
-            self.monitor_asked = self.now;
-            self.monitor.wait(Some(Nanos::ZERO), &mut self.reports)?;
-            self.take_reports();
-            self.completed = self.backend.has_completions();
-        }
-        Ok(())
-    }
-
-    fn take_reports(&mut self) {
-        while let Some(Key(report)) = self.reports.pop() {
-            let (index, generation) = (report as u32, (report >> 32) as u32);
-            let known = self.sources.get(index as usize).and_then(Option::as_ref);
-            if known.is_some_and(|entry| entry.generation == generation) {
-                self.mark_ready(index);
-            }
-        }
-    }
-
-    fn observe(&mut self, start: Nanos, spun: Nanos, blocked: bool, in_flight: bool) {
-        let length = self.now - start;
-        self.stats.waits += 1;
-        if blocked {
-            self.stats.spin_wasted += spun;
-        } else {
-            self.stats.hits += 1;
-            self.stats.spin_found += spun;
-        }
-        self.observed.clear();
-        let sources = &self.sources;
-        self.observed.extend(self.active.iter().filter_map(|&index| {
-            let ready = sources[index as usize].as_ref()?.ready;
-            Some(Active { slot: slot(index), kind: Kind::Queue, ready })
-        }));
-        if in_flight || self.completed {
-            self.observed.push(Active { slot: slot(BACKEND), kind: Kind::Completion, ready: self.completed });
-        }
-        let kind = match (self.completed, self.ready.is_empty()) {
-            (true, _) => Kind::Completion,
-            (false, false) => Kind::Queue,
-            (false, true) => Kind::Other,
-        };
-        self.last_wait = LastWait { kind, length };
-        self.policy.observe(&Wait { length, spun, blocked, active: &self.observed });
-    }
-
-    fn count_window(&mut self, window: Nanos) {
-        self.stats.window = window;
-        self.stats.window_sum += window.min(Nanos::from_millis(1000));
-        self.stats.window_zero += u64::from(window == Nanos::ZERO);
-        let near = Nanos(self.window_max.0 - self.window_max.0 / 8);
-        self.stats.window_near_max += u64::from(window > Nanos::ZERO && window >= near);
     }
 
     fn reap(&mut self) {
@@ -521,7 +353,7 @@ impl<S: Source> EventLoop<S> {
             }
             self.active.retain(|&other| other != index);
             self.ready.retain(|&other| other != index);
-            self.policy.forget(slot(index));
+            self.polling.forget(slot(index));
             self.vacant.push(index);
             let mut source = entry.source;
             source.detached(&mut self.backend);
@@ -537,13 +369,13 @@ impl<S: Source> EventLoop<S> {
             return;
         }
         self.swept = self.now;
-        let Self { active, sources, policy, now, idle_after, .. } = self;
+        let Self { active, sources, polling, now, idle_after, .. } = self;
         active.retain(|&index| {
             let Some(entry) = &mut sources[index as usize] else { return false };
             let stays = *now - entry.last_event < *idle_after || !entry.arm();
             if !stays {
                 entry.active = false;
-                policy.forget(slot(index));
+                polling.forget(slot(index));
             }
             stays
         });
@@ -554,7 +386,7 @@ impl<S: Source> EventLoop<S> {
         (entry.generation == id.generation).then_some(entry)
     }
 
-    fn mark_ready(&mut self, index: u32) {
+    pub(crate) fn mark_ready(&mut self, index: u32) {
         let Some(entry) = &mut self.sources[index as usize] else { return };
         if !entry.active {
             entry.active = true;
@@ -585,33 +417,4 @@ impl<S: Source> EventLoop<S> {
         self.backend_fds = fds;
         Ok(())
     }
-}
-
-impl<S: Source> Entry<S> {
-    fn suppress(&mut self) {
-        if self.armed {
-            self.armed = false;
-            self.source.suppress();
-        }
-    }
-
-    fn arm(&mut self) -> bool {
-        if !self.armed {
-            self.armed = self.source.arm();
-        }
-        self.armed
-    }
-}
-
-const fn key(index: u32, generation: u32) -> Key {
-    Key(((generation as u64) << 32) | index as u64)
-}
-
-const fn backend_key(fd: RawFd) -> Key {
-    key(BACKEND, fd.cast_unsigned() % GENERATIONS)
-}
-
-/// The policy's name for a source; the engines together are one.
-const fn slot(index: u32) -> Slot {
-    Slot(if index == BACKEND { 0 } else { index + 1 })
 }

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use egret_polling::BlockCost;
+
+use crate::calibrate::block_cost;
 use crate::mailbox::Mailbox;
 use crate::ring::SharedRing;
 use crate::source::Command;
@@ -63,6 +66,21 @@ impl<S: Source> LoopHandle<S> {
         answered.recv().map_err(|_| LoopGone)
     }
 
+    /// Makes sure that the loop's policies are told what blocking costs. A loop that does not know yet learns what it
+    /// costs the calling thread, so that no I/O waits for the measuring.
+    ///
+    /// # Errors
+    ///
+    /// No thread or descriptor to measure with, or [`LoopGone`].
+    pub fn calibrate(&self) -> io::Result<BlockCost> {
+        if let Some(cost) = self.call(|target| target.block_cost()).map_err(io::Error::other)? {
+            return Ok(cost);
+        }
+        let cost = block_cost()?;
+        self.call(move |target| target.set_block_cost(cost)).map_err(io::Error::other)??;
+        Ok(cost)
+    }
+
     /// Gives a source to the loop.
     ///
     /// # Errors
@@ -93,7 +111,14 @@ pub fn spawn<S: Source>(
     let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
         // A deadline means that moment, not one up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let mut new = match EventLoop::new(options, backend) {
+        let calibrate = options.calibrate;
+        let made = EventLoop::new(options, backend).and_then(|mut new| {
+            if calibrate {
+                new.set_block_cost(block_cost()?)?;
+            }
+            Ok(new)
+        });
+        let mut new = match made {
             Ok(new) => new,
             Err(e) => {
                 let _ = started.send(Err(e));

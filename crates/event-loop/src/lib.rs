@@ -13,16 +13,20 @@
 //! calls them on one thread; another thread speaks to it through a [`LoopHandle`].
 
 mod backend;
+mod calibrate;
 pub mod clock;
 mod doorbell;
+mod entry;
 mod event_loop;
 mod handle;
 mod mailbox;
 mod monitor;
+mod polling;
 pub mod ring;
 mod source;
 mod stats;
 mod timers;
+mod wait;
 
 /// The atomics that the wake-up protocol is made of; its test puts loom's in their place.
 mod sync {
@@ -30,6 +34,7 @@ mod sync {
 }
 
 pub use backend::Backend;
+pub use calibrate::block_cost;
 pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;
 pub use event_loop::{EventLoop, LoopOptions};

@@ -1,5 +1,6 @@
 //! What a loop promises, whichever monitor it sleeps in and whether it spins or not.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Source, SourceId, Turn, spawn};
 use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
 use rustix::event::{EventfdFlags, eventfd};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 /// A policy with one window for ever.
 struct Fixed(Nanos);
@@ -148,6 +150,17 @@ impl Source for Bell {
     }
 }
 
+fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
+    LoopOptions {
+        name: format!("{monitor}"),
+        monitor,
+        policy: Box::new(Fixed(window)),
+        window_max: window,
+        idle_after: Nanos::from_millis(1),
+        calibrate: false,
+    }
+}
+
 /// Runs `test` on a loop of every kind: three monitors, each without spinning, spinning a little, and never sleeping.
 fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
     for monitor in [MonitorChoice::IoUring, MonitorChoice::Epoll, MonitorChoice::Ppoll] {
@@ -155,14 +168,7 @@ fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
             continue;
         }
         for window in [Nanos::ZERO, Nanos::from_micros(100), Nanos::MAX] {
-            let options = LoopOptions {
-                name: format!("{monitor}"),
-                monitor,
-                policy: Box::new(Fixed(window)),
-                window_max: window,
-                idle_after: Nanos::from_millis(1),
-            };
-            let (handle, thread) = spawn(options, |_ring| Echo::default()).unwrap();
+            let (handle, thread) = spawn(options(monitor, window), |_ring| Echo::default()).unwrap();
             test(&handle);
             handle.send(EventLoop::stop);
             thread.join().unwrap().unwrap();
@@ -420,5 +426,63 @@ fn a_hundred_sources_are_all_heard() {
             bells.iter().for_each(|(outside, _)| outside.ring());
             bells.iter().for_each(|(_, hear)| hear_work(hear, 1));
         }
+    });
+}
+
+#[test]
+fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        handle.attach(bell).unwrap();
+        handle.calibrate().unwrap();
+        handle.call(|target| target.record_waits(64)).unwrap();
+        for window in [0, 1_000, 0, 50_000] {
+            let set = move |target: &mut EventLoop<Bell>| {
+                target.set_policy(Box::new(Fixed(Nanos(window))), Nanos(window));
+                target.stats().waits
+            };
+            let before = handle.call(set).unwrap();
+            outside.ring();
+            hear_work(&hear, 1);
+            // The loop waits as soon as it is left alone for a moment.
+            while handle.call(|target| target.stats().waits).unwrap() == before {}
+        }
+        let trace = handle.call(|target| target.take_recording("a test".into())).unwrap().expect("it was recording");
+        assert!(!trace.waits.is_empty());
+        assert_eq!(Some(trace.block), handle.call(|target| target.block_cost()).unwrap());
+        assert!(handle.call(|target| target.take_recording(String::new())).unwrap().is_none());
+    });
+}
+
+/// Runs `test` on a thread to which the kernel refuses io_uring, as it does to containers.
+fn without_io_uring(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        let rules = BTreeMap::from([(libc::SYS_io_uring_setup, Vec::new())]);
+        let refuse = SeccompAction::Errno(libc::EPERM as u32);
+        let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
+        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
+        let filter: BpfProgram = filter.try_into().expect("a sound filter");
+        apply_filter(&filter).expect("a kernel with seccomp");
+        test();
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_ring_that_is_refused_says_by_whom() {
+    without_io_uring(|| match Ring::new().err() {
+        Some(RingError::Refused | RingError::Sysctl(_)) => {}
+        other => panic!("{other:?}"),
+    });
+}
+
+#[test]
+fn without_io_uring_the_best_monitor_is_epoll_and_a_forced_io_uring_is_an_error() {
+    without_io_uring(|| {
+        let made = |monitor| EventLoop::<Bell>::new(options(monitor, Nanos::ZERO), |_ring| Echo::default());
+        assert_eq!(made(MonitorChoice::Auto).unwrap().monitor_name(), MonitorChoice::Epoll);
+        assert_eq!(made(MonitorChoice::Ppoll).unwrap().monitor_name(), MonitorChoice::Ppoll);
+        let refused = made(MonitorChoice::IoUring).err().expect("it was forced").to_string();
+        assert!(refused.contains("io_uring"), "{refused}");
     });
 }

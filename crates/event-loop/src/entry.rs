@@ -1,0 +1,64 @@
+//! One source's place in its loop, and the names by which monitor and policy know it.
+
+use std::os::fd::RawFd;
+use std::sync::mpsc;
+
+use egret_polling::{Nanos, Slot};
+
+use crate::Source;
+use crate::monitor::Key;
+
+/// Stands for the mailbox where an index stands for a source.
+pub(crate) const MAILBOX: u32 = u32::MAX;
+/// Stands for the engines.
+pub(crate) const BACKEND: u32 = u32::MAX - 1;
+/// A key carries an index and this much of a generation.
+pub(crate) const GENERATIONS: u32 = 1 << 24;
+
+/// A source and what its loop knows of it.
+pub(crate) struct Entry<S> {
+    pub source: S,
+    pub fd: Option<RawFd>,
+    pub generation: u32,
+    /// On the active list.
+    pub active: bool,
+    /// Its events show on its descriptor.
+    pub armed: bool,
+    /// On the ready list.
+    pub ready: bool,
+    /// On the touched list.
+    pub touched: bool,
+    pub last_event: Nanos,
+    pub timer: Option<Nanos>,
+    /// Where it goes when it is drained.
+    pub leaving: Option<mpsc::Sender<S>>,
+}
+
+impl<S: Source> Entry<S> {
+    pub(crate) fn suppress(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.source.suppress();
+        }
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        if !self.armed {
+            self.armed = self.source.arm();
+        }
+        self.armed
+    }
+}
+
+pub(crate) const fn key(index: u32, generation: u32) -> Key {
+    Key(((generation as u64) << 32) | index as u64)
+}
+
+pub(crate) const fn backend_key(fd: RawFd) -> Key {
+    key(BACKEND, fd.cast_unsigned() % GENERATIONS)
+}
+
+/// The policy's name for a source; the engines together are one.
+pub(crate) const fn slot(index: u32) -> Slot {
+    Slot(if index == BACKEND { 0 } else { index + 1 })
+}

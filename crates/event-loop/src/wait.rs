@@ -1,0 +1,155 @@
+//! How a loop waits: spinning first, if the policy says so, then blocked in the monitor.
+
+use std::io;
+
+use egret_polling::{Active, Kind, Nanos};
+
+use crate::entry::{BACKEND, slot};
+use crate::monitor::Key;
+use crate::{Backend, EventLoop, Source, clock};
+
+/// How long a loop that always finds work may leave the monitor unasked, where only the monitor sees idle sources.
+const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
+/// How many looks go by between two readings of the clock while spinning.
+const LOOKS_PER_CLOCK_READ: u32 = 8;
+
+impl<S: Source> EventLoop<S> {
+    /// Looks at everything that can be seen without a system call.
+    fn look(&mut self) -> bool {
+        for at in 0..self.active.len() {
+            let index = self.active[at];
+            let Some(entry) = &mut self.sources[index as usize] else { continue };
+            if !entry.ready && entry.source.poll() {
+                entry.ready = true;
+                self.ready.push(index);
+            }
+        }
+        self.completed = self.backend.has_completions();
+        self.completed || !self.ready.is_empty() || self.mailbox.bell().rang() || self.monitor.has_reports()
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        match (self.timers.next(), self.backend.deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn is_due(&self, now: Nanos) -> bool {
+        self.deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Ends when there is something to do.
+    pub(crate) fn wait(&mut self) -> io::Result<()> {
+        let start = clock::now();
+        self.now = start;
+        if self.look() || self.is_due(start) {
+            self.flush()?;
+            return self.ask_monitor();
+        }
+        let in_flight = self.backend.in_flight();
+        let window = self.polling.window(in_flight);
+        let found = window > Nanos::ZERO && self.spin(start, window)?;
+        let spun = self.now - start;
+        let slept = !found && self.block()?;
+        self.observe(start, spun, slept, in_flight > 0);
+        self.polling.look_at_strain(self.now);
+        Ok(())
+    }
+
+    /// Spins until there is something to do, or the window is over; says which.
+    fn spin(&mut self, start: Nanos, window: Nanos) -> io::Result<bool> {
+        self.flush()?;
+        for at in 0..self.active.len() {
+            if let Some(entry) = &mut self.sources[self.active[at] as usize] {
+                entry.suppress();
+            }
+        }
+        let end = start + window;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK_READ {
+                if self.look() {
+                    self.now = clock::now();
+                    self.ask_monitor()?;
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+            self.now = clock::now();
+            self.ask_monitor()?;
+            if self.is_due(self.now) || !self.ready.is_empty() {
+                return Ok(true);
+            }
+            if self.now >= end {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Arms everything, looks once more, and sleeps; says whether it came to that.
+    fn block(&mut self) -> io::Result<bool> {
+        for at in 0..self.active.len() {
+            let index = self.active[at];
+            let Some(entry) = &mut self.sources[index as usize] else { continue };
+            if !entry.arm() && !entry.ready {
+                entry.ready = true;
+                self.ready.push(index);
+            }
+        }
+        let clear = self.backend.arm() & self.mailbox.bell().arm() & self.ready.is_empty();
+        let timeout = if clear { self.deadline().map(|deadline| deadline - self.now) } else { Some(Nanos::ZERO) };
+        let waited = self.monitor.wait(timeout, &mut self.reports);
+        self.backend.suppress();
+        self.mailbox.bell().disarm();
+        let before = self.now;
+        self.now = clock::now();
+        self.monitor_asked = self.now;
+        if clear {
+            self.polling.stats.blocks += 1;
+            self.polling.stats.asleep += self.now - before;
+        }
+        self.take_reports();
+        self.completed = self.backend.has_completions();
+        waited.map(|()| clear)
+    }
+
+    /// Sends what engines pushed to the shared ring, where no wait is going to do it.
+    fn flush(&self) -> io::Result<()> {
+        self.ring.as_ref().map_or(Ok(()), |ring| ring.borrow_mut().flush())
+    }
+
+    /// Asks the monitor without sleeping: when it has reports, and now and then where only it can tell, so that a busy
+    /// source does not starve the idle ones.
+    fn ask_monitor(&mut self) -> io::Result<()> {
+        let blind = self.ring.is_none() && self.now - self.monitor_asked >= MONITOR_AT_LEAST_EVERY;
+        if blind || self.monitor.has_reports() {
+            self.monitor_asked = self.now;
+            self.monitor.wait(Some(Nanos::ZERO), &mut self.reports)?;
+            self.take_reports();
+            self.completed = self.backend.has_completions();
+        }
+        Ok(())
+    }
+
+    fn take_reports(&mut self) {
+        while let Some(Key(report)) = self.reports.pop() {
+            let (index, generation) = (report as u32, (report >> 32) as u32);
+            let known = self.sources.get(index as usize).and_then(Option::as_ref);
+            if known.is_some_and(|entry| entry.generation == generation) {
+                self.mark_ready(index);
+            }
+        }
+    }
+
+    /// The active list, as the policy is told of it.
+    fn observe(&mut self, start: Nanos, spun: Nanos, blocked: bool, in_flight: bool) {
+        let Self { polling, active, sources, completed, now, .. } = self;
+        let queues = active.iter().filter_map(|&index| {
+            let ready = sources[index as usize].as_ref()?.ready;
+            Some(Active { slot: slot(index), kind: Kind::Queue, ready })
+        });
+        let engines = Active { slot: slot(BACKEND), kind: Kind::Completion, ready: *completed };
+        let engines = (in_flight || *completed).then_some(engines);
+        polling.observe(*now - start, spun, blocked, queues.chain(engines));
+    }
+}

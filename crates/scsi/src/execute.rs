@@ -1,0 +1,286 @@
+//! A command's way through the logical unit.
+
+use rustix::io::Errno;
+
+use crate::cdb::{Access, Cdb, Needs, Run, Spec};
+use crate::command::{Admission, Command, DataOut, DiskOp, Hold, Step, Task};
+use crate::nexus::{Flags, Nexus};
+use crate::report::{log_sense, report_luns, report_task_management};
+use crate::sense::{Code, Key, Refusal, Sense, failure};
+use crate::unit::{LogicalUnit, Medium};
+use crate::work::Work;
+
+/// What a handler is called with.
+pub(crate) struct Call<'a> {
+    pub(crate) cdb: Cdb,
+    pub(crate) command: &'a mut Command,
+    pub(crate) task: &'a Task<'a>,
+    pub(crate) data: &'a dyn DataOut,
+}
+
+/// What a handler returns: the next step, or why there is none.
+pub(crate) type Answer = Result<Step, Refusal>;
+
+impl LogicalUnit {
+    /// Begins a command: looks at the CDB, and at the parameter list where there is one, and says what to do.
+    ///
+    /// `command` is of no other task that is under way. When this returns [`Step::Disk`] or [`Step::Wait`] the command
+    /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
+    pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
+        command.reset();
+        let parsed = self.find(task.cdb);
+        let flags = task.nexus.flags();
+        if !flags.is_clear()
+            && let Err(refusal) = self.hinder(flags, parsed.as_ref().ok(), task.nexus)
+        {
+            return refusal.into();
+        }
+        match parsed {
+            Ok((cdb, spec)) => {
+                let call = Call { cdb, command, task, data };
+                // Inlined here these two need not pass their results through memory, which costs more than they do.
+                match spec.run {
+                    Run::Read => self.read(call).unwrap_or_else(Step::from),
+                    Run::Write => self.write(call).unwrap_or_else(Step::from),
+                    run => self.run(run, call).unwrap_or_else(Step::from),
+                }
+            }
+            Err(sense) => sense.into(),
+        }
+    }
+
+    /// Goes on after [`Step::Wait`], with the nexus and data of [`begin`](Self::begin).
+    ///
+    /// # Panics
+    ///
+    /// When the command is not waiting.
+    pub fn retry(&self, command: &mut Command, nexus: &Nexus) -> Step {
+        assert!(command.is_waiting(), "a command that is not waiting cannot be tried again");
+        self.start(command, nexus)
+    }
+
+    /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` is that of
+    /// [`begin`](Self::begin).
+    ///
+    /// # Panics
+    ///
+    /// When no operation of the command is out.
+    pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
+        let op = command.out.take().expect("a command without an operation that is out");
+        if let Err(errno) = result {
+            self.release(command);
+            let (status, sense) = failure(op, errno);
+            return Step::refused(status, sense);
+        }
+        if let Err(sense) = command.absorb(data) {
+            self.release(command);
+            return sense.into();
+        }
+        self.advance(command)
+    }
+
+    /// Ends a command early. None of its operations may be out any more: what is out ends first. Does nothing to one
+    /// that is not under way.
+    pub fn abort(&self, command: &mut Command) {
+        self.release(command);
+        command.reset();
+    }
+
+    /// Lets the command in where it needs that, and begins its work.
+    pub(crate) fn start(&self, command: &mut Command, nexus: &Nexus) -> Step {
+        self.keep_out(command, nexus).unwrap_or_else(|| self.advance(command))
+    }
+
+    /// Likewise for a command that is one operation and nothing else, which nearly all are.
+    #[inline]
+    pub(crate) fn start_one(&self, command: &mut Command, nexus: &Nexus, op: DiskOp) -> Step {
+        command.moved = op.len;
+        if let Some(step) = self.keep_out(command, nexus) {
+            command.work = Work::Once(Some(op));
+            return step;
+        }
+        command.out = Some(op.op);
+        Step::Disk(op)
+    }
+
+    /// Why the command does not get in, if it does not.
+    #[inline]
+    fn keep_out(&self, command: &mut Command, nexus: &Nexus) -> Option<Step> {
+        if matches!(command.admission, Admission::None) {
+            return None;
+        }
+        if !self.admit(command) {
+            return Some(Step::Wait);
+        }
+        // Only now: who preempts and aborts first keeps the nexus out and then waits for those within, so whoever gets
+        // in unseen sees this.
+        if !matches!(command.admission, Admission::Quiet) && nexus.flags().has(Flags::NO_WRITE) {
+            self.release(command);
+            return Some(Refusal::Conflict.into());
+        }
+        None
+    }
+
+    /// Asks the gate; false to wait.
+    fn admit(&self, command: &mut Command) -> bool {
+        if let Hold::Nothing = command.hold {
+            let ticket = match &command.admission {
+                Admission::None => return true,
+                Admission::Change(range, lane) => {
+                    let Some(pass) = self.gate.enter(*lane, range) else { return false };
+                    command.hold = Hold::Pass(pass);
+                    return true;
+                }
+                Admission::Alone(range) => {
+                    let Some(ticket) = self.gate.lock(range.clone()) else { return false };
+                    ticket
+                }
+                Admission::Quiet => self.gate.queue(),
+            };
+            command.hold = Hold::Ticket { ticket, drained: false };
+        }
+        let Hold::Ticket { ticket, drained } = &mut command.hold else { return true };
+        *drained = *drained || self.gate.drained(*ticket);
+        *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket))
+    }
+
+    #[inline]
+    fn advance(&self, command: &mut Command) -> Step {
+        if let Some(op) = command.issue() {
+            return Step::Disk(op);
+        }
+        self.release(command);
+        if let Some(medium) = command.medium.take() {
+            self.set_medium(medium);
+        }
+        Step::good(command.moved)
+    }
+
+    #[inline]
+    fn release(&self, command: &mut Command) {
+        command.admission = Admission::None;
+        match std::mem::take(&mut command.hold) {
+            Hold::Nothing => {}
+            Hold::Pass(pass) => self.gate.leave(pass),
+            Hold::Ticket { ticket, .. } => self.gate.release(ticket),
+        }
+    }
+
+    #[inline]
+    fn find(&self, cdb: &[u8]) -> Result<(Cdb, &'static Spec), Sense> {
+        let (cdb, spec) = Cdb::parse(cdb)?;
+        if !self.has(spec.needs) {
+            return Err(Sense::illegal(Code::OPERATION_CODE));
+        }
+        Ok((cdb, spec))
+    }
+
+    /// Whether the unit has what a command needs to exist.
+    #[inline]
+    pub(crate) fn has(&self, needs: Needs) -> bool {
+        match needs {
+            Needs::Nothing => true,
+            Needs::Discard => self.config.discard.is_some(),
+            Needs::Removable => self.config.removable,
+            Needs::CompareAndWrite => self.config.max_compare_and_write_blocks > 0,
+        }
+    }
+
+    /// Whether something stands in the command's way: a reservation before a unit attention (SAM-5, status precedence),
+    /// that before what is wrong with the command (SAM-5, unit attention conditions), and only then a medium that is
+    /// not ready.
+    #[cold]
+    fn hinder(&self, flags: Flags, found: Option<&(Cdb, &Spec)>, nexus: &Nexus) -> Result<(), Refusal> {
+        let keeps_out = |(cdb, spec): &(Cdb, &Spec)| match spec.access {
+            Access::Free => false,
+            Access::Read => flags.has(Flags::NO_READ),
+            Access::Write => flags.has(Flags::NO_WRITE),
+            Access::Unless { byte, mask, is } => flags.has(Flags::NO_WRITE) && cdb.byte(byte) & mask != is,
+        };
+        if found.is_some_and(keeps_out) {
+            return Err(Refusal::Conflict);
+        }
+        let run = found.map(|(_, spec)| spec.run);
+        let exempt = matches!(run, Some(Run::Inquiry | Run::ReportLuns | Run::RequestSense));
+        if flags.has(Flags::ATTENTION) && !exempt {
+            let state = self.state();
+            let attention = nexus.take_attention();
+            drop(state);
+            if let Some(sense) = attention {
+                return Err(sense.into());
+            }
+        }
+        match run {
+            Some(run) if flags.has(Flags::NOT_READY) && needs_medium(run) => {
+                self.not_ready().map_or(Ok(()), |sense| Err(sense.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Why the medium cannot be used, if it cannot.
+    pub(crate) fn not_ready(&self) -> Option<Sense> {
+        match self.state().medium {
+            Medium::Ready => None,
+            Medium::Stopped => Some(Sense::new(Key::NotReady, Code::START_REQUIRED)),
+            Medium::Ejected => Some(Sense::new(Key::NotReady, Code::NO_MEDIUM)),
+        }
+    }
+
+    #[inline(never)]
+    fn run(&self, run: Run, call: Call<'_>) -> Answer {
+        match run {
+            Run::Read => self.read(call),
+            Run::Write => self.write(call),
+            Run::TestUnitReady => Ok(Step::good(0)),
+            Run::RequestSense => self.request_sense(call),
+            Run::Inquiry => self.inquiry(call),
+            Run::ModeSelect => self.mode_select(call),
+            Run::ModeSense => self.mode_sense(call),
+            Run::StartStopUnit => self.start_stop_unit(call),
+            Run::PreventAllow => self.prevent_allow(call),
+            Run::ReadCapacity10 => self.read_capacity_10(call),
+            Run::ReadCapacity16 => self.read_capacity_16(call),
+            Run::WriteAndVerify => self.write_and_verify(call),
+            Run::Verify => self.verify(call),
+            Run::SynchronizeCache => self.synchronize_cache(call),
+            Run::WriteSame => self.write_same(call),
+            Run::Unmap => self.unmap(call),
+            Run::CompareAndWrite => self.compare_and_write(call),
+            Run::LogSense => log_sense(call),
+            Run::ReserveIn => self.reserve_in(call),
+            Run::ReserveOut => self.reserve_out(call),
+            Run::ReportLuns => report_luns(call),
+            Run::ReportOpcodes => self.report_opcodes(call),
+            Run::ReportTaskManagement => report_task_management(call),
+        }
+    }
+}
+
+impl Command {
+    /// Whether it is under way, and no operation of it is out.
+    fn is_waiting(&self) -> bool {
+        self.out.is_none() && !matches!(self.admission, Admission::None)
+    }
+}
+
+fn needs_medium(run: Run) -> bool {
+    use Run::*;
+    matches!(
+        run,
+        TestUnitReady
+            | ReadCapacity10
+            | ReadCapacity16
+            | Read
+            | Write
+            | WriteAndVerify
+            | Verify
+            | SynchronizeCache
+            | WriteSame
+            | Unmap
+            | CompareAndWrite
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use egret_disk::Op;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb16, config, nexus};
+use crate::{Attention, Done, Key, LunConfig, Memory, Status};
+
+/// Begins a command that is not run to its end.
+fn begin(rig: &Rig, command: &mut Command, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> Step {
+    let data_out = out.len() as u64;
+    let task = Task { cdb, nexus, luns: &[], data_in: 1 << 20, data_out, lane: 1 };
+    rig.unit.begin(command, &task, &out)
+}
+
+fn is_disk(step: Step, op: Op) -> bool {
+    matches!(step, Step::Disk(disk) if disk.op == op)
+}
+
+fn good(step: Step) -> bool {
+    matches!(step, Step::Done(Done { status: Status::Good, .. }))
+}
+
+/// COMPARE AND WRITE of one block.
+fn compare_and_write(lba: u64) -> [u8; 16] {
+    let mut cdb = cdb16(0x89, 0, lba, 0);
+    cdb[13] = 1;
+    cdb
+}
+
+const WRITE: Op = Op::Write { fua: false };
+const OK: Result<(), Errno> = Ok(());
+
+/// SAM-5, unit attention conditions.
+#[test]
+fn a_new_nexus_is_told_of_the_power_on_by_any_command_but_three() {
+    let mut rig = Rig::new(config());
+    let power_on = Sense::new(Key::UnitAttention, Code::POWER_ON);
+    let mut initiator = 10;
+    for cdb in [&[0; 6][..], &cdb10(0x28, 0, 0, 1), &[0xff], &[], &[0x00, 0, 0, 0, 0, 0x04]] {
+        initiator += 1;
+        let new = rig.unit.attach(nexus(initiator));
+        rig.run_as(&new, &[0x12, 0, 0, 0, 36, 0], &[], 36).good();
+        rig.run_as(&new, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], &[], 16).good();
+        assert_eq!(rig.run_as(&new, cdb, &[], BLOCK).sense(), power_on, "{cdb:02x?}");
+        rig.run_as(&new, &[0; 6], &[], 0).good();
+    }
+    let new = rig.unit.attach(nexus(9));
+    assert_eq!(rig.run_as(&new, &[3, 0, 0, 0, 18, 0], &[], 18).good(), power_on.to_bytes());
+    rig.run_as(&new, &[0; 6], &[], 0).good();
+}
+
+/// SAM-5, LOGICAL UNIT RESET and I_T NEXUS RESET.
+#[test]
+fn a_reset_tells_those_whom_it_concerns_and_undoes_what_a_power_on_would() {
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    let other = rig.other(2);
+    rig.run(&[0x15, 0x10, 0, 0, 24, 0], &[&[0, 0, 0, 0, 8, 18][..], &[0; 18]].concat(), 0).good();
+    rig.run(&[0x1b, 0, 0, 0, 0, 0], &[], 0).good();
+    other.take_attention();
+    rig.unit.reset();
+    assert!(!rig.unit.write_cache(), "whoever turned it off does not flush");
+    for nexus in [rig.nexus.clone(), other.clone()] {
+        assert_eq!(rig.run_as(&nexus, &[0; 6], &[], 0).sense().code, Code::UNIT_RESET);
+        rig.run_as(&nexus, &[0; 6], &[], 0).good();
+    }
+    rig.unit.reset_nexus(other.id());
+    assert_eq!(rig.run_as(&other, &[0; 6], &[], 0).sense().code, Code::NEXUS_LOSS);
+    rig.run(&[0; 6], &[], 0).good();
+    rig.unit.attend(Attention::CommandsCleared, Some(other.id()));
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::COMMANDS_CLEARED);
+    rig.run_as(&other, &[0; 6], &[], 0).good();
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not() {
+    let rig = Rig::new(config());
+    let (mut alone, mut over, mut beside) = (Command::new(), Command::new(), Command::new());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    assert!(is_disk(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Op::Read));
+    let write = cdb10(0x2a, 0, 4, 2);
+    assert_eq!(begin(&rig, &mut over, &rig.nexus, &write, &[1; 2 * BLOCK]), Step::Wait);
+    assert_eq!(rig.unit.retry(&mut over, &rig.nexus), Step::Wait);
+    assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x2a, 0, 6, 1), &[1; BLOCK]), WRITE));
+    assert!(good(rig.unit.step(&mut beside, OK, &&[1; BLOCK][..])));
+    // Another one of the same block waits, too; a read does not.
+    assert_eq!(begin(&rig, &mut beside, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    rig.unit.abort(&mut beside);
+    assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x28, 0, 5, 1), &[]), Op::Read));
+
+    alone.scratch().copy_from_slice(&data[..BLOCK]);
+    assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
+    assert_eq!(rig.unit.retry(&mut over, &rig.nexus), Step::Wait);
+    assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
+    assert!(is_disk(rig.unit.retry(&mut over, &rig.nexus), WRITE));
+    assert!(good(rig.unit.step(&mut over, OK, &&[1; 2 * BLOCK][..])));
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn a_compare_and_write_waits_for_whatever_was_changing_the_medium_before_it() {
+    let rig = Rig::new(config());
+    let (mut write, mut alone) = (Command::new(), Command::new());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
+    assert_eq!(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert!(is_disk(rig.unit.retry(&mut alone, &rig.nexus), Op::Read));
+    rig.unit.abort(&mut alone);
+    assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
+    rig.unit.abort(&mut write);
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn one_that_waits_and_is_aborted_holds_nobody_up() {
+    let rig = Rig::new(config());
+    let (mut write, mut first, mut second) = (Command::new(), Command::new(), Command::new());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 9, 1), &data), WRITE));
+    assert_eq!(begin(&rig, &mut first, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    rig.unit.abort(&mut first);
+    assert_eq!(begin(&rig, &mut second, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
+    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert!(is_disk(rig.unit.retry(&mut second, &rig.nexus), Op::Read));
+    rig.unit.abort(&mut second);
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn several_threads_count_with_compare_and_write_and_lose_nothing() {
+    const THREADS: u8 = 4;
+    const EACH: u64 = 50;
+    let rig = Rig::new(config());
+    let (unit, nexus) = (&rig.unit, &rig.nexus);
+    let disk = &Mutex::new(vec![0; 4 * BLOCK]);
+    let run = |command: &mut Command, cdb: &[u8], data: &[u8], lane: u8| {
+        let task = Task { cdb, nexus, luns: &[], data_in: 0, data_out: data.len() as u64, lane: lane.into() };
+        let mut step = unit.begin(command, &task, &data);
+        loop {
+            step = match step {
+                Step::Disk(op) => {
+                    let (at, len) = (op.offset as usize, op.len as usize);
+                    let mut disk = disk.lock().unwrap();
+                    match op.memory {
+                        Memory::Scratch => command.scratch().copy_from_slice(&disk[at..at + len]),
+                        Memory::DataOut(from) => disk[at..at + len].copy_from_slice(&data[from as usize..][..len]),
+                        _ => panic!("{op:?}"),
+                    }
+                    drop(disk);
+                    thread::yield_now();
+                    unit.step(command, OK, &data)
+                }
+                Step::Wait => {
+                    thread::yield_now();
+                    unit.retry(command, nexus)
+                }
+                Step::Done(done) => return done,
+                Step::Overrun { .. } => panic!("the buffers are long enough"),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for lane in 0..THREADS {
+            scope.spawn(move || {
+                let mut command = Command::new();
+                let (mut counted, mut seen) = (0, 0_u64);
+                while counted < EACH {
+                    let mut data = [0; 2 * BLOCK];
+                    data[..8].copy_from_slice(&seen.to_le_bytes());
+                    data[BLOCK..BLOCK + 8].copy_from_slice(&(seen + 1).to_le_bytes());
+                    match run(&mut command, &compare_and_write(1), &data, lane).sense {
+                        None => counted += 1,
+                        Some(sense) => assert_eq!(sense.key, Key::Miscompare),
+                    }
+                    // A neighbour, so that there is something to wait for.
+                    run(&mut command, &cdb10(0x2a, 0, 2, 1), &[lane; BLOCK], lane);
+                    seen = u64::from_le_bytes(disk.lock().unwrap()[BLOCK..BLOCK + 8].try_into().unwrap());
+                }
+            });
+        }
+    });
+    let counted = u64::from_le_bytes(disk.lock().unwrap()[BLOCK..BLOCK + 8].try_into().unwrap());
+    assert_eq!(counted, u64::from(THREADS) * EACH);
+}
+
+fn reserve_out(rig: &Rig, command: &mut Command, nexus: &Nexus, action: u8, kind: u8, keys: [u8; 2]) -> Step {
+    let list = [&[0; 7][..], &[keys[0]], &[0; 7], &[keys[1]], &[0; 8]].concat();
+    begin(rig, command, nexus, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list)
+}
+
+/// A and B, registered with keys 1 and 2; A has a write exclusive reservation for registrants.
+fn reserved() -> (Rig, Arc<Nexus>, Arc<Nexus>) {
+    let rig = Rig::new(config());
+    let (a, b) = (rig.nexus.clone(), rig.other(2));
+    let mut command = Command::new();
+    assert!(good(reserve_out(&rig, &mut command, &a, 0, 0, [0, 1])));
+    assert!(good(reserve_out(&rig, &mut command, &b, 0, 0, [0, 2])));
+    assert!(good(reserve_out(&rig, &mut command, &a, 1, 5, [1, 0])));
+    (rig, a, b)
+}
+
+/// SPC-5, PREEMPT AND ABORT service action.
+#[test]
+fn preempt_and_abort_ends_when_nothing_that_was_begun_before_it_can_write_any_more() {
+    let (rig, a, b) = reserved();
+    let (mut write, mut alone, mut preempt) = (Command::new(), Command::new(), Command::new());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    assert!(is_disk(begin(&rig, &mut alone, &a, &compare_and_write(5), &data), Op::Read));
+    assert!(is_disk(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 0, 1), &data), WRITE));
+    assert_eq!(reserve_out(&rig, &mut preempt, &b, 5, 5, [2, 1]), Step::Wait);
+    assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
+    assert_eq!(rig.unit.retry(&mut preempt, &b), Step::Wait, "there is the other one");
+    alone.scratch().copy_from_slice(&data[..BLOCK]);
+    assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
+    assert_eq!(rig.unit.retry(&mut preempt, &b), Step::Wait);
+    assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
+    assert!(good(rig.unit.retry(&mut preempt, &b)));
+}
+
+/// SPC-5, PREEMPT AND ABORT service action.
+#[test]
+fn a_write_that_waits_when_its_nexus_is_preempted_conflicts() {
+    let (rig, a, b) = reserved();
+    let (mut alone, mut write, mut preempt) = (Command::new(), Command::new(), Command::new());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    assert!(is_disk(begin(&rig, &mut alone, &b, &compare_and_write(5), &data), Op::Read));
+    assert_eq!(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+    assert!(good(reserve_out(&rig, &mut preempt, &b, 4, 5, [2, 1])));
+    rig.unit.abort(&mut alone);
+    let conflict = Step::refused(Status::ReservationConflict, None);
+    assert_eq!(rig.unit.retry(&mut write, &a), conflict);
+}
+
+#[test]
+fn read_and_write_need_no_memory() {
+    let mut rig = Rig::new(config());
+    rig.run(&cdb10(0x28, 0, 0, 8), &[], 8 * BLOCK).good();
+    rig.run(&cdb16(0x8a, 0, 0, 8), &[0; 8 * BLOCK], 0).good();
+    let Command { response, scratch, extents, .. } = &rig.command;
+    assert_eq!((response.capacity(), scratch.capacity(), extents.capacity()), (0, 0, 0));
+}
+
+/// A command is recycled whatever became of it, and keeps little memory.
+#[test]
+fn a_command_does_not_keep_what_only_one_needed() {
+    let mut rig = Rig::new(config());
+    rig.run(&cdb10(0x2f, 0, 0, BLOCKS as u16), &[], 0).good();
+    rig.run(&[0; 6], &[], 0).good();
+    assert_eq!(rig.command.scratch.capacity(), 0);
+}
+
+#[test]
+#[should_panic(expected = "a command without an operation that is out")]
+fn a_step_of_a_command_that_has_nothing_out_is_the_caller_s_mistake() {
+    let rig = Rig::new(config());
+    let _ = rig.unit.step(&mut Command::new(), Ok(()), &&[][..]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Whatever an initiator sends, it ends with a status that its transport can deliver.
+    #[test]
+    fn any_cdb_with_any_data_ends_with_a_status(
+        cdbs in prop::collection::vec(any_cdb(), 1..8),
+        out in any_data(),
+        room in 0_usize..4096,
+        fails in prop::option::of(0_usize..4),
+        removable: bool,
+    ) {
+        let mut rig = Rig::new(LunConfig { removable, ..config() });
+        rig.fails = fails.map(|from| (from, Errno::IO));
+        for cdb in cdbs {
+            let end = rig.try_run(&cdb, &out, room);
+            if let Ok(reply) = end {
+                prop_assert_eq!(reply.status == Status::CheckCondition, reply.sense.is_some());
+                prop_assert!(reply.moved <= room.max(out.len()) as u64);
+            }
+        }
+        // Nobody is left inside: a compare and write would wait for them.
+        rig.fails = None;
+        rig.unit.reset();
+        rig.nexus.set_flags(Flags::NO_WRITE, 0);
+        while rig.nexus.take_attention().is_some() {}
+        let data = [rig.blocks(0, 1), rig.blocks(0, 1)].concat();
+        rig.run(&compare_and_write(0), &data, 0).good();
+    }
+}
+
+/// Bytes, of which the first ones could be a parameter list.
+fn any_data() -> impl Strategy<Value = Vec<u8>> {
+    (prop::collection::vec(prop_oneof![3 => Just(0), 1 => 0..40_u8, 1 => any::<u8>()], 0..64), 0_usize..2048).prop_map(
+        |(mut data, len)| {
+            data.resize(len, 0);
+            data
+        },
+    )
+}
+
+/// Bytes, more often than not those of a command that there is.
+fn any_cdb() -> impl Strategy<Value = Vec<u8>> {
+    let random = prop::collection::vec(any::<u8>(), 0..40);
+    let known = (0..crate::cdb::TABLE.len(), any::<[u8; 16]>(), any::<[bool; 16]>()).prop_map(|(i, bytes, small)| {
+        let spec = &crate::cdb::TABLE[i];
+        let masked = spec.usage.iter().zip(bytes).zip(small);
+        // Small numbers, so that some of them fit.
+        let mut cdb: Vec<u8> = masked.map(|((mask, byte), small)| if small { 0 } else { byte & mask }).collect();
+        cdb[0] = spec.code;
+        if let Some(action) = spec.action {
+            cdb[1] = action;
+        }
+        cdb
+    });
+    prop_oneof![1 => random, 4 => known]
+}

@@ -1,0 +1,96 @@
+//! SCSI commands: CDB in; disk operation, or data and sense out.
+//!
+//! A [`LogicalUnit`] is a disk as SCSI has it. It knows neither what carries its commands nor what runs its disk
+//! operations: whoever has a CDB [begins](LogicalUnit::begin) a command with it, and does what each [`Step`] says until
+//! the command is done.
+//!
+//! ```text
+//!            ┌──────────────── retry ◀── Wait ◀──┐
+//!            ▼                                   │
+//!   CDB ── begin ──────────────────────────────▶ Step ──▶ Done: status, sense, data-in
+//!            ▲                                   │    ──▶ Overrun: the buffers are too short
+//!            │                                   ▼
+//!          step ◀── Ok or errno ── the disk ◀── Disk: operation, offset, length, which memory
+//! ```
+//!
+//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy.
+//! A [`Command`] is the room that one takes while it is under way; it is recycled.
+//!
+//! ```
+//! use egret_scsi::{Command, LogicalUnit, LunConfig, NexusId, Status, Step, Task};
+//!
+//! let config = LunConfig { capacity_bytes: 1 << 30, serial: "pond-7".into(), ..LunConfig::default() };
+//! let unit = LogicalUnit::new(config)?;
+//! let nexus = unit.attach(NexusId { initiator: 1, port: 1 });
+//! let mut command = Command::new();
+//!
+//! let read_capacity = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+//! let task = Task { cdb: &read_capacity, nexus: &nexus, luns: &[0], data_in: 8, data_out: 0, lane: 0 };
+//! let no_data: &[u8] = &[];
+//! // A new nexus hears of the power on before anything else.
+//! let Step::Done(done) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!(done.status, Status::CheckCondition);
+//! let Step::Done(done) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!(done.status, Status::Good);
+//! assert_eq!(command.data_in(), [0, 0x1f, 0xff, 0xff, 0, 0, 2, 0]);
+//!
+//! let read = [0x28, 0, 0, 0, 0, 7, 0, 0, 8, 0];
+//! let task = Task { cdb: &read, data_in: 4096, ..task };
+//! let Step::Disk(op) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
+//! assert_eq!((op.offset, op.len), (7 * 512, 8 * 512));
+//! // The disk fills the initiator's memory; then:
+//! let Step::Done(done) = unit.step(&mut command, Ok(()), &no_data) else { unreachable!() };
+//! assert_eq!((done.status, done.moved), (Status::Good, 4096));
+//! # Ok::<(), egret_scsi::ConfigError>(())
+//! ```
+//!
+//! # What keeps commands apart
+//!
+//! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
+//! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
+//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
+//!
+//! All of this is per logical unit: a disk that is offered twice must be one [`LogicalUnit`] with two ports.
+//!
+//! # What it knows
+//!
+//! | | |
+//! |---|---|
+//! | medium | READ and WRITE 6/10/12/16, VERIFY and WRITE AND VERIFY 10/12/16 |
+//! | | SYNCHRONIZE CACHE and WRITE SAME 10/16, UNMAP, COMPARE AND WRITE |
+//! | state | TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL |
+//! | | REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
+//! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS |
+//! | | REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS |
+//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types |
+//!
+//! Rules are those of SAM-5, SPC-5 and SBC-4, whose clauses are named by their titles: their numbers change from one
+//! revision to the next.
+
+#![forbid(unsafe_code)]
+
+mod absent;
+mod cdb;
+mod command;
+mod config;
+mod execute;
+mod gate;
+mod inquiry;
+mod medium;
+mod mode;
+mod nexus;
+mod persist;
+mod report;
+mod reservations;
+mod sense;
+#[cfg(test)]
+mod testing;
+mod unit;
+mod work;
+
+pub use absent::absent;
+pub use command::{Command, DataOut, DiskOp, Done, Memory, Step, Task};
+pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
+pub use nexus::{Attention, Nexus, NexusId};
+pub use sense::{Code, Key, Pointer, Sense, Status};
+pub use unit::LogicalUnit;

@@ -1,0 +1,309 @@
+//! Commands that read, write or check the medium, and those that start and stop it.
+
+use std::ops::Range;
+
+use egret_disk::Op;
+
+use crate::cdb::Cdb;
+use crate::command::{Admission, DiskOp, Memory, Step};
+use crate::execute::{Answer, Call};
+use crate::sense::{Code, Key, Refusal, Sense};
+use crate::unit::{LogicalUnit, Medium};
+use crate::work::{Against, Phase, Verify, Work};
+
+/// FUA, in byte 1.
+const FUA: u8 = 0x08;
+/// UNMAP, in byte 1 of WRITE SAME.
+const UNMAP: u8 = 0x08;
+/// NDOB, in byte 1 of WRITE SAME (16): no data-out buffer.
+const NO_DATA: u8 = 0x01;
+/// The lengths of UNMAP's parameter list header and of one of its descriptors, in bytes (SBC-4).
+const UNMAP_HEADER: usize = 8;
+const UNMAP_DESCRIPTOR: usize = 16;
+
+impl LogicalUnit {
+    /// READ (6), (10), (12) and (16) (SBC-4).
+    #[inline(always)]
+    pub(crate) fn read(&self, call: Call<'_>) -> Answer {
+        let range = self.transfer(&call.cdb)?;
+        let len = range.end - range.start;
+        if len == 0 {
+            return Ok(Step::good(0));
+        }
+        if len > call.task.data_in {
+            return Err(Refusal::Overrun(len));
+        }
+        let op = DiskOp { op: Op::Read, offset: range.start, len, memory: Memory::DataIn };
+        Ok(self.start_one(call.command, call.task.nexus, op))
+    }
+
+    /// WRITE (6), (10), (12) and (16) (SBC-4).
+    #[inline(always)]
+    pub(crate) fn write(&self, call: Call<'_>) -> Answer {
+        let range = self.transfer(&call.cdb)?;
+        // WRITE (6) has an address where the others have FUA.
+        let fua = call.cdb.byte(0) != 0x0a && call.cdb.has(1, FUA) || !self.write_cache();
+        let Some(op) = self.data_out(&call, &range, fua)? else { return Ok(Step::good(0)) };
+        call.command.admission = Admission::Change(range, call.task.lane);
+        Ok(self.start_one(call.command, call.task.nexus, op))
+    }
+
+    /// WRITE AND VERIFY (10), (12) and (16) (SBC-4).
+    pub(crate) fn write_and_verify(&self, call: Call<'_>) -> Answer {
+        let range = self.transfer(&call.cdb)?;
+        let against = match byte_check(&call.cdb)? {
+            Against::Block => return Err(Sense::cdb(1).bit(2).into()),
+            against => against,
+        };
+        // It is the medium that is verified, so that is where the data has to be.
+        let Some(write) = self.data_out(&call, &range, true)? else { return Ok(Step::good(0)) };
+        call.command.work = self.verify_work(&range, against, Some(write));
+        call.command.moved = write.len;
+        call.command.admission = Admission::Change(range, call.task.lane);
+        Ok(self.start(call.command, call.task.nexus))
+    }
+
+    /// VERIFY (10), (12) and (16) (SBC-4).
+    pub(crate) fn verify(&self, call: Call<'_>) -> Answer {
+        let against = byte_check(&call.cdb)?;
+        let range = self.transfer(&call.cdb)?;
+        let needed = match against {
+            _ if range.is_empty() => 0,
+            Against::Nothing => 0,
+            Against::Data => range.end - range.start,
+            Against::Block => self.block(),
+        };
+        if needed > call.task.data_out {
+            return Err(Refusal::Overrun(needed));
+        }
+        call.command.moved = needed;
+        call.command.work = self.verify_work(&range, against, None);
+        Ok(self.start(call.command, call.task.nexus))
+    }
+
+    /// COMPARE AND WRITE (SBC-4).
+    pub(crate) fn compare_and_write(&self, call: Call<'_>) -> Answer {
+        let blocks = u64::from(call.cdb.byte(13));
+        let range = self.range(call.cdb.lba(), blocks)?;
+        self.writable()?;
+        if blocks > u64::from(self.max_compare_and_write_blocks()) {
+            return Err(Sense::cdb(13).into());
+        }
+        if blocks == 0 {
+            return Ok(Step::good(0));
+        }
+        let (offset, len) = (range.start, range.end - range.start);
+        if 2 * len > call.task.data_out {
+            return Err(Refusal::Overrun(2 * len));
+        }
+        let fua = call.cdb.has(1, FUA) || !self.write_cache();
+        call.command.work = Work::CompareAndWrite { phase: Phase::Read, offset, len, fua };
+        call.command.moved = 2 * len;
+        call.command.admission = Admission::Alone(range);
+        Ok(self.start(call.command, call.task.nexus))
+    }
+
+    /// SYNCHRONIZE CACHE (10) and (16) (SBC-4): all of the cache, and never before it is done.
+    pub(crate) fn synchronize_cache(&self, call: Call<'_>) -> Answer {
+        self.range(call.cdb.lba(), call.cdb.blocks())?;
+        Ok(self.start_one(call.command, call.task.nexus, DiskOp::FLUSH))
+    }
+
+    /// WRITE SAME (10) and (16) (SBC-4). Zeroes are written as such, whether or not the storage is to be
+    /// given back: what is unmapped here reads as zeroes.
+    pub(crate) fn write_same(&self, call: Call<'_>) -> Answer {
+        let (cdb, command) = (&call.cdb, call.command);
+        let blocks = cdb.blocks();
+        let range = self.range(cdb.lba(), blocks)?;
+        self.writable()?;
+        // The block limits page says that there is no "as far as the medium goes" (WSNZ).
+        if blocks == 0 || blocks > self.config.max_write_same_bytes / self.block() {
+            return Err(Sense::cdb(cdb.blocks_at()).into());
+        }
+        let unmap = cdb.has(1, UNMAP);
+        if unmap && self.config.discard.is_none() {
+            return Err(Sense::cdb(1).bit(3).into());
+        }
+        let len = range.end - range.start;
+        let mut zeroes = cdb.has(1, NO_DATA);
+        if !zeroes {
+            if self.block() > call.task.data_out {
+                return Err(Refusal::Overrun(self.block()));
+            }
+            zeroes = command.take_pattern(call.data, self.block(), len);
+            command.moved = self.block();
+        }
+        if zeroes {
+            let limit = self.whole_blocks(self.config.max_write_zeroes_bytes);
+            command.work = Work::Ranges { op: Op::WriteZeroes { unmap }, limit };
+            command.extents.push(range.clone());
+            command.flush = !self.write_cache();
+        } else {
+            command.work = Work::Fill { offset: range.start, left: len, fua: !self.write_cache() };
+        }
+        command.admission = Admission::Change(range, call.task.lane);
+        Ok(self.start(command, call.task.nexus))
+    }
+
+    /// UNMAP (SBC-4). Nothing is unmapped before all of the list is known to be good.
+    pub(crate) fn unmap(&self, call: Call<'_>) -> Answer {
+        let Some(discard) = self.config.discard else { return Err(Sense::illegal(Code::OPERATION_CODE).into()) };
+        let command = call.command;
+        self.writable()?;
+        let len = usize::from(call.cdb.u16(7));
+        if len == 0 {
+            return Ok(Step::good(0));
+        }
+        command.take_list(call.task, call.data, len)?;
+        let too_short = Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
+        let Some((header, list)) = command.scratch.split_at_checked(UNMAP_HEADER) else { return too_short };
+        // A descriptor that is not all there does not count.
+        let described = usize::from(u16::from_be_bytes([header[2], header[3]])) / UNMAP_DESCRIPTOR * UNMAP_DESCRIPTOR;
+        let Some(list) = list.get(..described) else { return too_short };
+        if list.len() / UNMAP_DESCRIPTOR > discard.max_descriptors as usize {
+            return Err(Sense::list(2).into());
+        }
+        let mut total = 0;
+        for (i, descriptor) in list.chunks_exact(UNMAP_DESCRIPTOR).enumerate() {
+            let (lba, rest) = descriptor.split_first_chunk().unwrap_or((&[0; 8], &[]));
+            let (blocks, _) = rest.split_first_chunk().unwrap_or((&[0; 4], &[]));
+            let range = self.range(u64::from_be_bytes(*lba), u64::from(u32::from_be_bytes(*blocks)))?;
+            total += range.end - range.start;
+            if total > self.max_unmap_bytes() {
+                return Err(Sense::list(UNMAP_HEADER + i * UNMAP_DESCRIPTOR + 8).into());
+            }
+            if !range.is_empty() {
+                command.extents.push(range);
+            }
+        }
+        command.extents.reverse();
+        let start = command.extents.iter().map(|e| e.start).min();
+        let end = command.extents.iter().map(|e| e.end).max();
+        let (Some(start), Some(end)) = (start, end) else { return Ok(Step::good(len as u64)) };
+        command.work = Work::Ranges { op: Op::Discard, limit: self.whole_blocks(discard.max_bytes) };
+        command.admission = Admission::Change(start..end, call.task.lane);
+        Ok(self.start(command, call.task.nexus))
+    }
+
+    /// START STOP UNIT (SBC-4). Stopping writes the cache first.
+    pub(crate) fn start_stop_unit(&self, call: Call<'_>) -> Answer {
+        let (cdb, command) = (&call.cdb, call.command);
+        let (condition, no_flush, load, start) = (cdb.byte(4) >> 4, cdb.has(4, 4), cdb.has(4, 2), cdb.has(4, 1));
+        if condition != 0 {
+            return Err(Sense::cdb(4).bit(7).into());
+        }
+        if load && !self.config.removable {
+            return Err(Sense::cdb(4).bit(1).into());
+        }
+        let state = self.state();
+        if load && !start && !state.preventing.is_empty() {
+            return Err(Sense::illegal(Code::REMOVAL_PREVENTED).into());
+        }
+        let target = match (state.medium, load, start) {
+            (_, true, true) => Medium::Ready,
+            (_, true, false) => Medium::Ejected,
+            (Medium::Ejected, false, true) => return Err(Sense::new(Key::NotReady, Code::NO_MEDIUM).into()),
+            (Medium::Ejected, false, false) => Medium::Ejected,
+            (_, false, true) => Medium::Ready,
+            (_, false, false) => Medium::Stopped,
+        };
+        drop(state);
+        command.medium = Some(target);
+        if target != Medium::Ready && !no_flush && !self.config.read_only {
+            command.work = Work::Once(Some(DiskOp::FLUSH));
+        }
+        Ok(self.start(command, call.task.nexus))
+    }
+
+    /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
+    pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
+        let nexus = call.task.nexus.id();
+        let mut state = self.state();
+        state.preventing.retain(|n| *n != nexus);
+        match call.cdb.byte(4) {
+            0 => {}
+            1 => state.preventing.push(nexus),
+            _ => return Err(Sense::cdb(4).bit(1).into()),
+        }
+        Ok(Step::good(0))
+    }
+
+    /// The range of a command that moves it, in bytes.
+    #[inline]
+    fn transfer(&self, cdb: &Cdb) -> Result<Range<u64>, Refusal> {
+        let range = self.range(cdb.lba(), cdb.blocks())?;
+        let max = self.config.max_transfer_bytes;
+        if max != 0 && range.end - range.start > max {
+            return Err(Sense::cdb(cdb.blocks_at()).into());
+        }
+        Ok(range)
+    }
+
+    /// The range in bytes, which is within the medium.
+    #[inline]
+    fn range(&self, lba: u64, blocks: u64) -> Result<Range<u64>, Refusal> {
+        let capacity = self.blocks();
+        match lba.checked_add(blocks) {
+            Some(end) if end <= capacity => Ok(lba * self.block()..end * self.block()),
+            _ => Err(Sense::illegal(Code::LBA_RANGE).with(lba.max(capacity)).into()),
+        }
+    }
+
+    /// The write of what the initiator gives; `None` where that is nothing.
+    #[inline]
+    fn data_out(&self, call: &Call<'_>, range: &Range<u64>, fua: bool) -> Result<Option<DiskOp>, Refusal> {
+        self.writable()?;
+        let (offset, len) = (range.start, range.end - range.start);
+        if len > call.task.data_out {
+            return Err(Refusal::Overrun(len));
+        }
+        Ok((len > 0).then_some(DiskOp { op: Op::Write { fua }, offset, len, memory: Memory::DataOut(0) }))
+    }
+
+    #[inline]
+    fn writable(&self) -> Result<(), Refusal> {
+        let protected = Sense::new(Key::DataProtect, Code::WRITE_PROTECTED);
+        if self.config.read_only { Err(protected.into()) } else { Ok(()) }
+    }
+
+    fn verify_work(&self, range: &Range<u64>, against: Against, write: Option<DiskOp>) -> Work {
+        let (offset, left) = (range.start, range.end - range.start);
+        Work::Verify(Verify { write, offset, left, done: 0, reading: 0, against, block: self.block() })
+    }
+
+    /// As much of `bytes` as is whole blocks; the configuration has at least one.
+    fn whole_blocks(&self, bytes: u64) -> u64 {
+        bytes - bytes % self.block()
+    }
+
+    /// The most that COMPARE AND WRITE compares: no more than a command may move.
+    pub(crate) fn max_compare_and_write_blocks(&self) -> u8 {
+        let most = self.config.max_compare_and_write_blocks;
+        match self.config.max_transfer_bytes / self.block() {
+            0 => most,
+            transfer => most.min(transfer.min(0xff) as u8),
+        }
+    }
+
+    /// The most that one UNMAP may have, in bytes: as many ranges as there may be, each as long as the disk takes at
+    /// once.
+    pub(crate) fn max_unmap_bytes(&self) -> u64 {
+        let most =
+            |d: crate::DiscardConfig| self.whole_blocks(d.max_bytes).saturating_mul(u64::from(d.max_descriptors));
+        // The block limits page has 32 bits for this, in blocks.
+        self.config.discard.map_or(0, most).min(u64::from(u32::MAX) * self.block())
+    }
+}
+
+/// BYTCHK, in byte 1.
+fn byte_check(cdb: &Cdb) -> Result<Against, Sense> {
+    match cdb.byte(1) >> 1 & 3 {
+        0 => Ok(Against::Nothing),
+        1 => Ok(Against::Data),
+        3 => Ok(Against::Block),
+        _ => Err(Sense::cdb(1).bit(2)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

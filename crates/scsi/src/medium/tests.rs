@@ -1,0 +1,447 @@
+use rustix::io::Errno;
+
+use super::*;
+use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb12, cdb16, config};
+use crate::{LunConfig, Status};
+
+const WRITE: Op = Op::Write { fua: false };
+const FUA_WRITE: Op = Op::Write { fua: true };
+
+fn rig() -> Rig {
+    Rig::new(config())
+}
+
+/// Data that is not on the disk.
+fn pattern(blocks: usize) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|i| (i * 7 + i / BLOCK) as u8).collect()
+}
+
+fn out_of_range(lba: u64) -> Sense {
+    Sense::illegal(Code::LBA_RANGE).with(lba)
+}
+
+fn compare_and_write(lba: u64, blocks: u8, flags: u8) -> [u8; 16] {
+    let mut cdb = cdb16(0x89, flags, lba, 0);
+    cdb[13] = blocks;
+    cdb
+}
+
+/// SBC-4, READ commands.
+#[test]
+fn every_read_returns_the_blocks_it_names() {
+    let mut rig = rig();
+    for cdb in [
+        &[0x08, 0, 0, 3, 2, 0][..],
+        &cdb10(0x28, 0, 3, 2),
+        &cdb10(0x28, 0x18, 3, 2),
+        &cdb12(0xa8, 0, 3, 2),
+        &cdb16(0x88, 0, 3, 2),
+    ] {
+        let reply = rig.run(cdb, &[], 2 * BLOCK);
+        assert_eq!(reply.moved, 2 * BLOCK as u64);
+        assert_eq!(reply.good(), rig.blocks(3, 2));
+        assert_eq!(rig.ops, [(Op::Read, 3 * BLOCK as u64, 2 * BLOCK as u64)]);
+    }
+}
+
+/// SBC-4, READ (6) command.
+#[test]
+fn read_6_of_no_blocks_is_of_256() {
+    let mut rig = rig();
+    assert_eq!(rig.run(&[0x08, 0, 0, 1, 0, 0], &[], 256 * BLOCK).good(), rig.blocks(1, 256));
+}
+
+/// SBC-4, WRITE commands.
+#[test]
+fn every_write_writes_the_blocks_it_names() {
+    let data = pattern(2);
+    for (cdb, op) in [
+        (&[0x0a, 0, 0, 3, 2, 0][..], WRITE),
+        (&cdb10(0x2a, 0, 3, 2), WRITE),
+        (&cdb12(0xaa, 0, 3, 2), WRITE),
+        (&cdb16(0x8a, 0, 3, 2), WRITE),
+        (&cdb10(0x2a, 0x08, 3, 2), FUA_WRITE),
+        (&cdb12(0xaa, 0x08, 3, 2), FUA_WRITE),
+        (&cdb16(0x8a, 0x18, 3, 2), FUA_WRITE),
+    ] {
+        let mut rig = rig();
+        assert_eq!(rig.run(cdb, &data, 0).moved, 2 * BLOCK as u64);
+        assert_eq!(rig.blocks(3, 2), data);
+        assert_eq!(rig.ops, [(op, 3 * BLOCK as u64, 2 * BLOCK as u64)]);
+    }
+}
+
+/// SBC-4, caching mode page.
+#[test]
+fn without_the_write_cache_every_write_is_on_the_medium() {
+    let mut rig = Rig::new(LunConfig { write_cache: false, ..config() });
+    let (data, zeroes) = (pattern(1), vec![0; BLOCK]);
+    rig.run(&[0x0a, 0x08, 0, 0, 1, 0], &data, 0).sense();
+    rig.run(&[0x0a, 0, 0, 3, 1, 0], &data, 0).good();
+    assert_eq!(rig.ops[0].0, FUA_WRITE);
+    rig.run(&cdb10(0x41, 0, 3, 1), &data, 0).good();
+    assert_eq!(rig.ops[0].0, FUA_WRITE);
+    rig.run(&cdb10(0x41, 0, 3, 1), &zeroes, 0).good();
+    assert_eq!(rig.ops[1], (Op::Flush, 0, 0));
+    let mut both = data.clone();
+    both.splice(..0, zeroes);
+    rig.run(&compare_and_write(3, 1, 0), &both, 0).good();
+    assert_eq!(rig.ops[1].0, FUA_WRITE);
+}
+
+#[test]
+fn what_is_not_on_the_medium_is_out_of_range_and_the_first_such_address_is_told() {
+    let mut rig = rig();
+    let last = BLOCKS as u32;
+    for code in [0x28, 0x2a, 0x2e, 0x2f, 0x35, 0x41] {
+        assert_eq!(rig.run(&cdb10(code, 0, last, 1), &[], 0).sense(), out_of_range(1024), "{code:#x}");
+        assert_eq!(rig.run(&cdb10(code, 0, last - 1, 2), &[], 0).sense(), out_of_range(1024), "{code:#x}");
+        assert_eq!(rig.run(&cdb10(code, 0, last + 7, 0), &[], 0).sense(), out_of_range(1031), "{code:#x}");
+    }
+    for code in [0x88, 0x8a, 0x8e, 0x8f, 0x91, 0x93] {
+        assert_eq!(rig.run(&cdb16(code, 0, u64::MAX, 2), &[], 0).sense(), out_of_range(u64::MAX), "{code:#x}");
+    }
+    assert_eq!(rig.run(&compare_and_write(1024, 1, 0), &[], 0).sense(), out_of_range(1024));
+    assert_eq!(rig.ops, []);
+}
+
+/// SBC-4, TRANSFER LENGTH of READ (10).
+#[test]
+fn a_length_of_zero_is_good_and_does_nothing() {
+    let mut rig = rig();
+    for code in [0x28, 0x2a, 0x2e, 0x2f] {
+        assert_eq!(rig.run(&cdb10(code, 0, BLOCKS as u32, 0), &[], 0).good(), []);
+    }
+    rig.run(&compare_and_write(0, 0, 0), &[], 0).good();
+    assert_eq!(rig.ops, []);
+}
+
+#[test]
+fn buffers_that_are_too_short_are_an_overrun_and_nothing_happens() {
+    let mut rig = rig();
+    let two = 2 * BLOCK as u64;
+    assert_eq!(rig.overrun(&cdb10(0x28, 0, 0, 2), &[], 2 * BLOCK - 1), two);
+    assert_eq!(rig.overrun(&cdb10(0x2a, 0, 0, 2), &pattern(1), 4096), two);
+    assert_eq!(rig.overrun(&cdb10(0x2e, 0, 0, 2), &pattern(1), 0), two);
+    assert_eq!(rig.overrun(&cdb10(0x2f, 0x02, 0, 2), &pattern(1), 0), two);
+    assert_eq!(rig.overrun(&cdb10(0x2f, 0x06, 0, 2), &[1], 0), BLOCK as u64);
+    assert_eq!(rig.overrun(&cdb10(0x41, 0, 0, 2), &[1], 0), BLOCK as u64);
+    assert_eq!(rig.overrun(&compare_and_write(0, 1, 0), &pattern(1), 0), two);
+    assert_eq!(rig.overrun(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &[0; 23], 0), 24);
+    assert_eq!(rig.ops, []);
+}
+
+/// SBC-4, block limits VPD page.
+#[test]
+fn more_than_the_maximum_transfer_length_is_refused() {
+    let mut rig = Rig::new(LunConfig { max_transfer_bytes: 4096, ..config() });
+    rig.run(&cdb10(0x28, 0, 0, 8), &[], 4096).good();
+    assert_eq!(rig.run(&cdb10(0x28, 0, 0, 9), &[], 8192).sense(), Sense::cdb(7));
+    assert_eq!(rig.run(&cdb12(0xaf, 0, 0, 9), &[], 0).sense(), Sense::cdb(6));
+    assert_eq!(rig.run(&cdb16(0x8a, 0, 0, 9), &pattern(9), 0).sense(), Sense::cdb(10));
+}
+
+/// SBC-4, RDPROTECT and WRPROTECT.
+#[test]
+fn protection_information_is_refused_because_there_is_none() {
+    let mut rig = rig();
+    for code in [0x28, 0x2a, 0x2e, 0x2f, 0x41] {
+        assert_eq!(rig.run(&cdb10(code, 0x20, 0, 1), &pattern(1), BLOCK).sense(), Sense::cdb(1).bit(5));
+    }
+}
+
+#[test]
+fn nothing_writes_to_a_unit_that_is_write_protected() {
+    let mut rig = Rig::new(LunConfig { read_only: true, ..config() });
+    let protected = Sense::new(Key::DataProtect, Code::WRITE_PROTECTED);
+    for cdb in [
+        &[0x0a, 0, 0, 0, 1, 0][..],
+        &cdb10(0x2a, 0, 0, 1),
+        &cdb10(0x2e, 0, 0, 1),
+        &cdb10(0x41, 0, 0, 1),
+        &cdb16(0x93, 0x01, 0, 1),
+        &compare_and_write(0, 1, 0),
+        &[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0],
+    ] {
+        assert_eq!(rig.run(cdb, &pattern(2), 0).sense(), protected, "{cdb:02x?}");
+    }
+    assert_eq!(rig.ops, []);
+    rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).good();
+}
+
+#[test]
+fn a_failure_of_the_disk_ends_the_command_and_lets_others_go_on() {
+    let mut rig = rig();
+    rig.fails = Some((0, Errno::IO));
+    let unreadable = Sense::new(Key::MediumError, Code::READ_ERROR);
+    assert_eq!(rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).sense(), unreadable);
+    assert_eq!(rig.run(&compare_and_write(0, 1, 0), &pattern(2), 0).sense(), unreadable);
+    let unwritable = Sense::new(Key::MediumError, Code::WRITE_ERROR);
+    assert_eq!(rig.run(&cdb10(0x2a, 0, 0, 1), &pattern(1), 0).sense(), unwritable);
+    rig.fails = Some((0, Errno::AGAIN));
+    assert_eq!(rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).status, Status::Busy);
+    // Only if every hold on the gate has been given back does this not wait.
+    rig.fails = None;
+    let same = [rig.blocks(0, 1), rig.blocks(0, 1)].concat();
+    rig.run(&compare_and_write(0, 1, 0), &same, 0).good();
+    rig.run(&cdb10(0x2a, 0, 0, 1), &pattern(1), 0).good();
+}
+
+/// SBC-4, VERIFY (10) command.
+#[test]
+fn verify_reads_all_of_the_medium_piece_by_piece() {
+    let mut rig = rig();
+    assert_eq!(rig.run(&cdb10(0x2f, 0, 0, BLOCKS as u16), &[], 0).moved, 0);
+    let piece = 256 << 10;
+    assert_eq!(rig.ops, [(Op::Read, 0, piece), (Op::Read, piece, piece)]);
+    rig.fails = Some((1, Errno::IO));
+    assert_eq!(rig.run(&cdb16(0x8f, 0, 0, 1024), &[], 0).sense().code, Code::READ_ERROR);
+}
+
+/// SBC-4, VERIFY (10) command.
+#[test]
+fn verify_compares_with_the_data_given_and_names_the_block_that_differs() {
+    let mut rig = rig();
+    let mut data = rig.blocks(10, 600).to_vec();
+    for cdb in [&cdb10(0x2f, 0x02, 10, 600)[..], &cdb12(0xaf, 0x02, 10, 600), &cdb16(0x8f, 0x12, 10, 600)] {
+        assert_eq!(rig.run(cdb, &data, 0).moved, data.len() as u64);
+    }
+    data[599 * BLOCK + 5] ^= 1;
+    let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE).with(609);
+    assert_eq!(rig.run(&cdb10(0x2f, 0x02, 10, 600), &data, 0).sense(), miscompare);
+}
+
+/// SBC-4, VERIFY (10) command.
+#[test]
+fn verify_with_bytchk_11b_compares_every_block_with_one() {
+    let mut rig = rig();
+    let block = pattern(1);
+    for i in 100..200 {
+        rig.disk[i * BLOCK..(i + 1) * BLOCK].copy_from_slice(&block);
+    }
+    assert_eq!(rig.run(&cdb10(0x2f, 0x06, 100, 100), &block, 0).moved, BLOCK as u64);
+    let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE).with(200);
+    assert_eq!(rig.run(&cdb10(0x2f, 0x06, 100, 101), &block, 0).sense(), miscompare);
+}
+
+/// SBC-4, VERIFY (10) command.
+#[test]
+fn the_reserved_byte_check_is_refused() {
+    let mut rig = rig();
+    let refused = Sense::cdb(1).bit(2);
+    assert_eq!(rig.run(&cdb10(0x2f, 0x04, 0, 1), &pattern(1), 0).sense(), refused);
+    assert_eq!(rig.run(&cdb10(0x2e, 0x04, 0, 1), &pattern(1), 0).sense(), refused);
+    // One block for all has nothing to write.
+    assert_eq!(rig.run(&cdb10(0x2e, 0x06, 0, 1), &pattern(1), 0).sense(), refused);
+}
+
+/// SBC-4, WRITE AND VERIFY (10) command.
+#[test]
+fn write_and_verify_writes_to_the_medium_and_reads_it_back() {
+    let data = pattern(3);
+    for cdb in [&cdb10(0x2e, 0, 5, 3)[..], &cdb12(0xae, 0x02, 5, 3), &cdb16(0x8e, 0x12, 5, 3)] {
+        let mut rig = rig();
+        assert_eq!(rig.run(cdb, &data, 0).moved, data.len() as u64);
+        assert_eq!(rig.blocks(5, 3), data);
+        let (offset, len) = (5 * BLOCK as u64, data.len() as u64);
+        assert_eq!(rig.ops, [(FUA_WRITE, offset, len), (Op::Read, offset, len)]);
+    }
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn compare_and_write_writes_if_and_only_if_all_is_equal() {
+    let mut rig = rig();
+    let mut data = rig.blocks(7, 2).to_vec();
+    data.extend(pattern(2));
+    assert_eq!(rig.run(&compare_and_write(7, 2, 0), &data, 0).moved, data.len() as u64);
+    assert_eq!(rig.blocks(7, 2), pattern(2));
+    let (offset, len) = (7 * BLOCK as u64, 2 * BLOCK as u64);
+    assert_eq!(rig.ops, [(Op::Read, offset, len), (WRITE, offset, len)]);
+
+    data[..2 * BLOCK].copy_from_slice(&pattern(2));
+    data[BLOCK + 9] ^= 1;
+    let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE).with(BLOCK as u64 + 9);
+    assert_eq!(rig.run(&compare_and_write(7, 2, 0), &data, 0).sense(), miscompare);
+    assert_eq!(rig.blocks(7, 2), pattern(2));
+    data[BLOCK + 9] ^= 1;
+    rig.run(&compare_and_write(7, 2, 0x08), &data, 0).good();
+    assert_eq!(rig.ops[1].0, FUA_WRITE);
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn compare_and_write_of_too_much_is_refused_and_absent_where_the_limit_is_zero() {
+    let mut rig = rig();
+    assert_eq!(rig.run(&compare_and_write(0, 129, 0), &[], 0).sense(), Sense::cdb(13));
+    let mut rig = Rig::new(LunConfig { max_transfer_bytes: 4096, ..config() });
+    assert_eq!(rig.run(&compare_and_write(0, 9, 0), &[], 0).sense(), Sense::cdb(13));
+    let mut rig = Rig::new(LunConfig { max_compare_and_write_blocks: 0, ..config() });
+    let unknown = Sense::illegal(Code::OPERATION_CODE);
+    assert_eq!(rig.run(&compare_and_write(0, 1, 0), &[], 0).sense(), unknown);
+}
+
+/// SBC-4, SYNCHRONIZE CACHE (10) command.
+#[test]
+fn synchronize_cache_flushes_whatever_the_range() {
+    let mut rig = rig();
+    for cdb in [&cdb10(0x35, 0, 0, 0)[..], &cdb10(0x35, 0x02, 5, 9), &cdb16(0x91, 0, 0, 0)] {
+        rig.run(cdb, &[], 0).good();
+        assert_eq!(rig.ops, [(Op::Flush, 0, 0)]);
+    }
+}
+
+/// SBC-4, WRITE SAME (10) command.
+#[test]
+fn write_same_of_zeroes_writes_zeroes_as_the_disk_can() {
+    let zeroes = vec![0; BLOCK];
+    for (cdb, out, unmap) in [
+        (&cdb10(0x41, 0, 8, 600)[..], &zeroes[..], false),
+        (&cdb10(0x41, 0x08, 8, 600), &zeroes, true),
+        (&cdb16(0x93, 0, 8, 600), &zeroes, false),
+        (&cdb16(0x93, 0x01, 8, 600), &[], false),
+        (&cdb16(0x93, 0x09, 8, 600), &[], true),
+    ] {
+        let mut rig = rig();
+        assert_eq!(rig.run(cdb, out, 0).moved, out.len() as u64);
+        assert!(rig.blocks(8, 600).iter().all(|b| *b == 0));
+        let (op, k) = (Op::WriteZeroes { unmap }, 1024);
+        assert_eq!(rig.ops, [(op, 4 * k, 128 * k), (op, 132 * k, 128 * k), (op, 260 * k, 44 * k)]);
+    }
+}
+
+/// SBC-4, WRITE SAME (10) command.
+#[test]
+fn write_same_of_anything_else_writes_it_over_and_over() {
+    let mut rig = rig();
+    let block = pattern(1);
+    rig.run(&cdb16(0x93, 0x08, 8, 600), &block, 0).good();
+    assert!(rig.blocks(8, 600).chunks(BLOCK).all(|b| b == block));
+    let k = 1024;
+    assert_eq!(rig.ops, [(WRITE, 4 * k, 256 * k), (WRITE, 260 * k, 44 * k)]);
+}
+
+/// SBC-4, WRITE SAME (10) command.
+#[test]
+fn write_same_of_no_blocks_or_too_many_or_without_unmapping_is_refused() {
+    let mut rig = rig();
+    let out = pattern(1);
+    assert_eq!(rig.run(&cdb10(0x41, 0, 0, 0), &out, 0).sense(), Sense::cdb(7));
+    assert_eq!(rig.run(&cdb16(0x93, 0, 0, 0), &out, 0).sense(), Sense::cdb(10));
+    // ANCHOR.
+    assert_eq!(rig.run(&cdb16(0x93, 0x18, 0, 1), &out, 0).sense(), Sense::cdb(1).bit(4));
+    let mut rig = Rig::new(LunConfig { max_write_same_bytes: 4096, discard: None, ..config() });
+    assert_eq!(rig.run(&cdb16(0x93, 0, 0, 9), &out, 0).sense(), Sense::cdb(10));
+    assert_eq!(rig.run(&cdb16(0x93, 0x08, 0, 1), &out, 0).sense(), Sense::cdb(1).bit(3));
+}
+
+/// A parameter list for UNMAP, and its CDB.
+fn unmap(ranges: &[(u64, u32)]) -> ([u8; 10], Vec<u8>) {
+    let len = 16 * ranges.len() as u16;
+    let mut list = [(len + 6).to_be_bytes(), len.to_be_bytes(), [0; 2], [0; 2]].concat();
+    for (lba, blocks) in ranges {
+        list.extend(lba.to_be_bytes());
+        list.extend(blocks.to_be_bytes());
+        list.extend([0; 4]);
+    }
+    let [high, low] = (list.len() as u16).to_be_bytes();
+    ([0x42, 0, 0, 0, 0, 0, 0, high, low, 0], list)
+}
+
+/// SBC-4, UNMAP command.
+#[test]
+fn unmap_discards_every_range_in_turn_and_no_more_at_once_than_the_disk_takes() {
+    let mut rig = rig();
+    let (cdb, list) = unmap(&[(100, 200), (7, 0), (0, 1)]);
+    assert_eq!(rig.run(&cdb, &list, 0).moved, list.len() as u64);
+    let (op, k) = (Op::Discard, 1024);
+    assert_eq!(rig.ops, [(op, 50 * k, 64 * k), (op, 114 * k, 36 * k), (op, 0, 512)]);
+}
+
+/// SBC-4, UNMAP command.
+#[test]
+fn an_unmap_list_that_is_wrong_anywhere_unmaps_nothing() {
+    let mut rig = rig();
+    let mut run = |ranges: &[(u64, u32)]| {
+        let (cdb, list) = unmap(ranges);
+        let reply = rig.run(&cdb, &list, 0);
+        assert_eq!(rig.ops, []);
+        reply
+    };
+    assert_eq!(run(&[(0, 1), (1023, 2)]).sense(), out_of_range(1024));
+    assert_eq!(run(&[(0, 1); 5]).sense(), Sense::list(2));
+    // Four ranges of 64 KiB are 512 blocks.
+    assert_eq!(run(&[(0, 256), (256, 257)]).sense(), Sense::list(8 + 16 + 8));
+    assert_eq!(run(&[]).good(), []);
+    assert_eq!(run(&[(5, 0)]).good(), []);
+}
+
+/// SBC-4, UNMAP command.
+#[test]
+fn an_unmap_list_that_is_cut_off_is_a_parameter_list_length_error() {
+    let mut rig = rig();
+    let (mut cdb, mut list) = unmap(&[(0, 1), (2, 1)]);
+    let wrong = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
+    for len in [1, 7, 8, 39] {
+        cdb[8] = len;
+        assert_eq!(rig.run(&cdb, &list, 0).sense(), wrong, "{len}");
+    }
+    cdb[8] = 0;
+    rig.run(&cdb, &[], 0).good();
+    assert_eq!(rig.ops, []);
+    // The header, not the end of the list, says where the last whole descriptor ends.
+    (cdb[8], list[3]) = (40, 31);
+    rig.run(&cdb, &list, 0).good();
+    assert_eq!(rig.ops, [(Op::Discard, 0, 512)]);
+}
+
+#[test]
+fn without_discard_there_is_no_unmap() {
+    let mut rig = Rig::new(LunConfig { discard: None, ..config() });
+    let (cdb, list) = unmap(&[(0, 1)]);
+    assert_eq!(rig.run(&cdb, &list, 0).sense(), Sense::illegal(Code::OPERATION_CODE));
+}
+
+const fn start_stop(bits: u8) -> [u8; 6] {
+    [0x1b, 0, 0, 0, bits, 0]
+}
+
+/// SBC-4, START STOP UNIT command.
+#[test]
+fn a_stopped_unit_has_flushed_and_is_not_ready_until_it_is_started() {
+    let mut rig = rig();
+    rig.run(&start_stop(0), &[], 0).good();
+    assert_eq!(rig.ops, [(Op::Flush, 0, 0)]);
+    let stopped = Sense::new(Key::NotReady, Code::START_REQUIRED);
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense(), stopped);
+    assert_eq!(rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).sense(), stopped);
+    let other = rig.other(2);
+    assert_eq!(rig.run_as(&other, &cdb10(0x2a, 0, 0, 1), &pattern(1), 0).sense(), stopped);
+    assert_eq!(rig.run(&[3, 0, 0, 0, 18, 0], &[], 18).good(), stopped.to_bytes());
+    rig.run(&[0x12, 0, 0, 0, 36, 0], &[], 36).good();
+    rig.run(&start_stop(1), &[], 0).good();
+    rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).good();
+    rig.run(&start_stop(4), &[], 0).good();
+    assert_eq!(rig.ops, [], "NO_FLUSH");
+}
+
+/// SBC-4, START STOP UNIT command.
+#[test]
+fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
+    let mut rig = rig();
+    assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::cdb(4).bit(1));
+    assert_eq!(rig.run(&start_stop(0x11), &[], 0).sense(), Sense::cdb(4).bit(7));
+    assert_eq!(rig.run(&[0x1e, 0, 0, 0, 1, 0], &[], 0).sense(), Sense::illegal(Code::OPERATION_CODE));
+
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    let other = rig.other(2);
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 0, 0], &[], 0).good();
+    rig.run(&start_stop(2), &[], 0).good();
+    let gone = Sense::new(Key::NotReady, Code::NO_MEDIUM);
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense(), gone);
+    assert_eq!(rig.run(&start_stop(1), &[], 0).sense(), gone);
+    rig.run(&start_stop(3), &[], 0).good();
+    rig.run(&[0; 6], &[], 0).good();
+}

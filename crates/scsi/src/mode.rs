@@ -1,0 +1,228 @@
+//! MODE SENSE and MODE SELECT: the caching and control pages.
+
+use crate::cdb::Cdb;
+use crate::command::{DiskOp, Step};
+use crate::execute::{Answer, Call};
+use crate::nexus::Attention;
+use crate::sense::{Code, Sense};
+use crate::unit::LogicalUnit;
+use crate::work::Work;
+
+/// A mode page that the unit has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Page {
+    /// SBC-4, caching mode page.
+    Caching,
+    /// SPC-5, control mode page.
+    Control,
+}
+
+/// Every page, as often as there are (SPC-5, summary of mode page codes).
+const ALL_PAGES: u8 = 0x3f;
+const ALL_SUBPAGES: u8 = 0xff;
+/// WCE, in byte 2 of the caching page.
+const WRITE_CACHE: u8 = 0x04;
+/// Bits of the device specific parameter (SBC-4, mode parameters overview): write protect; DPO and FUA are known.
+const WRITE_PROTECT: u8 = 0x80;
+const DPO_FUA: u8 = 0x10;
+/// LLBAA of MODE SENSE (10), and LONGLBA of its header.
+const LONG_REQUEST: u8 = 0x10;
+const LONG_LBA: u8 = 0x01;
+const NO_DESCRIPTORS: u8 = 0x08;
+
+impl Page {
+    const ALL: [Self; 2] = [Self::Caching, Self::Control];
+
+    fn of(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|page| page.code() == code)
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Caching => 0x08,
+            Self::Control => 0x0a,
+        }
+    }
+
+    /// The page as it is with the write cache on or off, header included.
+    fn bytes(self, write_cache: bool) -> Vec<u8> {
+        match self {
+            Self::Caching => {
+                let mut page = vec![0; 20];
+                (page[0], page[1]) = (0x08, 18);
+                page[2] = if write_cache { WRITE_CACHE } else { 0 };
+                page
+            }
+            // One task set for all; fixed format sense; reordering without restrictions; no limit to being busy.
+            Self::Control => vec![0x0a, 10, 0, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0],
+        }
+    }
+
+    /// The bits that can be changed, header included.
+    fn changeable(self) -> Vec<u8> {
+        let mut page = self.bytes(true);
+        let bits = if self == Self::Caching { WRITE_CACHE } else { 0 };
+        page[2..].fill(0);
+        page[2] = bits;
+        page
+    }
+}
+
+impl LogicalUnit {
+    /// MODE SENSE (6) and (10) (SPC-5).
+    pub(crate) fn mode_sense(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, .. } = call;
+        let (control, code, subpage) = (cdb.byte(2) >> 6, cdb.byte(2) & 0x3f, cdb.byte(3));
+        if control == 3 {
+            return Err(Sense::illegal(Code::SAVING).into());
+        }
+        let page = Page::of(code);
+        if page.is_none() && code != ALL_PAGES {
+            return Err(Sense::cdb(2).bit(5).into());
+        }
+        // There are no subpages, so all of them are the pages themselves.
+        if subpage != 0 && subpage != ALL_SUBPAGES {
+            return Err(Sense::cdb(3).into());
+        }
+        let short = is_short(&call.cdb);
+        let long_lba = !short && cdb.has(1, LONG_REQUEST);
+        let descriptor = match (cdb.has(1, NO_DESCRIPTORS), long_lba) {
+            (true, _) => Vec::new(),
+            (false, false) => self.short_descriptor().to_vec(),
+            (false, true) => self.long_descriptor().to_vec(),
+        };
+        let mut pages = Vec::new();
+        for page in Page::ALL.into_iter().filter(|p| page.is_none_or(|one| one == *p)) {
+            pages.extend(match control {
+                0 => page.bytes(self.write_cache()),
+                1 => page.changeable(),
+                _ => page.bytes(self.config.write_cache),
+            });
+        }
+        let device = DPO_FUA | if self.config.read_only { WRITE_PROTECT } else { 0 };
+        let after = descriptor.len() + pages.len();
+        let data = &mut command.response;
+        if short {
+            data.extend([(after + 3) as u8, 0, device, descriptor.len() as u8]);
+        } else {
+            data.extend(((after + 6) as u16).to_be_bytes());
+            data.extend([0, device, if long_lba { LONG_LBA } else { 0 }, 0]);
+            data.extend((descriptor.len() as u16).to_be_bytes());
+        }
+        data.extend(descriptor);
+        data.extend(pages);
+        command.respond(task, cdb.mode_length())
+    }
+
+    /// MODE SELECT (6) and (10) (SPC-5). Nothing is changed before all of the list is known to be good.
+    pub(crate) fn mode_select(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, data } = call;
+        if cdb.has(1, 0x01) {
+            // SP: nothing can be saved.
+            return Err(Sense::cdb(1).bit(0).into());
+        }
+        if !cdb.has(1, 0x10) {
+            // PF: the pages are the standard's.
+            return Err(Sense::cdb(1).bit(4).into());
+        }
+        let len = cdb.mode_length();
+        if len == 0 {
+            return Ok(Step::good(0));
+        }
+        command.take_list(task, data, len)?;
+        let before = self.write_cache();
+        let after = self.selected(&command.scratch, is_short(&cdb))?;
+        if after != before {
+            self.set_write_cache(after);
+            self.attend(Attention::ModeChanged, Some(task.nexus.id()));
+            if !after {
+                // What the cache has got from now on belongs on the medium.
+                command.work = Work::Once(Some(DiskOp::FLUSH));
+            }
+        }
+        Ok(self.start(command, task.nexus))
+    }
+
+    /// Whether the write cache is on as a parameter list wants it.
+    fn selected(&self, list: &[u8], short: bool) -> Result<bool, Sense> {
+        let too_short = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
+        let (header, at) = if short { (4, 3) } else { (8, 6) };
+        if list.len() < header {
+            return Err(too_short);
+        }
+        let (descriptor, long_lba) = if short {
+            (usize::from(list[3]), false)
+        } else {
+            (usize::from(u16::from_be_bytes([list[6], list[7]])), list[4] & LONG_LBA != 0)
+        };
+        let mut rest = header + descriptor;
+        if list.len() < rest {
+            return Err(too_short);
+        }
+        match (descriptor, long_lba) {
+            (0, _) => {}
+            (8, false) => self.check_descriptor(&list[header..rest], header, &self.short_descriptor(), 4, 5)?,
+            (16, true) => self.check_descriptor(&list[header..rest], header, &self.long_descriptor(), 8, 12)?,
+            _ => return Err(Sense::list(at)),
+        }
+        let mut write_cache = self.write_cache();
+        while rest < list.len() {
+            // PS is reserved here, and the code has no subpages, so SPF makes a code that there is not.
+            let Some(page) = Page::of(list[rest] & 0x7f) else { return Err(Sense::list(rest).bit(5)) };
+            let (current, changeable) = (page.bytes(write_cache), page.changeable());
+            match list.get(rest + 1) {
+                None => return Err(too_short),
+                Some(len) if *len != current[1] => return Err(Sense::list(rest + 1)),
+                Some(_) if list.len() < rest + current.len() => return Err(too_short),
+                Some(_) => {}
+            }
+            let given = &list[rest..rest + current.len()];
+            let fixed = |i: usize| (given[i] ^ current[i]) & !changeable[i] != 0;
+            if let Some(wrong) = (2..given.len()).find(|i| fixed(*i)) {
+                return Err(Sense::list(rest + wrong));
+            }
+            if page == Page::Caching {
+                write_cache = given[2] & WRITE_CACHE != 0;
+            }
+            rest += current.len();
+        }
+        Ok(write_cache)
+    }
+
+    /// A block descriptor may say what is, or say nothing about the number of blocks: all zeroes or all ones (SBC-4,
+    /// 6.5.2). Number and length are before `number` and from `length` on; `at` is where it is in the list.
+    fn check_descriptor(&self, given: &[u8], at: usize, is: &[u8], number: usize, length: usize) -> Result<(), Sense> {
+        let blocks = &given[..number];
+        let silent = blocks.iter().all(|b| *b == 0) || blocks.iter().all(|b| *b == 0xff);
+        if !silent && *blocks != is[..number] {
+            return Err(Sense::list(at));
+        }
+        if given[length..] != is[length..] { Err(Sense::list(at + length)) } else { Ok(()) }
+    }
+
+    /// SBC-4, short LBA mode parameter block descriptor.
+    fn short_descriptor(&self) -> [u8; 8] {
+        let blocks = self.blocks().min(u64::from(u32::MAX)) as u32;
+        let mut descriptor = [0; 8];
+        descriptor[..4].copy_from_slice(&blocks.to_be_bytes());
+        // Three bytes for the block's length; the fourth, reserved, is zero in every length there is.
+        descriptor[4..].copy_from_slice(&self.config.logical_block_bytes.to_be_bytes());
+        descriptor
+    }
+
+    /// SBC-4, long LBA mode parameter block descriptor.
+    fn long_descriptor(&self) -> [u8; 16] {
+        let mut descriptor = [0; 16];
+        descriptor[..8].copy_from_slice(&self.blocks().to_be_bytes());
+        descriptor[12..].copy_from_slice(&self.config.logical_block_bytes.to_be_bytes());
+        descriptor
+    }
+}
+
+/// Whether it is the six-byte command.
+fn is_short(cdb: &Cdb) -> bool {
+    cdb.byte(0) >> 5 == 0
+}
+
+#[cfg(test)]
+mod tests;

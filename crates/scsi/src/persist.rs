@@ -1,0 +1,140 @@
+//! PERSISTENT RESERVE IN and OUT.
+
+use crate::command::Admission;
+use crate::execute::{Answer, Call};
+use crate::nexus::NexusId;
+use crate::reservations::{Refused, Type};
+use crate::sense::{Code, Refusal, Sense};
+use crate::unit::{LogicalUnit, State};
+
+/// The length of PERSISTENT RESERVE OUT's basic parameter list, in bytes (SPC-5).
+const LIST: usize = 24;
+/// SPEC_I_PT, ALL_TG_PT and APTPL, in the list's byte 20: other initiators, other ports, and the next power on.
+const SPEC_I_PT: u8 = 0x08;
+const ALL_TG_PT: u8 = 0x04;
+const APTPL: u8 = 0x01;
+
+/// Service actions of PERSISTENT RESERVE OUT (SPC-5).
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const RELEASE: u8 = 2;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+const PREEMPT_AND_ABORT: u8 = 5;
+
+impl LogicalUnit {
+    /// PERSISTENT RESERVE IN (SPC-5).
+    pub(crate) fn reserve_in(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, .. } = call;
+        let data = &mut command.response;
+        let state = self.state();
+        match cdb.byte(1) & 0x1f {
+            0 => read_keys(&state, data),
+            1 => read_reservation(&state, data),
+            2 => {
+                // Length; nothing but registering through this port, for this power on; no say about which commands
+                // are allowed; every type.
+                data.extend([0, 8, 0, 0x80]);
+                data.extend(type_mask());
+                data.extend([0, 0]);
+            }
+            _ => read_full_status(&state, data),
+        }
+        drop(state);
+        command.respond(task, usize::from(cdb.u16(7)))
+    }
+
+    /// PERSISTENT RESERVE OUT (SPC-5).
+    pub(crate) fn reserve_out(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, data } = call;
+        let (action, scope, kind) = (cdb.byte(1) & 0x1f, cdb.byte(2) >> 4, cdb.byte(2) & 0xf);
+        let len = cdb.u32(5) as usize;
+        if len != LIST {
+            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
+        }
+        command.take_list(task, data, LIST)?;
+        let (keys, flags) = (&command.scratch, command.scratch[20]);
+        let number = |at: usize| keys[at..at + 8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        let (key, new) = (number(0), number(8));
+        let nexus = task.nexus.id();
+        let registers = !matches!(action, RESERVE..=PREEMPT_AND_ABORT);
+        if registers {
+            let wrong = [(SPEC_I_PT, 3), (ALL_TG_PT, 2), (APTPL, 0)].into_iter().find(|(mask, _)| flags & mask != 0);
+            if let Some((_, bit)) = wrong {
+                return Err(Sense::list(20).bit(bit).into());
+            }
+        }
+        // Only whole logical units can be reserved. As with types, who reserves nothing may say what it likes.
+        let kind = Type::of(kind).filter(|_| scope == 0);
+        let mut state = self.state();
+        let table = &mut state.reservations;
+        let notices = match action {
+            REGISTER => table.register(nexus, key, new),
+            RESERVE => table.reserve(nexus, key, kind),
+            RELEASE => table.release(nexus, key, kind),
+            CLEAR => table.clear(nexus, key),
+            PREEMPT | PREEMPT_AND_ABORT => table.preempt(nexus, key, new, kind),
+            _ => Ok(table.register_anyway(nexus, new)),
+        };
+        let notices = notices.map_err(|refused| match refused {
+            Refused::Conflict => Refusal::Conflict,
+            Refused::NotThatOne => Sense::illegal(Code::INVALID_RELEASE).into(),
+            Refused::ZeroKey => Sense::list(8).into(),
+            Refused::NoSuchType => Sense::cdb(2).into(),
+        })?;
+        // First what keeps others out, then the wait for those who are within: see `Gate`.
+        state.settle();
+        state.tell(notices);
+        drop(state);
+        if action == PREEMPT_AND_ABORT {
+            command.admission = Admission::Quiet;
+        }
+        Ok(self.start(command, task.nexus))
+    }
+}
+
+fn type_mask() -> [u8; 2] {
+    // The bit of type n is bit n of the first byte, except that the last one is bit 0 of the second (SPC-5, REPORT
+    // CAPABILITIES).
+    let mask = Type::ALL.iter().fold(0_u16, |mask, kind| mask | 1 << *kind as u16);
+    mask.to_le_bytes()
+}
+
+/// PRGENERATION, and the length of what follows it.
+fn header(state: &State, data: &mut Vec<u8>, len: usize) {
+    data.extend(state.reservations.generation().to_be_bytes());
+    data.extend((len as u32).to_be_bytes());
+}
+
+/// READ KEYS (SPC-5).
+fn read_keys(state: &State, data: &mut Vec<u8>) {
+    let registrations = state.reservations.registrations();
+    header(state, data, 8 * registrations.len());
+    data.extend(registrations.iter().flat_map(|r| r.key.to_be_bytes()));
+}
+
+/// READ RESERVATION (SPC-5).
+fn read_reservation(state: &State, data: &mut Vec<u8>) {
+    let Some((kind, key)) = state.reservations.reservation() else { return header(state, data, 0) };
+    header(state, data, 16);
+    data.extend(key.to_be_bytes());
+    data.extend([0, 0, 0, 0, 0, kind as u8, 0, 0]);
+}
+
+/// READ FULL STATUS (SPC-5).
+fn read_full_status(state: &State, data: &mut Vec<u8>) {
+    let table = &state.reservations;
+    header(state, data, (24 + NexusId::TRANSPORT_ID_LEN) * table.registrations().len());
+    for registration in table.registrations() {
+        let nexus = registration.nexus;
+        let held = table.reservation().filter(|_| table.holds(nexus));
+        data.extend(registration.key.to_be_bytes());
+        data.extend([0, 0, 0, 0, u8::from(held.is_some()), held.map_or(0, |(kind, _)| kind as u8), 0, 0, 0, 0]);
+        data.extend(nexus.port.to_be_bytes());
+        data.extend((NexusId::TRANSPORT_ID_LEN as u32).to_be_bytes());
+        data.extend(nexus.transport_id());
+    }
+}
+
+#[cfg(test)]
+mod tests;

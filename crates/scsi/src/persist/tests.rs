@@ -1,0 +1,211 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::testing::{BLOCK, Reply, Rig, cdb10, cdb16, config};
+use crate::{Attention, LunConfig, Nexus, Status};
+
+fn out(rig: &mut Rig, nexus: &Arc<Nexus>, action: u8, kind: u8, key: u64, new: u64) -> Reply {
+    let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
+    rig.run_as(nexus, &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list, 0)
+}
+
+fn read(rig: &mut Rig, action: u8) -> Vec<u8> {
+    rig.run(&[0x5e, action, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).good()
+}
+
+/// A, B and C, of which A and B are registered, with keys 1 and 2.
+fn three(config: LunConfig) -> (Rig, [Arc<Nexus>; 3]) {
+    let mut rig = Rig::new(config);
+    let nexuses = [rig.nexus.clone(), rig.other(2), rig.other(3)];
+    out(&mut rig, &nexuses[0], REGISTER, 0, 0, 1).good();
+    out(&mut rig, &nexuses[1], REGISTER, 0, 0, 2).good();
+    (rig, nexuses)
+}
+
+/// SPC-5, READ KEYS service action.
+#[test]
+fn read_keys_returns_generation_and_keys_as_far_as_there_is_room() {
+    let (mut rig, _) = three(config());
+    let keys = [&[0, 0, 0, 2, 0, 0, 0, 16][..], &1_u64.to_be_bytes(), &2_u64.to_be_bytes()].concat();
+    assert_eq!(read(&mut rig, 0), keys);
+    assert_eq!(rig.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[], 8).good(), keys[..8]);
+}
+
+/// SPC-5, READ RESERVATION service action.
+#[test]
+fn read_reservation_returns_key_and_type_of_what_there_is() {
+    let (mut rig, [a, ..]) = three(config());
+    assert_eq!(read(&mut rig, 1), [0, 0, 0, 2, 0, 0, 0, 0]);
+    out(&mut rig, &a, RESERVE, 5, 1, 0).good();
+    let held = [&[0, 0, 0, 2, 0, 0, 0, 16][..], &1_u64.to_be_bytes(), &[0, 0, 0, 0, 0, 5, 0, 0]].concat();
+    assert_eq!(read(&mut rig, 1), held);
+    out(&mut rig, &a, RELEASE, 5, 1, 0).good();
+    out(&mut rig, &a, RESERVE, 8, 1, 0).good();
+    assert_eq!(read(&mut rig, 1)[8..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0]);
+}
+
+/// SPC-5, REPORT CAPABILITIES service action.
+#[test]
+fn report_capabilities_has_all_six_types_and_no_extras() {
+    let (mut rig, _) = three(config());
+    assert_eq!(read(&mut rig, 2), [0, 8, 0, 0x80, 0xea, 0x01, 0, 0]);
+}
+
+/// SPC-5, READ FULL STATUS service action.
+#[test]
+fn read_full_status_has_every_registrant_with_port_and_transport_id() {
+    let (mut rig, [_, b, _]) = three(config());
+    out(&mut rig, &b, RESERVE, 1, 2, 0).good();
+    let data = read(&mut rig, 3);
+    assert_eq!(data[..8], [0, 0, 0, 2, 0, 0, 0, 96]);
+    let (first, second) = data[8..].split_at(48);
+    assert_eq!(first[..24], [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 24]);
+    assert_eq!(first[24..], rig.nexus.id().transport_id());
+    assert_eq!(second[..24], [0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 24]);
+    assert_eq!(second[24..], b.id().transport_id());
+}
+
+/// SPC-5, READ FULL STATUS service action.
+#[test]
+fn every_registrant_holds_a_reservation_that_is_for_all() {
+    let (mut rig, [a, ..]) = three(config());
+    out(&mut rig, &a, RESERVE, 7, 1, 0).good();
+    let data = read(&mut rig, 3);
+    assert_eq!((&data[8 + 12..8 + 14], &data[56 + 12..56 + 14]), (&[1, 7][..], &[1, 7][..]));
+}
+
+/// SPC-5, PERSISTENT RESERVE OUT command.
+#[test]
+fn a_parameter_list_of_another_length_is_an_error_of_its_length() {
+    let mut rig = Rig::new(config());
+    for len in [0, 8, 23, 25] {
+        let cdb = [0x5f, 0, 0, 0, 0, 0, 0, 0, len, 0];
+        assert_eq!(rig.run(&cdb, &[0; 32], 0).sense(), Sense::illegal(Code::PARAMETER_LIST_LENGTH));
+    }
+    assert_eq!(rig.overrun(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &[0; 23], 0), 24);
+}
+
+/// SPC-5, basic PERSISTENT RESERVE OUT parameter list.
+#[test]
+fn what_capabilities_does_not_list_is_refused_when_registering_and_ignored_otherwise() {
+    let (mut rig, [a, ..]) = three(config());
+    for (flag, bit) in [(0x08, 3), (0x04, 2), (0x01, 0)] {
+        for (action, fails) in [(REGISTER, true), (6, true), (CLEAR, false)] {
+            let mut list = [0; 24];
+            (list[7], list[15], list[20]) = (1, 1, flag);
+            let reply = rig.run(&[0x5f, action, 0, 0, 0, 0, 0, 0, 24, 0], &list, 0);
+            if fails {
+                assert_eq!(reply.sense(), Sense::list(20).bit(bit));
+            } else {
+                reply.good();
+                out(&mut rig, &a, REGISTER, 0, 0, 1).good();
+            }
+        }
+    }
+}
+
+/// SPC-5, persistent reservations scope and type.
+#[test]
+fn a_scope_or_type_that_there_is_not_is_an_invalid_field_where_it_matters() {
+    let (mut rig, [a, ..]) = three(config());
+    for kind in [0, 2, 4, 9, 0x11, 0xf5] {
+        assert_eq!(out(&mut rig, &a, RESERVE, kind, 1, 0).sense(), Sense::cdb(2), "{kind:#x}");
+    }
+    out(&mut rig, &a, RESERVE, 1, 1, 0).good();
+    assert_eq!(out(&mut rig, &a, PREEMPT, 2, 1, 1).sense(), Sense::cdb(2));
+    assert_eq!(out(&mut rig, &a, PREEMPT, 1, 1, 0).sense(), Sense::list(8));
+    assert_eq!(out(&mut rig, &a, RELEASE, 3, 1, 0).sense(), Sense::illegal(Code::INVALID_RELEASE));
+    assert_eq!(out(&mut rig, &a, 7, 0, 1, 0).sense(), Sense::cdb(1).bit(4), "REGISTER AND MOVE");
+}
+
+/// SPC-5 and SBC-4, commands that are allowed in the presence of persistent reservations.
+#[test]
+fn a_reservation_keeps_out_the_commands_that_the_tables_say_and_no_others() {
+    let mut compare_and_write = cdb16(0x89, 0, 0, 0);
+    compare_and_write[13] = 1;
+    // The command, and whether a write exclusive and an exclusive access reservation conflict with it.
+    let table: [(&[u8], bool, bool); 24] = [
+        (&[0x00, 0, 0, 0, 0, 0], false, false),
+        (&[0x03, 0, 0, 0, 18, 0], false, false),
+        (&[0x12, 0, 0, 0, 36, 0], false, false),
+        (&[0x1a, 0, 0x3f, 0, 255, 0], true, true),
+        (&[0x15, 0x10, 0, 0, 0, 0], true, true),
+        (&[0x1b, 0, 0, 0, 1, 0], false, false),
+        (&[0x1b, 0, 0, 0, 0, 0], true, true),
+        (&[0x1b, 0, 0, 0, 0x11, 0], true, true),
+        (&[0x1e, 0, 0, 0, 0, 0], false, false),
+        (&[0x1e, 0, 0, 0, 1, 0], true, true),
+        (&cdb10(0x25, 0, 0, 0), false, false),
+        (&cdb10(0x28, 0, 0, 1), false, true),
+        (&cdb10(0x2a, 0, 0, 1), true, true),
+        (&cdb10(0x2e, 0, 0, 1), true, true),
+        (&cdb10(0x2f, 0, 0, 1), false, true),
+        (&cdb10(0x35, 0, 0, 0), true, true),
+        (&cdb10(0x41, 0, 0, 1), true, true),
+        (&cdb10(0x42, 0, 0, 0), true, true),
+        (&cdb10(0x4d, 0, 0, 255), false, false),
+        (&cdb10(0x5e, 0, 0, 255), false, false),
+        (&compare_and_write, true, true),
+        (&cdb16(0x9e, 0x10, 0, 32), false, false),
+        (&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0], false, false),
+        (&[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0], false, false),
+    ];
+    for (kind, registrants) in [(1, false), (3, false), (5, true), (6, true), (7, true), (8, true)] {
+        let (mut rig, [a, b, c]) = three(LunConfig { removable: true, ..config() });
+        out(&mut rig, &a, RESERVE, kind, 1, 0).good();
+        for (cdb, by_write, by_access) in table {
+            let conflicts = if matches!(kind, 3 | 6 | 8) { by_access } else { by_write };
+            let mut conflict = |nexus| {
+                let reply = rig.run_as(nexus, cdb, &[0; 2 * BLOCK], 4096);
+                let medium = rig.run_as(&a, &[0x1b, 0, 0, 0, 1, 0], &[], 0);
+                assert_eq!(medium.status, Status::Good);
+                reply.status == Status::ReservationConflict
+            };
+            assert!(!conflict(&a), "{kind} {cdb:02x?}");
+            assert_eq!(conflict(&b), conflicts && !registrants, "{kind} {cdb:02x?}");
+            assert_eq!(conflict(&c), conflicts, "{kind} {cdb:02x?}");
+        }
+    }
+}
+
+/// SAM-5, status precedence.
+#[test]
+fn a_reservation_conflict_is_told_before_a_unit_attention_which_stays() {
+    let (mut rig, [a, _, c]) = three(config());
+    out(&mut rig, &a, RESERVE, 1, 1, 0).good();
+    rig.unit.attend(Attention::CapacityChanged, None);
+    let write = cdb10(0x2a, 0, 0, 1);
+    assert_eq!(rig.run_as(&c, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
+    assert_eq!(rig.run_as(&c, &[0; 6], &[], 0).sense().code, Code::CAPACITY_CHANGED);
+}
+
+/// SPC-5, preempting persistent reservations.
+#[test]
+fn whoever_is_preempted_is_told_and_kept_out() {
+    let (mut rig, [a, b, _]) = three(config());
+    out(&mut rig, &a, RESERVE, 5, 1, 0).good();
+    out(&mut rig, &b, PREEMPT, 5, 2, 1).good();
+    let write = cdb10(0x2a, 0, 0, 1);
+    assert_eq!(rig.run_as(&a, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
+    assert_eq!(rig.run_as(&a, &[0; 6], &[], 0).sense().code, Code::REGISTRATIONS_PREEMPTED);
+    rig.run_as(&b, &write, &[0; BLOCK], 0).good();
+}
+
+/// SPC-5, persistent reservations.
+#[test]
+fn registration_and_reservation_outlast_a_connection_and_a_reset() {
+    let (mut rig, [a, b, c]) = three(config());
+    out(&mut rig, &b, RESERVE, 1, 2, 0).good();
+    rig.unit.detach(b.id());
+    rig.unit.detach(c.id());
+    rig.unit.reset();
+    for nexus in [&a, &b] {
+        assert_eq!(rig.run_as(nexus, &[0; 6], &[], 0).sense().code, Code::UNIT_RESET);
+    }
+    let (again, new) = (rig.unit.attach(b.id()), rig.unit.attach(c.id()));
+    assert!(Arc::ptr_eq(&again, &b) && !Arc::ptr_eq(&new, &c));
+    let write = cdb10(0x2a, 0, 0, 1);
+    rig.run_as(&again, &write, &[0; BLOCK], 0).good();
+    assert_eq!(rig.run_as(&a, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
+    assert_eq!(rig.run_as(&new, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
+}

@@ -1,0 +1,271 @@
+//! Persistent reservations (SPC-5): who has registered, who has reserved, and what that keeps others from.
+//!
+//! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
+
+use crate::nexus::{Attention, Flags, NexusId};
+
+/// What a reservation keeps others from (SPC-5, persistent reservations type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Type {
+    WriteExclusive = 1,
+    ExclusiveAccess = 3,
+    WriteExclusiveRegistrants = 5,
+    ExclusiveAccessRegistrants = 6,
+    WriteExclusiveAll = 7,
+    ExclusiveAccessAll = 8,
+}
+
+impl Type {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::WriteExclusive,
+        Self::ExclusiveAccess,
+        Self::WriteExclusiveRegistrants,
+        Self::ExclusiveAccessRegistrants,
+        Self::WriteExclusiveAll,
+        Self::ExclusiveAccessAll,
+    ];
+
+    pub(crate) fn of(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| *t as u8 == code)
+    }
+
+    /// Whether every registrant holds it.
+    fn is_for_all(self) -> bool {
+        matches!(self, Self::WriteExclusiveAll | Self::ExclusiveAccessAll)
+    }
+
+    /// Whether registrants have access that do not hold it.
+    fn admits_registrants(self) -> bool {
+        !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
+    }
+
+    fn keeps_reads_out(self) -> bool {
+        matches!(self, Self::ExclusiveAccess | Self::ExclusiveAccessRegistrants | Self::ExclusiveAccessAll)
+    }
+}
+
+/// A nexus that has registered a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub(crate) nexus: NexusId,
+    pub(crate) key: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reservation {
+    kind: Type,
+    /// For the types that are for all registrants, whoever made it.
+    holder: NexusId,
+}
+
+/// Why a service action is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// RESERVATION CONFLICT.
+    Conflict,
+    /// There is a reservation, but not the one to release.
+    NotThatOne,
+    /// No key to preempt.
+    ZeroKey,
+    /// Not a type that a reservation can have.
+    NoSuchType,
+}
+
+/// Unit attentions, and for whom.
+pub(crate) type Notices = Vec<(NexusId, Attention)>;
+
+/// The registrations and the reservation of one logical unit.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations {
+    generation: u32,
+    registrations: Vec<Registration>,
+    held: Option<Reservation>,
+}
+
+impl Reservations {
+    /// PRGENERATION: how often the registrations have changed.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(crate) fn registrations(&self) -> &[Registration] {
+        &self.registrations
+    }
+
+    /// Type and key of the reservation; the key is zero where every registrant holds it.
+    pub(crate) fn reservation(&self) -> Option<(Type, u64)> {
+        let held = self.held?;
+        let key = if held.kind.is_for_all() { None } else { self.key_of(held.holder) };
+        Some((held.kind, key.unwrap_or(0)))
+    }
+
+    pub(crate) fn is_registered(&self, nexus: NexusId) -> bool {
+        self.key_of(nexus).is_some()
+    }
+
+    /// Whether it is a holder of the reservation.
+    pub(crate) fn holds(&self, nexus: NexusId) -> bool {
+        self.held.is_some_and(
+            |held| {
+                if held.kind.is_for_all() { self.is_registered(nexus) } else { held.holder == nexus }
+            },
+        )
+    }
+
+    /// What the reservation keeps this nexus from, as `Flags`.
+    pub(crate) fn denied(&self, nexus: NexusId) -> u8 {
+        let Some(held) = self.held else { return 0 };
+        if self.holds(nexus) || held.kind.admits_registrants() && self.is_registered(nexus) {
+            return 0;
+        }
+        if held.kind.keeps_reads_out() { Flags::NO_READ | Flags::NO_WRITE } else { Flags::NO_WRITE }
+    }
+
+    /// REGISTER (SPC-5, registering): `key` is the one that it has now, zero for none, and `new` the one to have, zero
+    /// to unregister.
+    pub(crate) fn register(&mut self, nexus: NexusId, key: u64, new: u64) -> Result<Notices, Refused> {
+        if self.key_of(nexus).unwrap_or(0) != key {
+            return Err(Refused::Conflict);
+        }
+        Ok(self.register_anyway(nexus, new))
+    }
+
+    /// REGISTER AND IGNORE EXISTING KEY (SPC-5, registering).
+    pub(crate) fn register_anyway(&mut self, nexus: NexusId, new: u64) -> Notices {
+        match self.registrations.iter_mut().find(|r| r.nexus == nexus) {
+            None if new == 0 => return Vec::new(),
+            None => self.registrations.push(Registration { nexus, key: new }),
+            Some(registration) if new != 0 => registration.key = new,
+            Some(_) => {
+                self.generation = self.generation.wrapping_add(1);
+                return self.unregister(nexus);
+            }
+        }
+        self.generation = self.generation.wrapping_add(1);
+        Vec::new()
+    }
+
+    /// RESERVE (SPC-5, reserving).
+    pub(crate) fn reserve(&mut self, nexus: NexusId, key: u64, kind: Option<Type>) -> Result<Notices, Refused> {
+        self.check(nexus, key)?;
+        let kind = kind.ok_or(Refused::NoSuchType)?;
+        match self.held {
+            None => self.held = Some(Reservation { kind, holder: nexus }),
+            Some(held) if held.kind == kind && self.holds(nexus) => {}
+            Some(_) => return Err(Refused::Conflict),
+        }
+        Ok(Vec::new())
+    }
+
+    /// RELEASE (SPC-5, releasing a persistent reservation).
+    pub(crate) fn release(&mut self, nexus: NexusId, key: u64, kind: Option<Type>) -> Result<Notices, Refused> {
+        self.check(nexus, key)?;
+        match self.held {
+            Some(held) if self.holds(nexus) => {
+                if kind != Some(held.kind) {
+                    return Err(Refused::NotThatOne);
+                }
+                self.held = None;
+                Ok(self.released(held.kind, nexus))
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// CLEAR (SPC-5, clearing).
+    pub(crate) fn clear(&mut self, nexus: NexusId, key: u64) -> Result<Notices, Refused> {
+        self.check(nexus, key)?;
+        self.generation = self.generation.wrapping_add(1);
+        self.held = None;
+        let others = self.registrations.drain(..).filter(|r| r.nexus != nexus);
+        Ok(others.map(|r| (r.nexus, Attention::ReservationsPreempted)).collect())
+    }
+
+    /// PREEMPT, and of PREEMPT AND ABORT what is not aborting (SPC-5, preempting persistent reservations and removing
+    /// registrations): removes the registrations with `victim`'s key, and takes the reservation over if it is theirs.
+    pub(crate) fn preempt(
+        &mut self,
+        nexus: NexusId,
+        key: u64,
+        victim: u64,
+        kind: Option<Type>,
+    ) -> Result<Notices, Refused> {
+        self.check(nexus, key)?;
+        let takes_over = match self.held {
+            Some(held) if held.kind.is_for_all() => victim == 0,
+            Some(held) => self.key_of(held.holder) == Some(victim),
+            None => false,
+        };
+        if let (true, Some(before)) = (takes_over, self.held) {
+            let kind = kind.ok_or(Refused::NoSuchType)?;
+            let everybody = before.kind.is_for_all();
+            let mut notices = self.remove(nexus, |r| r.nexus != nexus && (everybody || r.key == victim));
+            self.held = Some(Reservation { kind, holder: nexus });
+            if kind != before.kind {
+                notices.extend(self.released(before.kind, nexus));
+            }
+            self.generation = self.generation.wrapping_add(1);
+            return Ok(notices);
+        }
+        if victim == 0 {
+            return Err(Refused::ZeroKey);
+        }
+        if !self.registrations.iter().any(|r| r.key == victim) {
+            return Err(Refused::Conflict);
+        }
+        let mut notices = self.remove(nexus, |r| r.key == victim);
+        self.generation = self.generation.wrapping_add(1);
+        if self.registrations.is_empty() {
+            // Only a reservation for all registrants can have lost its last holder here.
+            if let Some(held) = self.held.take() {
+                notices.extend(self.released(held.kind, nexus));
+            }
+        }
+        Ok(notices)
+    }
+
+    fn key_of(&self, nexus: NexusId) -> Option<u64> {
+        self.registrations.iter().find(|r| r.nexus == nexus).map(|r| r.key)
+    }
+
+    /// Whether the nexus is registered with that key (SPC-5, basic PERSISTENT RESERVE OUT parameter list).
+    fn check(&self, nexus: NexusId, key: u64) -> Result<(), Refused> {
+        if self.key_of(nexus) == Some(key) { Ok(()) } else { Err(Refused::Conflict) }
+    }
+
+    /// Removes one's own registration, and the reservation if there is no holder any more (SPC-5, unregistering).
+    fn unregister(&mut self, nexus: NexusId) -> Notices {
+        let held = self.held.filter(|_| self.holds(nexus));
+        self.registrations.retain(|r| r.nexus != nexus);
+        match held {
+            Some(held) if !held.kind.is_for_all() || self.registrations.is_empty() => {
+                self.held = None;
+                self.released(held.kind, nexus)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Removes registrations; those of others are told.
+    fn remove(&mut self, nexus: NexusId, doomed: impl Fn(&Registration) -> bool) -> Notices {
+        let mut notices = Vec::new();
+        self.registrations.retain(|r| {
+            let goes = doomed(r);
+            if goes && r.nexus != nexus {
+                notices.push((r.nexus, Attention::RegistrationsPreempted));
+            }
+            !goes
+        });
+        notices
+    }
+
+    /// Whom the end of a reservation of that type concerns: the other registrants, if it was one they had part in.
+    fn released(&self, kind: Type, nexus: NexusId) -> Notices {
+        let others = self.registrations.iter().filter(|r| kind.admits_registrants() && r.nexus != nexus);
+        others.map(|r| (r.nexus, Attention::ReservationsReleased)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! A logical unit with a disk of memory behind it.
+
+use std::sync::{Arc, LazyLock};
+
+use egret_disk::Op;
+use rustix::io::Errno;
+
+use crate::{
+    Command, DiscardConfig, DiskOp, Done, LogicalUnit, LunConfig, Memory, Nexus, NexusId, Sense, Status, Step, Task,
+};
+
+/// Blocks of the disk, and bytes of a block.
+pub(crate) const BLOCKS: usize = 1024;
+pub(crate) const BLOCK: usize = 512;
+
+/// The LUNs that the target says it has.
+pub(crate) const LUNS: [u64; 2] = [0, 0x0001 << 48];
+
+pub(crate) fn config() -> LunConfig {
+    LunConfig {
+        capacity_bytes: (BLOCKS * BLOCK) as u64,
+        serial: "SN-1".into(),
+        discard: Some(DiscardConfig {
+            max_bytes: 64 << 10,
+            granularity_bytes: 4096,
+            alignment_bytes: 0,
+            max_descriptors: 4,
+            reads_zeroes: false,
+        }),
+        physical_block_bytes: 4096,
+        max_write_zeroes_bytes: 128 << 10,
+        max_write_same_bytes: 512 << 10,
+        ..LunConfig::default()
+    }
+}
+
+/// How a command ended, as its initiator sees it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    pub(crate) status: Status,
+    pub(crate) sense: Option<Sense>,
+    pub(crate) data: Vec<u8>,
+    pub(crate) moved: u64,
+}
+
+pub(crate) struct Rig {
+    pub(crate) unit: LogicalUnit,
+    pub(crate) disk: Vec<u8>,
+    pub(crate) nexus: Arc<Nexus>,
+    pub(crate) command: Command,
+    /// The operations that the disk was asked for since the last command began.
+    pub(crate) ops: Vec<(Op, u64, u64)>,
+    /// What becomes of operations on the disk from this one on.
+    pub(crate) fails: Option<(usize, Errno)>,
+}
+
+impl Rig {
+    pub(crate) fn new(config: LunConfig) -> Self {
+        let unit = LogicalUnit::new(config).unwrap();
+        let nexus = unit.attach(nexus(1));
+        nexus.take_attention();
+        static DISK: LazyLock<Vec<u8>> =
+            LazyLock::new(|| (0..BLOCKS * BLOCK).map(|i| (i / BLOCK) as u8 ^ i as u8).collect());
+        Self { unit, disk: DISK.clone(), nexus, command: Command::new(), ops: Vec::new(), fails: None }
+    }
+
+    /// Another initiator, which knows what there is to know.
+    pub(crate) fn other(&self, initiator: u64) -> Arc<Nexus> {
+        let other = self.unit.attach(nexus(initiator));
+        other.take_attention();
+        other
+    }
+
+    /// A command by another nexus.
+    pub(crate) fn run_as(&mut self, nexus: &Arc<Nexus>, cdb: &[u8], out: &[u8], room: usize) -> Reply {
+        let own = std::mem::replace(&mut self.nexus, nexus.clone());
+        let reply = self.run(cdb, out, room);
+        self.nexus = own;
+        reply
+    }
+
+    /// A command, from beginning to end, with `room` bytes for data-in.
+    #[track_caller]
+    pub(crate) fn run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> Reply {
+        self.try_run(cdb, out, room).expect("buffers that are long enough")
+    }
+
+    /// How many bytes a command would need.
+    #[track_caller]
+    pub(crate) fn overrun(&mut self, cdb: &[u8], out: &[u8], room: usize) -> u64 {
+        self.try_run(cdb, out, room).unwrap_err()
+    }
+
+    /// A command, from beginning to end; or how many bytes it would need.
+    pub(crate) fn try_run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> Result<Reply, u64> {
+        let mut data = vec![0xaa; room];
+        let Done { status, sense, moved } = self.steps(cdb, out, &mut data)?;
+        let given = self.command.data_in();
+        if status == Status::Good && !given.is_empty() {
+            assert_eq!(given.len() as u64, moved);
+            data[..given.len()].copy_from_slice(given);
+        }
+        data.truncate(moved as usize);
+        Ok(Reply { status, sense, data, moved })
+    }
+
+    fn steps(&mut self, cdb: &[u8], out: &[u8], data: &mut [u8]) -> Result<Done, u64> {
+        self.ops.clear();
+        let mut command = std::mem::take(&mut self.command);
+        let nexus = self.nexus.clone();
+        let task =
+            Task { cdb, nexus: &nexus, luns: &LUNS, data_in: data.len() as u64, data_out: out.len() as u64, lane: 0 };
+        let mut step = self.unit.begin(&mut command, &task, &out);
+        let end = loop {
+            step = match step {
+                Step::Disk(op) => {
+                    let result = self.disk(&mut command, op, out, data);
+                    self.unit.step(&mut command, result, &out)
+                }
+                Step::Wait => panic!("nobody else is there to wait for"),
+                Step::Done(done) => break Ok(done),
+                Step::Overrun { needed } => break Err(needed),
+            }
+        };
+        self.command = command;
+        end
+    }
+
+    /// Does what the disk would.
+    pub(crate) fn disk(&mut self, command: &mut Command, op: DiskOp, out: &[u8], data: &mut [u8]) -> Result<(), Errno> {
+        self.ops.push((op.op, op.offset, op.len));
+        if let Some((from, errno)) = self.fails
+            && self.ops.len() > from
+        {
+            return Err(errno);
+        }
+        let len = op.len as usize;
+        let range = op.offset as usize..op.offset as usize + len;
+        match (op.op, op.memory) {
+            (Op::Read, Memory::DataIn) => data[..len].copy_from_slice(&self.disk[range]),
+            (Op::Read, Memory::Scratch) => command.scratch().copy_from_slice(&self.disk[range]),
+            (Op::Write { .. }, Memory::DataOut(at)) => self.disk[range].copy_from_slice(&out[at as usize..][..len]),
+            (Op::Write { .. }, Memory::Scratch) => self.disk[range].copy_from_slice(command.scratch()),
+            (Op::WriteZeroes { .. }, Memory::None) => self.disk[range].fill(0),
+            // Whatever it is: what the disk has of it is undefined.
+            (Op::Discard, Memory::None) => self.disk[range].fill(0xdd),
+            (Op::Flush, Memory::None) => assert_eq!(len, 0),
+            wrong => panic!("{wrong:?} makes no sense"),
+        }
+        Ok(())
+    }
+
+    /// Blocks of the disk, as they are.
+    pub(crate) fn blocks(&self, from: usize, count: usize) -> &[u8] {
+        &self.disk[from * BLOCK..(from + count) * BLOCK]
+    }
+}
+
+pub(crate) fn nexus(initiator: u64) -> NexusId {
+    NexusId { initiator, port: 1 }
+}
+
+impl Reply {
+    /// Good, with this data-in.
+    #[track_caller]
+    pub(crate) fn good(self) -> Vec<u8> {
+        assert_eq!(self.status, Status::Good, "{:?}", self.sense);
+        self.data
+    }
+
+    /// CHECK CONDITION, with this sense.
+    #[track_caller]
+    pub(crate) fn sense(self) -> Sense {
+        assert_eq!(self.status, Status::CheckCondition);
+        assert_eq!(self.moved, 0);
+        self.sense.unwrap()
+    }
+}
+
+/// A CDB of ten bytes with address and length in the usual places.
+pub(crate) fn cdb10(code: u8, flags: u8, lba: u32, blocks: u16) -> [u8; 10] {
+    let ([a, b, c, d], [e, f]) = (lba.to_be_bytes(), blocks.to_be_bytes());
+    [code, flags, a, b, c, d, 0, e, f, 0]
+}
+
+/// Likewise of twelve.
+pub(crate) fn cdb12(code: u8, flags: u8, lba: u32, blocks: u32) -> [u8; 12] {
+    let mut cdb = [0; 12];
+    (cdb[0], cdb[1]) = (code, flags);
+    cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+    cdb[6..10].copy_from_slice(&blocks.to_be_bytes());
+    cdb
+}
+
+/// Likewise of sixteen.
+pub(crate) fn cdb16(code: u8, flags: u8, lba: u64, blocks: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1]) = (code, flags);
+    cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+    cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+    cdb
+}

@@ -1,0 +1,185 @@
+//! A logical unit: what its nexuses share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::config::{ConfigError, LunConfig};
+use crate::gate::Gate;
+use crate::nexus::{Attention, Flags, Nexus, NexusId};
+use crate::reservations::{Notices, Reservations};
+
+/// A logical unit: a disk as SCSI has it.
+///
+/// Every queue of every nexus shares it. It does no I/O; see the [crate's documentation](crate) for what to do with it.
+#[derive(Debug)]
+pub struct LogicalUnit {
+    pub(crate) config: LunConfig,
+    /// How many logical blocks there are.
+    blocks: AtomicU64,
+    /// Whether writes may stay in a cache (WCE).
+    write_cache: AtomicBool,
+    pub(crate) gate: Gate,
+    state: Mutex<State>,
+}
+
+/// What changes, and rarely.
+#[derive(Debug)]
+pub(crate) struct State {
+    nexuses: Vec<Arc<Nexus>>,
+    pub(crate) reservations: Reservations,
+    pub(crate) medium: Medium,
+    /// Who prevents the medium's removal.
+    pub(crate) preventing: Vec<NexusId>,
+}
+
+/// Whether the medium can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    Ready,
+    Stopped,
+    Ejected,
+}
+
+impl LogicalUnit {
+    /// A unit that nobody has seen yet.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`.
+    pub fn new(config: LunConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self {
+            blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
+            write_cache: AtomicBool::new(config.write_cache),
+            gate: Gate::default(),
+            state: Mutex::new(State {
+                nexuses: Vec::new(),
+                reservations: Reservations::default(),
+                medium: Medium::Ready,
+                preventing: Vec::new(),
+            }),
+            config,
+        })
+    }
+
+    /// What it was made of. The capacity and the write cache may have changed since.
+    pub fn config(&self) -> &LunConfig {
+        &self.config
+    }
+
+    /// The nexus of that name, as it was left, or a new one, that will be told of the power on (SAM-5, unit attention
+    /// conditions).
+    pub fn attach(&self, id: NexusId) -> Arc<Nexus> {
+        let mut state = self.state();
+        if let Some(nexus) = state.nexuses.iter().find(|n| n.id == id) {
+            return nexus.clone();
+        }
+        let nexus = Arc::new(Nexus::new(id));
+        nexus.attend(Attention::PowerOn);
+        state.nexuses.push(nexus.clone());
+        state.settle();
+        nexus
+    }
+
+    /// Forgets a nexus that will not come back, unless it has registered a key: a registration outlasts connections
+    /// (SPC-5). Who still has it must not use it any more.
+    pub fn detach(&self, id: NexusId) {
+        let mut state = self.state();
+        state.preventing.retain(|n| *n != id);
+        if !state.reservations.is_registered(id) {
+            state.nexuses.retain(|n| n.id != id);
+        }
+    }
+
+    /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write
+    /// cache, and every nexus is told. Commands that are under way are the caller's, who aborts them first.
+    ///
+    /// The write cache stays as it is because an initiator that has turned it off no longer flushes, and may not look
+    /// again whether it is still off.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        state.preventing.clear();
+        state.medium = Medium::Ready;
+        state.settle();
+        state.attend(Attention::UnitReset, None);
+    }
+
+    /// I_T NEXUS RESET (SAM-5); the caller aborts its commands first.
+    pub fn reset_nexus(&self, id: NexusId) {
+        let mut state = self.state();
+        state.preventing.retain(|n| *n != id);
+        state.tell(vec![(id, Attention::NexusLoss)]);
+    }
+
+    /// Tells every nexus that something has changed, except for the one that has done it.
+    pub fn attend(&self, attention: Attention, except: Option<NexusId>) {
+        self.state().attend(attention, except);
+    }
+
+    /// Changes the size, in bytes, and tells every nexus if that makes a difference. Returns whether it does.
+    pub fn set_capacity(&self, bytes: u64) -> bool {
+        let blocks = bytes / self.block();
+        let changed = self.blocks.swap(blocks, Ordering::SeqCst) != blocks;
+        if changed {
+            self.attend(Attention::CapacityChanged, None);
+        }
+        changed
+    }
+
+    /// How many logical blocks there are.
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Whether writes may stay in a cache until a flush.
+    #[inline]
+    pub fn write_cache(&self) -> bool {
+        self.write_cache.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_cache(&self, on: bool) {
+        self.write_cache.store(on, Ordering::Relaxed);
+    }
+
+    /// Bytes of a logical block.
+    #[inline]
+    pub(crate) fn block(&self) -> u64 {
+        u64::from(self.config.logical_block_bytes)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_medium(&self, medium: Medium) {
+        let mut state = self.state();
+        state.medium = medium;
+        state.settle();
+    }
+}
+
+impl State {
+    /// Works out what stands in every nexus's way: kept ready, because every command asks.
+    pub(crate) fn settle(&mut self) {
+        let not_ready = if self.medium == Medium::Ready { 0 } else { Flags::NOT_READY };
+        for nexus in &self.nexuses {
+            let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::NOT_READY;
+            nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
+        }
+    }
+
+    pub(crate) fn attend(&self, attention: Attention, except: Option<NexusId>) {
+        for nexus in self.nexuses.iter().filter(|n| Some(n.id) != except) {
+            nexus.attend(attention);
+        }
+    }
+
+    pub(crate) fn tell(&self, notices: Notices) {
+        for (id, attention) in notices {
+            if let Some(nexus) = self.nexuses.iter().find(|n| n.id == id) {
+                nexus.attend(attention);
+            }
+        }
+    }
+}
