@@ -1,6 +1,8 @@
 # Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is.
 CARGO ?= cargo
 
+SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
+
 .PHONY: build demo test bench lint deps guest
 
 build:
@@ -18,7 +20,7 @@ guest: deps
 	scripts/make-guest
 
 test: guest
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
@@ -28,3 +30,5 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS); \
+	else echo "shellcheck is missing: the scripts were not looked at"; fi
