@@ -9,7 +9,6 @@ use super::Problem;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::object::object;
-use super::words::words;
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
 pub const LONGEST_SOCKET_PATH: usize = 107;
@@ -27,12 +26,12 @@ const DEFAULT_QUEUE_SIZE: u16 = 128;
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
-words! {
-    /// How a disk is offered.
-    pub enum ExportType {
-        /// As a virtio-blk device over vhost-user.
-        VhostUserBlk = "vhost-user-blk",
-    }
+/// How a disk is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExportType {
+    /// As a virtio-blk device over vhost-user.
+    VhostUserBlk,
 }
 
 /// A disk offered to virtual machines.
