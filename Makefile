@@ -1,13 +1,9 @@
 # Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is.
 CARGO ?= cargo
 
-<<<<<<< HEAD
-.PHONY: build demo test bench bench-polling lint deps guest
-=======
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench lint deps guest
->>>>>>> guest
+.PHONY: build demo test bench bench-polling lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
