@@ -5,9 +5,6 @@
 
 #[path = "../peers/load.rs"]
 mod load;
-#[allow(dead_code, reason = "a demonstration takes the machine as it is")]
-#[path = "../peers/machine.rs"]
-mod machine;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
@@ -17,6 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use egret_lab::machine;
 use load::{Load, Outcome, Tally};
 use support::announced::Announced;
 use support::disk::{BLOCK, DEPTH, Disk, pattern};
