@@ -133,7 +133,11 @@ fn compare(daemon: &Announced, served: &mut Disk, file: io::Result<Disk>, direct
         let load = Load { depth, capacity: DISK, warm_up: WARM_UP, length: TURN };
         let (mut through_egret, mut by_itself) = (Tally::default(), Tally::default());
         for _ in 0..TURNS {
-            load.run(served.first(), || machine::cpu_time_ns(daemon.pid()), &mut through_egret)?;
+            load.run(
+                served.first(),
+                || machine::cpu_time_ns(daemon.pid()).expect("the daemon lives"),
+                &mut through_egret,
+            )?;
             if let Some(file) = &mut file {
                 load.run(file.first(), || 0, &mut by_itself)?;
             }
