@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench lint deps guest
+.PHONY: build demo test bench bench-polling lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
@@ -25,6 +25,10 @@ test: guest
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
 	$(CARGO) bench -q -p egret --bench peers -- $(BENCH)
+
+# Polling policies side by side, and against their goals. BENCH="--quick", or BENCH='--only "loop QD1"', shortens it.
+bench-polling: build
+	$(CARGO) bench -q -p egret --bench polling -- $(BENCH)
 
 lint:
 	$(CARGO) fmt --all --check

@@ -64,14 +64,23 @@ pub(super) unsafe fn copy_from(from: *const u8, into: &mut [u8]) {
     }
 }
 
-/// Copies `bytes` to guest memory: volatile, a byte at a time, for there are never many.
+/// Copies `bytes` to guest memory: volatile, and in words where they are aligned.
 ///
 /// # Safety
 ///
 /// `to` must be mapped for that many bytes.
 #[inline]
 pub(super) unsafe fn copy_to(to: *mut u8, bytes: &[u8]) {
-    for (at, &byte) in bytes.iter().enumerate() {
+    let mut done = 0;
+    if to.cast::<u64>().is_aligned() {
+        for word in bytes.chunks_exact(8) {
+            let word = u64::from_ne_bytes(std::array::from_fn(|byte| word[byte]));
+            // SAFETY: these eight bytes are among those promised, and eight at a time stay aligned.
+            unsafe { to.add(done).cast::<u64>().write_volatile(word) };
+            done += 8;
+        }
+    }
+    for (at, &byte) in bytes.iter().enumerate().skip(done) {
         // SAFETY: this byte is among those promised.
         unsafe { to.add(at).write_volatile(byte) };
     }
