@@ -133,11 +133,7 @@ fn compare(daemon: &Announced, served: &mut Disk, file: io::Result<Disk>, direct
         let load = Load { depth, capacity: DISK, warm_up: WARM_UP, length: TURN };
         let (mut through_egret, mut by_itself) = (Tally::default(), Tally::default());
         for _ in 0..TURNS {
-            load.run(
-                served.first(),
-                || machine::cpu_time_ns(daemon.pid()).expect("the daemon lives"),
-                &mut through_egret,
-            )?;
+            load.run(served.first(), || cpu_time(daemon), &mut through_egret)?;
             if let Some(file) = &mut file {
                 load.run(file.first(), || 0, &mut by_itself)?;
             }
@@ -154,6 +150,10 @@ fn compare(daemon: &Announced, served: &mut Disk, file: io::Result<Disk>, direct
     }
     println!("The server's CPU time counts what it spins; with egret serve --poll-max-ns 0 it never does.");
     Ok(())
+}
+
+fn cpu_time(daemon: &Announced) -> u64 {
+    machine::cpu_time_ns(daemon.pid()).expect("the daemon lives")
 }
 
 fn print_row(depth: usize, name: &str, outcome: &Outcome, cpu: &str) {
