@@ -1,5 +1,7 @@
 //! A set of objects that fit together.
 
+mod file;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -7,8 +9,11 @@ use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
 use crate::schema::{
-    Addr, Aio, Blockdev, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem, hint,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
+    hint,
 };
+
+pub use file::{ConfigFile, FileError, effective};
 
 /// What a daemon is asked to be: objects whose names are unique, and whose references lead somewhere.
 ///
@@ -63,6 +68,21 @@ impl Config {
             })
         });
         shared.collect()
+    }
+
+    /// The same, with what is in force wherever something was left to a default.
+    pub fn filled_in(&self) -> Self {
+        let mut full = self.clone();
+        full.iothreads.iter_mut().for_each(IoThread::fill_in);
+        for blockdev in &mut full.blockdevs {
+            let layer = Layer::top(blockdev);
+            blockdev.cache = Cache { direct: Some(layer.direct), no_flush: Some(layer.no_flush) };
+            blockdev.read_only = Some(layer.read_only);
+            blockdev.auto_read_only = Some(layer.auto_read_only);
+            blockdev.discard = Some(layer.discard);
+            blockdev.detect_zeroes = Some(layer.detect_zeroes);
+        }
+        full
     }
 
     /// Every blockdev, inline ones too, with the settings in force.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::ConfigArguments;
 use crate::serve::Serve;
 
 /// Serves disks to virtual machines over vhost-user, and polls only when polling pays.
@@ -22,6 +23,8 @@ pub enum Command {
     /// Serve disks until told to stop.
     #[command(display_name = "egret")]
     Serve(Serve),
+    /// Look at configuration files.
+    Config(ConfigArguments),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

@@ -1,6 +1,7 @@
-//! The command: `egret serve`.
+//! The command: `egret serve`, `egret config`.
 
 mod cli;
+mod config;
 mod serve;
 
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(arguments),
+        Command::Config(arguments) => config::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

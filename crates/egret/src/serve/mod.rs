@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use egret_daemon::Config;
+use egret_daemon::config::{Config, effective};
 use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
 
 use announce::announcement;
@@ -61,6 +61,13 @@ pub struct Serve {
     #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(words::<MonitorChoice>()))]
     pub fd_monitor: Option<String>,
 
+    /// Make the objects that a file names, beside those that options do
+    #[arg(long, value_name = "FILE", conflicts_with = "disk")]
+    pub config: Option<PathBuf>,
+    /// Print the configuration with every default filled in, as a file, and serve nothing
+    #[arg(long)]
+    pub print_config: bool,
+
     /// Make a disk: [driver=]file|host_device|null-co|raw,node-name=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub blockdev: Vec<String>,
@@ -103,6 +110,10 @@ pub fn run(arguments: Serve) -> Result<()> {
     let config = config(&arguments)?;
     for warning in config.warnings() {
         eprintln!("egret: warning: {warning}");
+    }
+    if arguments.print_config {
+        print!("{}", effective(&config));
+        return Ok(());
     }
     let announcement = arguments.disk.is_some().then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, .. } = arguments;

@@ -1,18 +1,20 @@
 //! `egret serve --object ... --blockdev ... --export ...`: everything said, in qemu-storage-daemon's words.
 
 use anyhow::{Result, anyhow};
+use egret_daemon::config::{Config, ConfigFile};
+use egret_daemon::keyval;
 use egret_daemon::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
-use egret_daemon::{Config, keyval};
 use serde_json::Value;
 
 use super::Serve;
 
-/// The configuration that the options spell out; their order does not matter.
+/// The configuration that the file and the options spell out; their order does not matter.
 pub fn config(arguments: &Serve) -> Result<Config> {
-    let iothreads = read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?;
-    let blockdevs = read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?;
-    let exports = read_all(&arguments.export, "export", "type", Export::from_value)?;
-    Ok(Config::new(iothreads, blockdevs, exports)?)
+    let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
+    objects.iothreads.extend(read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?);
+    objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
+    objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
+    Ok(objects.config()?)
 }
 
 fn read_all<T: Object>(
@@ -59,7 +61,9 @@ mod tests {
     /// The configuration that a command line asks for.
     fn line(line: &str) -> Result<Config, String> {
         let words = line.split_whitespace().map(Into::into);
-        let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command;
+        let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command else {
+            panic!("{line}")
+        };
         crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
     }
 
