@@ -22,7 +22,7 @@ pub struct Cli {
 pub enum Command {
     /// Serve disks until told to stop.
     #[command(display_name = "egret")]
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Look at configuration files.
     Config(ConfigArguments),
 }

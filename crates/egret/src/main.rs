@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         Err(error) => return complain(&cli::one_line(&error)),
     };
     let done = match cli.command {
-        Command::Serve(arguments) => serve::run(arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
         Command::Config(arguments) => config::run(&arguments),
     };
     match done {

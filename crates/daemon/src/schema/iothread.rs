@@ -209,6 +209,26 @@ impl IoThread {
         self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
     }
 
+    /// The same with one property changed. Another policy forgets the properties that it has no use for.
+    ///
+    /// # Errors
+    /// The value is not the property's, or it does not go with the others.
+    pub fn with(&self, property: &str, value: Value) -> Result<Self, ObjectError> {
+        let mut object = serde_json::to_value(self).map_err(|e| self.error(Problem::Together(e.to_string())))?;
+        if property == "poll-policy"
+            && let Some(policy) = value.as_str().and_then(|word| word.parse::<PolicyKind>().ok())
+            && let Some(object) = object.as_object_mut()
+        {
+            for property in [Property::Grow, Property::Shrink, Property::Weight, Property::Price] {
+                if !policy.uses(property) {
+                    object.remove(&property.to_string());
+                }
+            }
+        }
+        object[property] = value;
+        Self::from_value(object, Spelling::Typed)
+    }
+
     /// Sets what was left unset to what is in force, as far as the policy has a use for it.
     pub(crate) fn fill_in(&mut self) {
         let policy = self.policy();

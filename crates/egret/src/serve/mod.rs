@@ -15,6 +15,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use egret_daemon::config::{Config, effective};
+use egret_daemon::qmp::chardev::{self, Place};
 use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
 
 use announce::announcement;
@@ -77,13 +78,13 @@ pub struct Serve {
     /// Offer a disk: [type=]vhost-user-blk,id=...,node-name=...,addr.type=unix,addr.path=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub export: Vec<String>,
-    /// Not in this version
-    #[arg(long, hide = true)]
+    /// Make a place for a monitor: socket,id=...,path=...,server=on,wait=off, or stdio,id=...
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub chardev: Vec<String>,
-    /// Not in this version
-    #[arg(long, hide = true)]
+    /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
-    /// Not in this version
+    /// QEMU's, and refused
     #[arg(long, hide = true)]
     pub nbd_server: Vec<String>,
 
@@ -107,6 +108,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         print!("{help}");
         return Ok(());
     }
+    let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
     let config = config(&arguments)?;
     for warning in config.warnings() {
         eprintln!("egret: warning: {warning}");
@@ -115,24 +117,28 @@ pub fn run(arguments: Serve) -> Result<()> {
         print!("{}", effective(&config));
         return Ok(());
     }
-    let announcement = arguments.disk.is_some().then(|| announcement(&config)).transpose()?;
+    let has_stdio = monitors.iter().any(|monitor| monitor.chardev.place == Place::Stdio);
+    if has_stdio && arguments.daemonize {
+        bail!("--daemonize gives the terminal up, and a monitor on stdio needs it: put the monitor on a socket");
+    }
+    // What is printed would get into a program's answers.
+    let talks = !has_stdio;
+    let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, .. } = arguments;
-    life::live(&config, Life { announcement, pidfile, daemonize, stats })
+    life::live(&config, Life { announcement, monitors, pidfile, daemonize, stats, talks })
 }
 
 /// The configuration that the arguments ask for.
 pub fn config(arguments: &Serve) -> Result<Config> {
-    let later =
-        [("--chardev", &arguments.chardev), ("--monitor", &arguments.monitor), ("--nbd-server", &arguments.nbd_server)];
-    if let Some((option, _)) = later.iter().find(|(_, given)| !given.is_empty()) {
-        bail!("{option} belongs to a later version of Egret; this one is configured by its command line alone");
+    if !arguments.nbd_server.is_empty() {
+        bail!("--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk");
     }
     let config = match &arguments.disk {
         Some(disk) => one_disk::config(disk, arguments)?,
         None => objects::config(arguments)?,
     };
-    if config.exports.is_empty() {
-        bail!("nothing to serve: name a disk (egret serve DISK), or give an --export");
+    if config.exports.is_empty() && arguments.monitor.is_empty() {
+        bail!("nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor");
     }
     Ok(config)
 }

@@ -113,11 +113,8 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
     #[test]
     fn what_is_wrong_is_said_in_one_line() {
         for (options, error) in [
-            ("", "nothing to serve: name a disk (egret serve DISK), or give an --export"),
-            (
-                "--monitor chardev=m",
-                "--monitor belongs to a later version of Egret; this one is configured by its command line alone",
-            ),
+            ("", "nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor"),
+            ("--nbd-server x", "--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk"),
             ("--blockdev null-co,node-name", "--blockdev null-co,node-name: expected '=' after 'node-name'"),
             ("--blockdev null-co", "blockdev (null-co): node-name is missing"),
             ("--object iothread", "--object iothread: iothread without id: id is missing"),

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`server`] | a daemon as a child process, its options, and what it logged |
+//! | [`qmp`] | a monitor's client |
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
@@ -11,6 +12,7 @@
 
 pub mod disk;
 pub mod guest;
+pub mod qmp;
 pub mod scratch;
 pub mod server;
 pub mod wire;
