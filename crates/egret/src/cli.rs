@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 use crate::config::ConfigArguments;
+use crate::ctl::Ctl;
 use crate::serve::Serve;
 
 /// Serves disks to virtual machines over vhost-user, and polls only when polling pays.
@@ -25,6 +26,8 @@ pub enum Command {
     Serve(Box<Serve>),
     /// Look at configuration files.
     Config(ConfigArguments),
+    /// Give a running daemon a command.
+    Ctl(Ctl),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

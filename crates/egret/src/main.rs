@@ -1,7 +1,8 @@
-//! The command: `egret serve`, `egret config`.
+//! The command: `egret serve`, `egret config`, `egret ctl`.
 
 mod cli;
 mod config;
+mod ctl;
 mod serve;
 
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Ctl(arguments) => ctl::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
