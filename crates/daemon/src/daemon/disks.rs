@@ -85,18 +85,28 @@ impl Daemon {
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         let exported = config.exports.iter().map(|export| export.node_name.as_str());
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
-        self.disks.retain(|name, _| wanted.contains(&name.as_str()));
+        self.disks.retain(|name, disk| {
+            let stays = wanted.contains(&name.as_str());
+            if !stays {
+                make_stable(name, disk);
+            }
+            stays
+        });
         for name in wanted {
             let written = config.exports.iter().find(|export| export.writable && export.node_name == name);
             if let Some(disk) = self.disks.get(name) {
-                let Some(writer) = written.filter(|_| disk.read_only()) else { continue };
-                if let Some(reader) = self
-                    .exports
-                    .keys()
-                    .find(|id| config.exports.iter().any(|export| export.id == **id && export.node_name == name))
-                {
-                    let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
-                    return Err(StartError::OpenForReading { export, node, reader });
+                if disk.read_only() != written.is_some() {
+                    continue;
+                }
+                let serves = |id: &&String| config.exports.iter().any(|e| e.id == **id && e.node_name == name);
+                match (written, self.exports.keys().find(serves)) {
+                    (Some(writer), Some(reader)) => {
+                        let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
+                        return Err(StartError::OpenForReading { export, node, reader });
+                    }
+                    // Who reads may go on with what was opened for another that wrote.
+                    (None, Some(_)) => continue,
+                    (_, None) => make_stable(name, disk),
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
@@ -159,6 +169,13 @@ impl Daemon {
             return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));
         }
         Ok(untold)
+    }
+}
+
+/// Sees to it that what was written is on stable storage, before an image is closed.
+pub(super) fn make_stable(name: &str, disk: &Disk) {
+    if let Err(e) = disk.flush() {
+        tracing::error!("blockdev '{name}': the last flush failed: {e}");
     }
 }
 

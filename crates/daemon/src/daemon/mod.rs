@@ -76,11 +76,7 @@ impl Drop for Daemon {
         self.exports.clear();
         self.departures.wait();
         self.io_threads.clear();
-        for (name, disk) in &self.disks {
-            if let Err(e) = disk.flush() {
-                tracing::error!("blockdev '{name}': the last flush failed: {e}");
-            }
-        }
+        self.disks.iter().for_each(|(name, disk)| disks::make_stable(name, disk));
     }
 }
 

@@ -81,6 +81,7 @@ fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
     daemon.remove_export("e0", Deletion::Safe).unwrap();
     assert_eq!(daemon.departed(), ["e0"], "it had no client to wait for");
+    assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
     daemon.remove_blockdev("d0").unwrap();
     daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
     assert_eq!(state(&daemon), (Config::empty(), vec![], vec![], vec![]));
