@@ -42,6 +42,12 @@ impl<S: Source> Entry<S> {
         }
     }
 
+    /// Arms it anew, for it may have taken in what it was armed for.
+    pub(crate) fn rearm(&mut self) -> bool {
+        self.armed = false;
+        self.arm()
+    }
+
     pub(crate) fn arm(&mut self) -> bool {
         if !self.armed {
             self.armed = self.source.arm();
