@@ -35,6 +35,18 @@ pub(crate) struct Entry<S> {
 }
 
 impl<S: Source> Entry<S> {
+    /// Puts the source, which is `index`, on the lists of those that are looked at and that are dispatched.
+    pub(crate) fn mark_ready(&mut self, index: u32, active: &mut Vec<u32>, ready: &mut Vec<u32>) {
+        if !self.active {
+            self.active = true;
+            active.push(index);
+        }
+        if !self.ready {
+            self.ready = true;
+            ready.push(index);
+        }
+    }
+
     pub(crate) fn suppress(&mut self) {
         if self.armed {
             self.armed = false;

@@ -1,4 +1,4 @@
-//! An export: a disk at an address, one client at a time.
+//! An export: a device at an address, one client at a time.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
+use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::ring::Queue;
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,7 +17,7 @@ use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
 use crate::stats::QueueStats;
-use crate::worker::{Signals, Worker};
+use crate::worker::{Disks, Signals, Worker};
 
 /// How an export is to be.
 #[derive(Debug)]
@@ -49,6 +50,7 @@ pub enum ExportError {
 /// listens for the next.
 pub struct Export {
     shared: Arc<Shared>,
+    blk: Arc<Blk>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -56,14 +58,21 @@ pub struct Export {
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
     id: String,
-    disk: Arc<Disk>,
-    blk: Arc<Blk>,
+    device: Arc<dyn Device>,
     loops: Vec<LoopHandle<Worker>>,
-    running: Mutex<Vec<Option<SourceId>>>,
+    queues: Mutex<Queues>,
     /// What queues counted that no longer run.
     past: Mutex<QueueStats>,
     /// Where the client listens to us.
     channel: Mutex<Option<UnixStream>>,
+}
+
+/// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
+pub(crate) struct Queues {
+    /// The running ones.
+    pub(crate) running: Vec<Option<SourceId>>,
+    /// The device's disks, by their keys.
+    pub(crate) disks: Vec<Option<Arc<Disk>>>,
 }
 
 impl Export {
@@ -77,26 +86,36 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let ExportConfig { id, address, device } = config;
+        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
+        Self::listen(id, address, blk, vec![Some(disk)], loops)
+    }
+
+    fn listen(
+        id: String,
+        address: Address,
+        blk: Arc<Blk>,
+        disks: Vec<Option<Arc<Disk>>>,
+        loops: Vec<LoopHandle<Worker>>,
+    ) -> Result<Self, ExportError> {
+        assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
-        let num_queues = device.num_queues.into();
-        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
+        let device: Arc<dyn Device> = blk.clone();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
+        let running = vec![None; device.num_queues().into()];
         let shared = Arc::new(Shared {
             id: id.clone(),
-            disk,
-            blk,
+            device,
             loops,
-            running: Mutex::new(vec![None; num_queues]),
+            queues: Mutex::new(Queues { running, disks }),
             past: Mutex::default(),
             channel: Mutex::default(),
         });
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let thread = thread.spawn(move || serve(&theirs, listener, &their_stop)).map_err(system)?;
-        Ok(Self { shared, stop, thread: Some(thread) })
+        Ok(Self { shared, blk, stop, thread: Some(thread) })
     }
 
     /// The export's name.
@@ -106,12 +125,12 @@ impl Export {
 
     /// Whether a client has queues running.
     pub fn is_in_use(&self) -> bool {
-        lock(&self.shared.running).iter().any(Option::is_some)
+        lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
-        let running = lock(&self.shared.running).clone();
+        let running = lock(&self.shared.queues).running.clone();
         let mut sum = lock(&self.shared.past).clone();
         for (index, id) in running.into_iter().enumerate() {
             let Some(id) = id else { continue };
@@ -125,7 +144,7 @@ impl Export {
 
     /// The disk has `bytes` now: tells the client, if it listens; says whether it could be told.
     pub fn resize(&self, bytes: u64) -> bool {
-        self.shared.blk.set_capacity(bytes);
+        self.blk.set_capacity(bytes);
         lock(&self.shared.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }
 }
@@ -176,22 +195,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn blk(&self) -> &Blk {
-        &self.blk
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
+    /// The loop of a queue. Those that have disks are dealt out in turn; the others are with the first of them.
     pub(crate) fn loop_of(&self, queue: usize) -> &LoopHandle<Worker> {
-        &self.loops[queue % self.loops.len()]
+        let turn = queue.saturating_sub(self.device.diskless_queues().into());
+        &self.loops[turn % self.loops.len()]
     }
 
-    pub(crate) fn worker(&self, index: usize, queue: Queue, signals: Signals) -> Worker {
+    /// Makes a worker of a queue, and gives it to its loop.
+    pub(crate) fn run(&self, index: usize, queue: Queue, signals: Signals) -> io::Result<SourceId> {
         let name = format!("export '{}': queue {index}", self.id);
-        let model = Box::new(self.blk.queue(queue.size()));
-        Worker::new(name, queue, model, Arc::clone(&self.disk), signals)
+        let model = Arc::clone(&self.device).model(index as u16, queue.size());
+        let mut queues = lock(&self.queues);
+        let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
+        let worker = Worker::new(name, queue, model, Disks::new(disks), signals);
+        let id = self.loop_of(index).attach(worker)?;
+        queues.running[index] = Some(id);
+        Ok(id)
     }
 
-    pub(crate) fn set_running(&self, queue: usize, id: Option<SourceId>) {
-        lock(&self.running)[queue] = id;
+    /// A queue no longer runs, or soon will not.
+    pub(crate) fn forget(&self, queue: usize) {
+        lock(&self.queues).running[queue] = None;
     }
 
     pub(crate) fn keep_stats(&self, stats: &QueueStats) {

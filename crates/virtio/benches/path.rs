@@ -13,7 +13,7 @@ use egret_disk::{Completion, Token};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
-use egret_virtio::{Begin, Model};
+use egret_virtio::{Model, Next};
 
 const RING: u64 = 0x10_0000;
 const HEADERS: u64 = 0x100_0000;
@@ -75,7 +75,7 @@ impl Guest {
     fn serve(&mut self) {
         while self.queue.pop(&mut self.chain).unwrap() {
             match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
-                Begin::Submit(request) => {
+                Ok(Next::Submit(_, request)) => {
                     let request = black_box(request);
                     let (token, buffers) = (request.token, request.buffers);
                     self.completions.push(Completion { token, result: Ok(()), buffers });
@@ -84,8 +84,10 @@ impl Guest {
             }
         }
         for completion in self.completions.drain(..) {
-            let ended = self.model.end(&self.memory, completion);
-            self.queue.add_used(ended.head, ended.written);
+            match self.model.end(&self.memory, completion) {
+                Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
+                other => panic!("not done: {other:?}"),
+            }
         }
         black_box(self.queue.publish());
     }

@@ -21,13 +21,15 @@
 #![deny(unsafe_code)]
 
 pub mod blk;
+mod device;
 #[allow(unsafe_code)]
 pub mod memory;
 mod model;
 #[allow(unsafe_code)]
 pub mod ring;
 
-pub use model::{Begin, Ended, Kind, Malformed, Model, Status, head_of, token_of};
+pub use device::{Device, DriverError, EVENT_IDX};
+pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
 
 #[cfg(test)]
 mod testing;
