@@ -11,6 +11,7 @@ use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::ring::Queue;
+use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::listener::{Address, ListenError, Listener};
@@ -39,6 +40,15 @@ pub enum ExportError {
     /// What the guest was to see.
     #[error("export '{0}': {1}")]
     Device(String, #[source] BlkError),
+    /// Likewise of a virtio-scsi device.
+    #[error("export '{0}': {1}")]
+    Scsi(String, #[source] ScsiError),
+    /// One of its logical units.
+    #[error("export '{0}': {1}")]
+    Lun(String, #[source] LunError),
+    /// It has no logical unit at this address, or no logical units at all.
+    #[error("export '{0}': there is nothing at {1}")]
+    NoLun(String, LunAddress),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
@@ -49,18 +59,34 @@ pub enum ExportError {
 /// One thread holds the conversation with the client; the queues run on I/O threads. When a client leaves, the export
 /// listens for the next.
 pub struct Export {
-    shared: Arc<Shared>,
-    blk: Arc<Blk>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) device: Kind,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// The device, for what is done to it from outside.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    Blk(Arc<Blk>),
+    Scsi(Arc<Scsi>),
+}
+
+impl Kind {
+    fn device(&self) -> Arc<dyn Device> {
+        match self {
+            Self::Blk(blk) => Arc::clone(blk) as _,
+            Self::Scsi(scsi) => Arc::clone(scsi) as _,
+        }
+    }
+}
+
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
-    id: String,
+    pub(crate) id: String,
     device: Arc<dyn Device>,
     loops: Vec<LoopHandle<Worker>>,
-    queues: Mutex<Queues>,
+    pub(crate) queues: Mutex<Queues>,
     /// What queues counted that no longer run.
     past: Mutex<QueueStats>,
     /// Where the client listens to us.
@@ -88,20 +114,20 @@ impl Export {
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
         let ExportConfig { id, address, device } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, address, blk, vec![Some(disk)], loops)
+        Self::listen(id, address, Kind::Blk(blk), vec![Some(disk)], loops)
     }
 
-    fn listen(
+    pub(crate) fn listen(
         id: String,
         address: Address,
-        blk: Arc<Blk>,
+        kind: Kind,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
-        let device: Arc<dyn Device> = blk.clone();
+        let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let running = vec![None; device.num_queues().into()];
         let shared = Arc::new(Shared {
@@ -115,7 +141,7 @@ impl Export {
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let thread = thread.spawn(move || serve(&theirs, listener, &their_stop)).map_err(system)?;
-        Ok(Self { shared, blk, stop, thread: Some(thread) })
+        Ok(Self { shared, device: kind, stop, thread: Some(thread) })
     }
 
     /// The export's name.
@@ -142,9 +168,11 @@ impl Export {
         sum
     }
 
-    /// The disk has `bytes` now: tells the client, if it listens; says whether it could be told.
+    /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
+    /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
-        self.blk.set_capacity(bytes);
+        let Kind::Blk(blk) = &self.device else { return false };
+        blk.set_capacity(bytes);
         lock(&self.shared.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }
 }
@@ -190,7 +218,7 @@ fn pause(stop: &OwnedFd) -> bool {
     matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of this lock panics")
 }
 

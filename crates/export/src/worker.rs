@@ -124,6 +124,24 @@ impl Worker {
         }
     }
 
+    /// Takes a disk in that `engines`, those of its loop, have at `slot`.
+    pub(crate) fn add_disk(&mut self, DiskKey(key): DiskKey, disk: Arc<Disk>, slot: DiskSlot) {
+        let at = key as usize;
+        if at >= self.disks.all.len() {
+            self.disks.all.resize(at + 1, None);
+            self.disks.slots.resize(at + 1, None);
+        }
+        self.disks.all[at] = Some(disk);
+        self.disks.slots[at] = Some(slot);
+    }
+
+    /// Forgets a disk; what still asks for it is told that there is no such device. Returns where it was, for the
+    /// engines to let go of it.
+    pub(crate) fn remove_disk(&mut self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
+        *self.disks.all.get_mut(key as usize)? = None;
+        self.disks.slots[key as usize].take()
+    }
+
     /// What the queue has counted since it was set up.
     pub const fn stats(&self) -> &QueueStats {
         &self.stats
