@@ -12,7 +12,7 @@ use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 
 use crate::disk::Bottom;
 use crate::process::sys::inherit;
-use crate::{Config, disk, schema};
+use crate::{Config, disk, schema, scsi};
 
 /// The I/O thread of exports that name none.
 const DEFAULT_IOTHREAD: &str = "io";
@@ -81,13 +81,16 @@ impl Daemon {
     }
 
     fn open_disks(&mut self, config: &Config) -> Result<(), StartError> {
-        let exported = config.exports.iter().map(|export| export.node_name.as_str());
+        let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         // A blockdev that another lies over is opened with that one.
         let below: Vec<_> = config.blockdevs.iter().filter_map(schema::Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         for name in exported.chain(tops.filter(|name| !below.contains(name))) {
             if let (Some(disk), false) = (config.disk(name), self.disks.contains_key(name)) {
-                let written = config.exports.iter().any(|export| export.writable && export.node_name == name);
+                let written = config
+                    .exports
+                    .iter()
+                    .any(|export| export.writable && export.node_names().any(|(_, node)| node == name));
                 self.disks.insert(name.to_owned(), Arc::new(Disk::open(&disk_options(name, &disk, written))?));
             }
         }
@@ -135,11 +138,6 @@ impl Daemon {
     }
 
     fn start_export(&mut self, object: &schema::Export) -> Result<(), StartError> {
-        let disk = Arc::clone(&self.disks[&object.node_name]);
-        let (block, size) = (object.logical_block_size, disk.size());
-        if size % u64::from(block) != 0 {
-            return Err(StartError::OddSize { export: object.id.clone(), block, disk: described(&disk), size });
-        }
         let mut loops = Vec::new();
         for queue in 0..object.num_queues {
             let name = match object.iothread_of(queue) {
@@ -159,9 +157,28 @@ impl Daemon {
                 Address::Fd(inherit(*fd).map_err(|e| StartError::Inherit(object.id.clone(), *fd, e))?)
             }
         };
-        let device = device(object, &disk);
-        self.exports.push(Export::start(ExportConfig { id: object.id.clone(), address, device }, disk, loops)?);
+        self.exports.push(match object.kind {
+            schema::ExportType::VhostUserBlk => {
+                let disk = self.fitting(object, &object.node_name)?;
+                let device = device(object, &disk);
+                Export::start(ExportConfig { id: object.id.clone(), address, device }, disk, loops)?
+            }
+            schema::ExportType::VhostUserScsi => {
+                let disks = object.luns.iter().map(|lun| self.fitting(object, &lun.node_name));
+                Export::start_scsi(scsi::export(object, disks.collect::<Result<_, _>>()?, address), loops)?
+            }
+        });
         Ok(())
+    }
+
+    /// A disk that the blocks of an export fit.
+    fn fitting(&self, object: &schema::Export, node_name: &str) -> Result<Arc<Disk>, StartError> {
+        let disk = &self.disks[node_name];
+        let (block, size) = (object.logical_block_size, disk.size());
+        if size % u64::from(block) != 0 {
+            return Err(StartError::OddSize { export: object.id.clone(), block, disk: described(disk), size });
+        }
+        Ok(Arc::clone(disk))
     }
 
     /// What the queues of all exports have counted since they began.
@@ -298,7 +315,7 @@ fn device(export: &schema::Export, disk: &Disk) -> BlkConfig {
         num_queues: export.num_queues,
         queue_size: export.queue_size,
         read_only: !export.writable,
-        serial: export.serial.clone(),
+        serial: export.serial().to_owned(),
         writethrough: export.writethrough,
         // Offered always, as qemu-storage-daemon does, so that a guest can move between the two: a discard that is
         // ignored succeeds, and zeroes are written where they cannot be asked for.

@@ -21,6 +21,7 @@ pub mod keyval;
 pub mod probe;
 pub mod process;
 pub mod schema;
+mod scsi;
 
 pub use config::Config;
 pub use daemon::{Daemon, StartError};

@@ -23,6 +23,9 @@ pub fn announcement(config: &Config) -> Result<String> {
         for (monitor, lines) in
             [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]
         {
+            if lines.is_empty() {
+                continue;
+            }
             let _ = writeln!(text, "\n  {monitor}:");
             for line in lines.lines() {
                 let _ = writeln!(text, "    {line}");
