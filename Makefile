@@ -1,14 +1,16 @@
 # Two commands do all the set-up: `make demo` serves a disk and loads it, `make test` runs every test there is.
 CARGO ?= cargo
 
-.PHONY: build demo test bench lint deps guest
+SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
+
+.PHONY: build demo test bench bench-polling lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
 
 # Serves a file, loads it with a real client, and prints that next to the host's own figure.
-demo: build
-	$(CARGO) bench -q -p egret --bench demo
+demo:
+	$(CARGO) bench -p egret --bench demo
 
 # What the tests need from Debian: QEMU, fio, a kernel for the guest. Asks for root only where something is missing.
 deps:
@@ -18,13 +20,19 @@ guest: deps
 	scripts/make-guest
 
 test: guest
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
 	$(CARGO) bench -q -p egret --bench peers -- $(BENCH)
 
+# Polling policies side by side, and against their goals. BENCH="--quick", or BENCH='--only "loop QD1"', shortens it.
+bench-polling: build
+	$(CARGO) bench -q -p egret --bench polling -- $(BENCH)
+
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS); \
+	else echo "shellcheck is missing: the scripts were not looked at"; fi

@@ -21,7 +21,6 @@ pub mod keyval;
 pub mod probe;
 pub mod process;
 pub mod schema;
-mod scsi;
 
 pub use config::Config;
 pub use daemon::{Daemon, StartError};

@@ -80,7 +80,7 @@ mod tests {
         );
         assert_eq!(
             complaint("egret serve d --fd-monitor kqueue"),
-            "invalid value 'kqueue' for '--fd-monitor <MONITOR>' [possible values: auto, ppoll, epoll, io_uring]"
+            "invalid value 'kqueue' for '--fd-monitor <MONITOR>' [possible values: auto, io_uring, epoll, ppoll]"
         );
         assert_eq!(
             complaint("egret serve d --blockdev null-co"),

@@ -428,3 +428,23 @@ fn fifty_clients_one_after_another_leave_no_descriptor_open() {
     let _last = connect();
     await_that("the descriptors of clients that left to be closed", || server.descriptors() <= with_a_client);
 }
+
+#[test]
+fn how_an_iothread_waited_is_written_when_the_daemon_ends() {
+    let scratch = Scratch::new();
+    let (socket, trace) = (scratch.path("socket"), scratch.path("waits"));
+    let options = Options::new()
+        .null("d0", "latency-ns=10000")
+        .iothread("io0", "poll-policy=low-regret")
+        .export("e0", "d0", &socket, "writable=on,iothread=io0")
+        .words(["--record-waits", trace.to_str().expect("our own path")]);
+    let server = Server::start(&Program::egret(), &options);
+    let mut disk = Disk::connect(&socket).expect("a disk");
+    (0..100).for_each(|_| drop(disk.first().read(0, 4096).expect("a read")));
+    drop(disk);
+    assert_eq!(server.terminate().code(), Some(0));
+    let trace = fs::read_to_string(&trace).expect("a trace");
+    assert!(trace.starts_with("egret-waits 1\nnote iothread io0: Linux"), "{}", &trace[..200.min(trace.len())]);
+    let waits = trace.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit())).count();
+    assert!(waits >= 100, "a completion is waited for at every read; there are {waits} waits");
+}

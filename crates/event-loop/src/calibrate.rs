@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use egret_polling::{BlockCost, Contention, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock;
@@ -20,16 +21,35 @@ const AT_MOST: Nanos = Nanos::from_millis(10);
 /// Measures what it costs the calling thread to sleep and be woken: it plays ping-pong with another, each sleeping
 /// while the other runs, for 10 ms at most.
 ///
+/// The two are kept on different processors, where there are two: whoever wakes an I/O thread (a guest, a kernel thread)
+/// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does.
+///
 /// # Errors
 ///
 /// No thread or descriptor to be had.
 pub fn block_cost() -> io::Result<BlockCost> {
+    let allowed = sched_getaffinity(None)?;
+    let here = sched_getcpu();
+    let mut only_here = CpuSet::new();
+    only_here.set(here);
+    // Refused where nothing of it is allowed, which leaves things as they are.
+    let _ = sched_setaffinity(None, &only_here);
+    let cost = play(here);
+    let _ = sched_setaffinity(None, &allowed);
+    cost
+}
+
+fn play(here: usize) -> io::Result<BlockCost> {
     let ping = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let pong = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let sent = Arc::new(AtomicU64::new(0));
     let partner = {
         let (ping, pong, sent) = (Arc::clone(&ping), Arc::clone(&pong), Arc::clone(&sent));
         std::thread::Builder::new().name("calibrate".into()).stack_size(64 << 10).spawn(move || {
+            let mut elsewhere = CpuSet::new();
+            (0..CpuSet::MAX_CPU).filter(|&cpu| cpu != here).for_each(|cpu| elsewhere.set(cpu));
+            // Refused on a machine with one processor.
+            let _ = sched_setaffinity(None, &elsewhere);
             let before = thread_cpu();
             // A count of two says goodbye.
             while receive(&ping)? == 1 {

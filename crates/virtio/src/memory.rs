@@ -298,13 +298,29 @@ impl GuestMemory {
     }
 
     /// Copies guest memory at `guest_addr` to `into`. False, and nothing promised of `into`, when it is not all there.
+    ///
+    /// Allocates only where it lies in more than one region.
+    #[inline]
     pub fn read(&self, guest_addr: u64, into: &mut [u8]) -> bool {
+        if let Some(piece) = self.slice(guest_addr, into.len()) {
+            // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
+            unsafe { pieces::copy_from(piece.base(), into) };
+            return true;
+        }
         let mut pieces = Vec::new();
         self.slices(guest_addr, into.len(), &mut pieces) && self.gather(&pieces, into) == into.len()
     }
 
     /// Copies `bytes` to guest memory at `guest_addr`. False, and nothing written, when it is not all there.
+    ///
+    /// Allocates only where it lies in more than one region.
+    #[inline]
     pub fn write(&self, guest_addr: u64, bytes: &[u8]) -> bool {
+        if let Some(piece) = self.slice(guest_addr, bytes.len()) {
+            // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
+            unsafe { pieces::copy_to(piece.base(), bytes) };
+            return true;
+        }
         let mut pieces = Vec::new();
         self.slices(guest_addr, bytes.len(), &mut pieces) && self.scatter(&pieces, bytes) == bytes.len()
     }

@@ -1,11 +1,12 @@
 //! The `blockdev` object.
 
+use egret_disk::{Aio, DetectZeroes, Discard, Locking};
 use serde::{Deserialize, Serialize};
 
 use super::Problem;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::object::object;
-use super::words::words;
+use super::words::{as_word, words};
 
 /// Longest `node-name`, in bytes: QEMU's.
 pub(super) const LONGEST_NODE_NAME: usize = 31;
@@ -15,52 +16,6 @@ const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
 const DEFAULT_NULL_SIZE: u64 = 1 << 30;
-
-words! {
-    /// Which engine carries requests to the kernel.
-    pub enum Aio {
-        /// A pool of threads that make ordinary system calls.
-        Threads = "threads",
-        /// Linux AIO.
-        Native = "native",
-        /// io_uring.
-        IoUring = "io_uring",
-    }
-}
-
-words! {
-    /// What becomes of a guest's discards.
-    pub enum Discard {
-        /// They are acknowledged and dropped.
-        Ignore = "ignore",
-        /// They give storage back.
-        Unmap = "unmap",
-    }
-}
-
-words! {
-    /// What becomes of writes that are all zeroes.
-    pub enum DetectZeroes {
-        /// They are written.
-        Off = "off",
-        /// They become write-zeroes requests.
-        On = "on",
-        /// As on, and the storage behind them may be given back.
-        Unmap = "unmap",
-    }
-}
-
-words! {
-    /// Whether the image is locked against other processes, as QEMU locks it.
-    pub enum Locking {
-        /// Where the file system offers open-file-description locks.
-        Auto = "auto",
-        /// Always; an error where it cannot be.
-        On = "on",
-        /// Never.
-        Off = "off",
-    }
-}
 
 /// A disk, or a layer over one.
 ///
@@ -85,10 +40,10 @@ pub struct Blockdev {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_read_only: Option<bool>,
     /// What becomes of discards.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "as_word::optional", skip_serializing_if = "Option::is_none")]
     pub discard: Option<Discard>,
     /// What becomes of zeroes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "as_word::optional", skip_serializing_if = "Option::is_none")]
     pub detect_zeroes: Option<DetectZeroes>,
 }
 
@@ -156,13 +111,13 @@ pub struct Image {
     /// Where it is.
     pub filename: String,
     /// Which engine carries its requests.
-    #[serde(default = "default_aio")]
+    #[serde(default, with = "as_word")]
     pub aio: Aio,
     /// Most requests of this disk handed to the kernel in one system call; 0 leaves it to the I/O thread.
     #[serde(default)]
     pub aio_max_batch: u64,
     /// Whether it is locked.
-    #[serde(default = "default_locking")]
+    #[serde(default, with = "as_word")]
     pub locking: Locking,
 }
 
@@ -217,13 +172,13 @@ pub(super) static SHAPE: Shape = Shape {
         ),
         Key::optional(
             "discard",
-            Kind::Word(Discard::WORDS),
+            Kind::Word(words::<Discard>),
             "ignore; inline: unmap",
             "Whether discards give storage back or are dropped.",
         ),
         Key::optional(
             "detect-zeroes",
-            Kind::Word(DetectZeroes::WORDS),
+            Kind::Word(words::<DetectZeroes>),
             "off",
             "Whether writes of zeroes become write-zeroes requests; `unmap` needs `discard=unmap`.",
         ),
@@ -330,7 +285,7 @@ static CACHE: Shape = Shape {
 
 const IMAGE: &[Key] = &[
     Key::needed("filename", Kind::Text(1, LONGEST_PATH), "Path of the file or device."),
-    Key::optional("aio", Kind::Word(Aio::WORDS), "threads", "Engine that carries requests to the kernel."),
+    Key::optional("aio", Kind::Word(words::<Aio>), "threads", "Engine that carries requests to the kernel."),
     Key::optional(
         "aio-max-batch",
         Kind::Number(0, LARGEST_DISK, "requests"),
@@ -340,7 +295,7 @@ const IMAGE: &[Key] = &[
     ),
     Key::optional(
         "locking",
-        Kind::Word(Locking::WORDS),
+        Kind::Word(words::<Locking>),
         "auto",
         "Lock the image against other processes, QEMU included; `auto` does where the file system can.",
     ),
@@ -394,16 +349,8 @@ impl Blockdev {
 impl Image {
     /// The image at `filename`, with every other key at its default.
     pub fn new(filename: impl Into<String>) -> Self {
-        Self { filename: filename.into(), aio: default_aio(), aio_max_batch: 0, locking: default_locking() }
+        Self { filename: filename.into(), aio: Aio::default(), aio_max_batch: 0, locking: Locking::default() }
     }
-}
-
-fn default_aio() -> Aio {
-    Aio::Threads
-}
-
-fn default_locking() -> Locking {
-    Locking::Auto
 }
 
 fn default_null_size() -> u64 {

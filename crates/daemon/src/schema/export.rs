@@ -10,7 +10,6 @@ use super::blockdev::LONGEST_NODE_NAME;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
-use super::words::words;
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
 pub const LONGEST_SOCKET_PATH: usize = 107;
@@ -30,14 +29,14 @@ const DEFAULT_QUEUE_SIZE: u16 = 128;
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
-words! {
-    /// How a disk is offered.
-    pub enum ExportType {
-        /// As a virtio-blk device over vhost-user.
-        VhostUserBlk = "vhost-user-blk",
-        /// As a virtio-scsi device over vhost-user, with any number of disks.
-        VhostUserScsi = "vhost-user-scsi",
-    }
+/// How disks are offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExportType {
+    /// One, as a virtio-blk device over vhost-user.
+    VhostUserBlk,
+    /// Any number, as a virtio-scsi device over vhost-user.
+    VhostUserScsi,
 }
 
 /// Disks offered to virtual machines.
@@ -257,6 +256,11 @@ impl Export {
         let many =
             self.luns.iter().enumerate().map(|(at, lun)| (format!("luns.{at}.node-name"), lun.node_name.as_str()));
         one.into_iter().chain(many)
+    }
+
+    /// Whether it offers the disk of this name.
+    pub fn has_node(&self, name: &str) -> bool {
+        self.node_names().any(|(_, node)| node == name)
     }
 
     /// The I/O threads that it names, each with the key that names it.

@@ -87,7 +87,7 @@ impl Fitter {
             Kind::PowerOfTwoBytes(least, most) => {
                 self.bytes(value, least, most).filter(|bytes| bytes.is_power_of_two())?.into()
             }
-            Kind::Word(words) => value.as_str().filter(|text| words.contains(text))?.into(),
+            Kind::Word(words) => value.as_str().filter(|text| words().contains(text))?.into(),
             Kind::Text(least, most) => {
                 // A NUL would end a path early.
                 let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');

@@ -1,52 +1,21 @@
 //! The `iothread` object.
 
+use egret_event_loop::{MonitorChoice, Nanos};
+use egret_polling::{Parameters, PolicyKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::key::{Key, Kind, Shape};
 use super::object::object;
-use super::words::words;
+use super::words::{as_word, words};
 use super::{Cpus, Object, ObjectError, Problem, Spelling};
 
 /// QEMU holds these in an `int64_t`.
-const LARGEST: u64 = i64::MAX as u64;
+const LARGEST: u64 = Parameters::LARGEST;
 const LARGEST_POOL: u64 = 65_536;
 
-const DEFAULT_POLL_MAX_NS: u64 = 32_768;
-const DEFAULT_POLL_IDLE_MS: u32 = 1_000;
+const DEFAULT_POLL_IDLE_MS: u32 = 7_000;
 const DEFAULT_POOL_MAX: u32 = 64;
-
-words! {
-    /// How an I/O thread decides when to spin and for how long.
-    pub enum PollPolicy {
-        /// Never spins.
-        Off = "off",
-        /// Never blocks.
-        Busy = "busy",
-        /// One window for the I/O thread: QEMU up to 9.2.
-        SharedWindow = "shared-window",
-        /// A window for each source: QEMU 10.0 to 11.0.
-        PerSourceWindow = "per-source-window",
-        /// A weighted interval for each source, one window: QEMU 11.1.
-        Weighted = "weighted",
-        /// Learns the waits and prices spinning.
-        LowRegret = "low-regret",
-    }
-}
-
-words! {
-    /// How an I/O thread waits for file descriptors when it blocks.
-    pub enum FdMonitor {
-        /// The best that the kernel offers: io_uring, else epoll, else ppoll.
-        Auto = "auto",
-        /// `ppoll(2)`.
-        Ppoll = "ppoll",
-        /// `epoll(7)` with nanosecond timeouts.
-        Epoll = "epoll",
-        /// Multishot polls on the ring that also carries disk requests.
-        IoUring = "io_uring",
-    }
-}
 
 /// An event loop on a thread of its own.
 ///
@@ -69,8 +38,8 @@ pub struct IoThread {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_weight: Option<u32>,
     /// When to spin and for how long, if somebody chose.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll_policy: Option<PollPolicy>,
+    #[serde(default, with = "as_word::optional", skip_serializing_if = "Option::is_none")]
+    pub poll_policy: Option<PolicyKind>,
     /// Nanoseconds of CPU that one nanosecond of latency is worth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_price: Option<u32>,
@@ -78,8 +47,8 @@ pub struct IoThread {
     #[serde(default = "default_poll_idle_ms")]
     pub poll_idle_ms: u32,
     /// How file descriptors are waited for.
-    #[serde(default = "default_fd_monitor")]
-    pub fd_monitor: FdMonitor,
+    #[serde(default, with = "as_word")]
+    pub fd_monitor: MonitorChoice,
     /// Most requests handed to the kernel in one system call; 0 leaves it to the engine.
     #[serde(default)]
     pub aio_max_batch: u64,
@@ -118,7 +87,7 @@ static SHAPE: Shape = Shape {
         ),
         Key::optional(
             "poll-weight",
-            Kind::Number(0, 63, ""),
+            Kind::Number(0, Parameters::LARGEST_WEIGHT as u64, ""),
             "3",
             "A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.",
         ),
@@ -142,25 +111,25 @@ static SHAPE: Shape = Shape {
         ),
         Key::optional(
             "poll-policy",
-            Kind::Word(PollPolicy::WORDS),
-            IoThread::DEFAULT_POLICY.word(),
+            Kind::Word(words::<PolicyKind>),
+            IoThread::DEFAULT_POLICY.name(),
             "When to spin and for how long. Egret's own.",
         ),
         Key::optional(
             "poll-price",
-            Kind::Number(0, 1_000, ""),
+            Kind::Number(0, Parameters::LARGEST_PRICE as u64, ""),
             "1",
             "Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.",
         ),
         Key::optional(
             "poll-idle-ms",
             Kind::Number(1, 3_600_000, "ms"),
-            "1000",
+            "7000",
             "A queue without a hit for this long is no longer spun on, only waited for. Egret's own.",
         ),
         Key::optional(
             "fd-monitor",
-            Kind::Word(FdMonitor::WORDS),
+            Kind::Word(words::<MonitorChoice>),
             "auto",
             "How file descriptors are waited for. Egret's own.",
         ),
@@ -196,20 +165,20 @@ object!(IoThread, "iothread", "id", &SHAPE);
 
 impl IoThread {
     /// `poll-policy` where it is left unset.
-    pub const DEFAULT_POLICY: PollPolicy = PollPolicy::Weighted;
+    pub const DEFAULT_POLICY: PolicyKind = PolicyKind::Weighted;
 
     /// An I/O thread with every property left at its default.
     pub fn new(id: impl Into<String>) -> Self {
         Self {
             id: id.into(),
-            poll_max_ns: DEFAULT_POLL_MAX_NS,
+            poll_max_ns: Parameters::DEFAULT_MAX.0,
             poll_grow: None,
             poll_shrink: None,
             poll_weight: None,
             poll_policy: None,
             poll_price: None,
             poll_idle_ms: DEFAULT_POLL_IDLE_MS,
-            fd_monitor: FdMonitor::Auto,
+            fd_monitor: MonitorChoice::Auto,
             aio_max_batch: 0,
             thread_pool_min: 0,
             thread_pool_max: DEFAULT_POOL_MAX,
@@ -236,8 +205,19 @@ impl IoThread {
     }
 
     /// The policy in force.
-    pub fn policy(&self) -> PollPolicy {
+    pub fn policy(&self) -> PolicyKind {
         self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
+    }
+
+    /// What the policy is built with.
+    pub fn parameters(&self) -> Parameters {
+        Parameters {
+            max: Nanos(self.poll_max_ns),
+            grow: self.poll_grow,
+            shrink: self.poll_shrink,
+            weight: self.poll_weight,
+            price: self.poll_price,
+        }
     }
 
     fn own_name(&self) -> &str {
@@ -245,6 +225,12 @@ impl IoThread {
     }
 
     fn check(&self) -> Result<(), Problem> {
+        // A line written for QEMU names no policy, and may set what the one in force has no use for.
+        let polling = match self.poll_policy {
+            Some(policy) => self.parameters().validate(policy),
+            None => self.parameters().validate_ranges(),
+        };
+        polling.map_err(|error| Problem::Together(error.to_string()))?;
         if self.thread_pool_min > self.thread_pool_max {
             let allowed = format!("at most thread-pool-max ({})", self.thread_pool_max);
             return Err(Problem::must("thread-pool-min", allowed, self.thread_pool_min));
@@ -254,15 +240,11 @@ impl IoThread {
 }
 
 fn default_poll_max_ns() -> u64 {
-    DEFAULT_POLL_MAX_NS
+    Parameters::DEFAULT_MAX.0
 }
 
 fn default_poll_idle_ms() -> u32 {
     DEFAULT_POLL_IDLE_MS
-}
-
-fn default_fd_monitor() -> FdMonitor {
-    FdMonitor::Auto
 }
 
 fn default_thread_pool_max() -> u32 {

@@ -68,7 +68,7 @@ pub enum Kind {
     /// As [`Number`](Self::Number) without unit, and a power of two.
     PowerOfTwo(u64, u64),
     /// One of these words.
-    Word(&'static [&'static str]),
+    Word(fn() -> Vec<&'static str>),
     /// Text of at most this many bytes; the first field is the least.
     Text(usize, usize),
     /// A name of at most this many bytes: a letter, then letters, digits, `-`, `.` and `_`.
@@ -159,7 +159,7 @@ impl fmt::Display for Kind {
             Self::Bytes(least, most) => write!(f, "{least}..={most} bytes"),
             Self::PowerOfTwoBytes(least, most) => write!(f, "a power of two in {least}..={most} bytes"),
             Self::PowerOfTwo(least, most) => write!(f, "a power of two in {least}..={most}"),
-            Self::Word(words) => f.write_str(&one_of(words)),
+            Self::Word(words) => f.write_str(&one_of(&words())),
             Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
             Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),
             Self::Name(usize::MAX) => f.write_str("a name (a letter, then letters, digits, '-', '.', '_')"),

@@ -27,14 +27,20 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use blockdev::{Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Locking, Null};
+pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
 pub use cpus::Cpus;
 pub use export::{Addr, Export, ExportType, LONGEST_SOCKET_PATH, VqMapping};
 pub use fit::Spelling;
-pub use iothread::{FdMonitor, IoThread, PollPolicy};
+pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
 pub use lun::Lun;
 pub use object::Object;
 pub(crate) use problem::hint;
 pub use problem::{ObjectError, Problem};
 pub use reference::{help, reference};
+pub use words::{Word, words};
+
+// The words that objects use, from where they mean something.
+pub use egret_disk::{Aio, DetectZeroes, Discard, Locking};
+pub use egret_event_loop::MonitorChoice;
+pub use egret_polling::PolicyKind;

@@ -1,43 +1,104 @@
-//! Enums whose values are words of the vocabulary.
+//! Words of the vocabulary: enums that are defined where they mean something, and spelled here as they spell themselves.
 
-/// Defines an enum together with the spelling of its values, so that neither can change alone.
-macro_rules! words {
-    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$of:meta])* $variant:ident = $word:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-        pub enum $name {
-            $($(#[$of])* #[serde(rename = $word)] $variant,)+
-        }
+use std::fmt::Display;
+use std::str::FromStr;
 
-        impl $name {
-            /// Every value, as it is spelled.
-            pub const WORDS: &'static [&'static str] = &[$($word),+];
+use egret_disk::{Aio, DetectZeroes, Discard, Locking};
+use egret_event_loop::MonitorChoice;
+use egret_polling::PolicyKind;
 
-            /// How this value is spelled.
-            pub const fn word(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word,)+
-                }
-            }
-        }
+/// A type whose values are words.
+pub trait Word: Copy + FromStr<Err: Display> + 'static {
+    /// Every value, in the order in which they are listed.
+    const VALUES: &'static [Self];
 
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.word())
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                match text {
-                    $($word => Ok(Self::$variant),)+
-                    _ => Err(format!("must be {}, got '{text}'", $crate::schema::key::one_of(Self::WORDS))),
-                }
-            }
-        }
-    };
+    /// How this value is spelled.
+    fn word(self) -> &'static str;
 }
 
-pub(super) use words;
+/// Every word for a value of `T`.
+pub fn words<T: Word>() -> Vec<&'static str> {
+    T::VALUES.iter().map(|value| value.word()).collect()
+}
+
+macro_rules! word {
+    ($($type:ty, $spell:ident;)+) => {$(
+        impl Word for $type {
+            const VALUES: &'static [Self] = &Self::ALL;
+
+            fn word(self) -> &'static str {
+                self.$spell()
+            }
+        }
+    )+};
+}
+
+word! {
+    PolicyKind, name;
+    MonitorChoice, as_str;
+}
+
+macro_rules! word_of_a_disk {
+    ($($type:ty),+) => {$(
+        impl Word for $type {
+            const VALUES: &'static [Self] = Self::ALL;
+
+            fn word(self) -> &'static str {
+                self.as_str()
+            }
+        }
+    )+};
+}
+
+word_of_a_disk!(Aio, DetectZeroes, Discard, Locking);
+
+/// `#[serde(with = "as_word")]`: a value as its word.
+pub(super) mod as_word {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::Word;
+
+    pub fn serialize<T: Word, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(value.word())
+    }
+
+    pub fn deserialize<'de, T: Word, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+
+    /// The same for a value that may be unset.
+    pub mod optional {
+        use serde::{Deserializer, Serialize, Serializer};
+
+        use super::Word;
+
+        pub fn serialize<T: Word, S: Serializer>(value: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
+            value.map(Word::word).serialize(serializer)
+        }
+
+        pub fn deserialize<'de, T: Word, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+            super::deserialize(deserializer).map(Some)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reads_back<T: Word + PartialEq + std::fmt::Debug>() {
+        for value in T::VALUES {
+            assert!(value.word().parse::<T>().is_ok_and(|read| read == *value), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn every_word_reads_back_as_its_value() {
+        reads_back::<PolicyKind>();
+        reads_back::<MonitorChoice>();
+        reads_back::<Aio>();
+        reads_back::<DetectZeroes>();
+        reads_back::<Discard>();
+        reads_back::<Locking>();
+    }
+}

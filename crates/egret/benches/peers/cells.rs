@@ -5,8 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use egret_lab::machine::{self, Cores};
+use egret_lab::random::Shuffle;
+
+use crate::disk::Disk;
 use crate::load::{self, Load, Outcome, Tally};
-use crate::machine::{self, Cores, Disk, Shuffle};
 use crate::support::disk::{Client, Disk as Connection};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
@@ -173,7 +176,7 @@ pub fn measure(
             let capacity = one.connection.capacity().unwrap_or_default();
             let warm_up = if slice == 0 { WARM_UP } else { WARM_UP / 10 };
             let load = Load { depth: cell.depth, capacity, warm_up, length: how.length / SLICES };
-            let cpu_time = || machine::cpu_time_ns(one.stage.server.pid());
+            let cpu_time = || machine::cpu_time_ns(one.stage.server.pid()).expect("the server lives");
             let run = how.cores.on_the_clients(|| load.run(one.connection.first(), cpu_time, &mut one.tally));
             run.inspect_err(|error| failed(one.contender, error)).is_ok()
         });

@@ -5,9 +5,9 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use blkio::ReqFlags;
+use egret_lab::random::Random;
 use hdrhistogram::Histogram;
 
-use crate::machine::Random;
 use crate::support::disk::DiskQueue;
 
 /// The length of every read, in bytes.
@@ -71,7 +71,7 @@ impl Load {
         let (queue, buffer) = queue.parts();
         let mut random = Random::new(self.capacity);
         let mut submit = |queue: &mut blkio::Blkioq, slot: usize| {
-            let at = random.next() % (self.capacity / REQUEST as u64) * REQUEST as u64;
+            let at = random.below(self.capacity / REQUEST as u64) * REQUEST as u64;
             queue.read(at, buffer.wrapping_add(slot * REQUEST), REQUEST, slot, ReqFlags::empty());
         };
 

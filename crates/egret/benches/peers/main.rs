@@ -9,12 +9,13 @@
 //! |---|---|
 //! | `cells` | what is measured: disks, depths, company, contenders |
 //! | `load` | the client: random 4 KiB reads, so many in flight |
-//! | `machine` | cores, CPU clocks, the disk under test |
+//! | `disk` | the disk under test |
 //! | `report` | medians, ratios, the table and its JSON copy |
 
 mod cells;
+#[path = "../shared/disk.rs"]
+mod disk;
 mod load;
-mod machine;
 mod report;
 #[path = "../../tests/support/mod.rs"]
 mod support;
@@ -25,7 +26,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 
 use cells::{Cell, Contender, How, Measured, Role};
-use machine::{Cores, Disk, Shuffle};
+use disk::Disk;
+use egret_lab::machine::{self, Cores};
+use egret_lab::random::Shuffle;
 use support::server::Program;
 
 /// Measures egret beside a peer.
@@ -80,7 +83,7 @@ impl Arguments {
             Contender { name: name.clone(), role: Role::Subject, program: subject.clone(), iothread: "poll-max-ns=0" },
             Contender { name: format!("{name}, polling"), role: Role::Polling, program: subject, iothread: "" },
         ];
-        match machine::version_of(&peer) {
+        match disk::version_of(&peer) {
             Ok(version) => {
                 println!("peer: {version}");
                 let name = self.server_b.clone();
@@ -98,6 +101,10 @@ fn main() -> std::io::Result<()> {
     let contenders = arguments.contenders();
     let disk = Disk::for_this_machine()?;
     let cores = Cores::of_this_machine();
+    match cores.pair() {
+        Some((client, server)) => println!("cores: client on {client}, server on {server}"),
+        None => println!("missing: a second core; client and server share one, unpinned"),
+    }
     let cells: Vec<Cell> = cells::all()
         .into_iter()
         .filter(|cell| arguments.only.as_ref().is_none_or(|pattern| cell.name().contains(pattern)))

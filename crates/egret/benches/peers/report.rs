@@ -1,5 +1,7 @@
 //! Medians and ratios: the table, and every sample as JSON.
 
+use egret_lab::machine;
+use egret_lab::statistics::{Verdict, median, spread, verdict};
 use serde_json::json;
 
 use crate::cells::{Cell, Contender, Idle, Measured, Role};
@@ -52,29 +54,6 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
             count(|sample| sample.iops, |ratio| ratio >= 1.0),
             count(|sample| sample.cpu_us, |ratio| ratio <= 1.0),
         );
-    }
-}
-
-/// Fewer repetitions than this agree too easily by chance. Even with this many, of a server beside itself one cell in
-/// sixteen looks decided: look at the ratio, too, or repeat more often.
-const ENOUGH: usize = 5;
-
-/// Whether something holds in every repetition, in none, or only in some of them or of too few.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Yes,
-    No,
-    CantTell,
-}
-
-fn verdict(ratios: &[f64], good: fn(f64) -> bool) -> Option<Verdict> {
-    let good = ratios.iter().filter(|ratio| good(**ratio)).count();
-    match good {
-        _ if ratios.is_empty() => None,
-        _ if ratios.len() < ENOUGH => Some(Verdict::CantTell),
-        0 => Some(Verdict::No),
-        _ if good == ratios.len() => Some(Verdict::Yes),
-        _ => Some(Verdict::CantTell),
     }
 }
 
@@ -132,24 +111,9 @@ pub fn json(measured: &[Measured], idle: &[Idle]) -> String {
         })
     });
     let all = json!({
-        "machine": crate::machine::fingerprint(),
+        "machine": machine::fingerprint(),
         "samples": measured.collect::<Vec<_>>(),
         "idle": idle.collect::<Vec<_>>(),
     });
     format!("{all:#}\n")
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
-}
-
-fn spread(values: Vec<f64>) -> String {
-    if values.is_empty() {
-        return "-".into();
-    }
-    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    format!("{:.2} ({least:.2}..{most:.2})", median(values))
 }

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal as _, stdout};
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -16,6 +16,9 @@ use super::summary::{Meter, waits};
 /// How often the summary comes.
 const EVERY: Duration = Duration::from_secs(3);
 
+/// The newest waits that a recording keeps, of each I/O thread: some 7 MB.
+const RECORDED_WAITS: usize = 1 << 17;
+
 /// What concerns the process and not its disks.
 pub struct Life {
     /// What to print once disks are served.
@@ -26,6 +29,8 @@ pub struct Life {
     pub daemonize: bool,
     /// Whether to tell how the I/O threads waited.
     pub stats: bool,
+    /// Where to write how they waited, wait by wait.
+    pub record_waits: Option<PathBuf>,
 }
 
 /// Serves `config` until a signal ends it.
@@ -55,6 +60,9 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let daemon = Daemon::start(config)?;
+    if life.record_waits.is_some() {
+        daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
+    }
     if let Some(announcement) = &life.announcement {
         print!("{announcement}");
     }
@@ -65,21 +73,44 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if life.stats {
         print!("{}", waits(&daemon));
     }
+    if let Some(path) = &life.record_waits {
+        write_recordings(&daemon, path)?;
+    }
     drop(daemon);
     drop(pidfile);
     Ok(())
 }
 
+/// A trace of each I/O thread: at `path`, with the thread's name behind it where there are several.
+fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
+    let machine = rustix::system::uname();
+    let note = format!("{} {}", machine.sysname().to_string_lossy(), machine.release().to_string_lossy());
+    let traces = daemon.take_recordings(&note);
+    let alone = traces.len() == 1;
+    for (name, trace) in traces {
+        let mut path = path.as_os_str().to_owned();
+        if !alone {
+            path.push(format!(".{name}"));
+        }
+        std::fs::write(&path, trace.to_string()).with_context(|| format!("--record-waits {}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Waits for the end; on a terminal with a line now and then, elsewhere without ever waking up.
 fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
-    let watched = stdout().is_terminal();
+    if stdout().is_terminal() {
+        report(daemon, signals, stats)?;
+    }
+    signals.wait().context("signals")?;
+    Ok(())
+}
+
+/// Prints what goes on, until there is a signal.
+fn report(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
     let mut meter = Meter::new(daemon);
     let every = Timespec::try_from(EVERY)?;
-    while watched {
-        let ready = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every));
-        if ready? > 0 {
-            break;
-        }
+    while poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every))? == 0 {
         if let Some(line) = meter.line(daemon) {
             println!("{line}");
         }
@@ -87,6 +118,5 @@ fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
             print!("{}", waits(daemon));
         }
     }
-    signals.wait().context("signals")?;
     Ok(())
 }

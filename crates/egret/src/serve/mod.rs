@@ -15,7 +15,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use egret_daemon::Config;
-use egret_daemon::schema::{Aio, FdMonitor, PollPolicy};
+use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
 
 use announce::announcement;
 use life::Life;
@@ -40,7 +40,7 @@ pub struct Serve {
     #[arg(long, requires = "disk")]
     pub read_only: bool,
     /// Engine that carries requests to the kernel [default: the best there is]
-    #[arg(long, value_name = "ENGINE", requires = "disk", value_parser = PossibleValuesParser::new(Aio::WORDS))]
+    #[arg(long, value_name = "ENGINE", requires = "disk", value_parser = PossibleValuesParser::new(words::<Aio>()))]
     pub aio: Option<String>,
     /// Go through the host's page cache even where it can be bypassed
     #[arg(long, requires = "disk")]
@@ -52,13 +52,13 @@ pub struct Serve {
     #[arg(long, value_name = "N", requires = "disk", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub iothreads: u16,
     /// When an I/O thread spins, and for how long [default: weighted]
-    #[arg(long, value_name = "POLICY", requires = "disk", value_parser = PossibleValuesParser::new(PollPolicy::WORDS))]
+    #[arg(long, value_name = "POLICY", requires = "disk", value_parser = PossibleValuesParser::new(words::<PolicyKind>()))]
     pub poll_policy: Option<String>,
     /// No wait spins longer than this [default: 32768]
     #[arg(long, value_name = "NS", requires = "disk")]
     pub poll_max_ns: Option<String>,
     /// How an I/O thread waits for file descriptors [default: auto]
-    #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(FdMonitor::WORDS))]
+    #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(words::<MonitorChoice>()))]
     pub fd_monitor: Option<String>,
 
     /// Make a disk: [driver=]file|host_device|null-co|raw,node-name=...[,KEY=VALUE...]
@@ -89,6 +89,9 @@ pub struct Serve {
     /// Tell also, every few seconds and at the end, how each I/O thread waited
     #[arg(long)]
     pub stats: bool,
+    /// Write how each I/O thread waited, its newest waits, to a file at the end: for `egret replay`
+    #[arg(long, value_name = "FILE")]
+    pub record_waits: Option<PathBuf>,
     /// Accepted for qemu-storage-daemon's sake, and ignored
     #[arg(short = 'T', long, value_name = "OPTIONS")]
     pub trace: Vec<String>,
@@ -105,8 +108,8 @@ pub fn run(arguments: Serve) -> Result<()> {
         eprintln!("egret: warning: {warning}");
     }
     let announcement = arguments.disk.is_some().then(|| announcement(&config)).transpose()?;
-    let Serve { pidfile, daemonize, stats, .. } = arguments;
-    life::live(&config, Life { announcement, pidfile, daemonize, stats })
+    let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
+    life::live(&config, Life { announcement, pidfile, daemonize, stats, record_waits })
 }
 
 /// The configuration that the arguments ask for.

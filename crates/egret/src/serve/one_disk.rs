@@ -142,7 +142,7 @@ mod tests {
         let direct = probe::takes_direct_io(&disk);
         let blockdev = serde_json::to_value(&config.blockdevs[0]).unwrap();
         assert_eq!(blockdev["cache"]["direct"], direct);
-        assert_eq!(blockdev["aio"], probe::best_engine(direct).word());
+        assert_eq!(blockdev["aio"], probe::best_engine(direct).as_str());
     }
 
     #[test]

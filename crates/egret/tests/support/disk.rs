@@ -34,7 +34,7 @@ impl Default for Client {
     }
 }
 
-/// A connection to a vhost-user-blk export.
+/// A connection to a vhost-user-blk export, or for comparison an image without any daemon.
 pub struct Disk {
     /// The queues, each of which another thread may use.
     pub queues: Vec<DiskQueue>,
@@ -58,6 +58,18 @@ impl Disk {
         let mut blkio = Blkio::new("virtio-blk-vhost-user").map_err(failed)?;
         blkio.set_str("path", socket.to_str().expect("our own path")).map_err(failed)?;
         blkio.set_bool("read-only", client.read_only).map_err(failed)?;
+        Self::start(blkio, client)
+    }
+
+    /// Opens an image, or a block device of the host, by itself: with io_uring, and past the page cache if `direct`.
+    pub fn open(image: &Path, direct: bool) -> io::Result<Self> {
+        let mut blkio = Blkio::new("io_uring").map_err(failed)?;
+        blkio.set_str("path", image.to_str().expect("our own path")).map_err(failed)?;
+        blkio.set_bool("direct", direct).map_err(failed)?;
+        Self::start(blkio, Client::default())
+    }
+
+    fn start(mut blkio: Blkio, client: Client) -> io::Result<Self> {
         blkio.connect().map_err(failed)?;
         blkio.set_i32("num-queues", client.queues as i32).map_err(failed)?;
         blkio.set_i32("num-poll-queues", client.poll_queues as i32).map_err(failed)?;

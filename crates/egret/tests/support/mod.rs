@@ -3,12 +3,14 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`server`] | a daemon as a child process, its options, and what it logged |
+//! | [`announced`] | a daemon that was given just a disk, and what it printed |
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`scratch`] | directories, images and loop devices that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
+pub mod announced;
 pub mod disk;
 pub mod guest;
 pub mod scratch;

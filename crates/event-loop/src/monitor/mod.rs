@@ -64,23 +64,28 @@ pub enum MonitorChoice {
 impl MonitorChoice {
     /// Every choice, in the order of preference.
     pub const ALL: [Self; 4] = [Self::Auto, Self::IoUring, Self::Epoll, Self::Ppoll];
-}
 
-impl fmt::Display for MonitorChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
             Self::Auto => "auto",
             Self::IoUring => "io_uring",
             Self::Epoll => "epoll",
             Self::Ppoll => "ppoll",
-        })
+        }
+    }
+}
+
+impl fmt::Display for MonitorChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
 impl FromStr for MonitorChoice {
     type Err = String;
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|choice| choice.to_string() == name);
+        let known = Self::ALL.into_iter().find(|choice| choice.as_str() == name);
         known.ok_or_else(|| format!("fd-monitor must be auto, io_uring, epoll or ppoll, got '{name}'"))
     }
 }

@@ -92,7 +92,7 @@ pub(super) unsafe fn copy_from(from: *const u8, into: &mut [u8]) {
     }
 }
 
-/// Copies `bytes` to guest memory: volatile, and in words where they are aligned, as a response is.
+/// Copies `bytes` to guest memory: volatile, and in words where they are aligned.
 ///
 /// # Safety
 ///
@@ -102,7 +102,7 @@ pub(super) unsafe fn copy_to(to: *mut u8, bytes: &[u8]) {
     let mut done = 0;
     if to.cast::<u64>().is_aligned() {
         for word in bytes.chunks_exact(8) {
-            let word = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
+            let word = u64::from_ne_bytes(std::array::from_fn(|byte| word[byte]));
             // SAFETY: these eight bytes are among those promised, and eight at a time stay aligned.
             unsafe { to.add(done).cast::<u64>().write_volatile(word) };
             done += 8;

@@ -1,0 +1,79 @@
+//! One busy disk beside 0, 1, 10 and 100 idle ones: is the line flat?
+
+use std::time::Duration;
+
+use egret_lab::machine::Cores;
+use egret_lab::random::Shuffle;
+
+use crate::cells::{Cell, Demand, Placement, Under};
+use crate::stage::{Contender, Outcome, Plan, set_up_or_say, take_turns};
+use egret_lab::load::Waiting;
+
+/// How many idle disks, of 32 queues each.
+const COMPANY: [usize; 4] = [0, 1, 10, 100];
+/// How long a daemon is watched doing nothing.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// One measurement.
+pub struct Rung {
+    pub monitor: &'static str,
+    pub policy: String,
+    pub company: usize,
+    pub repetition: usize,
+    pub outcome: Outcome,
+}
+
+/// What a daemon with all that company costs when nobody asks for anything.
+pub struct Idle {
+    pub monitor: &'static str,
+    pub policy: String,
+    pub cores: f64,
+}
+
+/// Measures the busy disk on every rung; those of one monitor and policy take turns.
+pub fn measure(
+    policies: [&str; 2],
+    repetitions: usize,
+    length: Duration,
+    shuffle: &mut Shuffle,
+) -> (Vec<Rung>, Vec<Idle>) {
+    let cores = Cores::of_this_machine();
+    let cell = Cell {
+        under: Under::Null(10),
+        waiting: Waiting::Blocking,
+        demand: Demand::Depth(1),
+        disks: 1,
+        placement: Placement::Apart,
+    };
+    let (mut rungs, mut idle) = (Vec::new(), Vec::new());
+    for monitor in ["ppoll", "epoll", "io_uring"] {
+        for policy in policies {
+            let contender = Contender::of_policy(&format!("{policy},fd-monitor={monitor}"));
+            let mut stages = Vec::new();
+            for company in COMPANY {
+                let plan = Plan { contender: &contender, cores: &cores, spec: cell.spec(&cores), disks: 1, company };
+                match set_up_or_say(&plan, |options| cell.blockdevs(options, None)) {
+                    Ok(stage) => stages.push((company, stage)),
+                    Err(error) => println!("failed: {monitor} {policy} beside {company}: {error}"),
+                }
+            }
+            for (company, stage) in &stages {
+                if *company == COMPANY[COMPANY.len() - 1] {
+                    let cores = stage.idle_cores(WATCH);
+                    idle.push(Idle { monitor, policy: policy.to_owned(), cores });
+                }
+            }
+            for repetition in 0..repetitions {
+                stages = take_turns(stages, length, shuffle, |company, error| {
+                    println!("failed: {monitor} {policy} beside {company}: {error}");
+                });
+                for (company, stage) in &mut stages {
+                    let (policy, company) = (policy.to_owned(), *company);
+                    rungs.push(Rung { monitor, policy, company, repetition, outcome: stage.outcome() });
+                }
+            }
+            eprintln!("ladder: {monitor}, {policy}: done");
+        }
+    }
+    (rungs, idle)
+}

@@ -1,0 +1,209 @@
+//! Daemons side by side, of which one is awake at a time.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::Duration;
+
+use egret_lab::client::{Client, Disk, Manner, Shape};
+use egret_lab::load::{Edge, Job, LoadError, Span, Spec, Tally};
+use egret_lab::machine::{self, Cores};
+use egret_lab::random::Shuffle;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::cells::{Cell, Placement};
+use crate::support::scratch::Scratch;
+use crate::support::server::{Options, Program, Server};
+
+/// Into how many turns a measurement is cut.
+const TURNS: u32 = 10;
+/// What is not measured, at first.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+/// An egret, and how its I/O thread is told to behave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contender {
+    /// What the table calls it.
+    pub name: String,
+    /// The I/O thread's properties.
+    pub iothread: String,
+}
+
+impl Contender {
+    /// By what is written after `poll-policy=`: `weighted`, or `low-regret,poll-price=4`.
+    pub fn of_policy(text: &str) -> Self {
+        Self { name: text.to_owned(), iothread: format!("poll-policy={text}") }
+    }
+}
+
+/// What came of one contender in one cell.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub iops: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    /// Of the daemon, per request.
+    pub cpu_us: f64,
+    /// Of the daemon: how many cores it kept busy.
+    pub cores: f64,
+    /// Of the load, per request.
+    pub load_cpu_us: f64,
+    /// Why the load, and not the server, was measured, if it was.
+    pub limit: Option<String>,
+}
+
+/// A started daemon: asleep, except during its turns.
+pub struct Stage {
+    server: Server,
+    job: Job,
+    tally: Tally,
+    cpu_ns: u64,
+    _idle: Vec<Disk>,
+    _scratch: Scratch,
+}
+
+/// What a stage is set up with.
+pub struct Plan<'a> {
+    pub contender: &'a Contender,
+    pub cores: &'a Cores,
+    pub spec: Spec,
+    /// How many disks are loaded: nodes `d0`, `d1` and so on, which `blockdevs` makes.
+    pub disks: usize,
+    /// How many disks of [`IDLE_QUEUES`] queues each are connected and do nothing.
+    pub company: usize,
+}
+
+/// Queues of every idle disk.
+pub const IDLE_QUEUES: u16 = 32;
+
+impl Stage {
+    /// Starts a fresh daemon and connects to all its exports.
+    pub fn set_up(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> Result<Self, LoadError> {
+        let scratch = Scratch::new();
+        let socket = |kind: &str, n: usize| scratch.path(&format!("{kind}{n}"));
+        let mut options = blockdevs(Options::new().iothread("io0", &plan.contender.iothread));
+        for n in 0..plan.disks {
+            options = options.export(&format!("e{n}"), &format!("d{n}"), &socket("busy", n), "iothread=io0");
+        }
+        for n in 0..plan.company {
+            let node = format!("idle{n}");
+            let queues = format!("iothread=io0,num-queues={IDLE_QUEUES}");
+            options = options.null(&node, "").export(&node, &node, &socket("idle", n), &queues);
+        }
+        let server = plan.cores.on_the_servers(|| Server::start(&Program::egret(), &options));
+        let connect = |path: &Path, shape| Client::connect(path, Manner::default())?.start(shape);
+        let idle = Shape { queues: IDLE_QUEUES, depth: 1, bytes: 4096 };
+        let idle = (0..plan.company).map(|n| connect(&socket("idle", n), idle)).collect::<Result<Vec<_>, _>>()?;
+        let mut disks = Vec::new();
+        for n in 0..plan.disks {
+            let Disk { info, queues } = connect(&socket("busy", n), plan.spec.shape())?;
+            disks.extend(queues.into_iter().map(|queue| (info, queue)));
+        }
+        let job = Job::new(&plan.spec, 0, disks)?;
+        let tally = job.tally();
+        let stage = Self { server, job, tally, cpu_ns: 0, _idle: idle, _scratch: scratch };
+        stage.signal(Signal::STOP);
+        Ok(stage)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.server.pid() as i32).expect("a process of ours");
+        kill_process(pid, signal).expect("our child lives");
+    }
+
+    fn cpu_time_ns(&self) -> u64 {
+        machine::cpu_time_ns(self.server.pid()).expect("our child lives")
+    }
+
+    /// Wakes the daemon, loads it, and puts it to sleep again: one that spins for good would disturb the next.
+    pub fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
+        self.signal(Signal::CONT);
+        let pid = self.server.pid();
+        let (mut before, mut after) = (0, 0);
+        let ran = self.job.run(span, &mut self.tally, &mut |edge| {
+            let now = machine::cpu_time_ns(pid).unwrap_or_default();
+            *if edge == Edge::Begin { &mut before } else { &mut after } = now;
+        });
+        self.cpu_ns += after - before;
+        self.signal(Signal::STOP);
+        ran
+    }
+
+    /// How much of a core the daemon takes while nobody asks for anything.
+    pub fn idle_cores(&self, watch: Duration) -> f64 {
+        self.signal(Signal::CONT);
+        // What the continuing has stirred up may settle first.
+        std::thread::sleep(watch / 2);
+        let before = self.cpu_time_ns();
+        std::thread::sleep(watch);
+        let spent = self.cpu_time_ns() - before;
+        self.signal(Signal::STOP);
+        spent as f64 / watch.as_nanos() as f64
+    }
+
+    /// Sums up what was measured since the last time.
+    pub fn outcome(&mut self) -> Outcome {
+        let tally = std::mem::replace(&mut self.tally, self.job.tally());
+        let cpu_ns = std::mem::take(&mut self.cpu_ns) as f64;
+        Outcome {
+            iops: tally.iops(),
+            p50_us: tally.lat_us(0.5),
+            p99_us: tally.lat_us(0.99),
+            cpu_us: cpu_ns / 1e3 / tally.requests().max(1) as f64,
+            cores: cpu_ns / tally.elapsed.as_nanos() as f64,
+            load_cpu_us: tally.cpu_us(),
+            limit: tally.limit(),
+        }
+    }
+}
+
+/// Lets some stages take turns in random order until each has been loaded for `length`.
+///
+/// One that fails is left out from then on, and `failed` hears of it.
+pub fn take_turns<T>(
+    mut stages: Vec<(T, Stage)>,
+    length: Duration,
+    shuffle: &mut Shuffle,
+    mut failed: impl FnMut(&T, &LoadError),
+) -> Vec<(T, Stage)> {
+    for turn in 0..TURNS {
+        stages = shuffle.of(stages);
+        let ramp = if turn == 0 { WARM_UP } else { WARM_UP / 10 };
+        let span = Span { ramp, length: length / TURNS };
+        stages.retain_mut(|(name, stage)| stage.take_turn(span).inspect_err(|error| failed(name, error)).is_ok());
+    }
+    stages
+}
+
+/// Measures every contender in one cell.
+pub fn measure(
+    cell: &Cell,
+    contenders: &[Contender],
+    loop_device: Option<&Path>,
+    length: Duration,
+    shuffle: &mut Shuffle,
+) -> Vec<(Contender, Outcome)> {
+    let cores = match cell.placement {
+        Placement::Apart => Cores::of_this_machine(),
+        Placement::Contended => Cores::unpinned(),
+    };
+    let mut stages = Vec::new();
+    for contender in contenders {
+        let plan = Plan { contender, cores: &cores, spec: cell.spec(&cores), disks: cell.disks, company: 0 };
+        match set_up_or_say(&plan, |options| cell.blockdevs(options, loop_device)) {
+            Ok(stage) => stages.push((contender.clone(), stage)),
+            Err(error) => println!("failed: {} with {}: {error}", cell.name(), contender.name),
+        }
+    }
+    let stages = take_turns(stages, length, shuffle, |contender, error| {
+        println!("failed: {} with {}: {error}", cell.name(), contender.name);
+    });
+    stages.into_iter().map(|(contender, mut stage)| (contender, stage.outcome())).collect()
+}
+
+/// [`Stage::set_up`], and a daemon that does not even start is an error as any other.
+pub fn set_up_or_say(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> io::Result<Stage> {
+    // What it said has been printed with the panic.
+    let set_up = catch_unwind(AssertUnwindSafe(|| Stage::set_up(plan, blockdevs)));
+    set_up.map_err(|_| io::Error::other("it did not start"))?.map_err(io::Error::other)
+}

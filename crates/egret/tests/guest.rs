@@ -1,0 +1,198 @@
+//! The daemon as a Linux guest sees it: a kernel's own driver, a file system, a reboot.
+//!
+//! `docs/testing.md` tells what these tests need. Without QEMU or without a kernel for the guest they skip themselves,
+//! and say so; where `CI=true` that is a failure.
+
+mod support;
+
+use std::env;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::announced::Announced;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+
+/// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
+const DISK: u64 = 64 << 20;
+
+#[test]
+fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
+    if !can_boot_or_skips("two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot") {
+        return;
+    }
+    let two = TwoDisks {
+        iothreads: ["fd-monitor=io_uring", "fd-monitor=epoll"],
+        disks: ["aio=io_uring,cache.direct=on,discard=unmap", "aio=native,cache.direct=on,discard=unmap"],
+        exports: ["", ""],
+        properties: "",
+    };
+    let guest = two.survive_a_guest();
+    for disk in ["vda", "vdb"] {
+        assert_eq!(guest.fact(disk, "queues"), "2");
+        assert_eq!(guest.fact(disk, "bytes"), DISK.to_string());
+        assert_eq!(guest.fact(disk, "logical_block_size"), "512");
+        assert_eq!(guest.fact(disk, "cache-type"), "write back");
+    }
+}
+
+#[test]
+fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
+    if !can_boot_or_skips("large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well") {
+        return;
+    }
+    let two = TwoDisks {
+        iothreads: ["fd-monitor=ppoll,poll-max-ns=0", "fd-monitor=epoll,poll-policy=low-regret"],
+        disks: ["aio=threads,discard=unmap,detect-zeroes=unmap", "aio=io_uring"],
+        exports: ["logical-block-size=4096,writethrough=on,serial=first", "logical-block-size=4096,serial=second"],
+        properties: "event_idx=off",
+    };
+    let guest = two.survive_a_guest();
+    for disk in ["vda", "vdb"] {
+        assert_eq!(guest.fact(disk, "logical_block_size"), "4096");
+    }
+    assert_eq!(guest.fact("vda", "cache-type"), "write through");
+    assert_eq!([guest.fact("vda", "serial"), guest.fact("vdb", "serial")], ["first", "second"]);
+}
+
+#[test]
+fn the_lines_that_are_printed_for_qemu_attach_the_disk() {
+    if !can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk") {
+        return;
+    }
+    let scratch = Scratch::new();
+    // A name that a shell and QEMU would both like to take apart.
+    let (image, socket) = (scratch.image("disk", DISK), scratch.path("one disk, 'quoted'"));
+    let daemon = Announced::start(&image, &socket);
+    let guest = Guest::run(&["--attach", &daemon.lines_for("QEMU")], &["one-disk.sh"]);
+    assert_eq!(guest.fact("vda", "bytes"), DISK.to_string());
+    // QEMU has set up the four queues that the line says; a driver takes as many as it has processors.
+    assert_eq!(guest.fact("vda", "queues"), "2");
+    assert_eq!(daemon.terminate().code(), Some(0));
+    assert_eq!(guest.last_hash("vda"), hash(&image), "the guest and the host see the same bytes");
+    assert_eq!(scratch.left_behind(), Vec::<String>::new());
+}
+
+/// Two disks of one daemon, with two queues each, dealt out to its two I/O threads.
+struct TwoDisks {
+    iothreads: [&'static str; 2],
+    disks: [&'static str; 2],
+    exports: [&'static str; 2],
+    /// Of QEMU's devices.
+    properties: &'static str,
+}
+
+impl TwoDisks {
+    /// Serves the disks to a guest that exercises them, reboots and looks again; then compares the images with what
+    /// the guest has read at the end.
+    fn survive_a_guest(&self) -> Guest {
+        let scratch = Scratch::new();
+        let mut options = Options::new();
+        for (number, iothread) in self.iothreads.iter().enumerate() {
+            options = options.iothread(&format!("io{number}"), iothread);
+        }
+        let mut attach: Vec<String> = Vec::new();
+        let images = [0, 1].map(|number| {
+            let (node, socket) = (format!("disk{number}"), scratch.path(&format!("socket{number}")));
+            let image = scratch.image(&node, DISK);
+            let mut export = "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1".to_owned();
+            if !self.exports[number].is_empty() {
+                export = format!("{export},{}", self.exports[number]);
+            }
+            let options_so_far = std::mem::take(&mut options);
+            options = options_so_far.disk(&node, &image, self.disks[number]).export(&node, &node, &socket, &export);
+            attach.extend(["--disk".into(), socket.to_str().expect("our own path").into()]);
+            image
+        });
+        attach.extend(["--num-queues", "2"].map(Into::into));
+        if !self.properties.is_empty() {
+            attach.extend(["--props".into(), self.properties.into()]);
+        }
+        let attach: Vec<&str> = attach.iter().map(String::as_str).collect();
+
+        let server = Server::start(&Program::egret(), &options);
+        let guest = Guest::run(&attach, &["exercise.sh", "after-reboot.sh"]);
+        assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
+        assert_eq!(server.terminate().code(), Some(0));
+        for (disk, image) in ["vda", "vdb"].into_iter().zip(images) {
+            assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
+        }
+        assert_eq!(scratch.left_behind(), Vec::<String>::new());
+        guest
+    }
+}
+
+/// What a guest has printed on its console.
+struct Guest {
+    console: String,
+}
+
+impl Guest {
+    /// Boots a guest whose disks `attach` names, and runs scripts of `scripts/guest-tests` in it.
+    ///
+    /// # Panics
+    /// When a script fails, with the whole console.
+    fn run(attach: &[&str], scripts: &[&str]) -> Self {
+        let folder = scripts_folder();
+        let output = Command::new(folder.join("run-guest"))
+            .args(attach)
+            .args(scripts.iter().map(|script| folder.join("guest-tests").join(script)))
+            .stdin(Stdio::null())
+            .output()
+            .expect("a script of ours starts");
+        let console = String::from_utf8_lossy(&output.stdout).into_owned();
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "the guest failed: {}\n{console}{complaints}", output.status);
+        Self { console }
+    }
+
+    /// What the guest has said of `disk` in a line `DISK NAME VALUE`.
+    fn fact(&self, disk: &str, name: &str) -> &str {
+        self.last(&format!("{disk} {name} "))
+    }
+
+    /// The hash of all of `disk`, as the guest has read it last.
+    fn last_hash(&self, disk: &str) -> &str {
+        self.last(&format!("EGRET-SHA256 {disk} "))
+    }
+
+    fn last(&self, prefix: &str) -> &str {
+        let mut found = self.console.lines().filter_map(|line| line.strip_prefix(prefix));
+        found.next_back().unwrap_or_else(|| panic!("the guest did not say '{prefix}':\n{}", self.console))
+    }
+}
+
+/// The hash of a file, as a guest prints it of a disk.
+fn hash(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().expect("coreutils");
+    assert!(output.status.success(), "{output:?}");
+    let line = String::from_utf8(output.stdout).expect("hexadecimal");
+    // A backslash marks a file name with something odd in it.
+    line.trim_start_matches('\\').split(' ').next().expect("a hash").to_owned()
+}
+
+fn scripts_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").canonicalize().expect("scripts/ lies beside crates/")
+}
+
+/// Whether there is what a guest needs; if not, says so under the test's name.
+///
+/// # Panics
+/// If not, and this is continuous integration, where nobody reads what a test that passes has to say.
+fn can_boot_or_skips(test: &str) -> bool {
+    let Some(missing) = missing() else { return true };
+    assert!(env::var_os("CI").is_none_or(|ci| ci != "true"), "{missing} is missing: run scripts/install-test-deps");
+    // Not eprintln!, whose words are dropped when a test passes.
+    let _ = writeln!(io::stderr(), "{test}: skipped, because {missing} is missing: run scripts/install-test-deps");
+    false
+}
+
+fn missing() -> Option<&'static str> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    if !env::split_paths(&path).any(|folder| folder.join("qemu-system-x86_64").is_file()) {
+        return Some("QEMU");
+    }
+    let cache = env::var_os("EGRET_CACHE").map_or_else(|| scripts_folder().join("../.cache"), PathBuf::from);
+    (!cache.join("kernel/boot").is_dir()).then_some("a kernel for the guest")
+}

@@ -1,0 +1,241 @@
+//! One queue: requests in, completions out.
+//!
+//! A request lives in a *slot*: a header, a status byte and a buffer, at addresses that never change. Who uses the queue
+//! says which slot, and may use it again when it has completed.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use egret_virtio::memory::GuestMemory;
+use egret_virtio::ring::{Driver, DriverConfig, Piece, RingError};
+use rustix::io::Errno;
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_OK, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+
+use super::info::SECTOR;
+use super::{ClientError, Shape};
+
+/// A header and its status share a cache line, and no two requests do.
+const LINE: u64 = 64;
+const HEADER: u32 = 16;
+/// Buffers begin on pages, as a guest's do.
+const PAGE: u64 = 4096;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Reads into the slot's buffer.
+    Read,
+    /// Writes the slot's buffer.
+    Write,
+    /// Makes what was written durable.
+    Flush,
+}
+
+/// A request that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// Its slot.
+    pub slot: u16,
+    /// `VIRTIO_BLK_S_OK` (0), or what went wrong.
+    pub status: u8,
+}
+
+impl Completed {
+    /// Whether it did what it should.
+    pub fn is_ok(self) -> bool {
+        u32::from(self.status) == VIRTIO_BLK_S_OK
+    }
+}
+
+/// The descriptors that both sides wake each other with.
+pub(super) struct Signals {
+    pub(super) kick: OwnedFd,
+    pub(super) call: OwnedFd,
+    pub(super) err: OwnedFd,
+}
+
+/// Where a queue's parts are, from its beginning.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    ring: DriverConfig,
+    headers: u64,
+    buffers: u64,
+    /// From one buffer to the next.
+    stride: u64,
+    depth: u16,
+    longest: u32,
+    /// All of it.
+    pub(super) bytes: u64,
+}
+
+impl Layout {
+    pub(super) fn new(ring: DriverConfig, shape: Shape) -> Self {
+        let headers = ring.bytes().next_multiple_of(LINE);
+        let buffers = (headers + LINE * u64::from(shape.depth)).next_multiple_of(PAGE);
+        let stride = u64::from(shape.bytes).next_multiple_of(PAGE);
+        let bytes = buffers + stride * u64::from(shape.depth);
+        Self { ring, headers, buffers, stride, depth: shape.depth, longest: shape.bytes, bytes }
+    }
+}
+
+/// A running queue. Allocates nothing.
+pub struct Queue {
+    driver: Driver,
+    memory: Arc<GuestMemory>,
+    at: u64,
+    layout: Layout,
+    signals: Signals,
+    session: Arc<UnixStream>,
+    kicks: u64,
+}
+
+impl Queue {
+    pub(super) fn new(
+        memory: &Arc<GuestMemory>,
+        at: u64,
+        layout: Layout,
+        signals: Signals,
+        session: Arc<UnixStream>,
+    ) -> Result<Self, RingError> {
+        let driver = Driver::new(memory, at, layout.ring)?;
+        Ok(Self { driver, memory: Arc::clone(memory), at, layout, signals, session, kicks: 0 })
+    }
+
+    /// How many slots there are.
+    pub fn depth(&self) -> u16 {
+        self.layout.depth
+    }
+
+    /// The longest request, in bytes.
+    pub fn longest(&self) -> u32 {
+        self.layout.longest
+    }
+
+    /// How often the server was kicked.
+    pub fn kicks(&self) -> u64 {
+        self.kicks
+    }
+
+    fn header(&self, slot: u16) -> u64 {
+        self.at + self.layout.headers + LINE * u64::from(slot)
+    }
+
+    fn buffer(&self, slot: u16) -> u64 {
+        self.at + self.layout.buffers + self.layout.stride * u64::from(slot)
+    }
+
+    /// Copies `bytes` to the beginning of a slot's buffer.
+    ///
+    /// # Panics
+    /// When they are longer than it.
+    pub fn fill(&self, slot: u16, bytes: &[u8]) {
+        assert!(slot < self.layout.depth && bytes.len() <= self.layout.longest as usize, "more than a slot's buffer");
+        self.memory.write(self.buffer(slot), bytes);
+    }
+
+    /// Copies the beginning of a slot's buffer to `bytes`.
+    ///
+    /// # Panics
+    /// When they are longer than it.
+    pub fn copy(&self, slot: u16, bytes: &mut [u8]) {
+        assert!(slot < self.layout.depth && bytes.len() <= self.layout.longest as usize, "more than a slot's buffer");
+        self.memory.read(self.buffer(slot), bytes);
+    }
+
+    /// Makes a request of `len` bytes at byte `offset` of the disk, which the server sees after
+    /// [`publish`](Self::publish).
+    ///
+    /// # Panics
+    /// When the slot is in use, or the request longer than its buffer.
+    #[inline]
+    pub fn submit(&mut self, slot: u16, op: Op, offset: u64, len: u32) {
+        assert!(slot < self.layout.depth && len <= self.layout.longest, "a request longer than its slot");
+        let at = self.header(slot);
+        let header = Piece { addr: at, len: HEADER };
+        let status = Piece { addr: at + u64::from(HEADER), len: 1 };
+        let data = Piece { addr: self.buffer(slot), len };
+        let kind = match op {
+            Op::Read => VIRTIO_BLK_T_IN,
+            Op::Write => VIRTIO_BLK_T_OUT,
+            Op::Flush => VIRTIO_BLK_T_FLUSH,
+        };
+        // The status behind the header is none yet, or a server that forgets it would look as if it had succeeded.
+        let mut words = [u8::MAX; HEADER as usize + 8];
+        words[..8].copy_from_slice(&u64::from(kind).to_le_bytes());
+        words[8..16].copy_from_slice(&(offset / SECTOR).to_le_bytes());
+        self.memory.write(at, &words);
+        let token = u64::from(slot);
+        let added = match op {
+            Op::Read => self.driver.add(&[header], &[data, status], token),
+            Op::Write => self.driver.add(&[header, data], &[status], token),
+            Op::Flush => self.driver.add(&[header], &[status], token),
+        };
+        added.expect("the ring has room for every slot");
+    }
+
+    /// Shows the server what was submitted since the last time, and kicks it if it wants that.
+    ///
+    /// # Errors
+    /// The system's refusal.
+    #[inline]
+    pub fn publish(&mut self) -> Result<(), ClientError> {
+        if self.driver.publish() {
+            self.kick()?;
+        }
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), ClientError> {
+        self.kicks += 1;
+        match rustix::io::write(&self.signals.kick, &1u64.to_ne_bytes()) {
+            // A counter that is full wakes whoever waits for it just as well.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Whether there is a completion: one load.
+    #[inline]
+    pub fn has_completed(&self) -> bool {
+        self.driver.has_used()
+    }
+
+    /// The next completion, if there is one.
+    ///
+    /// # Errors
+    /// The server used a chain that it does not have.
+    #[inline]
+    pub fn reap(&mut self) -> Result<Option<Completed>, ClientError> {
+        let Some(used) = self.driver.reap()? else { return Ok(None) };
+        let slot = used.token as u16;
+        let mut status = [u8::MAX];
+        self.memory.read(self.header(slot) + u64::from(HEADER), &mut status);
+        Ok(Some(Completed { slot, status: status[0] }))
+    }
+
+    /// Asks to be called at the next completion; false if there is one already.
+    pub fn arm(&mut self) -> bool {
+        self.driver.arm_calls()
+    }
+
+    /// Asks not to be called: a hint.
+    pub fn suppress(&mut self) {
+        self.driver.suppress_calls();
+    }
+
+    /// Becomes readable when the server calls. Never read here: watch it edge-triggered, or read it yourself.
+    pub fn call(&self) -> BorrowedFd<'_> {
+        self.signals.call.as_fd()
+    }
+
+    /// Becomes readable when the server gives the queue up.
+    pub fn err(&self) -> BorrowedFd<'_> {
+        self.signals.err.as_fd()
+    }
+
+    /// Becomes readable when the server hangs up.
+    pub fn session(&self) -> BorrowedFd<'_> {
+        self.session.as_fd()
+    }
+}

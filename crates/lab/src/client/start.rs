@@ -1,0 +1,128 @@
+//! Sharing memory and setting the rings up.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::DriverConfig;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::queue::{Layout, Queue, Signals};
+use super::wire::{self, u32s, u64s};
+use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
+
+/// Where the memory begins, for the server; anything but 0, which is nowhere.
+const MEMORY: u64 = 1 << 32;
+/// Larger rings than this are not to be had everywhere.
+const LARGEST_RING: u16 = 1024;
+/// A request is a header, one buffer, and a status.
+const PIECES: u16 = 3;
+
+/// How many queues, and how large.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Queues.
+    pub queues: u16,
+    /// Requests that each can have in flight.
+    pub depth: u16,
+    /// The longest request, in bytes.
+    pub bytes: u32,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { queues: 1, depth: 64, bytes: 4096 }
+    }
+}
+
+/// A disk whose queues run.
+pub struct Disk {
+    /// What it says of itself.
+    pub info: Info,
+    /// Its queues.
+    pub queues: Vec<Queue>,
+}
+
+impl Client {
+    /// Shares memory, and starts queues of that shape.
+    ///
+    /// # Errors
+    /// More queues than the disk has, deeper ones than a ring can be, or whatever the server has against it.
+    pub fn start(mut self, shape: Shape) -> Result<Disk, ClientError> {
+        let too_many = |what, asked, most: u16| Err(ClientError::TooMany { what, asked, most: most.into() });
+        if shape.queues == 0 || shape.queues > self.info.queues {
+            return too_many("queues", shape.queues.into(), self.info.queues);
+        }
+        // Through the ring's own table a request takes one cache line less than through an indirect one.
+        let direct = shape.depth.checked_mul(PIECES).filter(|&size| size <= LARGEST_RING);
+        let (size, indirect) = match direct {
+            Some(size) => (size, None),
+            None if self.features & INDIRECT != 0 => (shape.depth, Some(PIECES)),
+            None => return too_many("requests in flight", shape.depth.into(), LARGEST_RING / PIECES),
+        };
+        if size == 0 || size > LARGEST_RING {
+            return too_many("requests in flight", shape.depth.into(), LARGEST_RING);
+        }
+        let ring = DriverConfig {
+            size: size.next_power_of_two().max(16),
+            event_idx: self.features & EVENT_IDX != 0,
+            indirect,
+            base: 0,
+        };
+        let layout = Layout::new(ring, shape);
+        let region = Region::anonymous(MEMORY, layout.bytes * u64::from(shape.queues))?;
+        self.share(&region)?;
+        let memory = Arc::new(GuestMemory::empty().with(region)?);
+
+        let starts = (0..shape.queues).map(|index| {
+            let at = MEMORY + layout.bytes * u64::from(index);
+            let signals = Signals::new()?;
+            self.start_queue(index, ring, at, &signals)?;
+            Ok((at, signals))
+        });
+        let started: Vec<_> = starts.collect::<Result<_, ClientError>>()?;
+        // Without acknowledgements, an answer to anything says that all that came before it has been read.
+        self.wire.ask(wire::GET_FEATURES)?;
+        let session = Arc::new(self.wire.into_stream());
+        let queues = started.into_iter().map(|(at, signals)| {
+            Queue::new(&memory, at, layout, signals, Arc::clone(&session)).map_err(ClientError::from)
+        });
+        Ok(Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? })
+    }
+
+    fn share(&mut self, region: &Region) -> Result<(), ClientError> {
+        let place = [region.guest_addr, region.size, region.user_addr, region.offset];
+        let file = [region.file.as_fd()];
+        if self.protocol & wire::P_MEM_SLOTS != 0 {
+            self.wire.tell(wire::ADD_MEM_REG, &[u64s(&[0]), u64s(&place)].concat(), &file)
+        } else {
+            self.wire.tell(wire::SET_MEM_TABLE, &[u32s(&[1, 0]), u64s(&place)].concat(), &file)
+        }
+    }
+
+    fn start_queue(&mut self, index: u16, ring: DriverConfig, at: u64, signals: &Signals) -> Result<(), ClientError> {
+        let index32 = u32::from(index);
+        let which = u64s(&[index.into()]);
+        let queue = ring.queue(at);
+        let addresses = [u32s(&[index32, 0]), u64s(&[queue.desc, queue.used, queue.avail, 0])].concat();
+        self.wire.tell(wire::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
+        self.wire.tell(wire::SET_VRING_BASE, &u32s(&[index32, ring.base.into()]), &[])?;
+        self.wire.tell(wire::SET_VRING_ADDR, &addresses, &[])?;
+        let fds: [(_, BorrowedFd<'_>); 3] = [
+            (wire::SET_VRING_ERR, signals.err.as_fd()),
+            (wire::SET_VRING_CALL, signals.call.as_fd()),
+            (wire::SET_VRING_KICK, signals.kick.as_fd()),
+        ];
+        for (request, fd) in fds {
+            self.wire.tell(request, &which, &[fd])?;
+        }
+        self.wire.tell(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
+    }
+}
+
+impl Signals {
+    fn new() -> rustix::io::Result<Self> {
+        let new = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Self { kick: new()?, call: new()?, err: new()? })
+    }
+}

@@ -1,0 +1,175 @@
+//! The front-end's half of the vhost-user wire: requests out, replies in, none of them trusted and none waited for
+//! longer than a client's patience.
+//!
+//! Names and layouts are those of QEMU's `docs/interop/vhost-user.rst`.
+
+use std::io::{self, IoSlice, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, sendmsg, socket_with,
+};
+
+use super::ClientError;
+
+/// A request's number, and what to call it in a complaint.
+pub(super) type Request = (u32, &'static str);
+
+pub(super) const GET_FEATURES: Request = (1, "GET_FEATURES");
+pub(super) const SET_FEATURES: Request = (2, "SET_FEATURES");
+pub(super) const SET_OWNER: Request = (3, "SET_OWNER");
+pub(super) const SET_MEM_TABLE: Request = (5, "SET_MEM_TABLE");
+pub(super) const SET_VRING_NUM: Request = (8, "SET_VRING_NUM");
+pub(super) const SET_VRING_ADDR: Request = (9, "SET_VRING_ADDR");
+pub(super) const SET_VRING_BASE: Request = (10, "SET_VRING_BASE");
+pub(super) const SET_VRING_KICK: Request = (12, "SET_VRING_KICK");
+pub(super) const SET_VRING_CALL: Request = (13, "SET_VRING_CALL");
+pub(super) const SET_VRING_ERR: Request = (14, "SET_VRING_ERR");
+pub(super) const GET_PROTOCOL_FEATURES: Request = (15, "GET_PROTOCOL_FEATURES");
+pub(super) const SET_PROTOCOL_FEATURES: Request = (16, "SET_PROTOCOL_FEATURES");
+pub(super) const GET_QUEUE_NUM: Request = (17, "GET_QUEUE_NUM");
+pub(super) const SET_VRING_ENABLE: Request = (18, "SET_VRING_ENABLE");
+pub(super) const GET_CONFIG: Request = (24, "GET_CONFIG");
+pub(super) const ADD_MEM_REG: Request = (37, "ADD_MEM_REG");
+
+/// The virtio feature bit by which both sides agree on having protocol features.
+pub(super) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Protocol feature bits.
+pub(super) const P_MQ: u64 = 1 << 0;
+pub(super) const P_REPLY_ACK: u64 = 1 << 3;
+pub(super) const P_CONFIG: u64 = 1 << 9;
+pub(super) const P_MEM_SLOTS: u64 = 1 << 15;
+
+const VERSION: u32 = 1;
+const REPLY: u32 = 1 << 2;
+const NEED_REPLY: u32 = 1 << 3;
+/// No reply that we ask for is longer: configuration space with its header.
+const MOST: u32 = 4096;
+
+/// One connection.
+pub(super) struct Wire {
+    stream: UnixStream,
+    /// Whether every order is acknowledged from now on.
+    pub(super) acknowledged: bool,
+}
+
+impl Wire {
+    /// Connects and says nothing yet.
+    pub(super) fn connect(path: &Path, patience: Duration) -> Result<Self, ClientError> {
+        let connected = || -> rustix::io::Result<UnixStream> {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            // Before connecting: a listener whose queue is full would hold us for good.
+            set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+            set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
+            connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(socket.into())
+        };
+        match connected() {
+            Ok(stream) => Ok(Self { stream, acknowledged: false }),
+            Err(errno) => Err(ClientError::Connect { path: path.display().to_string(), source: errno.into() }),
+        }
+    }
+
+    /// The socket, once everything has been said.
+    pub(super) fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+
+    /// Tells the server something; returns when it has agreed, where acknowledgements were negotiated.
+    pub(super) fn tell(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let flags = if self.acknowledged { NEED_REPLY } else { 0 };
+        self.send(request, flags, payload, fds)?;
+        if !self.acknowledged {
+            return Ok(());
+        }
+        match self.number(request)? {
+            0 => Ok(()),
+            code => Err(ClientError::Refused { request: request.1, code }),
+        }
+    }
+
+    /// Asks for a number.
+    pub(super) fn ask(&mut self, request: Request) -> Result<u64, ClientError> {
+        self.send(request, 0, &[], &[])?;
+        self.number(request)
+    }
+
+    /// Reads `into.len()` bytes of configuration space from its beginning.
+    pub(super) fn config(&mut self, into: &mut [u8]) -> Result<(), ClientError> {
+        let mut payload = u32s(&[0, into.len() as u32, 0]);
+        payload.resize(12 + into.len(), 0);
+        self.send(GET_CONFIG, 0, &payload, &[])?;
+        let body = self.answer(GET_CONFIG)?;
+        match body.get(12..) {
+            Some(bytes) if bytes.len() == into.len() => into.copy_from_slice(bytes),
+            _ => return nonsense(GET_CONFIG, format!("{} bytes", body.len())),
+        }
+        Ok(())
+    }
+
+    fn send(&self, request: Request, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let mut message = u32s(&[request.0, VERSION | flags, payload.len() as u32]);
+        message.extend(payload);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        match sendmsg(&self.stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) if sent == message.len() => Ok(()),
+            Ok(_) | Err(Errno::AGAIN) => Err(ClientError::Silent(request.1)),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(ClientError::HungUp(request.1)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    fn number(&mut self, request: Request) -> Result<u64, ClientError> {
+        let body = self.answer(request)?;
+        match body.as_slice().try_into() {
+            Ok(bytes) => Ok(u64::from_ne_bytes(bytes)),
+            Err(_) => nonsense(request, format!("{} bytes instead of a number", body.len())),
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Vec<u8>, ClientError> {
+        let mut header = [0; 12];
+        self.fill(request, &mut header)?;
+        let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| header[at + byte]));
+        let (number, flags, size) = (word(0), word(4), word(8));
+        if number != request.0 || flags & 3 != VERSION || flags & REPLY == 0 || size > MOST {
+            return nonsense(request, format!("request {number}, flags {flags:#x}, {size} bytes"));
+        }
+        let mut body = vec![0; size as usize];
+        self.fill(request, &mut body)?;
+        Ok(body)
+    }
+
+    fn fill(&mut self, request: Request, into: &mut [u8]) -> Result<(), ClientError> {
+        self.stream.read_exact(into).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent(request.1),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => ClientError::HungUp(request.1),
+            _ => error.into(),
+        })
+    }
+}
+
+fn nonsense<T>(request: Request, what: String) -> Result<T, ClientError> {
+    Err(ClientError::Nonsense { request: request.1, what })
+}
+
+/// A payload of 32-bit words, in the host's byte order as all of them.
+pub(super) fn u32s(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// A payload of 64-bit words.
+pub(super) fn u64s(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}

@@ -1,0 +1,24 @@
+//! Puts disks under load, measures them, and says what it means.
+//!
+//! The lab drives real processes through their sockets, as a virtual machine would, and knows nothing of their insides.
+//!
+//! ```text
+//!   Spec ── jobs ──► Job ── reads, writes ──► client::Queue ══ shared memory, eventfds ══ a vhost-user-blk process
+//!                     │                                                                             │
+//!                     └──► Tally (latency, own CPU) ──► Outcome          machine::cpu_time_ns ◄─────┘
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
+//! | [`load`] | a load generator in fio's vocabulary |
+//! | [`machine`] | cores, clocks, and what to say of the machine |
+//! | [`statistics`] | medians, ratios of pairs, verdicts |
+
+#![deny(unsafe_code)]
+
+pub mod client;
+pub mod load;
+pub mod machine;
+pub mod random;
+pub mod statistics;

@@ -1,0 +1,63 @@
+//! When requests of an open loop are to begin.
+
+use super::spec::{Process, Rate};
+use crate::random::Random;
+
+/// The intended start times of one job, in nanoseconds since its beginning.
+///
+/// They do not depend on what the server does, so a stall delays every request that was due meanwhile, and shows.
+#[derive(Clone, Debug)]
+pub(super) struct Arrivals {
+    process: Process,
+    gap_ns: f64,
+    next: f64,
+    random: Random,
+}
+
+impl Arrivals {
+    pub(super) fn new(rate: Rate, seed: u64) -> Self {
+        Self { process: rate.process, gap_ns: 1e9 / rate.iops, next: 0.0, random: Random::new(seed) }
+    }
+
+    /// Begins anew, at 0.
+    pub(super) fn restart(&mut self) {
+        self.next = 0.0;
+        self.advance();
+    }
+
+    /// When the next request is to begin.
+    #[inline]
+    pub(super) fn next(&self) -> u64 {
+        self.next as u64
+    }
+
+    /// It has begun; on to the one after it.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        self.next += match self.process {
+            Process::Fixed => self.gap_ns,
+            Process::Poisson => self.random.exponential(self.gap_ns),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_processes_keep_the_rate_and_only_one_keeps_the_gap() {
+        for (process, regular) in [(Process::Fixed, true), (Process::Poisson, false)] {
+            let mut arrivals = Arrivals::new(Rate { iops: 10_000.0, process }, 3);
+            arrivals.restart();
+            let mut starts = Vec::new();
+            while arrivals.next() < 1_000_000_000 {
+                starts.push(arrivals.next());
+                arrivals.advance();
+            }
+            assert!((9_500..10_500).contains(&starts.len()), "{process:?}: {}", starts.len());
+            let gaps: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            assert_eq!(gaps.iter().all(|gap| (99_999..=100_001).contains(gap)), regular);
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! One thread's load on its disks.
+//!
+//! ```text
+//!   look ──► (completions) ──► reap, record, and in a closed loop issue the next in the same slot ─┐
+//!    ▲  └──► (a start is due) ──► issue                                                             ├──► publish, kick
+//!    └──────────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! One clock read serves a turn. Nothing is allocated while a job runs.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use rustix::thread::set_current_timer_slack;
+
+use super::arrivals::Arrivals;
+use super::lane::Lane;
+use super::spec::{Spec, Waiting};
+use super::tally::Tally;
+use super::waiter::Waiter;
+use super::{LoadError, SpecError};
+use crate::client::{ClientError, Info, PATIENCE, Queue};
+use crate::machine;
+use crate::random::{Random, mix};
+
+/// Completions taken from one disk before what follows them is published: few enough that the server is not kept
+/// waiting, enough to share a clock read and a fence.
+const BATCH: usize = 16;
+/// Looks in vain between two looks at the clock and at the server's health.
+const LOOKS: u32 = 1 << 16;
+
+/// A point in time at which somebody may want to look at the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// Measuring begins.
+    Begin,
+    /// Measuring has ended.
+    End,
+}
+
+/// How long one run of a job is.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// What is not measured, at first.
+    pub ramp: Duration,
+    /// What is.
+    pub length: Duration,
+}
+
+/// One thread's load: made once, run as often as you like.
+pub struct Job {
+    lanes: Vec<Lane>,
+    arrivals: Option<Arrivals>,
+    dice: Random,
+    waiting: Waiting,
+    waiter: Waiter,
+    core: Option<usize>,
+    patience_ns: u64,
+}
+
+/// Where in a run a job is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Ramping,
+    Measuring,
+    Draining,
+}
+
+/// One run, as far as it has come. Times are in nanoseconds since its beginning.
+struct Run {
+    clock: Instant,
+    phase: Phase,
+    begin: u64,
+    end: u64,
+    in_flight: usize,
+    last_completion: u64,
+    cpu_before: u64,
+    kicks_before: u64,
+}
+
+impl Run {
+    #[inline]
+    fn now(&self) -> u64 {
+        self.clock.elapsed().as_nanos() as u64
+    }
+
+    fn next_edge(&self) -> u64 {
+        match self.phase {
+            Phase::Ramping => self.begin,
+            Phase::Measuring => self.end,
+            Phase::Draining => u64::MAX,
+        }
+    }
+}
+
+impl Job {
+    /// Job `number` of those that `spec` describes, on one queue of each disk.
+    ///
+    /// # Errors
+    /// The disk cannot be used as described.
+    pub fn new(spec: &Spec, number: u16, disks: Vec<(Info, Queue)>) -> Result<Self, LoadError> {
+        let seed = |lane: u64| mix(spec.randseed ^ u64::from(number) << 32 ^ lane);
+        let mut lanes = Vec::with_capacity(disks.len());
+        for (index, (info, queue)) in (1..).zip(disks) {
+            spec.check(&info)?;
+            if queue.longest() < spec.bs || queue.depth() < spec.iodepth {
+                return Err(SpecError::Zero("the queue's depth and length for this load").into());
+            }
+            lanes.push(Lane::new(queue, spec, spec.part(number, &info)?, seed(index)));
+        }
+        let cores = &spec.cpus_allowed;
+        Ok(Self {
+            waiter: Waiter::new(lanes.iter().map(|lane| &lane.queue))?,
+            lanes,
+            arrivals: spec.rate_iops.map(|rate| Arrivals::new(rate, seed(0))),
+            dice: Random::new(seed(u64::MAX)),
+            waiting: spec.waiting,
+            core: (!cores.is_empty()).then(|| cores[usize::from(number) % cores.len()]),
+            patience_ns: PATIENCE.as_nanos() as u64,
+        })
+    }
+
+    /// Gives a server that says nothing so long before the run has failed.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience_ns = patience.as_nanos() as u64;
+    }
+
+    /// An empty tally for this job.
+    pub fn tally(&self) -> Tally {
+        Tally::new(self.waiting, self.arrivals.is_some())
+    }
+
+    /// Runs once in this thread, and adds to `tally`. `edge` is called where measuring begins and where it ends.
+    ///
+    /// # Errors
+    /// A request failed, a block was not what it should be, or the server is gone. The job is of no use any more.
+    pub fn run(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
+        match self.core {
+            Some(core) => machine::on_core(core, || self.run_here(span, tally, edge)),
+            None => self.run_here(span, tally, edge),
+        }
+    }
+
+    fn run_here(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
+        let begin = span.ramp.as_nanos() as u64;
+        let mut run = Run {
+            clock: Instant::now(),
+            phase: Phase::Ramping,
+            begin,
+            end: begin + span.length.as_nanos() as u64,
+            in_flight: 0,
+            last_completion: 0,
+            cpu_before: 0,
+            kicks_before: 0,
+        };
+        match &mut self.arrivals {
+            Some(arrivals) => {
+                arrivals.restart();
+                // A start is to be met to the microsecond, and a thread's timers are 50 of them late by default.
+                set_current_timer_slack(NonZeroU64::new(1)).map_err(ClientError::from)?;
+            }
+            None => {
+                for lane in &mut self.lanes {
+                    while let Some(slot) = lane.free.pop() {
+                        lane.issue(slot, 0, 0);
+                        run.in_flight += 1;
+                    }
+                    lane.queue.publish()?;
+                }
+            }
+        }
+        loop {
+            let at_once = self.look(&run, tally)?;
+            let now = run.now();
+            self.reap(&mut run, now, tally)?;
+            self.start_what_is_due(&mut run, now)?;
+            if run.phase == Phase::Measuring {
+                tally.turns += 1;
+                tally.at_once += u64::from(at_once);
+            }
+            if now >= run.next_edge() {
+                self.pass_edge(&mut run, now, tally, edge);
+            }
+            if run.phase == Phase::Draining && run.in_flight == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn kicks(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.queue.kicks()).sum()
+    }
+
+    #[cold]
+    fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
+        if run.phase == Phase::Ramping {
+            edge(Edge::Begin);
+            run.phase = Phase::Measuring;
+            run.kicks_before = self.kicks();
+            run.cpu_before = machine::thread_cpu_time_ns();
+            // Noticed late, it begins late, and is as long as it should be.
+            let length = run.end - run.begin;
+            run.begin = now;
+            run.end = now + length;
+        } else {
+            tally.cpu_ns += machine::thread_cpu_time_ns() - run.cpu_before;
+            edge(Edge::End);
+            run.phase = Phase::Draining;
+            tally.kicks += self.kicks() - run.kicks_before;
+            tally.elapsed += Duration::from_nanos(now - run.begin);
+            run.end = now;
+            if let (Some(arrivals), Some(open)) = (&mut self.arrivals, &mut tally.open) {
+                while arrivals.next() < now {
+                    open.unstarted += 1;
+                    arrivals.advance();
+                }
+            }
+        }
+    }
+
+    /// Takes completions, records them, and in a closed loop makes the next requests.
+    #[inline]
+    fn reap(&mut self, run: &mut Run, now: u64, tally: &mut Tally) -> Result<(), LoadError> {
+        let closed = self.arrivals.is_none();
+        for lane in &mut self.lanes {
+            let mut taken = 0;
+            while taken < BATCH
+                && let Some((slot, flight)) = lane.complete()?
+            {
+                taken += 1;
+                let counts = if closed {
+                    run.phase == Phase::Measuring
+                } else {
+                    // What was to begin in time counts, however late it ends.
+                    run.phase != Phase::Ramping && flight.intended >= run.begin && flight.intended < run.end
+                };
+                if counts {
+                    tally.record(&flight, now, lane.bs());
+                }
+                if closed && run.phase != Phase::Draining {
+                    lane.issue(slot, now, now);
+                } else {
+                    lane.free.push(slot);
+                    run.in_flight -= 1;
+                }
+            }
+            if taken > 0 {
+                run.last_completion = now;
+                lane.queue.publish()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the requests of an open loop whose time has come, as far as there is room for them.
+    fn start_what_is_due(&mut self, run: &mut Run, now: u64) -> Result<(), LoadError> {
+        let Some(arrivals) = &mut self.arrivals else { return Ok(()) };
+        if run.phase == Phase::Draining {
+            return Ok(());
+        }
+        while arrivals.next() <= now {
+            let count = self.lanes.len();
+            let first = self.dice.below(count as u64) as usize;
+            let with_room =
+                (first..first + count).map(|index| index % count).find(|&index| !self.lanes[index].free.is_empty());
+            let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else { break };
+            if run.in_flight == 0 {
+                // Nobody was silent: nothing had been asked.
+                run.last_completion = now;
+            }
+            let slot = lane.free.pop().unwrap_or_default();
+            lane.issue(slot, arrivals.next(), run.now());
+            lane.queue.publish()?;
+            run.in_flight += 1;
+            arrivals.advance();
+        }
+        Ok(())
+    }
+
+    /// Returns when there is something to do; true if that was so at once.
+    #[inline]
+    fn look(&mut self, run: &Run, tally: &mut Tally) -> Result<bool, LoadError> {
+        if self.lanes.iter().any(|lane| lane.queue.has_completed()) {
+            return Ok(true);
+        }
+        match self.waiting {
+            Waiting::Polling => self.spin(run)?,
+            Waiting::Blocking => self.sleep(run, tally)?,
+        }
+        Ok(false)
+    }
+
+    /// When the job must look again even if no server calls.
+    fn until(&self, run: &Run) -> u64 {
+        match &self.arrivals {
+            // With no room for it, the next start is not what is waited for.
+            Some(arrivals) if run.phase != Phase::Draining => {
+                let room = self.lanes.iter().any(|lane| !lane.free.is_empty());
+                run.next_edge().min(if room { arrivals.next() } else { u64::MAX })
+            }
+            _ => u64::MAX,
+        }
+    }
+
+    fn spin(&self, run: &Run) -> Result<(), LoadError> {
+        let until = self.until(run);
+        let mut looks = 0;
+        loop {
+            if self.lanes.iter().any(|lane| lane.queue.has_completed()) || (until < u64::MAX && run.now() >= until) {
+                return Ok(());
+            }
+            looks += 1;
+            if looks % LOOKS == 0 {
+                self.waiter.wait(0)?;
+                self.patience_left(run)?;
+            }
+        }
+    }
+
+    fn sleep(&mut self, run: &Run, tally: &mut Tally) -> Result<(), LoadError> {
+        let until = self.until(run);
+        let mut ready = false;
+        for lane in &mut self.lanes {
+            ready |= !lane.queue.arm();
+        }
+        while !ready {
+            let now = run.now();
+            if now >= until {
+                break;
+            }
+            let patience = self.patience_left(run)?;
+            tally.sleeps += u64::from(run.phase == Phase::Measuring);
+            self.waiter.wait(patience.min(until - now))?;
+            ready = self.lanes.iter().any(|lane| lane.queue.has_completed());
+        }
+        // Who is awake sees completions by itself.
+        self.lanes.iter_mut().for_each(|lane| lane.queue.suppress());
+        Ok(())
+    }
+
+    /// How long the server may still say nothing, in nanoseconds.
+    fn patience_left(&self, run: &Run) -> Result<u64, LoadError> {
+        if run.in_flight == 0 {
+            return Ok(self.patience_ns);
+        }
+        match self.patience_ns.checked_sub(run.now() - run.last_completion) {
+            Some(left) if left > 0 => Ok(left),
+            _ => Err(ClientError::Stuck(self.patience_ns / 1_000_000_000).into()),
+        }
+    }
+
+    /// Reads back every block that this job has written, and checks it. Does nothing where `verify` is not asked for.
+    ///
+    /// # Errors
+    /// A block that is not what was written last, or a server that is gone.
+    pub fn verify(&mut self) -> Result<u64, LoadError> {
+        let mut tally = self.tally();
+        let mut checked = 0;
+        for index in 0..self.lanes.len() {
+            let mut run = Run {
+                clock: Instant::now(),
+                phase: Phase::Draining,
+                begin: 0,
+                end: 0,
+                in_flight: 0,
+                last_completion: 0,
+                cpu_before: 0,
+                kicks_before: 0,
+            };
+            let mut next = self.lanes[index].written_from(0);
+            while next.is_some() || run.in_flight > 0 {
+                let lane = &mut self.lanes[index];
+                while let Some(block) = next
+                    && let Some(slot) = lane.free.pop()
+                {
+                    lane.read_back(slot, block);
+                    next = lane.written_from(block + 1);
+                    run.in_flight += 1;
+                    checked += 1;
+                }
+                lane.queue.publish()?;
+                if run.in_flight > 0 {
+                    self.look(&run, &mut tally)?;
+                    let now = run.now();
+                    self.reap(&mut run, now, &mut tally)?;
+                }
+            }
+        }
+        Ok(checked)
+    }
+}

@@ -1,0 +1,183 @@
+//! One disk of a job: its queue, what to ask next, and what is in flight.
+
+use std::ops::Range;
+
+use super::LoadError;
+use super::spec::Spec;
+use super::verify::{Ledger, Stamp};
+use crate::client::{Op, Queue};
+use crate::random::{Permutation, Random};
+
+/// In what order blocks come.
+enum Order {
+    Sequential(u64),
+    Uniform(Random),
+    Permuted(Permutation),
+}
+
+/// A request in flight. Times are in nanoseconds since the job's beginning.
+#[derive(Clone, Copy)]
+pub(super) struct Flight {
+    /// When it was to begin.
+    pub intended: u64,
+    /// When it did.
+    pub issued: u64,
+    pub op: Op,
+    block: u64,
+}
+
+pub(super) struct Lane {
+    pub queue: Queue,
+    /// Slots that no request uses; in a closed loop those are few.
+    pub free: Vec<u16>,
+    flights: Box<[Flight]>,
+    begin: u64,
+    blocks: u64,
+    bs: u32,
+    order: Order,
+    mix: Random,
+    /// In percent.
+    reads: u64,
+    ledger: Option<Ledger>,
+    writes: bool,
+    scratch: Vec<u8>,
+}
+
+impl Lane {
+    /// A lane over `part` of the disk; `seed` is its own.
+    pub fn new(queue: Queue, spec: &Spec, part: Range<u64>, seed: u64) -> Self {
+        let blocks = (part.end - part.start) / u64::from(spec.bs);
+        let mut random = Random::new(seed);
+        let mix = Random::new(random.bits());
+        let order = match (spec.rw.random, spec.norandommap) {
+            (false, _) => Order::Sequential(0),
+            (true, true) => Order::Uniform(random),
+            (true, false) => Order::Permuted(Permutation::new(blocks, random)),
+        };
+        let none = Flight { intended: 0, issued: 0, op: Op::Read, block: 0 };
+        let mut lane = Self {
+            free: (0..spec.iodepth.min(queue.depth())).rev().collect(),
+            flights: vec![none; usize::from(queue.depth())].into(),
+            begin: part.start,
+            blocks,
+            bs: spec.bs,
+            order,
+            mix,
+            reads: match (spec.rw.reads, spec.rw.writes) {
+                (true, true) => spec.rwmixread.into(),
+                (reads, _) => 100 * u64::from(reads),
+            },
+            ledger: spec.verify.map(|seed| Ledger::new(seed, blocks)),
+            writes: spec.rw.writes,
+            scratch: vec![0; spec.bs as usize],
+            queue,
+        };
+        // Touches every page that the server will use, and gives writes something to write.
+        let mut noise = Random::new(seed ^ 1);
+        for slot in 0..lane.queue.depth() {
+            lane.scratch.chunks_mut(4).for_each(|bytes| {
+                let word = (noise.bits() as u32).to_ne_bytes();
+                bytes.copy_from_slice(&word[..bytes.len()]);
+            });
+            lane.queue.fill(slot, &lane.scratch);
+        }
+        lane
+    }
+
+    /// Submits the next request in `slot`.
+    #[inline]
+    pub fn issue(&mut self, slot: u16, intended: u64, issued: u64) {
+        let op = match self.reads {
+            100 => Op::Read,
+            0 => Op::Write,
+            reads if self.mix.below(100) < reads => Op::Read,
+            _ => Op::Write,
+        };
+        let block = match &self.ledger {
+            None => self.next_block(),
+            Some(_) => self.reserve(),
+        };
+        self.issue_at(slot, op, block, intended, issued);
+    }
+
+    fn issue_at(&mut self, slot: u16, op: Op, block: u64, intended: u64, issued: u64) {
+        let offset = self.begin + block * u64::from(self.bs);
+        if op == Op::Write
+            && let Some(ledger) = &mut self.ledger
+        {
+            let stamp = Stamp { offset, seed: ledger.seed, generation: ledger.advance(block) };
+            stamp.fill(&mut self.scratch);
+            self.queue.fill(slot, &self.scratch);
+        }
+        self.flights[usize::from(slot)] = Flight { intended, issued, op, block };
+        self.queue.submit(slot, op, offset, self.bs);
+    }
+
+    #[inline]
+    fn next_block(&mut self) -> u64 {
+        match &mut self.order {
+            Order::Sequential(next) => {
+                let block = *next;
+                *next = if block + 1 == self.blocks { 0 } else { block + 1 };
+                block
+            }
+            Order::Uniform(random) => random.below(self.blocks),
+            Order::Permuted(permutation) => permutation.draw(),
+        }
+    }
+
+    /// The next block that has no request on it; there are twice as many blocks as requests.
+    fn reserve(&mut self) -> u64 {
+        loop {
+            let block = self.next_block();
+            if self.ledger.as_mut().is_none_or(|ledger| ledger.reserve(block)) {
+                return block;
+            }
+        }
+    }
+
+    /// The next request that has ended, with its slot.
+    #[inline]
+    pub fn complete(&mut self) -> Result<Option<(u16, Flight)>, LoadError> {
+        let Some(done) = self.queue.reap()? else { return Ok(None) };
+        let flight = self.flights[usize::from(done.slot)];
+        if !done.is_ok() {
+            let offset = self.begin + flight.block * u64::from(self.bs);
+            return Err(LoadError::Failed { op: flight.op, offset, status: done.status });
+        }
+        if self.ledger.is_some() {
+            self.check(done.slot, flight)?;
+        }
+        Ok(Some((done.slot, flight)))
+    }
+
+    fn check(&mut self, slot: u16, flight: Flight) -> Result<(), LoadError> {
+        let Some(ledger) = &mut self.ledger else { return Ok(()) };
+        let generation = ledger.generation(flight.block);
+        ledger.release(flight.block);
+        // Among writes, what nobody has written yet may be anything; a load that only reads expects all to be stamped.
+        if flight.op != Op::Read || (generation == 0 && self.writes) {
+            return Ok(());
+        }
+        self.queue.copy(slot, &mut self.scratch);
+        let offset = self.begin + flight.block * u64::from(self.bs);
+        Stamp { offset, seed: ledger.seed, generation }.check(&self.scratch)?;
+        Ok(())
+    }
+
+    /// The next block from `from` on that was written, if the lane keeps a ledger.
+    pub fn written_from(&self, from: u64) -> Option<u64> {
+        let ledger = self.ledger.as_ref()?;
+        (from..ledger.blocks()).find(|&block| ledger.generation(block) > 0)
+    }
+
+    /// Submits a read of `block` in `slot`, which will be checked.
+    pub fn read_back(&mut self, slot: u16, block: u64) {
+        self.issue_at(slot, Op::Read, block, 0, 0);
+    }
+
+    /// The length of a request in bytes.
+    pub fn bs(&self) -> u32 {
+        self.bs
+    }
+}

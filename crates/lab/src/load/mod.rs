@@ -1,0 +1,113 @@
+//! A load generator in fio's vocabulary, on queues of our own.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `spec.rs` | what to do, in fio's words |
+//! | `job.rs` | one thread's load: closed or open loop, polling or blocking |
+//! | `lane.rs` | one disk of a job: addresses, slots, what is in flight |
+//! | `arrivals.rs` | when requests of an open loop are to begin |
+//! | `verify.rs` | blocks that say where they belong, and the ledger of what was written |
+//! | `waiter.rs` | sleeping until a server calls |
+//! | `tally.rs` | what was measured |
+//!
+//! In an open loop latency counts from when a request *was to* begin. A server that stalls delays all that is due
+//! meanwhile, and all of that shows: no coordinated omission.
+
+mod arrivals;
+mod job;
+mod lane;
+mod spec;
+mod tally;
+mod verify;
+mod waiter;
+
+use thiserror::Error;
+
+use crate::client::{ClientError, Disk, Op, Shape};
+
+pub use job::{Edge, Job, Span};
+pub use spec::{Process, Rate, Rw, Spec, SpecError, Waiting};
+pub use tally::{OpenLoop, Tally};
+pub use verify::{Mismatch, Stamp};
+
+/// Why a load ended before its time.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// It cannot be done to this disk.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The server, or the way there.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A request ended badly.
+    #[error("a {op:?} at {offset} ended with status {status}")]
+    Failed {
+        /// What it was to do.
+        op: Op,
+        /// Where, in bytes.
+        offset: u64,
+        /// The device's answer.
+        status: u8,
+    },
+    /// What was read is not what was written.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+}
+
+impl Spec {
+    /// The shape of a disk that these jobs share.
+    pub fn shape(&self) -> Shape {
+        Shape { queues: self.numjobs, depth: self.iodepth, bytes: self.bs }
+    }
+
+    /// The jobs on one disk: a thread and a queue for each.
+    ///
+    /// # Errors
+    /// The disk cannot be used as described, or has too few queues running.
+    pub fn jobs(&self, disk: Disk) -> Result<Vec<Job>, LoadError> {
+        let Disk { info, queues } = disk;
+        (0..self.numjobs).zip(queues).map(|(number, queue)| Job::new(self, number, vec![(info, queue)])).collect()
+    }
+
+    /// How long each of them runs.
+    pub fn span(&self) -> Span {
+        Span { ramp: self.ramp_time, length: self.runtime }
+    }
+}
+
+/// Runs jobs side by side, each in a thread of its own, and adds them up. `edge` is called by the first of them.
+///
+/// # Errors
+/// The first job's that failed.
+pub fn run(jobs: &mut [Job], span: Span, edge: &mut (dyn FnMut(Edge) + Send)) -> Result<Option<Tally>, LoadError> {
+    let tallies: Vec<Result<Tally, LoadError>> = std::thread::scope(|scope| {
+        let mut edge = Some(edge);
+        let threads: Vec<_> = jobs
+            .iter_mut()
+            .map(|job| {
+                let edge = edge.take();
+                scope.spawn(move || {
+                    let mut tally = job.tally();
+                    match edge {
+                        Some(edge) => job.run(span, &mut tally, edge)?,
+                        None => job.run(span, &mut tally, &mut |_| ())?,
+                    }
+                    Ok(tally)
+                })
+            })
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let mut all: Option<Tally> = None;
+    for tally in tallies {
+        let tally = tally?;
+        match &mut all {
+            Some(all) => all.join(&tally),
+            None => all = Some(tally),
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,114 @@
+//! Cores and clocks: what this machine has, and one line about it.
+
+use std::fs;
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+/// One core for the client and one for the server, where there are two.
+#[derive(Clone, Copy, Debug)]
+pub struct Cores {
+    pair: Option<(usize, usize)>,
+}
+
+impl Cores {
+    /// The first two cores that this process may use; none where there is only one.
+    pub fn of_this_machine() -> Self {
+        let mut cores = allowed();
+        Self { pair: cores.next().zip(cores.next()) }
+    }
+
+    /// No core for anybody: client and server run where the scheduler puts them.
+    pub const fn unpinned() -> Self {
+        Self { pair: None }
+    }
+
+    /// The client's core and the server's.
+    pub fn pair(&self) -> Option<(usize, usize)> {
+        self.pair
+    }
+
+    /// Does `work` on the client's core.
+    pub fn on_the_clients<T>(&self, work: impl FnOnce() -> T) -> T {
+        on(self.pair.map(|(client, _)| client), work)
+    }
+
+    /// Does `work`, such as starting a process, on the server's core.
+    pub fn on_the_servers<T>(&self, work: impl FnOnce() -> T) -> T {
+        on(self.pair.map(|(_, server)| server), work)
+    }
+}
+
+fn allowed() -> impl Iterator<Item = usize> {
+    let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(move |core| allowed.is_set(*core))
+}
+
+fn on<T>(core: Option<usize>, work: impl FnOnce() -> T) -> T {
+    match core {
+        Some(core) => on_core(core, work),
+        None => work(),
+    }
+}
+
+/// Does `work` on a core, with the thread back where it may be afterwards.
+///
+/// A core that this process may not use is left alone, and `work` done anywhere.
+pub fn on_core<T>(core: usize, work: impl FnOnce() -> T) -> T {
+    let before = sched_getaffinity(None);
+    let mut only = CpuSet::new();
+    only.set(core);
+    let moved = sched_setaffinity(None, &only).is_ok();
+    let done = work();
+    if let (true, Ok(before)) = (moved, before) {
+        // What was allowed before is allowed now.
+        let _ = sched_setaffinity(None, &before);
+    }
+    done
+}
+
+/// User and system time of this thread, in nanoseconds.
+pub fn thread_cpu_time_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// User and system time of every thread that process `pid` has or had, in nanoseconds.
+///
+/// # Errors
+/// There is no such process.
+#[allow(unsafe_code)]
+pub fn cpu_time_ns(pid: u32) -> io::Result<u64> {
+    let mut clock = 0;
+    // SAFETY: it only writes `clock`.
+    let error = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it only writes `time`.
+    if unsafe { libc::clock_gettime(clock, &mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+/// Lets this process, and those that it starts, have as many descriptors as it may: a hundred connections take many.
+pub fn allow_many_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    // Best effort: who runs out of them says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// The machine in one line.
+pub fn fingerprint() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split(": ").nth(1));
+    let (kernel, load) = (read("/proc/sys/kernel/osrelease"), read("/proc/loadavg"));
+    let cores = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+    let load = load.split(' ').next().unwrap_or_default();
+    format!("machine: {cores} x {}, Linux {}, load {load}", model.unwrap_or("unknown CPU"), kernel.trim())
+}
