@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::replay::Replay;
 use crate::serve::Serve;
 
 /// Serves disks to virtual machines over vhost-user, and polls only when polling pays.
@@ -21,7 +22,9 @@ pub struct Cli {
 pub enum Command {
     /// Serve disks until told to stop.
     #[command(display_name = "egret")]
-    Serve(Serve),
+    Serve(Box<Serve>),
+    /// Replay recorded waits under every polling policy.
+    Replay(Replay),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

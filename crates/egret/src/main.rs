@@ -1,6 +1,7 @@
-//! The command: `egret serve`.
+//! The command: `egret serve`, `egret replay`.
 
 mod cli;
+mod replay;
 mod serve;
 
 use std::process::ExitCode;
@@ -20,7 +21,8 @@ fn main() -> ExitCode {
         Err(error) => return complain(&cli::one_line(&error)),
     };
     let done = match cli.command {
-        Command::Serve(arguments) => serve::run(arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,6 +13,7 @@
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
+//! | [`replay`] | recorded waits, replayed under every polling policy |
 //! | [`statistics`] | medians, ratios of pairs, verdicts |
 
 #![deny(unsafe_code)]
@@ -21,4 +22,5 @@ pub mod client;
 pub mod load;
 pub mod machine;
 pub mod random;
+pub mod replay;
 pub mod statistics;

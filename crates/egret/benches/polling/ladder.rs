@@ -51,7 +51,15 @@ pub fn measure(
             let contender = Contender::of_policy(&format!("{policy},fd-monitor={monitor}"));
             let mut stages = Vec::new();
             for company in COMPANY {
-                let plan = Plan { contender: &contender, cores: &cores, spec: cell.spec(&cores), disks: 1, company };
+                // None of these spins for good, and to stop and continue a daemon of many threads is work for it.
+                let plan = Plan {
+                    contender: &contender,
+                    cores: &cores,
+                    spec: cell.spec(&cores),
+                    disks: 1,
+                    company,
+                    park: false,
+                };
                 match set_up_or_say(&plan, |options| cell.blockdevs(options, None)) {
                     Ok(stage) => stages.push((company, stage)),
                     Err(error) => println!("failed: {monitor} {policy} beside {company}: {error}"),

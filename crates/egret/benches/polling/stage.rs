@@ -52,8 +52,10 @@ pub struct Outcome {
     pub limit: Option<String>,
 }
 
-/// A started daemon: asleep, except during its turns.
+/// A started daemon, which has nothing to do except during its turns.
 pub struct Stage {
+    /// Whether it is stopped otherwise: one that spins for good would disturb the next.
+    is_parked: bool,
     server: Server,
     job: Job,
     tally: Tally,
@@ -71,6 +73,8 @@ pub struct Plan<'a> {
     pub disks: usize,
     /// How many disks of [`IDLE_QUEUES`] queues each are connected and do nothing.
     pub company: usize,
+    /// Whether the daemon is stopped between its turns.
+    pub park: bool,
 }
 
 /// Queues of every idle disk.
@@ -101,12 +105,15 @@ impl Stage {
         }
         let job = Job::new(&plan.spec, 0, disks)?;
         let tally = job.tally();
-        let stage = Self { server, job, tally, cpu_ns: 0, _idle: idle, _scratch: scratch };
+        let stage = Self { is_parked: plan.park, server, job, tally, cpu_ns: 0, _idle: idle, _scratch: scratch };
         stage.signal(Signal::STOP);
         Ok(stage)
     }
 
     fn signal(&self, signal: Signal) {
+        if !self.is_parked {
+            return;
+        }
         let pid = Pid::from_raw(self.server.pid() as i32).expect("a process of ours");
         kill_process(pid, signal).expect("our child lives");
     }
@@ -115,7 +122,7 @@ impl Stage {
         machine::cpu_time_ns(self.server.pid()).expect("our child lives")
     }
 
-    /// Wakes the daemon, loads it, and puts it to sleep again: one that spins for good would disturb the next.
+    /// Loads the daemon, and puts it to sleep again.
     pub fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
         self.signal(Signal::CONT);
         let pid = self.server.pid();
@@ -132,7 +139,7 @@ impl Stage {
     /// How much of a core the daemon takes while nobody asks for anything.
     pub fn idle_cores(&self, watch: Duration) -> f64 {
         self.signal(Signal::CONT);
-        // What the continuing has stirred up may settle first.
+        // What came before may settle first.
         std::thread::sleep(watch / 2);
         let before = self.cpu_time_ns();
         std::thread::sleep(watch);
@@ -189,7 +196,8 @@ pub fn measure(
     };
     let mut stages = Vec::new();
     for contender in contenders {
-        let plan = Plan { contender, cores: &cores, spec: cell.spec(&cores), disks: cell.disks, company: 0 };
+        let plan =
+            Plan { contender, cores: &cores, spec: cell.spec(&cores), disks: cell.disks, company: 0, park: true };
         match set_up_or_say(&plan, |options| cell.blockdevs(options, loop_device)) {
             Ok(stage) => stages.push((contender.clone(), stage)),
             Err(error) => println!("failed: {} with {}: {error}", cell.name(), contender.name),

@@ -59,7 +59,9 @@ mod tests {
     /// The configuration that a command line asks for.
     fn line(line: &str) -> Result<Config, String> {
         let words = line.split_whitespace().map(Into::into);
-        let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command;
+        let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command else {
+            panic!("a line for egret serve");
+        };
         crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
     }
 

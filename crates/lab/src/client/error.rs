@@ -10,12 +10,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// Nobody listens there.
-    #[error("cannot connect to {path}: {source}")]
+    #[error("cannot connect to {path}: {why}")]
     Connect {
         /// The socket.
         path: String,
         /// Why not.
-        source: io::Error,
+        why: io::Error,
     },
     /// The server did not answer in time.
     #[error("the server did not answer {0}")]

@@ -73,7 +73,7 @@ impl Wire {
         };
         match connected() {
             Ok(stream) => Ok(Self { stream, acknowledged: false }),
-            Err(errno) => Err(ClientError::Connect { path: path.display().to_string(), source: errno.into() }),
+            Err(errno) => Err(ClientError::Connect { path: path.display().to_string(), why: errno.into() }),
         }
     }
 
