@@ -303,3 +303,6 @@ impl Device for Scsi {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
