@@ -111,7 +111,7 @@ impl BlkQueue {
     #[inline]
     fn range(&self, sector: u64, len: u64) -> Option<u64> {
         let end = sector.checked_add(len / SECTOR)?;
-        (len.is_multiple_of(SECTOR) && end <= self.blk.sectors()).then_some(sector * SECTOR)
+        (len.is_multiple_of(SECTOR) && end <= self.blk.sectors()).then(|| sector * SECTOR)
     }
 
     fn discard(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {

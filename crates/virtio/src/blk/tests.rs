@@ -262,7 +262,7 @@ fn a_request_shorter_than_a_header_breaks_the_queue() {
 fn a_range_past_the_end_is_an_ioerr() {
     let mut disk = Disk::new(config());
     let data = [piece(BUFFER, 1024)];
-    for sector in [SECTORS - 1, SECTORS, u64::MAX / 512, u64::MAX - 1, u64::MAX] {
+    for sector in [SECTORS - 1, SECTORS, u64::MAX / 512, u64::MAX / 512 + 1, 1 << 63, u64::MAX - 1, u64::MAX] {
         assert_eq!(status(disk.ask(IN, sector, &[], &data)), IOERR);
         assert_eq!(status(disk.ask(OUT, sector, &data, &[])), IOERR);
     }
