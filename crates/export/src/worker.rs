@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
 use egret_event_loop::{Nanos, Source, SourceId, Turn};
 use egret_virtio::ring::{Chain, Queue, QueueConfig};
-use egret_virtio::{DiskKey, Ended, Model, Next, head_of, token_of};
+use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
 use rustix::io::Errno;
 
 use crate::stats::QueueStats;
@@ -51,6 +51,8 @@ pub struct Worker {
     model: Box<dyn Model>,
     /// The model's [`wanted`](Model::wanted).
     wanted: Option<Arc<AtomicU32>>,
+    /// The model's [`progress`](Model::progress).
+    progress: Option<Arc<Progress>>,
     disks: Disks,
     token_base: u64,
     signals: Signals,
@@ -110,6 +112,7 @@ impl Worker {
             name,
             queue,
             wanted: model.wanted(),
+            progress: model.progress(),
             model,
             disks,
             token_base: 0,
@@ -319,7 +322,11 @@ impl Source for Worker {
     }
 
     fn notify(&mut self) {
-        if self.phase != Phase::Broken && self.queue.publish() {
+        let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        if let Some(progress) = &self.progress {
+            progress.show();
+        }
+        if wants_call {
             self.stats.calls += 1;
             signal(self.signals.call.as_ref());
         }

@@ -1,7 +1,7 @@
 //! What a queue worker asks of a device model.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use egret_disk::{Completion, Request, Token};
 use thiserror::Error;
@@ -50,6 +50,42 @@ pub trait Model: Send {
     /// `None` on all others, which want every chain.
     fn wanted(&self) -> Option<Arc<AtomicU32>> {
         None
+    }
+
+    /// Where the worker notes that it has shown the driver what was done, on a queue where others wait for that.
+    fn progress(&self) -> Option<Arc<Progress>> {
+        None
+    }
+}
+
+/// How far a queue has come: for those who must not speak before it has.
+#[derive(Debug, Default)]
+pub struct Progress {
+    done: AtomicU64,
+    shown: AtomicU64,
+}
+
+impl Progress {
+    /// The queue's model has done another chain.
+    #[inline]
+    pub(crate) fn advance(&self) {
+        self.done.store(self.done.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// How many chains have been done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether the driver has been shown the first `done` of them.
+    pub(crate) fn has_shown(&self, done: u64) -> bool {
+        self.shown.load(Ordering::Acquire) >= done
+    }
+
+    /// The queue's worker has shown the driver all that was done.
+    #[inline]
+    pub fn show(&self) {
+        self.shown.store(self.done.load(Ordering::Relaxed), Ordering::Release);
     }
 }
 

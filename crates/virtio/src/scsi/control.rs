@@ -29,10 +29,13 @@ const AN: usize = 16;
 /// The response of a function that was done.
 const FUNCTION_COMPLETE: u32 = VIRTIO_SCSI_S_OK;
 
-/// A function that has ended commands, and waits until they have left.
+/// A function that has ended commands, and waits until they have left and the driver has been shown that: it may give
+/// their memory to others as soon as the function is complete.
 struct Waiting {
     response: Vec<IoVec>,
     tasks: Vec<(Arc<Tasks>, TaskId)>,
+    /// How far each queue had come when all of them had left.
+    shown: Option<Vec<(Arc<Tasks>, u64)>>,
     then: Then,
 }
 
@@ -161,7 +164,7 @@ impl Model for ControlQueue {
                 Outcome::Respond(response) => Ok(respond(memory, head, &chain.writable, &[response as u8])),
                 Outcome::Wait(tasks, then) => {
                     let response = mem::take(&mut chain.writable);
-                    self.waiting.insert(head, Waiting { response, tasks, then });
+                    self.waiting.insert(head, Waiting { response, tasks, shown: None, then });
                     Ok(self.retry(memory, crate::token_of(base, head)))
                 }
             },
@@ -184,6 +187,12 @@ impl Model for ControlQueue {
         let waiting = self.waiting.get_mut(&head).expect("only what waits is tried again");
         waiting.tasks.retain(|(queue, id)| queue.has(*id));
         if !waiting.tasks.is_empty() {
+            return Next::Wait;
+        }
+        let queues = || self.scsi.tasks().iter().map(|queue| (Arc::clone(queue), queue.progress.done())).collect();
+        let shown: &mut Vec<_> = waiting.shown.get_or_insert_with(queues);
+        shown.retain(|(queue, done)| !queue.progress.has_shown(*done));
+        if !shown.is_empty() {
             return Next::Wait;
         }
         match mem::replace(&mut waiting.then, Then::Nothing) {

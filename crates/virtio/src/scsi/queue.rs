@@ -16,7 +16,7 @@ use super::luns::{Table, View};
 use super::tasks::{Abort, Tasks};
 use super::{Scsi, config};
 use crate::memory::{GuestMemory, pieces};
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
+use crate::model::{Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
 use crate::ring::Chain;
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
@@ -216,6 +216,7 @@ impl ScsiQueue {
         let kind = slot.kind.take().unwrap_or(Kind::Other);
         let ended = Ended { head, written: written as u32, kind, bytes: slot.bytes, status: told(response, &done) };
         slot.bytes = 0;
+        self.tasks.progress.advance();
         if let Some(unit) = slot.unit.take() {
             self.tasks.end(head);
             self.view.leave(unit);
@@ -332,6 +333,10 @@ impl Model for ScsiQueue {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn progress(&self) -> Option<Arc<Progress>> {
+        Some(Arc::clone(&self.tasks.progress))
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! Task management comes in by the control queue, which another thread may run. It neither takes a command away from
 //! its queue nor stops a disk operation: it marks the command, whose queue goes no further with it, and waits until it
-//! has left. For the queue that is two stores when a command begins and a load and a store when it ends, to memory that
-//! nobody else touches as long as nothing is managed.
+//! has left, and the driver has been shown that it has. For the queue that is two stores when a command begins and a load
+//! and two stores when it ends, to memory that nobody else touches as long as nothing is managed.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::LunAddress;
+use crate::model::Progress;
 
 /// How a command is told that it was ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +22,10 @@ pub(super) enum Abort {
 
 /// One queue's commands, by their heads.
 #[derive(Debug)]
-pub(super) struct Tasks(Box<[Task]>);
+pub(super) struct Tasks {
+    all: Box<[Task]>,
+    pub(super) progress: Arc<Progress>,
+}
 
 #[derive(Debug, Default)]
 struct Task {
@@ -44,13 +49,13 @@ pub(super) struct TaskId {
 
 impl Tasks {
     pub(super) fn new(size: u16) -> Self {
-        Self((0..size).map(|_| Task::default()).collect())
+        Self { all: (0..size).map(|_| Task::default()).collect(), progress: Arc::default() }
     }
 
     /// A command has begun.
     #[inline]
     pub(super) fn begin(&self, head: u16, tag: u64, address: LunAddress) {
-        let task = &self.0[usize::from(head)];
+        let task = &self.all[usize::from(head)];
         let count = (task.now.load(Ordering::Relaxed) >> HALF) + 1;
         task.tag.store(tag, Ordering::Release);
         task.now.store(count << HALF | u64::from(address.word()), Ordering::Release);
@@ -59,7 +64,7 @@ impl Tasks {
     /// How the command at `head` is to end early, if it is.
     #[inline]
     pub(super) fn aborted(&self, head: u16) -> Option<Abort> {
-        let task = &self.0[usize::from(head)];
+        let task = &self.all[usize::from(head)];
         let abort = task.abort.load(Ordering::Acquire);
         if abort >> HALF != task.now.load(Ordering::Relaxed) >> HALF {
             return None;
@@ -74,13 +79,13 @@ impl Tasks {
     /// It has ended.
     #[inline]
     pub(super) fn end(&self, head: u16) {
-        let now = &self.0[usize::from(head)].now;
+        let now = &self.all[usize::from(head)].now;
         now.store(now.load(Ordering::Relaxed) >> HALF << HALF, Ordering::Release);
     }
 
     /// The commands in flight that `wanted` names, which is given a tag and the word of a unit's address.
     pub(super) fn find(&self, wanted: impl Fn(u64, u32) -> bool) -> impl Iterator<Item = TaskId> {
-        self.0.iter().enumerate().filter_map(move |(head, task)| {
+        self.all.iter().enumerate().filter_map(move |(head, task)| {
             let now = task.now.load(Ordering::Acquire);
             let tag = task.tag.load(Ordering::Acquire);
             // The tag is another command's if one has begun meanwhile.
@@ -92,12 +97,12 @@ impl Tasks {
 
     /// Has a command end early, if it has not ended.
     pub(super) fn abort(&self, id: TaskId, how: Abort) {
-        self.0[id.head].abort.store(id.count << HALF | how as u64, Ordering::Release);
+        self.all[id.head].abort.store(id.count << HALF | how as u64, Ordering::Release);
     }
 
     /// Whether it is still in flight.
     pub(super) fn has(&self, id: TaskId) -> bool {
-        let now = self.0[id.head].now.load(Ordering::Acquire);
+        let now = self.all[id.head].now.load(Ordering::Acquire);
         now >> HALF == id.count && now as u32 != 0
     }
 }

@@ -58,6 +58,8 @@ struct Line {
     guest: Guest,
     model: Box<dyn Model>,
     chain: Chain,
+    /// Whether the worker says that it has shown what was done.
+    shows: bool,
 }
 
 /// What the driver finds in a response.
@@ -75,7 +77,7 @@ impl Line {
     fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
         let guest = Guest::new(DriverConfig { size: 64, event_idx: false, indirect: None, base: 0 });
         let model = Arc::clone(scsi).model(index, guest.queue.size());
-        Self { guest, model, chain: Chain::new() }
+        Self { guest, model, chain: Chain::new(), shows: true }
     }
 
     /// A request queue whose units have told their news.
@@ -104,6 +106,9 @@ impl Line {
         self.guest.queue.add_used(ended.head, ended.written);
         self.guest.queue.publish();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
+        if self.shows {
+            self.model.progress().into_iter().for_each(|progress| progress.show());
+        }
     }
 
     fn header(&self, lun: [u8; 8], tag: u64, cdb: &[u8]) -> Piece {

@@ -71,6 +71,20 @@ fn a_function_ends_when_the_commands_that_it_ends_have_left() {
 }
 
 #[test]
+fn a_function_is_not_complete_before_the_driver_has_been_shown_what_it_ended() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FIRST, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    line.shows = false;
+    line.ended(request, Ok(()));
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
+    let token = crate::token_of(BASE, control.chain.head());
+    assert!(matches!(control.model.retry(&control.guest.memory, token), Next::Wait));
+    line.model.progress().unwrap().show();
+    assert!(matches!(control.model.retry(&control.guest.memory, token), Next::Done(_)));
+}
+
+#[test]
 fn a_command_that_waits_is_aborted_without_having_done_anything() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
