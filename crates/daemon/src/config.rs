@@ -1,5 +1,7 @@
 //! A set of objects that fit together.
 
+mod file;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -7,8 +9,11 @@ use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
 use crate::schema::{
-    Addr, Aio, Blockdev, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem, hint,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
+    hint,
 };
+
+pub use file::{ConfigFile, FileError, effective};
 
 /// What a daemon is asked to be: objects whose names are unique, and whose references lead somewhere.
 ///
@@ -35,11 +40,56 @@ impl Config {
         unique(&config.iothreads)?;
         unique(&config.exports)?;
         config.check_blockdevs()?;
+        let nodes = config.nodes();
         for export in &config.exports {
-            config.check_export(export).map_err(|problem| export.error(problem))?;
+            config.check_export(export, &nodes).map_err(|problem| export.error(problem))?;
         }
         config.check_addresses()?;
         Ok(config)
+    }
+
+    /// A configuration without objects.
+    pub const fn empty() -> Self {
+        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new() }
+    }
+
+    /// Adds an I/O thread.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); everything stays as it was.
+    pub fn add_iothread(&mut self, object: IoThread) -> Result<(), ObjectError> {
+        if self.iothreads.iter().any(|other| other.id == object.id) {
+            return Err(object.error(Problem::Duplicate(IoThread::NOUN)));
+        }
+        self.iothreads.push(object);
+        Ok(())
+    }
+
+    /// Adds a blockdev.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); everything stays as it was.
+    pub fn add_blockdev(&mut self, object: Blockdev) -> Result<(), ObjectError> {
+        self.blockdevs.push(object);
+        self.check_blockdevs().inspect_err(|_| drop(self.blockdevs.pop()))
+    }
+
+    /// Adds an export.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); everything stays as it was.
+    pub fn add_export(&mut self, object: Export) -> Result<(), ObjectError> {
+        if self.exports.iter().any(|other| other.id == object.id) {
+            return Err(object.error(Problem::Duplicate(Export::NOUN)));
+        }
+        self.check_export(&object, &self.nodes()).map_err(|problem| object.error(problem))?;
+        self.exports.push(object);
+        self.check_addresses().inspect_err(|_| drop(self.exports.pop()))
+    }
+
+    /// The names of blockdevs, inline ones too.
+    pub fn node_names(&self) -> Vec<&str> {
+        self.nodes().iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty()).collect()
     }
 
     /// The disk of this name, with every layer's settings taken into account.
@@ -64,6 +114,21 @@ impl Config {
             })
         });
         shared.collect()
+    }
+
+    /// The same, with what is in force wherever something was left to a default.
+    pub fn filled_in(&self) -> Self {
+        let mut full = self.clone();
+        full.iothreads.iter_mut().for_each(IoThread::fill_in);
+        for blockdev in &mut full.blockdevs {
+            let layer = Layer::top(blockdev);
+            blockdev.cache = Cache { direct: Some(layer.direct), no_flush: Some(layer.no_flush) };
+            blockdev.read_only = Some(layer.read_only);
+            blockdev.auto_read_only = Some(layer.auto_read_only);
+            blockdev.discard = Some(layer.discard);
+            blockdev.detect_zeroes = Some(layer.detect_zeroes);
+        }
+        full
     }
 
     /// Every blockdev, inline ones too, with the settings in force.
@@ -109,8 +174,7 @@ impl Config {
         }
     }
 
-    fn check_export(&self, export: &Export) -> Result<(), Problem> {
-        let nodes = self.nodes();
+    fn check_export(&self, export: &Export, nodes: &[(&Blockdev, Layer)]) -> Result<(), Problem> {
         let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
         for (key, node) in export.node_names() {
             reference(&key, "blockdev", node, known.clone())?;
@@ -119,7 +183,9 @@ impl Config {
             reference(key, "iothread", name, self.iothreads.iter().map(|iothread| iothread.id.as_str()))?;
         }
         for (_, node) in export.node_names().filter(|_| export.writable) {
-            if self.disk(node).is_some_and(|disk| disk.read_only) {
+            let found = nodes.iter().find(|(blockdev, _)| blockdev.name() == node);
+            let disk = found.and_then(|(blockdev, _)| self.resolve(blockdev, nodes));
+            if disk.is_some_and(|disk| disk.read_only) {
                 return Err(Problem::Together(format!("writable=on, and blockdev '{node}' has read-only=on")));
             }
         }

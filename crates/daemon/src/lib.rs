@@ -9,19 +9,21 @@
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
 //! | [`probe`] | which engine suits an image, where nobody chose |
 //! | [`Daemon`] | a configuration brought to life |
+//! | [`qmp`] | how programs talk to a running daemon |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
 
 pub mod attach;
 pub mod config;
-mod daemon;
+pub(crate) mod daemon;
 pub mod disk;
 pub mod keyval;
 pub mod probe;
 pub mod process;
+pub mod qmp;
 pub mod schema;
 
 pub use config::Config;
-pub use daemon::{Daemon, StartError};
+pub use daemon::{ChangeError, Daemon, Deletion, DiskState, StartError};
 pub use egret_export::QueueStats;

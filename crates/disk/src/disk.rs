@@ -147,6 +147,21 @@ impl Disk {
         Ok(size)
     }
 
+    /// Makes a regular file at least `bytes` long, and asks for the size as [`refresh_size`](Self::refresh_size) does;
+    /// a device has the size that it has.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; the size stays what it was.
+    pub fn grow(&self, bytes: u64) -> io::Result<u64> {
+        if let Backing::File(file) = &self.backing
+            && file.metadata()?.len() < bytes
+        {
+            file.set_len(bytes)?;
+        }
+        self.refresh_size()
+    }
+
     /// Makes everything written so far stable; blocks until it is.
     ///
     /// # Errors

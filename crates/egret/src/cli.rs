@@ -5,6 +5,8 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::ConfigArguments;
+use crate::ctl::Ctl;
 use crate::replay::Replay;
 use crate::serve::Serve;
 
@@ -25,6 +27,10 @@ pub enum Command {
     Serve(Box<Serve>),
     /// Replay recorded waits under every polling policy.
     Replay(Replay),
+    /// Look at configuration files.
+    Config(ConfigArguments),
+    /// Give a running daemon a command.
+    Ctl(Ctl),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

@@ -1,6 +1,8 @@
-//! The command: `egret serve`, `egret replay`.
+//! The command: `egret serve`, `egret replay`, `egret config`, `egret ctl`.
 
 mod cli;
+mod config;
+mod ctl;
 mod replay;
 mod serve;
 
@@ -23,6 +25,8 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(*arguments),
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Config(arguments) => config::run(&arguments),
+        Command::Ctl(arguments) => ctl::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

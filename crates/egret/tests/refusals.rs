@@ -11,7 +11,7 @@ fn egret(place: &Path, arguments: &[&str]) -> Output {
 fn a_refusal_is_one_line_and_status_1_and_leaves_nothing_behind() {
     let export = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s";
     for (arguments, line) in [
-        (&["serve"][..], "nothing to serve: name a disk (egret serve DISK), or give an --export"),
+        (&["serve"][..], "nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor"),
         (&["serve", "no.img"], "disk 'no.img': no such file; make an empty one with: truncate -s 10G 'no.img'"),
         (&["serve", "."], "disk '.' is a directory; name a raw image or a block device"),
         (
@@ -19,8 +19,8 @@ fn a_refusal_is_one_line_and_status_1_and_leaves_nothing_behind() {
             "unexpected argument '--blokdev' found; a similar argument exists: '--blockdev'",
         ),
         (
-            &["serve", "--chardev", "socket,id=c,path=q"],
-            "--chardev belongs to a later version of Egret; this one is configured by its command line alone",
+            &["serve", "--monitor", "chardev=c"],
+            "--monitor: there is no chardev 'c'; make one with: --chardev socket,id=c,path=PATH,server=on,wait=off",
         ),
         (
             &[

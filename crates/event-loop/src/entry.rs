@@ -35,9 +35,10 @@ pub(crate) struct Entry<S> {
 }
 
 impl<S: Source> Entry<S> {
-    /// Puts the source, which is `index`, on the lists of those that are looked at and that are dispatched.
+    /// Puts the source, which is `index`, on the list of those that are dispatched, and on that of the active ones if
+    /// there is work.
     pub(crate) fn mark_ready(&mut self, index: u32, active: &mut Vec<u32>, ready: &mut Vec<u32>) {
-        if !self.active {
+        if !self.active && self.source.poll() {
             self.active = true;
             active.push(index);
         }
@@ -52,6 +53,12 @@ impl<S: Source> Entry<S> {
             self.armed = false;
             self.source.suppress();
         }
+    }
+
+    /// Arms it anew, for it may have taken in what it was armed for.
+    pub(crate) fn rearm(&mut self) -> bool {
+        self.armed = false;
+        self.arm()
     }
 
     pub(crate) fn arm(&mut self) -> bool {

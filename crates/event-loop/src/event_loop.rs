@@ -305,8 +305,10 @@ impl<S: Source> EventLoop<S> {
             let index = self.ready[at];
             let Some(entry) = &mut self.sources[index as usize] else { continue };
             entry.ready = false;
-            entry.last_event = self.now;
-            entry.suppress();
+            if entry.active {
+                entry.last_event = self.now;
+                entry.suppress();
+            }
             let mut turn = Turn { now: self.now, timer: None, later: &mut self.later };
             entry.source.dispatch(&mut self.backend, &mut turn);
             if let Some(deadline) = turn.timer {
@@ -316,6 +318,12 @@ impl<S: Source> EventLoop<S> {
             if !entry.touched {
                 entry.touched = true;
                 self.touched.push(index);
+            }
+            // One that is left to the monitor was looked at for nothing, or for what came just now.
+            if !entry.active && !entry.rearm() {
+                entry.active = true;
+                entry.last_event = self.now;
+                self.active.push(index);
             }
         }
         self.ready.clear();
@@ -395,6 +403,8 @@ impl<S: Source> EventLoop<S> {
         (entry.generation == id.generation).then_some(entry)
     }
 
+    /// Has a source dispatched; it becomes active only if there is work, or a hundred idle disks that have just been
+    /// connected would be looked at every turn.
     pub(crate) fn mark_ready(&mut self, index: u32) {
         let Some(entry) = &mut self.sources[index as usize] else { return };
         entry.mark_ready(index, &mut self.active, &mut self.ready);

@@ -84,6 +84,8 @@ struct Bell {
 
 struct Outside {
     work: AtomicU64,
+    /// How often the loop looked.
+    looks: AtomicU64,
     armed: AtomicU64,
     fd: OwnedFd,
 }
@@ -99,7 +101,7 @@ impl Outside {
 
 fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let outside = Arc::new(Outside { work: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
+    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
     let (heard, hear) = channel();
     let bell = Bell { outside: Arc::clone(&outside), seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0 };
     (bell, outside, hear)
@@ -116,6 +118,7 @@ impl Source for Bell {
     }
     fn detached(&mut self, _backend: &mut Echo) {}
     fn poll(&mut self) -> bool {
+        self.outside.looks.fetch_add(1, Ordering::Relaxed);
         self.outside.work.load(Ordering::SeqCst) != self.seen
     }
     fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
@@ -444,6 +447,29 @@ fn an_idle_source_is_not_starved_by_one_that_always_has_work() {
             hear_work(&hear, 1);
         }
         handle.call(move |target| target.source(busy).unwrap().act = None).unwrap();
+    });
+}
+
+#[test]
+fn a_source_that_never_had_work_is_not_looked_at() {
+    on_every_loop(|handle| {
+        handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
+        let (idle, idle_outside, idle_hear) = bell();
+        let (busy, outside, hear) = bell();
+        handle.attach(idle).unwrap();
+        handle.attach(busy).unwrap();
+        // Both have been dispatched once, because something might have been there.
+        outside.ring();
+        hear_work(&hear, 1);
+        while idle_hear.try_recv().is_err() {}
+        handle.call(|_| ()).unwrap();
+        let looks = || idle_outside.looks.load(Ordering::Relaxed);
+        let before = looks();
+        for _ in 0..100 {
+            outside.ring();
+            hear_work(&hear, 1);
+        }
+        assert_eq!(looks(), before);
     });
 }
 

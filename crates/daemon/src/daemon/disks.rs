@@ -1,9 +1,196 @@
-//! Images: how the one at the bottom of a stack of blockdevs is opened.
+//! Images: which are open, how they are opened, and how they grow.
+//!
+//! Open are those that are exported, and those that no other blockdev lies over: a blockdev below another is opened
+//! with that one. An image is open for writing while an export writes.
+
+use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 
+use super::{ChangeError, Daemon, StartError};
 use crate::disk::{self, Bottom};
+use crate::schema::{self, Blockdev, Object as _};
+
+impl Daemon {
+    /// Adds a blockdev and opens its image.
+    ///
+    /// # Errors
+    /// Its name is taken, it leads nowhere, or its image cannot be opened.
+    pub fn add_blockdev(&mut self, object: Blockdev) -> Result<(), ChangeError> {
+        let mut names = std::iter::successors(Some(&object), |blockdev| blockdev.inline_child()).map(Blockdev::name);
+        let known = self.config.node_names();
+        match object.name() {
+            "" => return Err(ChangeError::NamelessNode),
+            _ => {
+                if let Some(taken) = names.find(|name| known.contains(name)) {
+                    return Err(ChangeError::DuplicateNode(taken.to_owned()));
+                }
+            }
+        }
+        if let Some(child) = object.child_name().filter(|child| !known.contains(child)) {
+            return Err(ChangeError::NoDevice(child.to_owned(), child.to_owned()));
+        }
+        self.config.add_blockdev(object)?;
+        if let Err(e) = self.settle_disks() {
+            self.config.blockdevs.pop();
+            self.settle_disks_again();
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Removes a blockdev and closes its image.
+    ///
+    /// # Errors
+    /// There is none of this name, or it is in use.
+    pub fn remove_blockdev(&mut self, node_name: &str) -> Result<(), ChangeError> {
+        let name = || node_name.to_owned();
+        if !self.config.node_names().contains(&node_name) {
+            return Err(ChangeError::NoNode(name()));
+        }
+        let inside = |blockdev: &Blockdev| {
+            let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
+            parts.any(|part| part.name() == node_name)
+        };
+        if self.config.exports.iter().any(|export| export.has_node(node_name)) {
+            return Err(ChangeError::NodeInUse(name()));
+        }
+        if self.config.blockdevs.iter().any(|blockdev| blockdev.child_name() == Some(node_name)) {
+            return Err(ChangeError::NodeBelow(name()));
+        }
+        let Some(at) = self.config.blockdevs.iter().position(|blockdev| blockdev.name() == node_name) else {
+            return Err(ChangeError::NodeInside(name()));
+        };
+        // What is written inside it may be exported by a name of its own.
+        let blockdev = &self.config.blockdevs[at];
+        let exported = self.config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
+        let part_of_it = |node: &&str| {
+            let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
+            inside(blockdev) && parts.any(|part| part.name() == *node)
+        };
+        let used = { exported }.find(part_of_it).map(str::to_owned);
+        if let Some(node) = used {
+            return Err(ChangeError::NodeInUse(node));
+        }
+        self.config.blockdevs.remove(at);
+        self.settle_disks_again();
+        Ok(())
+    }
+
+    /// Opens what is to be open, and closes what is not.
+    ///
+    /// On an error some images may be closed that should be open: the caller takes back what it asked for, and calls
+    /// [`settle_disks_again`](Self::settle_disks_again).
+    pub(super) fn settle_disks(&mut self) -> Result<(), StartError> {
+        let config = &self.config;
+        let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
+        let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
+        let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
+        let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
+        self.disks.retain(|name, disk| {
+            let stays = wanted.contains(&name.as_str());
+            if !stays {
+                make_stable(name, disk);
+            }
+            stays
+        });
+        for name in wanted {
+            let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
+            if let Some(disk) = self.disks.get(name) {
+                if disk.read_only() != written.is_some() {
+                    continue;
+                }
+                let serves = |id: &&String| config.exports.iter().any(|e| e.id == **id && e.has_node(name));
+                match (written, self.exports.keys().find(serves)) {
+                    (Some(writer), Some(reader)) => {
+                        let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
+                        return Err(StartError::OpenForReading { export, node, reader });
+                    }
+                    // Who reads may go on with what was opened for another that wrote.
+                    (None, Some(_)) => continue,
+                    (_, None) => make_stable(name, disk),
+                }
+                // The locks of one that is open would be in the way of the other.
+                self.disks.remove(name);
+            }
+            if let Some(disk) = config.disk(name) {
+                let disk = Disk::open(&options(name, &disk, written.is_some()))?;
+                self.disks.insert(name.to_owned(), Arc::new(disk));
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes back to what was open before a change that failed.
+    pub(super) fn settle_disks_again(&mut self) {
+        if let Err(e) = self.settle_disks() {
+            tracing::error!("a disk that was open cannot be opened any more: {e}");
+        }
+    }
+
+    /// Makes an image longer, or looks again how long a device is, and tells the clients of its exports. Returns the
+    /// exports whose client could not be told.
+    ///
+    /// # Errors
+    /// There is no such blockdev, or it cannot have that size.
+    pub fn resize(&mut self, node_name: &str, bytes: u64) -> Result<Vec<String>, ChangeError> {
+        let failed = |why: String| Err(ChangeError::Resize(node_name.to_owned(), why));
+        if !self.config.node_names().contains(&node_name) {
+            return Err(ChangeError::NoDevice(String::new(), node_name.to_owned()));
+        }
+        let Some(disk) = self.disks.get(node_name) else {
+            return Err(ChangeError::NodeBelow(node_name.to_owned()));
+        };
+        let is_file = match disk.options().driver {
+            Driver::File { .. } => true,
+            Driver::HostDevice { .. } => false,
+            Driver::Null { .. } => return failed("a null disk keeps the size it was made with".to_owned()),
+        };
+        let exports = self.config.exports.iter().filter(|export| export.has_node(node_name));
+        if is_file {
+            let size = disk.size();
+            if bytes < size {
+                return failed(format!("it has {size} bytes, and shrinking would lose data; got {bytes}"));
+            }
+            let block = exports.clone().map(|export| export.logical_block_size).max().unwrap_or(512);
+            let block = block.max(disk.offset_alignment());
+            if !bytes.is_multiple_of(block.into()) {
+                return failed(format!("size must be a multiple of {block}, got {bytes}"));
+            }
+            if disk.read_only() && bytes > size {
+                return failed("it is open for reading alone, and cannot grow".to_owned());
+            }
+        }
+        let size = match if is_file { disk.grow(bytes) } else { disk.refresh_size() } {
+            Ok(size) => size,
+            Err(e) => return failed(format!("cannot be resized: {e}")),
+        };
+        let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
+        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size));
+        let untold = untold.map(|(object, _)| object.id.clone()).collect();
+        if !is_file && size < bytes {
+            return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));
+        }
+        Ok(untold)
+    }
+}
+
+/// Tells the client of an export that the disk has another size; says whether it could be told.
+fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
+    if object.kind == schema::ExportType::VhostUserBlk {
+        return export.resize(bytes);
+    }
+    let luns = object.luns.iter().filter(|lun| lun.node_name == node_name);
+    luns.map(super::scsi::address_of).fold(true, |told, at| export.resize_lun(at, bytes).is_ok() && told)
+}
+
+/// Sees to it that what was written is on stable storage, before an image is closed.
+pub(super) fn make_stable(name: &str, disk: &Disk) {
+    if let Err(e) = disk.flush() {
+        tracing::error!("blockdev '{name}': the last flush failed: {e}");
+    }
+}
 
 /// How the image at the bottom of `disk` is opened. It is opened for writing only if an export writes.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Options {

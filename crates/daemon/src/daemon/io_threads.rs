@@ -8,8 +8,73 @@ use egret_export::Worker;
 use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
 
-use super::StartError;
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
 use crate::schema::{Cpus, IoThread};
+
+impl Daemon {
+    /// Starts an I/O thread.
+    ///
+    /// # Errors
+    /// Its name is taken, or the system has no room for it.
+    pub fn add_io_thread(&mut self, object: IoThread) -> Result<(), ChangeError> {
+        if self.io_threads.contains_key(&object.id) {
+            return Err(ChangeError::DuplicateObject(object.id));
+        }
+        let running = RunningIoThread::start(&object)?;
+        self.config.add_iothread(object.clone())?;
+        self.io_threads.insert(object.id, running);
+        Ok(())
+    }
+
+    /// Ends an I/O thread.
+    ///
+    /// # Errors
+    /// There is none of this name, or an export runs on it.
+    pub fn remove_io_thread(&mut self, id: &str) -> Result<(), ChangeError> {
+        if !self.io_threads.contains_key(id) {
+            return Err(ChangeError::NoObject(id.to_owned()));
+        }
+        let uses = |export: &crate::schema::Export| {
+            (0..export.num_queues).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
+        };
+        if self.config.exports.iter().any(uses) {
+            return Err(ChangeError::ObjectInUse(id.to_owned()));
+        }
+        self.config.iothreads.retain(|object| object.id != id);
+        self.io_threads.remove(id);
+        Ok(())
+    }
+
+    /// Changes an I/O thread to be as `object` says, while it runs.
+    ///
+    /// # Errors
+    /// There is none of this name, or a property differs that is fixed while it runs.
+    pub fn change_io_thread(&mut self, object: IoThread) -> Result<(), ChangeError> {
+        let Some(now) = self.config.iothreads.iter_mut().find(|now| now.id == object.id) else {
+            return Err(ChangeError::NoObject(object.id));
+        };
+        let fixed = [
+            ("fd-monitor", now.fd_monitor != object.fd_monitor),
+            ("aio-max-batch", now.aio_max_batch != object.aio_max_batch),
+            ("thread-pool-min", now.thread_pool_min != object.thread_pool_min),
+            ("thread-pool-max", now.thread_pool_max != object.thread_pool_max),
+            ("cpu-affinity", object.cpu_affinity.is_none() && now.cpu_affinity.is_some()),
+        ];
+        if let Some((property, _)) = fixed.iter().find(|(_, differs)| *differs) {
+            return Err(ChangeError::Fixed(object.id, (*property).to_owned()));
+        }
+        if let Some(running) = self.io_threads.get(&object.id) {
+            running.change(now, &object)?;
+        }
+        *now = object;
+        Ok(())
+    }
+
+    /// The number of an I/O thread's thread, as `ps -L` shows it.
+    pub fn thread_id(&self, id: &str) -> Option<i32> {
+        self.io_threads.get(id)?.handle.call(|_| rustix::thread::gettid().as_raw_nonzero().get()).ok()
+    }
+}
 
 /// A loop on its thread. Dropping it ends it; nothing should be attached to it any more.
 pub(super) struct RunningIoThread {
@@ -71,6 +136,28 @@ impl RunningIoThread {
     /// Ends the recording.
     pub(super) fn take_recording(&self, note: String) -> Option<Trace> {
         self.handle.call(|target| target.take_recording(note)).ok().flatten()
+    }
+
+    /// Goes from `now` to `object` at its next turn; what a policy had learned is gone with it.
+    fn change(&self, now: &IoThread, object: &IoThread) -> Result<(), StartError> {
+        let failed = |e: String| StartError::IoThread(object.id.clone(), e);
+        if (now.policy(), now.parameters()) != (object.policy(), object.parameters()) {
+            let parameters = object.parameters();
+            let policy = egret_polling::build(object.policy(), &parameters).map_err(|e| failed(e.to_string()))?;
+            if object.policy() == PolicyKind::LowRegret {
+                self.handle.calibrate().map_err(|e| failed(e.to_string()))?;
+            }
+            self.handle.send(move |target| target.set_policy(policy, parameters.max));
+        }
+        if now.poll_idle_ms != object.poll_idle_ms {
+            let idle_after = Nanos::from_millis(object.poll_idle_ms.into());
+            self.handle.send(move |target| target.set_idle_after(idle_after));
+        }
+        if let Some(cpus) = object.cpu_affinity.clone().filter(|cpus| now.cpu_affinity.as_ref() != Some(cpus)) {
+            let bound = self.handle.call(move |_| bind_this_thread(&cpus));
+            bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("cpu-affinity: {e}")))?;
+        }
+        Ok(())
     }
 
     /// What it has counted since it began; `None` if it has ended.

@@ -12,7 +12,7 @@ use crate::schema::{Export, Lun};
 const UNMAP_RANGES: u32 = 256;
 
 /// An export of `disks`, one for each of its logical units.
-pub(crate) fn export(object: &Export, disks: Vec<Arc<Disk>>, address: Address) -> ScsiExportConfig {
+pub(super) fn export(object: &Export, disks: Vec<Arc<Disk>>, address: Address) -> ScsiExportConfig {
     let luns = object.luns.iter().zip(disks);
     ScsiExportConfig {
         id: object.id.clone(),
@@ -22,7 +22,7 @@ pub(crate) fn export(object: &Export, disks: Vec<Arc<Disk>>, address: Address) -
     }
 }
 
-fn address_of(lun: &Lun) -> LunAddress {
+pub(super) fn address_of(lun: &Lun) -> LunAddress {
     LunAddress { target: lun.target, lun: lun.lun }
 }
 

@@ -20,6 +20,18 @@ pub enum Spelling {
     Typed,
 }
 
+/// Checks the arguments of a command, which is no object of the vocabulary but is described like one.
+pub(crate) fn fit_arguments(
+    arguments: Map<String, Value>,
+    shape: &Shape,
+    spelling: Spelling,
+) -> Result<Map<String, Value>, Problem> {
+    match fit(arguments.into(), shape, spelling)? {
+        Value::Object(fitted) => Ok(fitted),
+        _ => Ok(Map::new()),
+    }
+}
+
 /// Checks `value` against `shape`.
 pub(super) fn fit(value: Value, shape: &Shape, spelling: Spelling) -> Result<Value, Problem> {
     Fitter { spelling }.object("", value, shape)

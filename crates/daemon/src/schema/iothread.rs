@@ -1,7 +1,7 @@
 //! The `iothread` object.
 
 use egret_event_loop::{MonitorChoice, Nanos};
-use egret_polling::{Parameters, PolicyKind};
+use egret_polling::{Parameters, PolicyKind, Property};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -207,6 +207,59 @@ impl IoThread {
     /// The policy in force.
     pub fn policy(&self) -> PolicyKind {
         self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
+    }
+
+    /// The same with one property changed. Another policy forgets the properties that it has no use for.
+    ///
+    /// # Errors
+    /// The value is not the property's, or it does not go with the others.
+    pub fn with(&self, property: &str, value: Value) -> Result<Self, ObjectError> {
+        let mut object = serde_json::to_value(self).map_err(|e| self.error(Problem::Together(e.to_string())))?;
+        if property == "poll-policy"
+            && let Some(policy) = value.as_str().and_then(|word| word.parse::<PolicyKind>().ok())
+            && let Some(object) = object.as_object_mut()
+        {
+            for property in [Property::Grow, Property::Shrink, Property::Weight, Property::Price] {
+                if !policy.uses(property) {
+                    object.remove(&property.to_string());
+                }
+            }
+        }
+        object[property] = value;
+        Self::from_value(object, Spelling::Typed)
+    }
+
+    /// Sets what was left unset to what is in force, as far as the policy has a use for it.
+    pub(crate) fn fill_in(&mut self) {
+        let policy = self.policy();
+        let in_force = |property: Property| {
+            let value = self.effective(property);
+            value.filter(|_| policy.uses(property))
+        };
+        let narrow = |value: Option<u64>| value.and_then(|value| u32::try_from(value).ok());
+        let (grow, shrink) = (in_force(Property::Grow), in_force(Property::Shrink));
+        let (weight, price) = (narrow(in_force(Property::Weight)), narrow(in_force(Property::Price)));
+        (self.poll_grow, self.poll_shrink, self.poll_weight, self.poll_price) = (grow, shrink, weight, price);
+        self.poll_policy = Some(policy);
+    }
+
+    /// A polling property as it is in force: 0 and unset are the default, except that a price of 0 is one, and that an
+    /// unset `poll-shrink` has no number where windows start over (`None`).
+    pub fn effective(&self, property: Property) -> Option<u64> {
+        let or = |value: Option<u64>, default| Some(value.filter(|&value| value != 0).unwrap_or(default));
+        match property {
+            Property::Max => Some(self.poll_max_ns),
+            Property::Grow => or(self.poll_grow, 2),
+            Property::Shrink
+                if self.poll_shrink.is_none()
+                    && matches!(self.policy(), PolicyKind::SharedWindow | PolicyKind::PerSourceWindow) =>
+            {
+                None
+            }
+            Property::Shrink => or(self.poll_shrink, 2),
+            Property::Weight => or(self.poll_weight.map(u64::from), 3),
+            Property::Price => Some(self.poll_price.unwrap_or(1).into()),
+        }
     }
 
     /// What the policy is built with.

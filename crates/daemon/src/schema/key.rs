@@ -160,6 +160,7 @@ impl fmt::Display for Kind {
             Self::PowerOfTwoBytes(least, most) => write!(f, "a power of two in {least}..={most} bytes"),
             Self::PowerOfTwo(least, most) => write!(f, "a power of two in {least}..={most}"),
             Self::Word(words) => f.write_str(&one_of(&words())),
+            Self::Text(0, usize::MAX) => f.write_str("text"),
             Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
             Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),
             Self::Name(usize::MAX) => f.write_str("a name (a letter, then letters, digits, '-', '.', '_')"),

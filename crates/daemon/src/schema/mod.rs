@@ -31,6 +31,7 @@ pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
 pub use cpus::Cpus;
 pub use export::{Addr, Export, ExportType, LONGEST_SOCKET_PATH, VqMapping};
 pub use fit::Spelling;
+pub(crate) use fit::fit_arguments;
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
 pub use lun::Lun;

@@ -78,6 +78,20 @@ pub enum Problem {
 }
 
 impl Problem {
+    /// The key that it is about, if it is about one.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::UnknownKey { key, .. }
+            | Self::Elsewhere { key, .. }
+            | Self::Missing { key }
+            | Self::Must { key, .. }
+            | Self::Unknown { key, .. } => Some(key),
+            Self::NotDone { what, .. } => what.split(['=', ' ']).next(),
+            Self::Together(line) => line.split(['=', ' ', ':']).next(),
+            Self::Duplicate(_) => None,
+        }
+    }
+
     /// A value that is not what its key allows.
     pub(crate) fn must(key: impl Into<String>, allowed: impl Into<String>, got: impl ToString) -> Self {
         Self::Must { key: key.into(), allowed: allowed.into(), got: got.to_string() }

@@ -262,7 +262,7 @@ fn the_logical_units_of_an_export_are_apart_and_within_what_scsi_addresses() {
             "luns.0.wwn must be a number of 64 bits that begins with 2, 3 or 5, got 0x1234",
         ),
         (format!("{one},num-queues=255"), "num-queues must be 1..=254, got 255"),
-        (format!("{one},node-name=d"), "node-name belongs to type vhost-user-blk, and this is vhost-user-scsi"),
+        (format!("{one},node-name=d"), "key 'node-name' belongs to type vhost-user-blk, and this is vhost-user-scsi"),
     ] {
         assert_eq!(error::<Export>(&text), format!("export 'e': {line}"));
     }

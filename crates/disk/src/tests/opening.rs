@@ -51,6 +51,17 @@ fn a_size_that_changes_is_found_when_asked_for() {
 }
 
 #[test]
+fn a_disk_grows_and_never_shrinks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let disk = Disk::open(&Options::new("disk", Driver::File { filename: path.clone() })).unwrap();
+    assert_eq!(disk.grow(3 << 20).unwrap(), 3 << 20);
+    assert_eq!(disk.grow(1 << 20).unwrap(), 3 << 20);
+    assert_eq!(disk.size(), path.metadata().unwrap().len());
+}
+
+#[test]
 fn what_is_no_image_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.img");

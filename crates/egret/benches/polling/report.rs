@@ -50,7 +50,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     }
     println!();
     println!(
-        "{:<34}{:<14}{:>9}{:>9}{:>9}{:>10}{:>7}{:>11}   {:<18}{:<18}{:<18}{:<18}",
+        "{:<34}{:<14}{:>9}{:>11}{:>11}{:>10}{:>7}{:>11}   {:<20}{:<20}{:<20}{:<20}",
         "4 KiB random reads",
         "policy",
         "IOPS",
@@ -77,7 +77,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
                 other.map_or("-".into(), |other| spread(ratios(measured, cell, (contender, other), value)))
             };
             println!(
-                "{:<34}{:<14}{:>9.0}{:>9.2}{:>9.2}{:>10.3}{:>7.2}{:>11.3}   {:<18}{:<18}{:<18}{:<18}{}",
+                "{:<34}{:<14}{:>9.0}{:>11.2}{:>11.2}{:>10.3}{:>7.2}{:>11.3}   {:<20}{:<20}{:<20}{:<20}{}",
                 std::mem::take(&mut name),
                 contender.name,
                 median_of(|outcome| outcome.iops),
@@ -90,10 +90,15 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
                 against("weighted", |outcome| outcome.cpu_us),
                 against("busy", |outcome| outcome.iops),
                 against("busy", |outcome| outcome.cpu_us),
-                mine.iter().find_map(|one| one.outcome.limit.as_ref()).map_or("", |_| "load-bound"),
+                if is_load_bound(&mine) { "load-bound" } else { "" },
             );
         }
     }
+}
+
+/// Whether in most repetitions the load, and not the server, was measured.
+fn is_load_bound(measured: &[&Measured]) -> bool {
+    2 * measured.iter().filter(|one| one.outcome.limit.is_some()).count() > measured.len()
 }
 
 /// Prints the busy disk's figures beside more and more idle ones.

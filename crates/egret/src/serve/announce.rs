@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result};
 use egret_daemon::Config;
 use egret_daemon::attach::Attach;
+use egret_daemon::disk::Bottom;
 use egret_daemon::schema::Addr;
 
 /// For every export its address, and the lines that attach it.
@@ -19,6 +20,12 @@ pub fn announcement(config: &Config) -> Result<String> {
             }
             Addr::Fd { fd } => writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id),
         };
+        for (_, node) in export.node_names() {
+            let Some(disk) = config.disk(node) else { continue };
+            let (Bottom::File(image) | Bottom::HostDevice(image)) = disk.bottom else { continue };
+            let direct = if disk.direct { "past" } else { "through" };
+            let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
+        }
         let Some(attach) = Attach::new(export, &directory) else { continue };
         for (monitor, lines) in
             [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use egret_daemon::process::{Pidfile, Readiness, Side, Signals, background};
+use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::{Config, Daemon};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_subscriber::EnvFilter;
 
 use super::summary::{Meter, waits};
@@ -23,6 +23,8 @@ const RECORDED_WAITS: usize = 1 << 17;
 pub struct Life {
     /// What to print once disks are served.
     pub announcement: Option<String>,
+    /// Where it takes commands.
+    pub monitors: Vec<Monitor>,
     /// Where to write the process's number.
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
@@ -31,6 +33,8 @@ pub struct Life {
     pub stats: bool,
     /// Where to write how they waited, wait by wait.
     pub record_waits: Option<PathBuf>,
+    /// Whether it prints anything at all.
+    pub talks: bool,
 }
 
 /// Serves `config` until a signal ends it.
@@ -59,9 +63,9 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
-    let daemon = Daemon::start(config)?;
+    let mut control = Control::new(Daemon::start(config)?, &life.monitors)?;
     if life.record_waits.is_some() {
-        daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
+        control.daemon().record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     if let Some(announcement) = &life.announcement {
         print!("{announcement}");
@@ -69,14 +73,14 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;
     }
-    attend(&daemon, &signals, life.stats)?;
-    if life.stats {
-        print!("{}", waits(&daemon));
+    let reason = attend(&mut control, &signals, life)?;
+    if life.talks && life.stats {
+        print!("{}", waits(control.daemon()));
     }
     if let Some(path) = &life.record_waits {
-        write_recordings(&daemon, path)?;
+        write_recordings(control.daemon(), path)?;
     }
-    drop(daemon);
+    drop(control.shut_down(reason));
     drop(pidfile);
     Ok(())
 }
@@ -97,26 +101,26 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end; on a terminal with a line now and then, elsewhere without ever waking up.
-fn attend(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
-    if stdout().is_terminal() {
-        report(daemon, signals, stats)?;
-    }
-    signals.wait().context("signals")?;
-    Ok(())
-}
-
-/// Prints what goes on, until there is a signal.
-fn report(daemon: &Daemon, signals: &Signals, stats: bool) -> Result<()> {
-    let mut meter = Meter::new(daemon);
-    let every = Timespec::try_from(EVERY)?;
-    while poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], Some(&every))? == 0 {
-        if let Some(line) = meter.line(daemon) {
-            println!("{line}");
+/// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
+/// ever waking up for nothing.
+fn attend(control: &mut Control, signals: &Signals, life: &Life) -> Result<&'static str> {
+    let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
+    let mut meter = Meter::new(control.daemon());
+    loop {
+        match control.attend(signals.as_fd(), every).context("monitors")? {
+            Woken::Quit => return Ok("host-qmp-quit"),
+            Woken::Descriptor => {
+                signals.wait().context("signals")?;
+                return Ok("host-signal");
+            }
+            Woken::Timeout => {
+                if let Some(line) = meter.line(control.daemon()) {
+                    println!("{line}");
+                }
+                if life.stats {
+                    print!("{}", waits(control.daemon()));
+                }
+            }
         }
-        if stats {
-            print!("{}", waits(daemon));
-        }
     }
-    Ok(())
 }

@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use egret_daemon::Config;
+use egret_daemon::config::{Config, effective};
+use egret_daemon::qmp::chardev::{self, Place};
 use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
 
 use announce::announcement;
@@ -61,6 +62,13 @@ pub struct Serve {
     #[arg(long, value_name = "MONITOR", requires = "disk", value_parser = PossibleValuesParser::new(words::<MonitorChoice>()))]
     pub fd_monitor: Option<String>,
 
+    /// Make the objects that a file names, beside those that options do
+    #[arg(long, value_name = "FILE", conflicts_with = "disk")]
+    pub config: Option<PathBuf>,
+    /// Print the configuration with every default filled in, as a file, and serve nothing
+    #[arg(long)]
+    pub print_config: bool,
+
     /// Make a disk: [driver=]file|host_device|null-co|raw,node-name=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub blockdev: Vec<String>,
@@ -70,13 +78,13 @@ pub struct Serve {
     /// Offer a disk: [type=]vhost-user-blk,id=...,node-name=...,addr.type=unix,addr.path=...[,KEY=VALUE...]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub export: Vec<String>,
-    /// Not in this version
-    #[arg(long, hide = true)]
+    /// Make a place for a monitor: socket,id=...,path=...,server=on,wait=off, or stdio,id=...
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub chardev: Vec<String>,
-    /// Not in this version
-    #[arg(long, hide = true)]
+    /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
+    #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
-    /// Not in this version
+    /// QEMU's, and refused
     #[arg(long, hide = true)]
     pub nbd_server: Vec<String>,
 
@@ -103,28 +111,37 @@ pub fn run(arguments: Serve) -> Result<()> {
         print!("{help}");
         return Ok(());
     }
+    let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
     let config = config(&arguments)?;
     for warning in config.warnings() {
         eprintln!("egret: warning: {warning}");
     }
-    let announcement = arguments.disk.is_some().then(|| announcement(&config)).transpose()?;
+    if arguments.print_config {
+        print!("{}", effective(&config));
+        return Ok(());
+    }
+    let has_stdio = monitors.iter().any(|monitor| monitor.chardev.place == Place::Stdio);
+    if has_stdio && arguments.daemonize {
+        bail!("--daemonize gives the terminal up, and a monitor on stdio needs it: put the monitor on a socket");
+    }
+    // What is printed would get into a program's answers.
+    let talks = !has_stdio;
+    let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
-    life::live(&config, Life { announcement, pidfile, daemonize, stats, record_waits })
+    life::live(&config, Life { announcement, monitors, pidfile, daemonize, stats, record_waits, talks })
 }
 
 /// The configuration that the arguments ask for.
 pub fn config(arguments: &Serve) -> Result<Config> {
-    let later =
-        [("--chardev", &arguments.chardev), ("--monitor", &arguments.monitor), ("--nbd-server", &arguments.nbd_server)];
-    if let Some((option, _)) = later.iter().find(|(_, given)| !given.is_empty()) {
-        bail!("{option} belongs to a later version of Egret; this one is configured by its command line alone");
+    if !arguments.nbd_server.is_empty() {
+        bail!("--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk");
     }
     let config = match &arguments.disk {
         Some(disk) => one_disk::config(disk, arguments)?,
         None => objects::config(arguments)?,
     };
-    if config.exports.is_empty() {
-        bail!("nothing to serve: name a disk (egret serve DISK), or give an --export");
+    if config.exports.is_empty() && arguments.monitor.is_empty() {
+        bail!("nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor");
     }
     Ok(config)
 }

@@ -1,18 +1,20 @@
 //! `egret serve --object ... --blockdev ... --export ...`: everything said, in qemu-storage-daemon's words.
 
 use anyhow::{Result, anyhow};
+use egret_daemon::config::{Config, ConfigFile};
+use egret_daemon::keyval;
 use egret_daemon::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
-use egret_daemon::{Config, keyval};
 use serde_json::Value;
 
 use super::Serve;
 
-/// The configuration that the options spell out; their order does not matter.
+/// The configuration that the file and the options spell out; their order does not matter.
 pub fn config(arguments: &Serve) -> Result<Config> {
-    let iothreads = read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?;
-    let blockdevs = read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?;
-    let exports = read_all(&arguments.export, "export", "type", Export::from_value)?;
-    Ok(Config::new(iothreads, blockdevs, exports)?)
+    let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
+    objects.iothreads.extend(read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?);
+    objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
+    objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
+    Ok(objects.config()?)
 }
 
 fn read_all<T: Object>(
@@ -60,7 +62,7 @@ mod tests {
     fn line(line: &str) -> Result<Config, String> {
         let words = line.split_whitespace().map(Into::into);
         let Command::Serve(arguments) = Cli::try_parse_from(arguments(words)).unwrap().command else {
-            panic!("a line for egret serve");
+            panic!("{line}")
         };
         crate::serve::config(&arguments).map_err(|error| format!("{error:#}"))
     }
@@ -111,11 +113,8 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
     #[test]
     fn what_is_wrong_is_said_in_one_line() {
         for (options, error) in [
-            ("", "nothing to serve: name a disk (egret serve DISK), or give an --export"),
-            (
-                "--monitor chardev=m",
-                "--monitor belongs to a later version of Egret; this one is configured by its command line alone",
-            ),
+            ("", "nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor"),
+            ("--nbd-server x", "--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk"),
             ("--blockdev null-co,node-name", "--blockdev null-co,node-name: expected '=' after 'node-name'"),
             ("--blockdev null-co", "blockdev (null-co): node-name is missing"),
             ("--object iothread", "--object iothread: iothread without id: id is missing"),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`server`] | a daemon as a child process, its options, and what it logged |
 //! | [`announced`] | a daemon that was given just a disk, and what it printed |
+//! | [`qmp`] | a monitor's client |
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
@@ -13,6 +14,7 @@
 pub mod announced;
 pub mod disk;
 pub mod guest;
+pub mod qmp;
 pub mod scratch;
 pub mod server;
 pub mod wire;

@@ -99,6 +99,13 @@ impl Options {
         self.words(["--export".into(), joined(export, more)])
     }
 
+    /// A QMP monitor at `socket`.
+    pub fn monitor(mut self, id: &str, socket: &Path) -> Self {
+        self.sockets.push(socket.into());
+        let chardev = format!("socket,id={id},path={},server=on,wait=off", socket.display());
+        self.words(["--chardev".into(), chardev, "--monitor".into(), format!("chardev={id}")])
+    }
+
     /// The words of the command line.
     pub fn as_words(&self) -> &[String] {
         &self.words
@@ -174,6 +181,11 @@ impl Server {
         let pid = rustix::process::Pid::from_child(&self.process.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
         await_some("the daemon to end", || self.process.0.try_wait().expect("our child"))
+    }
+
+    /// How many threads the process has.
+    pub fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives").count()
     }
 
     /// How many descriptors the process has open.

@@ -82,7 +82,8 @@ impl Stamp {
             1 => self.offset,
             2 => self.seed,
             3 => self.generation.into(),
-            _ => mix(self.seed ^ self.offset ^ u64::from(self.generation) << 40).wrapping_add(index as u64 * MAGIC),
+            _ => mix(self.seed ^ self.offset ^ u64::from(self.generation) << 40)
+                .wrapping_add((index as u64).wrapping_mul(MAGIC)),
         }
     }
 

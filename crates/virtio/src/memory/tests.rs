@@ -77,6 +77,24 @@ fn a_buffer_across_adjacent_regions_is_a_piece_of_each() {
 }
 
 #[test]
+fn bytes_arrive_whole_whatever_their_alignment_and_length() {
+    let memory = GuestMemory::empty().with(Region::anonymous(0, PAGE).unwrap()).unwrap();
+    let bytes: Vec<u8> = (1..=40).collect();
+    for at in 0..16 {
+        for len in 0..=bytes.len() {
+            assert!(memory.write(0, &[0; 64]));
+            assert!(memory.write(at, &bytes[..len]));
+            let mut found = [0xEE; 64];
+            assert!(memory.read(0, &mut found));
+            let (before, rest) = found.split_at(at as usize);
+            assert!(before.iter().all(|&byte| byte == 0), "{len} bytes at {at}");
+            assert_eq!(rest[..len], bytes[..len], "{len} bytes at {at}");
+            assert!(rest[len..].iter().all(|&byte| byte == 0), "{len} bytes at {at}");
+        }
+    }
+}
+
+#[test]
 fn a_region_may_begin_anywhere_in_its_file() {
     let mut region = numbered(0x1234, 3, 5);
     region.offset = PAGE + 100;

@@ -1,0 +1,107 @@
+//! Why an object could not be added, changed or removed.
+
+use crate::schema::ObjectError;
+
+/// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A disk cannot be opened.
+    #[error(transparent)]
+    Disk(#[from] egret_disk::OpenError),
+    /// An I/O thread cannot be started.
+    #[error("iothread '{0}': {1}")]
+    IoThread(String, String),
+    /// An export's blocks do not fit the disk.
+    #[error("export '{export}': logical-block-size={block} does not divide {disk}, which has {size} bytes")]
+    OddSize {
+        /// The export.
+        export: String,
+        /// Its logical block, in bytes.
+        block: u32,
+        /// The disk.
+        disk: String,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// An export that writes, of a disk that others read and that is open for reading.
+    #[error(
+        "export '{export}': blockdev '{node}' is open for reading, because export '{reader}' came first; \
+         delete that one, or make the export that writes before it"
+    )]
+    OpenForReading {
+        /// The export that writes.
+        export: String,
+        /// The disk.
+        node: String,
+        /// An export that reads.
+        reader: String,
+    },
+    /// An export's descriptor is not there.
+    #[error("export '{0}': addr.str {1}: {2}")]
+    Inherit(String, i32, #[source] std::io::Error),
+    /// An export cannot be made.
+    #[error(transparent)]
+    Export(#[from] egret_export::ExportError),
+}
+
+/// Why a running daemon's objects stay as they are; where QEMU has words for it, in QEMU's words.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// An I/O thread's name is taken.
+    #[error("attempt to add duplicate property '{0}' to object (type 'container')")]
+    DuplicateObject(String),
+    /// There is no such I/O thread.
+    #[error("object '{0}' not found")]
+    NoObject(String),
+    /// An export runs on it.
+    #[error("object '{0}' is in use, can not be deleted")]
+    ObjectInUse(String),
+    /// A blockdev's name is taken.
+    #[error("Duplicate nodes with node-name='{0}'")]
+    DuplicateNode(String),
+    /// A blockdev has no name.
+    #[error("'node-name' must be specified for the root node")]
+    NamelessNode,
+    /// There is no such blockdev, to be removed.
+    #[error("Failed to find node with node-name='{0}'")]
+    NoNode(String),
+    /// There is no such blockdev, to be used.
+    #[error("Cannot find device='{0}' nor node-name='{1}'")]
+    NoDevice(String, String),
+    /// It is exported.
+    #[error("Node {0} is in use")]
+    NodeInUse(String),
+    /// Another lies over it.
+    #[error("Block device {0} is in use")]
+    NodeBelow(String),
+    /// It was made with the one that it is written in.
+    #[error("Node {0} is not owned by the monitor")]
+    NodeInside(String),
+    /// An export's name is taken.
+    #[error("Block export id '{0}' is already in use")]
+    DuplicateExport(String),
+    /// There is no such export.
+    #[error("Export '{0}' is not found")]
+    NoExport(String),
+    /// A client uses it.
+    #[error("export '{0}' still in use")]
+    ExportInUse(String),
+    /// An export is to run on a thread that is not there.
+    #[error("iothread \"{0}\" not found")]
+    NoIoThread(String),
+    /// A property that is fixed while its object lives.
+    #[error("iothread '{0}': {1} cannot be changed while the thread runs; make another one")]
+    Fixed(String, String),
+    /// A descriptor that nobody handed over.
+    #[error("export '{0}': addr.type 'fd' is for the command line: a running daemon inherits no descriptor")]
+    LateDescriptor(String),
+    /// A disk cannot have that size.
+    #[error("blockdev '{0}': {1}")]
+    Resize(String, String),
+    /// It does not fit the others.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// It cannot be had.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}

@@ -1,0 +1,54 @@
+//! What a running daemon tells of itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use egret_disk::Disk;
+use egret_event_loop::LoopStats;
+use egret_export::QueueStats;
+
+use super::Daemon;
+
+/// A disk as it is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskState {
+    /// Bytes.
+    pub size: u64,
+    /// Whether it is open for reading alone.
+    pub read_only: bool,
+}
+
+impl Daemon {
+    /// What the queues of all exports have counted since they began.
+    pub fn queue_stats(&self) -> QueueStats {
+        let mut sum = QueueStats::default();
+        self.exports.values().for_each(|export| sum.add(&export.stats()));
+        sum
+    }
+
+    /// What the queues of one export have counted since they began.
+    pub fn export_stats(&self, id: &str) -> Option<QueueStats> {
+        Some(self.exports.get(id)?.stats())
+    }
+
+    /// What each I/O thread has counted since it began, by its name.
+    pub fn loop_stats(&self) -> BTreeMap<&str, LoopStats> {
+        self.io_threads.iter().filter_map(|(name, io_thread)| Some((name.as_str(), io_thread.stats()?))).collect()
+    }
+
+    /// A disk as it is now; of one that another lies over, what that one sees.
+    pub fn disk_state(&self, node_name: &str) -> Option<DiskState> {
+        let disk = self.open_disk(node_name)?;
+        Some(DiskState { size: disk.size(), read_only: disk.read_only() })
+    }
+
+    fn open_disk(&self, node_name: &str) -> Option<&Arc<Disk>> {
+        self.disks.get(node_name).or_else(|| {
+            let above = self.config.blockdevs.iter().find(|blockdev| {
+                blockdev.child_name() == Some(node_name)
+                    || blockdev.inline_child().is_some_and(|child| child.node_name.as_deref() == Some(node_name))
+            })?;
+            self.open_disk(above.node_name.as_deref()?)
+        })
+    }
+}

@@ -1,0 +1,117 @@
+use std::path::Path;
+
+use super::*;
+use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread};
+
+fn daemon() -> Daemon {
+    Daemon::start(&Config::empty()).unwrap()
+}
+
+fn image(directory: &Path, name: &str) -> Blockdev {
+    let path = directory.join(format!("{name}.img"));
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    Blockdev::new(name, Driver::File(Image::new(path.to_str().unwrap())))
+}
+
+fn export(directory: &Path, id: &str, node: &str) -> Export {
+    Export::new(id, node, Addr::Unix { path: directory.join(id).to_str().unwrap().to_owned() })
+}
+
+/// What the daemon would show of itself.
+fn state(daemon: &Daemon) -> (Config, Vec<String>, Vec<String>, Vec<String>) {
+    let names = |keys: &mut dyn Iterator<Item = &String>| keys.cloned().collect::<Vec<_>>();
+    (
+        daemon.config.clone(),
+        names(&mut daemon.io_threads.keys()),
+        names(&mut daemon.disks.keys()),
+        names(&mut daemon.exports.keys()),
+    )
+}
+
+#[test]
+fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let mut e0 = export(at, "e0", "d0");
+    e0.iothread = vec!["io0".to_owned()];
+    daemon.add_export(e0.clone()).unwrap();
+
+    type Attempt<'a> = (Box<dyn Fn(&mut Daemon) -> Result<(), ChangeError> + 'a>, &'a str);
+    let missing = Blockdev::new("d1", Driver::File(Image::new("/nonexistent")));
+    let elsewhere = Export { id: "e1".to_owned(), ..e0.clone() };
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_io_thread(IoThread::new("io0"))), "attempt to add duplicate property 'io0'"),
+        (Box::new(|d| d.remove_io_thread("io0")), "object 'io0' is in use, can not be deleted"),
+        (Box::new(|d| d.remove_io_thread("io1")), "object 'io1' not found"),
+        (Box::new(|d| d.add_blockdev(image(at, "d0"))), "Duplicate nodes with node-name='d0'"),
+        (Box::new(|d| d.add_blockdev(missing.clone())), "blockdev 'd1': '/nonexistent' does not exist"),
+        (Box::new(|d| d.remove_blockdev("d0")), "Node d0 is in use"),
+        (Box::new(|d| d.remove_blockdev("d9")), "Failed to find node with node-name='d9'"),
+        (Box::new(|d| d.add_export(e0.clone())), "Block export id 'e0' is already in use"),
+        (Box::new(|d| d.add_export(elsewhere.clone())), "export 'e1': addr.path"),
+        (Box::new(|d| d.add_export(export(at, "e1", "d9"))), "Cannot find device='' nor node-name='d9'"),
+        (
+            Box::new(|d| d.add_export(Export { iothread: vec!["x".into()], ..export(at, "e1", "d0") })),
+            "iothread \"x\" not found",
+        ),
+        (
+            Box::new(|d| d.add_export(Export { writable: true, ..export(at, "e1", "d0") })),
+            "export 'e1': blockdev 'd0' is open for reading, because export 'e0' came first",
+        ),
+        (Box::new(|d| d.remove_export("e9", Deletion::Hard)), "Export 'e9' is not found"),
+    ];
+    let before = state(&daemon);
+    for (attempt, line) in attempts {
+        let error = attempt(&mut daemon).unwrap_err().to_string();
+        assert!(error.starts_with(line), "{error}");
+        assert_eq!(state(&daemon), before, "{line}");
+    }
+}
+
+#[test]
+fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let writer = Export { writable: true, ..export(place.path(), "e0", "d0") };
+    daemon.add_export(writer).unwrap();
+    assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
+    daemon.remove_export("e0", Deletion::Safe).unwrap();
+    assert_eq!(daemon.departed(), ["e0"], "it had no client to wait for");
+    assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
+    daemon.remove_blockdev("d0").unwrap();
+    daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
+    assert_eq!(state(&daemon), (Config::empty(), vec![], vec![], vec![]));
+    assert!(!place.path().join("e0").exists());
+}
+
+#[test]
+fn an_image_grows_to_whole_blocks_and_never_shrinks() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    daemon.add_export(Export { writable: true, ..export(place.path(), "e0", "d0") }).unwrap();
+    daemon.resize("d0", 2 << 20).unwrap();
+    assert_eq!(daemon.disk_state("d0").unwrap().size, 2 << 20);
+    for (size, line) in [(1 << 20, "shrinking would lose data"), ((2 << 20) + 1, "must be a multiple of 512")] {
+        assert!(daemon.resize("d0", size).unwrap_err().to_string().contains(line));
+        assert_eq!(daemon.disk_state("d0").unwrap().size, 2 << 20);
+    }
+}
+
+#[test]
+fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
+    let mut daemon = daemon();
+    daemon.add_io_thread(IoThread::new("io0")).unwrap();
+    let busy = IoThread { poll_policy: Some(schema::PolicyKind::Busy), poll_idle_ms: 5, ..IoThread::new("io0") };
+    daemon.change_io_thread(busy.clone()).unwrap();
+    assert_eq!(daemon.config().iothreads[0], busy);
+    let pool = IoThread { thread_pool_max: 3, ..busy.clone() };
+    let error = daemon.change_io_thread(pool).unwrap_err().to_string();
+    assert!(error.starts_with("iothread 'io0': thread-pool-max cannot be changed"), "{error}");
+    assert_eq!(daemon.config().iothreads, [busy]);
+    assert!(daemon.thread_id("io0").is_some());
+}

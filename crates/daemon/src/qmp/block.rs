@@ -1,0 +1,184 @@
+//! Commands about disks and what is offered of them.
+
+use egret_export::QueueStats;
+use egret_virtio::Kind as Op;
+use serde_json::{Value, json};
+
+use super::command::{Command, Context, Takes, keys, nothing, text};
+use crate::daemon::{Daemon, Deletion};
+use crate::disk::Bottom;
+use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
+
+static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
+static EXPORT: Shape = keys(&[
+    Key::needed("id", Kind::Text(0, usize::MAX), "Name of the export."),
+    Key::optional(
+        "mode",
+        Kind::Word(|| vec!["safe", "hard"]),
+        "safe",
+        "`safe` refuses while a client uses it, `hard` cuts the client off.",
+    ),
+]);
+static SIZE: Shape = keys(&[
+    Key::optional("device", Kind::Text(0, usize::MAX), "none", "Accepted as another spelling of `node-name`."),
+    Key::optional("node-name", Kind::Text(0, usize::MAX), "none", "Name of the blockdev."),
+    Key::needed("size", Kind::Bytes(0, i64::MAX as u64), "What it is to have; less than it has is refused."),
+]);
+static STATS: Shape =
+    keys(&[Key::optional("query-nodes", Kind::Flag, "off", "One entry for each blockdev, not for each export.")]);
+static NODES: Shape =
+    keys(&[Key::optional("flat", Kind::Flag, "off", "Accepted, and changes nothing: there are no backing files.")]);
+
+pub(super) static COMMANDS: &[Command] = &[
+    Command {
+        name: "blockdev-add",
+        takes: Takes::BLOCKDEV,
+        returns: "{}",
+        about: "Add a disk, or a layer over one, and open its image.",
+        run: |context, arguments| {
+            context.daemon.add_blockdev(Blockdev::from_value(arguments.into(), Spelling::Typed)?)?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "blockdev-del",
+        takes: Takes::Keys(&NODE),
+        returns: "{}",
+        about: "Remove a blockdev that nothing uses, and close its image.",
+        run: |context, arguments| {
+            context.daemon.remove_blockdev(text(&arguments, "node-name"))?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "query-named-block-nodes",
+        takes: Takes::Keys(&NODES),
+        returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", ...}]"#,
+        about: "Every blockdev: what it is, its size and its settings in force.",
+        run: |context, _| {
+            let daemon = &*context.daemon;
+            Ok(daemon.config().node_names().into_iter().filter_map(|name| node(daemon, name)).collect())
+        },
+    },
+    Command {
+        name: "query-blockstats",
+        takes: Takes::Keys(&STATS),
+        returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
+        about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev.",
+        run: |context, arguments| {
+            Ok(statistics(context.daemon, arguments.get("query-nodes") == Some(&Value::Bool(true))))
+        },
+    },
+    Command {
+        name: "block_resize",
+        takes: Takes::Keys(&SIZE),
+        returns: r#"{}, or {"untold": [export, ...]}"#,
+        about: "Make an image longer, or look again how long a device is, and tell the clients of its exports; \
+                `untold` names exports whose client does not listen for that.",
+        run: |context, arguments| {
+            let name = [text(&arguments, "node-name"), text(&arguments, "device")];
+            let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+            let size = arguments.get("size").and_then(Value::as_u64).unwrap_or_default();
+            let untold = context.daemon.resize(name, size)?;
+            Ok(if untold.is_empty() { nothing() } else { json!({ "untold": untold }) })
+        },
+    },
+    Command {
+        name: "block-export-add",
+        takes: Takes::EXPORT,
+        returns: "{}",
+        about: "Offer a disk; it listens when this returns.",
+        run: |context, arguments| {
+            context.daemon.add_export(Export::from_value(arguments.into(), Spelling::Typed)?)?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "block-export-del",
+        takes: Takes::Keys(&EXPORT),
+        returns: "{}",
+        about: "Take an offer back. BLOCK_EXPORT_DELETED says when it is gone and its name and disk are free.",
+        run: |context, arguments| {
+            let how = if text(&arguments, "mode") == "hard" { Deletion::Hard } else { Deletion::Safe };
+            context.daemon.remove_export(text(&arguments, "id"), how)?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "query-block-exports",
+        takes: Takes::NOTHING,
+        returns: r#"[{"id", "type", "node-name", "shutting-down"}]"#,
+        about: "Every export, those on their way out too.",
+        run: |context, _| Ok(exports(context)),
+    },
+];
+
+fn exports(context: &Context<'_>) -> Value {
+    let show = |export: &Export| {
+        json!({
+            "id": export.id,
+            "type": export.kind,
+            "node-name": export.node_name,
+            "shutting-down": context.daemon.is_departing(&export.id),
+        })
+    };
+    context.daemon.config().exports.iter().map(show).collect()
+}
+
+fn node(daemon: &Daemon, name: &str) -> Option<Value> {
+    let config = daemon.config();
+    let (disk, state) = (config.disk(name)?, daemon.disk_state(name)?);
+    let file = match disk.bottom {
+        Bottom::File(image) | Bottom::HostDevice(image) => image.filename.as_str(),
+        Bottom::Null(_) => "null-co://",
+    };
+    let mut blockdevs =
+        config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
+    let driver = blockdevs.find(|blockdev| blockdev.name() == name)?.driver.word();
+    Some(json!({
+        "node-name": name,
+        "drv": driver,
+        "file": file,
+        "ro": state.read_only,
+        "active": true,
+        "encrypted": false,
+        "backing_file_depth": 0,
+        "detect_zeroes": disk.detect_zeroes.as_str(),
+        "cache": { "direct": disk.direct, "no-flush": disk.no_flush, "writeback": true },
+        "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0,
+        "write_threshold": 0,
+        "image": { "filename": file, "format": driver, "virtual-size": state.size, "dirty-flag": false },
+    }))
+}
+
+fn statistics(daemon: &Daemon, by_node: bool) -> Value {
+    let config = daemon.config();
+    let of = |export: &Export| daemon.export_stats(&export.id).unwrap_or_default();
+    if !by_node {
+        let show = |export: &Export| json!({ "device": export.id, "node-name": export.node_name, "stats": shown(&of(export)) });
+        return config.exports.iter().map(show).collect();
+    }
+    let show = |name: &str| {
+        let mut sum = QueueStats::default();
+        config.exports.iter().filter(|export| export.has_node(name)).for_each(|export| sum.add(&of(export)));
+        json!({ "node-name": name, "stats": shown(&sum) })
+    };
+    config.node_names().into_iter().map(show).collect()
+}
+
+/// Counters under QEMU's names, as far as they are counted; and how long requests took.
+fn shown(stats: &QueueStats) -> Value {
+    let [read, write, flush, discard] = [Op::Read, Op::Write, Op::Flush, Op::Discard].map(|op| stats.op(op));
+    let latency = stats.latency().map(|latency| {
+        let at = |quantile| latency.value_at_quantile(quantile);
+        json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.max() })
+    });
+    let good = |op: egret_export::OpStats| op.requests - op.errors;
+    json!({
+        "rd_bytes": read.bytes, "rd_operations": good(read), "failed_rd_operations": read.errors,
+        "wr_bytes": write.bytes, "wr_operations": good(write), "failed_wr_operations": write.errors,
+        "flush_operations": good(flush), "failed_flush_operations": flush.errors,
+        "unmap_bytes": discard.bytes, "unmap_operations": good(discard), "failed_unmap_operations": discard.errors,
+        "x-egret": { "notifications": stats.calls, "broken-queues": stats.broken, "latency": latency },
+    })
+}

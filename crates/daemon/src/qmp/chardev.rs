@@ -1,0 +1,214 @@
+//! `--chardev` and `--monitor`: where monitors are found.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use super::command::text;
+use crate::keyval::{self, KeyvalError};
+use crate::schema::{
+    Foreign, Harmless, Key, Kind, LONGEST_SOCKET_PATH, Problem, Shape, Spelling, Variants, fit_arguments,
+};
+
+/// Who may connect where nobody says: the daemon's own user.
+const DEFAULT_MODE: u32 = 0o600;
+
+/// Where bytes come from and go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chardev {
+    /// Its name.
+    pub id: String,
+    /// What it is.
+    pub place: Place,
+}
+
+/// What a chardev is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A UNIX socket that the daemon makes.
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The daemon's standard input and output.
+    Stdio,
+}
+
+/// A monitor: QMP on a chardev.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Monitor {
+    /// Where.
+    pub chardev: Chardev,
+    /// Whether answers take several lines.
+    pub pretty: bool,
+}
+
+/// Why there is no monitor.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum MonitorError {
+    /// The text is none of `key=value,...` and JSON.
+    #[error("{0}: {1}")]
+    Syntax(String, #[source] KeyvalError),
+    /// A key or value.
+    #[error("{0}: {1}")]
+    Problem(String, #[source] Problem),
+    /// Two chardevs of one name.
+    #[error("chardev '{0}': there is another chardev of this name")]
+    Duplicate(String),
+    /// A monitor where no chardev is.
+    #[error(
+        "--monitor: there is no chardev '{0}'; make one with: --chardev socket,id={0},path=PATH,server=on,wait=off"
+    )]
+    NoChardev(String),
+    /// Two monitors on one chardev.
+    #[error("--monitor: chardev '{0}' has a monitor already")]
+    Taken(String),
+}
+
+static CHARDEV: Shape = Shape {
+    keys: &[Key::needed("id", Kind::Name(usize::MAX), "Name of the chardev.")],
+    variants: Some(Variants {
+        tag: "backend",
+        about: "What it is.",
+        of: &[
+            (
+                "socket",
+                &[
+                    Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make."),
+                    Key::needed("server", Kind::Flag, "`on`: the daemon listens, and does not connect to others."),
+                    Key::optional(
+                        "mode",
+                        Kind::Word(|| vec!["0600", "0660", "0666"]),
+                        "0600",
+                        "Who may connect: the daemon's user, its group too, or everybody. Egret's own.",
+                    ),
+                ],
+            ),
+            ("stdio", &[]),
+        ],
+        foreign: &["null", "file", "pipe", "pty", "ringbuf", "serial", "udp", "vc", "memory", "parallel", "hub"],
+        because: "a monitor is on a UNIX socket, or on standard input and output",
+    }),
+    foreign: &[
+        Foreign { name: "wait", harmless: Harmless::Off, because: "disks are served without waiting for a monitor" },
+        Foreign { name: "signal", harmless: Harmless::Any, because: "it concerns terminals" },
+        Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
+        Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
+        Foreign { name: "host", harmless: Harmless::No, because: "monitors are reached over UNIX sockets alone" },
+        Foreign { name: "port", harmless: Harmless::No, because: "monitors are reached over UNIX sockets alone" },
+        Foreign { name: "fd", harmless: Harmless::No, because: "name a path" },
+        Foreign { name: "telnet", harmless: Harmless::Off, because: "monitors speak QMP alone" },
+        Foreign { name: "websocket", harmless: Harmless::Off, because: "monitors speak QMP alone" },
+    ],
+};
+
+static MONITOR: Shape = Shape {
+    keys: &[
+        Key::needed("chardev", Kind::Name(usize::MAX), "The chardev that it is on, or `stdio`."),
+        Key::optional("id", Kind::Name(usize::MAX), "none", "Accepted; nothing needs it."),
+        Key::optional("mode", Kind::Word(|| vec!["control"]), "control", "QMP; there is no monitor for people."),
+        Key::optional("pretty", Kind::Flag, "off", "Answers over several lines, for people to read."),
+    ],
+    variants: None,
+    foreign: &[],
+};
+
+/// The tables of `--chardev` and `--monitor`, for help and reference.
+pub fn shapes() -> [(&'static str, &'static Shape); 2] {
+    [("chardev", &CHARDEV), ("monitor", &MONITOR)]
+}
+
+/// The monitors that `--chardev` and `--monitor` ask for.
+///
+/// # Errors
+/// The first argument that makes no sense.
+pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>, MonitorError> {
+    let mut known: Vec<Chardev> = Vec::new();
+    for argument in chardevs {
+        let keys = read("--chardev", argument, "backend", &CHARDEV)?;
+        let chardev =
+            chardev(&keys).map_err(|problem| MonitorError::Problem(format!("--chardev {argument}"), problem))?;
+        if known.iter().any(|other| other.id == chardev.id) {
+            return Err(MonitorError::Duplicate(chardev.id));
+        }
+        known.push(chardev);
+    }
+    let mut taken = BTreeSet::new();
+    let monitor = |argument: &String| {
+        let keys = read("--monitor", argument, "chardev", &MONITOR)?;
+        let name = text(&keys, "chardev").to_owned();
+        let chardev = known.iter().find(|chardev| chardev.id == name).cloned();
+        let stdio = || (name == "stdio").then(|| Chardev { id: name.clone(), place: Place::Stdio });
+        let Some(chardev) = chardev.or_else(stdio) else { return Err(MonitorError::NoChardev(name)) };
+        if !taken.insert(name.clone()) {
+            return Err(MonitorError::Taken(name));
+        }
+        Ok(Monitor { chardev, pretty: keys.get("pretty") == Some(&Value::Bool(true)) })
+    };
+    monitors.iter().map(monitor).collect()
+}
+
+fn read(option: &str, argument: &str, implied: &str, shape: &Shape) -> Result<Map<String, Value>, MonitorError> {
+    let option = format!("{option} {argument}");
+    let (value, spelling): (Value, Spelling) =
+        keyval::read(argument, implied).map_err(|error| MonitorError::Syntax(option.clone(), error))?;
+    let keys = value.as_object().cloned().unwrap_or_default();
+    fit_arguments(keys, shape, spelling).map_err(|problem| MonitorError::Problem(option, problem))
+}
+
+fn chardev(keys: &Map<String, Value>) -> Result<Chardev, Problem> {
+    let place = match text(keys, "backend") {
+        "stdio" => Place::Stdio,
+        _ if keys.get("server") != Some(&Value::Bool(true)) => {
+            let because = "Egret listens and does not connect: write server=on".to_owned();
+            return Err(Problem::NotDone { what: "server=off".to_owned(), because });
+        }
+        _ => Place::Socket {
+            path: text(keys, "path").into(),
+            mode: u32::from_str_radix(text(keys, "mode"), 8).unwrap_or(DEFAULT_MODE),
+        },
+    };
+    Ok(Chardev { id: text(keys, "id").to_owned(), place })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(chardevs: &[&str], names: &[&str]) -> Result<Vec<Monitor>, String> {
+        let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        monitors(&owned(chardevs), &owned(names)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_monitor_is_on_a_socket_or_on_the_standard_streams() {
+        let monitors = read(&["socket,id=c,path=/q,server=on,wait=off"], &["chardev=c", "stdio"]).unwrap();
+        let socket = Place::Socket { path: "/q".into(), mode: 0o600 };
+        assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), place: socket }, pretty: false });
+        assert_eq!(monitors[1].chardev.place, Place::Stdio);
+        let monitors = read(&["socket,id=c,path=/q,server=on,mode=0660"], &["c,pretty=on"]).unwrap();
+        assert!(monitors[0].pretty && matches!(monitors[0].chardev.place, Place::Socket { mode: 0o660, .. }));
+    }
+
+    #[test]
+    fn what_makes_no_monitor_is_said_in_one_line() {
+        for (chardevs, names, line) in [
+            (&["socket,id=c,server=on"][..], &[][..], "--chardev socket,id=c,server=on: path is missing"),
+            (&["socket,id=c,path=q"], &[], "--chardev socket,id=c,path=q: server is missing"),
+            (&["socket,id=c,path=q,server=off"], &[], "server=off is QEMU's and not done here"),
+            (&["socket,id=c,path=q,server=on,wait=on"], &[], "wait=on is QEMU's and not done here: disks are served"),
+            (&["tcp,id=c"], &[], "backend must be socket or stdio, got 'tcp'"),
+            (&["stdio,id=c", "stdio,id=c"], &[], "chardev 'c': there is another chardev of this name"),
+            (&[], &["chardev=c"], "--monitor: there is no chardev 'c'; make one with: --chardev socket,id=c,path"),
+            (&["stdio,id=c"], &["c", "c"], "--monitor: chardev 'c' has a monitor already"),
+            (&["stdio,id=c"], &["c,mode=readline"], "mode must be control, got 'readline'"),
+        ] {
+            let error = read(chardevs, names).unwrap_err();
+            assert!(error.contains(line), "{error}");
+        }
+    }
+}

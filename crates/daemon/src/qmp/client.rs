@@ -1,0 +1,210 @@
+//! A client's bytes: read as far as its answers are taken, and kept within bounds both ways.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+
+use super::command::Context;
+use super::event::Event;
+use super::frame::Framer;
+use super::session::Session;
+
+/// Bytes that are read in one go.
+const GULP: usize = 16 << 10;
+/// A client whose answers wait for it to read gives no more commands beyond this many bytes.
+const PATIENT: usize = 64 << 10;
+/// A client that lets so many bytes of events pile up is cut off.
+const MOST_UNREAD: usize = 1 << 20;
+/// What a pipe or terminal takes without blocking once it is said to be ready.
+const MOUTHFUL: usize = 4096;
+
+/// A conversation and the streams that it travels on.
+pub(super) struct Client {
+    stream: Stream,
+    framer: Framer,
+    session: Session,
+    /// Read, and not yet looked at.
+    input: Vec<u8>,
+    /// Said, and not yet taken.
+    output: Vec<u8>,
+    pretty: bool,
+    /// It says nothing more.
+    ended: bool,
+}
+
+enum Stream {
+    Socket(UnixStream),
+    Stdio(io::Stdin, io::Stdout),
+}
+
+impl Client {
+    pub(super) fn socket(stream: UnixStream, pretty: bool) -> Self {
+        Self::new(Stream::Socket(stream), pretty)
+    }
+
+    pub(super) fn stdio(pretty: bool) -> Self {
+        Self::new(Stream::Stdio(io::stdin(), io::stdout()), pretty)
+    }
+
+    fn new(stream: Stream, pretty: bool) -> Self {
+        let (session, greeting) = Session::begin();
+        let mut new = Self {
+            stream,
+            framer: Framer::default(),
+            session,
+            input: Vec::new(),
+            output: Vec::new(),
+            pretty,
+            ended: false,
+        };
+        new.say(&greeting);
+        new
+    }
+
+    /// What it is waited for, and on which descriptors.
+    pub(super) fn interest(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        let listens = !self.ended && self.output.len() <= PATIENT;
+        let (read, write) = match &self.stream {
+            Stream::Socket(stream) => (stream.as_fd(), stream.as_fd()),
+            Stream::Stdio(input, output) => (input.as_fd(), output.as_fd()),
+        };
+        let mut interest = Vec::new();
+        if listens {
+            interest.push((read, PollFlags::IN));
+        }
+        if !self.output.is_empty() {
+            interest.push((write, PollFlags::OUT));
+        }
+        interest
+    }
+
+    /// Whether a command that has arrived can run without waiting for anything.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.input.is_empty() && self.output.len() <= PATIENT
+    }
+
+    /// Reads what there is, up to a bound.
+    pub(super) fn read(&mut self) {
+        // What was read last is looked at first.
+        if !self.input.is_empty() || self.ended {
+            return;
+        }
+        if let Stream::Stdio(input, _) = &self.stream
+            && !is_ready_now(input.as_fd(), PollFlags::IN)
+        {
+            return;
+        }
+        self.input.resize(GULP, 0);
+        let read = match &self.stream {
+            Stream::Socket(stream) => rustix::io::read(stream, self.input.as_mut_slice()),
+            Stream::Stdio(input, _) => rustix::io::read(input, self.input.as_mut_slice()),
+        };
+        self.input.truncate(read.unwrap_or(0));
+        self.ended = match read {
+            Ok(0) => true,
+            Ok(_) => false,
+            Err(e) => !matches!(e, rustix::io::Errno::AGAIN | rustix::io::Errno::INTR),
+        };
+    }
+
+    /// Runs at most one command of those that have arrived.
+    pub(super) fn obey(&mut self, context: &mut Context<'_>) {
+        if !self.is_ready() {
+            return;
+        }
+        let mut rest = self.input.as_slice();
+        let message = self.framer.take(&mut rest);
+        let left = rest.len();
+        self.input.drain(..self.input.len() - left);
+        if let Some(message) = message {
+            let answer = self.session.answer(message, context);
+            self.say(&answer);
+        }
+    }
+
+    /// Tells of an event, if it is to hear of any; false if it does not read what it is told.
+    pub(super) fn tell(&mut self, event: &Event) -> bool {
+        if self.session.hears_events() {
+            self.say(&event.to_json());
+        }
+        self.output.len() <= MOST_UNREAD
+    }
+
+    fn say(&mut self, value: &Value) {
+        let written = match self.pretty {
+            true => serde_json::to_writer_pretty(&mut self.output, value),
+            false => serde_json::to_writer(&mut self.output, value),
+        };
+        debug_assert!(written.is_ok(), "a value is always written to memory");
+        self.output.extend(b"\r\n");
+    }
+
+    /// Writes as much as is taken.
+    pub(super) fn write(&mut self) {
+        if self.output.is_empty() {
+            return;
+        }
+        let written = match &self.stream {
+            Stream::Stdio(_, output) if !is_ready_now(output.as_fd(), PollFlags::OUT) => return,
+            Stream::Socket(stream) => rustix::io::write(stream, &self.output),
+            Stream::Stdio(_, output) => rustix::io::write(output, &self.output[..self.output.len().min(MOUTHFUL)]),
+        };
+        match written {
+            Ok(count) => drop(self.output.drain(..count)),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(_) => {
+                self.ended = true;
+                self.output.clear();
+                self.input.clear();
+            }
+        }
+    }
+
+    /// Whether it has left, and nothing is left to do or to say.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.input.is_empty() && self.output.is_empty()
+    }
+
+    /// Whether something waits for it to read.
+    pub(super) fn is_owed(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// Whether it is on a socket, of which there may be several at one place.
+    pub(super) const fn is_socket(&self) -> bool {
+        matches!(self.stream, Stream::Socket(_))
+    }
+}
+
+/// Whether a stream that is shared with others, and so left blocking, would not block now.
+fn is_ready_now(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&at_once)), Ok(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::{Config, Daemon};
+
+    #[test]
+    fn a_client_that_leaves_its_events_unread_is_given_up() {
+        let mut daemon = Daemon::start(&Config::empty()).unwrap();
+        let mut context = Context { daemon: &mut daemon, quit: false };
+        let (mut theirs, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut client = Client::socket(ours, false);
+        let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
+        assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
+        theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();
+        client.read();
+        client.obey(&mut context);
+        let told = (0..1_000).take_while(|_| client.tell(&event)).count();
+        assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
+    }
+}

@@ -1,0 +1,143 @@
+//! Where one JSON value ends and the next begins.
+//!
+//! QMP has no frames: values follow one another, with white space between them or without. An object or a list ends
+//! with its last bracket, and anything else at white space. How large a value may be, and how deep, is bounded: what
+//! is beyond is an error, and reading goes on after the next line break.
+
+/// The most bytes that one value may have.
+pub const LARGEST: usize = 1 << 20;
+/// The most brackets that may be open at a time; less than what serde_json takes.
+pub const DEEPEST: usize = 100;
+
+/// Why bytes are no value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// More than [`LARGEST`] bytes.
+    #[error("JSON message is larger than {LARGEST} bytes")]
+    TooLarge,
+    /// More than [`DEEPEST`] brackets.
+    #[error("JSON nesting depth limit exceeded")]
+    TooDeep,
+    /// A bracket that closes nothing.
+    #[error("JSON parse error, expecting value")]
+    Unopened,
+}
+
+/// Cuts a stream of bytes into JSON values; it holds no more than one value at a time.
+#[derive(Debug, Default)]
+pub struct Framer {
+    value: Vec<u8>,
+    depth: usize,
+    quoted: bool,
+    escaped: bool,
+    /// Everything up to the next line break is thrown away.
+    skipping: bool,
+}
+
+impl Framer {
+    /// Takes bytes from the front of `input`, up to the end of the first value that they complete; returns it, or why
+    /// there is none, or nothing if the value goes on.
+    pub fn take(&mut self, input: &mut &[u8]) -> Option<Result<Vec<u8>, FrameError>> {
+        while let Some((&byte, rest)) = input.split_first() {
+            *input = rest;
+            if self.skipping {
+                self.skipping = byte != b'\n';
+                continue;
+            }
+            match self.step(byte) {
+                Ok(true) => return Some(Ok(std::mem::take(self).value)),
+                Ok(false) => {}
+                Err(error) => {
+                    *self = Self { skipping: byte != b'\n', ..Self::default() };
+                    return Some(Err(error));
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether `byte` ends the value.
+    fn step(&mut self, byte: u8) -> Result<bool, FrameError> {
+        if self.value.is_empty() && byte.is_ascii_whitespace() {
+            return Ok(false);
+        }
+        if self.value.len() == LARGEST {
+            return Err(FrameError::TooLarge);
+        }
+        if self.quoted {
+            self.value.push(byte);
+            self.quoted = self.escaped || byte != b'"';
+            self.escaped = !self.escaped && byte == b'\\';
+            return Ok(false);
+        }
+        match byte {
+            b'{' | b'[' => {
+                if self.depth == DEEPEST {
+                    return Err(FrameError::TooDeep);
+                }
+                self.depth += 1;
+            }
+            b'}' | b']' => self.depth = self.depth.checked_sub(1).ok_or(FrameError::Unopened)?,
+            b'"' => self.quoted = true,
+            _ => {}
+        }
+        // Outside of brackets a word ends at white space, and a bracket ends what it closes.
+        let ends = self.depth == 0 && (byte.is_ascii_whitespace() || matches!(byte, b'}' | b']'));
+        self.value.push(byte);
+        Ok(ends)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frames(text: &[u8]) -> Vec<Result<String, FrameError>> {
+        let (mut framer, mut input, mut found) = (Framer::default(), text, Vec::new());
+        while let Some(frame) = framer.take(&mut input) {
+            found.push(frame.map(|value| String::from_utf8_lossy(&value).trim().to_owned()));
+        }
+        found
+    }
+
+    #[test]
+    fn values_end_with_their_brackets_or_at_white_space() {
+        let text = br#" {"a":"}\"{"}{"b":[1,{}]}
+            [1] 17 "x y"  {"open":"#;
+        let ok = |text: &str| Ok(text.to_owned());
+        assert_eq!(frames(text), [ok(r#"{"a":"}\"{"}"#), ok(r#"{"b":[1,{}]}"#), ok("[1]"), ok("17"), ok("\"x y\"")]);
+    }
+
+    #[test]
+    fn what_is_too_much_is_skipped_to_the_end_of_its_line() {
+        let deep = format!("{}\n{{}}", "[".repeat(DEEPEST + 1));
+        assert_eq!(frames(deep.as_bytes()), [Err(FrameError::TooDeep), Ok("{}".to_owned())]);
+        let large = format!("{{\"{}\"}}}}}}\n{{}}", "x".repeat(LARGEST));
+        assert_eq!(frames(large.as_bytes()), [Err(FrameError::TooLarge), Ok("{}".to_owned())]);
+        assert_eq!(frames(b"] {\n{}"), [Err(FrameError::Unopened), Ok("{}".to_owned())]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_hold_more_than_one_value(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let (mut framer, mut input) = (Framer::default(), bytes.as_slice());
+            while framer.take(&mut input).is_some() {}
+            prop_assert!(framer.value.len() <= LARGEST && framer.depth <= DEEPEST);
+        }
+
+        #[test]
+        fn values_come_out_the_same_however_they_arrive(cut in 0_usize..40) {
+            let text: &[u8] = br#"{"execute":"a","id":"\\"}{"execute":"b"}"#;
+            let (first, second) = text.split_at(cut.min(text.len()));
+            let (mut framer, mut found) = (Framer::default(), Vec::new());
+            for mut part in [first, second] {
+                while let Some(frame) = framer.take(&mut part) {
+                    found.push(frame.unwrap());
+                }
+            }
+            prop_assert_eq!(found, [br#"{"execute":"a","id":"\\"}"#.to_vec(), br#"{"execute":"b"}"#.to_vec()]);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The vocabulary for programs: what `query-qmp-schema` answers.
+//!
+//! The shapes of objects and commands, in the form that QEMU's introspection has: commands name object types, whose
+//! members name types in turn. Names of types say what they hold, and are not to be relied on, as with QEMU.
+
+use serde_json::{Value, json};
+
+use super::command::{Takes, commands};
+use super::event::EVENTS;
+use crate::schema::{Key, Kind, Shape, Unset};
+
+/// Every command and event, with the types that they lead to.
+pub fn schema() -> Value {
+    let mut types = Types { entries: Vec::new() };
+    for (name, json) in [("str", "string"), ("int", "int"), ("bool", "boolean"), ("any", "value")] {
+        types.entries.push(json!({ "name": name, "meta-type": "builtin", "json-type": json }));
+    }
+    types.entries.push(json!({ "name": "0", "meta-type": "object", "members": [] }));
+    for command in commands() {
+        let argument = format!("{}-arg", command.name);
+        match command.takes {
+            Takes::Keys(shape) => types.object(&argument, shape, &[]),
+            Takes::KeysAndValue(shape) => types.object(&argument, shape, &[("value", "any")]),
+            Takes::Object(shape, None) => types.object(&argument, shape, &[]),
+            Takes::Object(shape, Some(kind)) => types.object(&argument, shape, &[(kind, "str")]),
+        }
+        types.entries.push(json!({
+            "name": command.name, "meta-type": "command", "arg-type": argument, "ret-type": "any", "allow-oob": false,
+        }));
+    }
+    for (name, _, _) in EVENTS {
+        types.entries.push(json!({ "name": name, "meta-type": "event", "arg-type": "0" }));
+    }
+    types.entries.into()
+}
+
+struct Types {
+    entries: Vec<Value>,
+}
+
+impl Types {
+    fn has(&self, name: &str) -> bool {
+        self.entries.iter().any(|entry| entry["name"] == name)
+    }
+
+    fn object(&mut self, name: &str, shape: &'static Shape, more: &[(&str, &str)]) {
+        if self.has(name) {
+            return;
+        }
+        // The name is taken before its members are looked at, because a blockdev may lie in a blockdev.
+        let place = self.entries.len();
+        self.entries.push(json!({ "name": name, "meta-type": "object" }));
+        let mut members: Vec<Value> = more.iter().map(|(name, of)| json!({ "name": name, "type": of })).collect();
+        members.extend(shape.keys.iter().map(|key| self.member(name, key)));
+        let mut entry = json!({ "name": name, "meta-type": "object" });
+        if let Some(variants) = &shape.variants {
+            let tags = format!("{name}-{}", variants.tag);
+            let words: Vec<&str> = variants.of.iter().map(|(word, _)| *word).collect();
+            self.word(&tags, &words);
+            members.push(json!({ "name": variants.tag, "type": tags }));
+            let cases = variants.of.iter().map(|(case, keys)| {
+                let of = format!("{name}-{case}");
+                let members: Vec<Value> = keys.iter().map(|key| self.member(name, key)).collect();
+                self.entries.push(json!({ "name": of, "meta-type": "object", "members": members }));
+                json!({ "case": case, "type": of })
+            });
+            entry["variants"] = cases.collect();
+            entry["tag"] = variants.tag.into();
+        }
+        entry["members"] = members.into();
+        self.entries[place] = entry;
+    }
+
+    fn word(&mut self, name: &str, words: &[&str]) {
+        if !self.has(name) {
+            let members: Vec<Value> = words.iter().map(|word| json!({ "name": word })).collect();
+            self.entries.push(json!({ "name": name, "meta-type": "enum", "members": members, "values": words }));
+        }
+    }
+
+    fn list(&mut self, of: &str) -> String {
+        let name = format!("[{of}]");
+        if !self.has(&name) {
+            self.entries.push(json!({ "name": name, "meta-type": "array", "element-type": of }));
+        }
+        name
+    }
+
+    fn alternate(&mut self, name: &str, of: &[&str]) -> String {
+        if !self.has(name) {
+            let members: Vec<Value> = of.iter().map(|of| json!({ "type": of })).collect();
+            self.entries.push(json!({ "name": name, "meta-type": "alternate", "members": members }));
+        }
+        name.to_owned()
+    }
+
+    fn member(&mut self, owner: &str, key: &'static Key) -> Value {
+        let name = format!("{owner}-{}", key.name);
+        let of = match key.kind {
+            Kind::Flag => "bool".to_owned(),
+            Kind::Number(..) | Kind::PowerOfTwo(..) | Kind::Bytes(..) | Kind::PowerOfTwoBytes(..) => "int".to_owned(),
+            Kind::Text(..) | Kind::Name(_) | Kind::Descriptor => "str".to_owned(),
+            Kind::Word(words) => {
+                self.word(&name, &words());
+                name
+            }
+            Kind::Numbers(..) => self.list("int"),
+            Kind::Names => {
+                let list = self.list("str");
+                self.alternate("one-or-more-names", &["str", &list])
+            }
+            Kind::Cpus => {
+                let list = self.list("int");
+                self.alternate("processors", &["str", &list])
+            }
+            Kind::Object(shape) => {
+                self.object(&name, shape, &[]);
+                name
+            }
+            Kind::List(shape) => {
+                self.object(&name, shape, &[]);
+                self.list(&name)
+            }
+            Kind::Child => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
+        };
+        let mut member = json!({ "name": key.name, "type": of });
+        if let Unset::Means(_) = key.unset {
+            member["default"] = Value::Null;
+        }
+        member
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_type_that_is_named_is_there_and_no_name_is_given_twice() {
+        let schema = schema();
+        let entries = schema.as_array().unwrap();
+        let names: BTreeSet<&str> = entries.iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), entries.len());
+        fn named<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            for key in ["type", "arg-type", "ret-type", "element-type"] {
+                found.extend(value[key].as_str());
+            }
+            match value {
+                Value::Object(object) => object.values().for_each(|value| named(value, found)),
+                Value::Array(list) => list.iter().for_each(|value| named(value, found)),
+                _ => {}
+            }
+        }
+        let mut found = Vec::new();
+        named(&schema, &mut found);
+        assert!(found.len() > 50);
+        for name in found {
+            assert!(names.contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! QMP: how programs talk to a running daemon, in `qemu-storage-daemon`'s words.
+//!
+//! ```text
+//!   client ═socket═▶ frame ─▶ session ─▶ command ─▶ Daemon
+//!            ◀═════ bounded output ◀──── answer, events
+//! ```
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
+//! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
+//! | [`command`] | the table of commands; `own`, `objects` and `block` fill it |
+//! | [`event`] | what happens without having been asked for |
+//! | [`introspect`] | the table for programs |
+//! | [`chardev`] | `--chardev` and `--monitor` |
+//! | [`control`] | the thread that serves all monitors, with a bound on what each may cost |
+//!
+//! All monitors are served by one thread, which is none of the I/O threads: a command runs from its first to its last
+//! step before the next one begins, whoever sent it, and reaches an I/O thread only through its mailbox.
+
+mod block;
+pub mod chardev;
+mod client;
+pub mod command;
+pub mod control;
+mod error;
+pub mod event;
+pub mod frame;
+pub mod introspect;
+mod objects;
+mod own;
+pub mod reference;
+pub mod session;
+mod socket;
+
+pub use chardev::{Chardev, Monitor, MonitorError, Place};
+pub use control::{Control, Woken};
+pub use error::{Class, QmpError};

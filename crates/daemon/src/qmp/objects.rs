@@ -1,0 +1,147 @@
+//! Commands about I/O threads, which are objects of QEMU's object model under `/objects`.
+
+use egret_polling::Property;
+use serde_json::{Map, Value, json};
+
+use super::QmpError;
+use super::command::{Command, Context, Takes, keys, nothing, text};
+use crate::schema::{IoThread, Key, Kind, Object, Shape, Spelling};
+
+static ID: Shape = keys(&[Key::needed("id", Kind::Text(0, usize::MAX), "Name of the object.")]);
+static PATH: Shape = keys(&[Key::needed("path", Kind::Text(0, usize::MAX), "`/objects/ID`, or `ID` alone.")]);
+static PROPERTY: Shape = keys(&[
+    Key::needed("path", Kind::Text(0, usize::MAX), "`/objects/ID`, or `ID` alone."),
+    Key::needed("property", Kind::Text(0, usize::MAX), "A property of the object."),
+]);
+
+pub(super) static COMMANDS: &[Command] = &[
+    Command {
+        name: "object-add",
+        takes: Takes::IOTHREAD,
+        returns: "{}",
+        about: "Start an I/O thread; `qom-type` is `iothread`.",
+        run: |context, arguments| {
+            let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
+            context.daemon.add_io_thread(object)?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "object-del",
+        takes: Takes::Keys(&ID),
+        returns: "{}",
+        about: "End an I/O thread that no export runs on.",
+        run: |context, arguments| {
+            context.daemon.remove_io_thread(text(&arguments, "id"))?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "qom-list",
+        takes: Takes::Keys(&PATH),
+        returns: r#"[{"name", "type"}]"#,
+        about: "The properties of an object, or the objects under `/` and `/objects`.",
+        run: |context, arguments| list(context, text(&arguments, "path")),
+    },
+    Command {
+        name: "qom-get",
+        takes: Takes::Keys(&PROPERTY),
+        returns: "the value",
+        about: "A property as it is in force.",
+        run: |context, arguments| {
+            let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));
+            let object = find(context, path)?;
+            if property == "type" {
+                return Ok(IoThread::NOUN.into());
+            }
+            known(property)?;
+            Ok(in_force(object).remove(property).unwrap_or(Value::Null))
+        },
+    },
+    Command {
+        name: "qom-set",
+        takes: Takes::KeysAndValue(&PROPERTY),
+        returns: "{}",
+        about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so; \
+                a change of policy forgets the properties that the new one has no use for.",
+        run: |context, mut arguments| {
+            let value = arguments.remove("value").unwrap_or_default();
+            let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));
+            known(property)?;
+            let changed = find(context, path)?.with(property, value)?;
+            context.daemon.change_io_thread(changed)?;
+            Ok(nothing())
+        },
+    },
+    Command {
+        name: "query-iothreads",
+        takes: Takes::NOTHING,
+        returns: r#"[{"id", "thread-id", "poll-max-ns", ...}]"#,
+        about: "Every I/O thread: the number of its thread, and its properties as they are in force.",
+        run: |context, _| {
+            let daemon = &*context.daemon;
+            let show = |object: &IoThread| {
+                let mut shown = in_force(object);
+                shown.insert("thread-id".to_owned(), json!(daemon.thread_id(&object.id)));
+                Value::from(shown)
+            };
+            Ok(daemon.config().iothreads.iter().map(show).collect())
+        },
+    },
+];
+
+fn find<'a>(context: &'a Context<'_>, path: &str) -> Result<&'a IoThread, QmpError> {
+    let id = path.strip_prefix("/objects/").unwrap_or(path);
+    let found = context.daemon.config().iothreads.iter().find(|object| object.id == id);
+    found.ok_or_else(|| QmpError::no_device(path))
+}
+
+fn known(property: &str) -> Result<(), QmpError> {
+    match IoThread::SHAPE.keys.iter().any(|key| key.name == property) {
+        true if property == "id" => Err(QmpError::generic("Property 'iothread.id' is the object's name")),
+        true => Ok(()),
+        false => Err(QmpError::generic(format!("Property 'iothread.{property}' not found"))),
+    }
+}
+
+/// Every property as it is in force; one that has no value is null.
+fn in_force(object: &IoThread) -> Map<String, Value> {
+    let mut full = object.clone();
+    full.fill_in();
+    let mut shown = match serde_json::to_value(&full) {
+        Ok(Value::Object(shown)) => shown,
+        _ => Map::new(),
+    };
+    // QEMU shows these whatever the policy.
+    for (key, property) in [
+        ("poll-grow", Property::Grow),
+        ("poll-shrink", Property::Shrink),
+        ("poll-weight", Property::Weight),
+        ("poll-price", Property::Price),
+    ] {
+        shown.insert(key.to_owned(), json!(object.effective(property).unwrap_or(0)));
+    }
+    shown
+}
+
+fn list(context: &Context<'_>, path: &str) -> Result<Value, QmpError> {
+    let entry = |name: &str, of: &str| json!({ "name": name, "type": of });
+    let kind = entry("type", "string");
+    match path {
+        "/" => Ok(json!([kind, entry("objects", "child<container>")])),
+        "/objects" | "/objects/" => {
+            let ids = context.daemon.config().iothreads.iter().map(|object| entry(&object.id, "child<iothread>"));
+            Ok(std::iter::once(kind).chain(ids).collect())
+        }
+        path => {
+            find(context, path)?;
+            let properties = IoThread::SHAPE.keys.iter().filter(|key| key.name != "id");
+            let properties = properties.map(|key| entry(key.name, if is_number(&key.kind) { "int" } else { "string" }));
+            Ok(std::iter::once(kind).chain(properties).collect())
+        }
+    }
+}
+
+const fn is_number(kind: &Kind) -> bool {
+    matches!(kind, Kind::Number(..) | Kind::Bytes(..))
+}

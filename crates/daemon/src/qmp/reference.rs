@@ -1,0 +1,49 @@
+//! The commands as text for people: the tables of `docs/qmp.md`.
+
+use std::fmt::Write as _;
+
+use super::command::{Takes, commands};
+use super::event::EVENTS;
+use crate::schema::{Shape, reference as table};
+
+/// Commands and events as Markdown; `docs/qmp.md` holds exactly this, and a test says so.
+pub fn reference() -> String {
+    let mut text = String::from("## Commands\n\n");
+    for command in commands() {
+        let _ = writeln!(text, "### `{}`\n\n{}\n", command.name, command.about);
+        let takes = match command.takes {
+            Takes::Keys(Shape { keys: [], .. }) => String::new(),
+            Takes::Keys(shape) => format!("{}\n", table(shape)),
+            Takes::KeysAndValue(shape) => format!("{}| `value` | any | needed | The value. |\n\n", table(shape)),
+            Takes::Object(_, Some(kind)) => {
+                format!("Takes `{kind}` and the keys of [options.md](options.md#iothread).\n\n")
+            }
+            Takes::Object(_, None) => {
+                let noun = if command.name.starts_with("blockdev") { "blockdev" } else { "export" };
+                format!("Takes the keys of [options.md](options.md#{noun}).\n\n")
+            }
+        };
+        let _ = writeln!(text, "{takes}Returns `{}`.\n", command.returns);
+    }
+    text.push_str("## Events\n\n| event | data | when |\n|---|---|---|\n");
+    for (name, data, about) in EVENTS {
+        let _ = writeln!(text, "| `{name}` | `{data}` | {about} |");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_in_the_docs_is_the_table_of_commands() {
+        let docs = include_str!("../../../../docs/qmp.md");
+        let begin = "<!-- from the table of commands -->\n\n";
+        let start = docs.find(begin).expect("the mark") + begin.len();
+        let end = docs[start..].find("\n<!-- end -->").expect("the end") + start;
+        if docs[start..end] != reference() {
+            panic!("docs/qmp.md should hold:\n{}", reference());
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! One client's conversation: greeting, negotiation, then a command and its answer at a time.
+
+use serde_json::{Map, Value, json};
+
+use super::command::{self, Context};
+use super::frame::FrameError;
+use super::{QmpError, own};
+
+/// How far a conversation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The client has been greeted, and has not said what it can do.
+    Negotiating,
+    /// Commands run and events are told.
+    Commanding,
+}
+
+/// A conversation. What it says are JSON values; how they travel is somebody else's business.
+#[derive(Debug)]
+pub struct Session {
+    stage: Stage,
+}
+
+/// A command as it was sent.
+struct Sent {
+    name: String,
+    arguments: Map<String, Value>,
+}
+
+impl Session {
+    /// A new conversation, and what it begins with.
+    pub fn begin() -> (Self, Value) {
+        let greeting = json!({ "QMP": { "version": own::version(), "capabilities": [] } });
+        (Self { stage: Stage::Negotiating }, greeting)
+    }
+
+    /// Whether the client is told of events.
+    pub fn hears_events(&self) -> bool {
+        self.stage == Stage::Commanding
+    }
+
+    /// Answers one message, or what was to be one.
+    pub fn answer(&mut self, message: Result<Vec<u8>, FrameError>, context: &mut Context<'_>) -> Value {
+        let mut id = None;
+        let answer = message
+            .map_err(|error| QmpError::generic(error.to_string()))
+            .and_then(|bytes| read(&bytes))
+            .and_then(|mut message| {
+                id = message.remove("id");
+                self.run(sent(message)?, context)
+            });
+        let mut answer = match answer {
+            Ok(value) => Map::from_iter([("return".to_owned(), value)]),
+            Err(error) => Map::from_iter([("error".to_owned(), error.to_json())]),
+        };
+        answer.extend(id.map(|id| ("id".to_owned(), id)));
+        answer.into()
+    }
+
+    fn run(&mut self, sent: Sent, context: &mut Context<'_>) -> Result<Value, QmpError> {
+        match (sent.name.as_str(), self.stage) {
+            ("qmp_capabilities", Stage::Negotiating) => {
+                // None are offered, so none can be taken.
+                let enabled = sent.arguments.get("enable").and_then(Value::as_array);
+                if let Some(capability) = enabled.and_then(|list| list.first()) {
+                    return Err(QmpError::generic(format!("Capability {capability} is not offered")));
+                }
+                self.stage = Stage::Commanding;
+                Ok(command::nothing())
+            }
+            ("qmp_capabilities", Stage::Commanding) => {
+                Err(QmpError::no_command("Capabilities negotiation is already complete, command ignored"))
+            }
+            (_, Stage::Negotiating) => {
+                Err(QmpError::no_command("Expecting capabilities negotiation with 'qmp_capabilities'"))
+            }
+            (name, Stage::Commanding) => {
+                let command = command::find(name)
+                    .ok_or_else(|| QmpError::no_command(format!("The command {name} has not been found")))?;
+                command.call(context, sent.arguments)
+            }
+        }
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<Map<String, Value>, QmpError> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(message)) => Ok(message),
+        Ok(_) => Err(QmpError::generic("QMP input must be a JSON object")),
+        Err(error) => Err(QmpError::generic(format!("JSON parse error, {error}"))),
+    }
+}
+
+fn sent(mut message: Map<String, Value>) -> Result<Sent, QmpError> {
+    let name = message.remove("execute");
+    let arguments = message.remove("arguments");
+    if let Some(member) = message.keys().next() {
+        let text = match member.as_str() {
+            "exec-oob" => "QMP input member 'exec-oob' is unexpected: out-of-band execution is not offered".to_owned(),
+            member => format!("QMP input member '{member}' is unexpected"),
+        };
+        return Err(QmpError::generic(text));
+    }
+    let name = match name {
+        Some(Value::String(name)) => name,
+        Some(_) => return Err(QmpError::generic("QMP input member 'execute' must be a string")),
+        None => return Err(QmpError::generic("QMP input lacks member 'execute'")),
+    };
+    match arguments {
+        None => Ok(Sent { name, arguments: Map::new() }),
+        Some(Value::Object(arguments)) => Ok(Sent { name, arguments }),
+        Some(_) => Err(QmpError::generic("QMP input member 'arguments' must be an object")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+use serde_json::json;
+
+use super::*;
+use crate::qmp::frame::Framer;
+use crate::{Config, Daemon};
+
+/// What one client is answered, message by message.
+fn answers(messages: &[&str]) -> Vec<Value> {
+    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    let (mut session, _) = Session::begin();
+    let mut framer = Framer::default();
+    let mut answers = Vec::new();
+    for message in messages {
+        let bytes = format!("{message}\n");
+        let mut input = bytes.as_bytes();
+        while let Some(frame) = framer.take(&mut input) {
+            answers.push(session.answer(frame, &mut Context { daemon: &mut daemon, quit: false }));
+        }
+    }
+    answers
+}
+
+/// The class and text of the error that answers `message`, once capabilities are agreed on.
+fn error(message: &str) -> (String, String) {
+    let answer = answers(&[r#"{"execute":"qmp_capabilities"}"#, message]).remove(1);
+    let text = |key: &str| answer["error"][key].as_str().unwrap_or_else(|| panic!("{message}: {answer}")).to_owned();
+    (text("class"), text("desc"))
+}
+
+#[test]
+fn a_client_negotiates_once_and_before_all_else() {
+    let begin = r#"{"execute":"qmp_capabilities"}"#;
+    let answers = answers(&[r#"{"execute":"query-version","id":1}"#, begin, begin, r#"{"execute":"query-version"}"#]);
+    assert_eq!(
+        answers[0],
+        json!({"id": 1, "error": {
+            "class": "CommandNotFound", "desc": "Expecting capabilities negotiation with 'qmp_capabilities'"}})
+    );
+    assert_eq!(answers[1], json!({"return": {}}));
+    assert_eq!(
+        answers[2]["error"],
+        json!({"class": "CommandNotFound",
+               "desc": "Capabilities negotiation is already complete, command ignored"})
+    );
+    assert_eq!(answers[3]["return"]["qemu"]["major"], 10);
+}
+
+#[test]
+fn an_id_comes_back_whatever_it_is_and_whatever_happens() {
+    for id in [json!(7), json!("x"), json!({"a": [1]}), json!(null)] {
+        for command in ["query-commands", "nope", "object-del"] {
+            let message = json!({"execute": command, "id": id}).to_string();
+            let answer = answers(&[r#"{"execute":"qmp_capabilities"}"#, &message]).remove(1);
+            assert_eq!(answer["id"], id, "{answer}");
+        }
+    }
+}
+
+/// Each of these was sent to qemu-storage-daemon 10.0, which answers with this class and text, or one that begins so.
+#[test]
+fn what_makes_no_sense_is_answered_as_qemus_daemon_does() {
+    let deep = "[".repeat(2000);
+    for (message, class, text) in [
+        (r#"{"execute":"nope"}"#, "CommandNotFound", "The command nope has not been found"),
+        (r#"{"executed":"nope"}"#, "GenericError", "QMP input member 'executed' is unexpected"),
+        (r#"{"execute":5}"#, "GenericError", "QMP input member 'execute' must be a string"),
+        ("[1]", "GenericError", "QMP input must be a JSON object"),
+        ("5", "GenericError", "QMP input must be a JSON object"),
+        ("\"x\"", "GenericError", "QMP input must be a JSON object"),
+        ("{}", "GenericError", "QMP input lacks member 'execute'"),
+        (r#"{"execute":"query-version","foo":1}"#, "GenericError", "QMP input member 'foo' is unexpected"),
+        (
+            r#"{"execute":"query-version","arguments":5}"#,
+            "GenericError",
+            "QMP input member 'arguments' must be an object",
+        ),
+        (r#"{"execute":"query-version","arguments":{"x":1}}"#, "GenericError", "Parameter 'x' is unexpected"),
+        (r#"{"execute": }"#, "GenericError", "JSON parse error, "),
+        ("]", "GenericError", "JSON parse error, expecting value"),
+        ("nonsense", "GenericError", "JSON parse error, "),
+        (&deep, "GenericError", "JSON nesting depth limit exceeded"),
+        (
+            r#"{"execute":"object-add","arguments":{"qom-type":"iothread"}}"#,
+            "GenericError",
+            "Parameter 'id' is missing",
+        ),
+        (
+            r#"{"execute":"object-add","arguments":{"qom-type":"iothread","id":"x","foo":1}}"#,
+            "GenericError",
+            "Parameter 'foo' is unexpected",
+        ),
+        (r#"{"execute":"object-del","arguments":{"id":"nope"}}"#, "GenericError", "object 'nope' not found"),
+        (r#"{"execute":"qom-list","arguments":{"path":"/nope"}}"#, "DeviceNotFound", "Device '/nope' not found"),
+        (
+            r#"{"execute":"qom-get","arguments":{"path":"/objects/io9","property":"poll-max-ns"}}"#,
+            "DeviceNotFound",
+            "Device '/objects/io9' not found",
+        ),
+        (
+            r#"{"execute":"blockdev-add","arguments":{"driver":"null-co"}}"#,
+            "GenericError",
+            "'node-name' must be specified for the root node",
+        ),
+        (
+            r#"{"execute":"blockdev-add","arguments":{"node-name":"d2"}}"#,
+            "GenericError",
+            "Parameter 'driver' is missing",
+        ),
+        (
+            r#"{"execute":"blockdev-add","arguments":{"driver":"raw","node-name":"r0","file":"nope"}}"#,
+            "GenericError",
+            "Cannot find device='nope' nor node-name='nope'",
+        ),
+        (
+            r#"{"execute":"blockdev-del","arguments":{"node-name":"nope"}}"#,
+            "GenericError",
+            "Failed to find node with node-name='nope'",
+        ),
+        (r#"{"execute":"block-export-del","arguments":{}}"#, "GenericError", "Parameter 'id' is missing"),
+        (r#"{"execute":"block-export-del","arguments":{"id":"nope"}}"#, "GenericError", "Export 'nope' is not found"),
+        (
+            r#"{"execute":"block_resize","arguments":{"node-name":"zz","size":512}}"#,
+            "GenericError",
+            "Cannot find device='' nor node-name='zz'",
+        ),
+    ] {
+        let (got_class, got) = error(message);
+        assert_eq!(got_class, class, "{message}");
+        assert!(got.starts_with(text), "{message}: {got}");
+    }
+}
+
+#[test]
+fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force() {
+    let get = r#"{"execute":"qom-get","arguments":{"path":"/objects/io0","property":"poll-grow"}}"#;
+    let set = |property: &str, value: Value| {
+        let arguments = json!({"path": "io0", "property": property, "value": value});
+        json!({"execute": "qom-set", "arguments": arguments}).to_string()
+    };
+    let answers = answers(&[
+        r#"{"execute":"qmp_capabilities"}"#,
+        r#"{"execute":"object-add","arguments":{"qom-type":"iothread","id":"io0"}}"#,
+        &set("poll-grow", json!(8)),
+        get,
+        &set("poll-grow", json!(0)),
+        get,
+        &set("poll-grow", json!("x")),
+        &set("poll-policy", json!("low-regret")),
+        &set("poll-grow", json!(3)),
+        &set("colour", json!(3)),
+        &set("thread-pool-max", json!(3)),
+        r#"{"execute":"query-iothreads"}"#,
+    ]);
+    assert_eq!(answers[3], json!({"return": 8}));
+    assert_eq!(answers[5], json!({"return": 2}));
+    let text = |at: usize| answers[at]["error"]["desc"].as_str().unwrap_or_else(|| panic!("{}", answers[at]));
+    assert!(text(6).starts_with("iothread 'io0': poll-grow must be 0..="));
+    assert_eq!(answers[7], json!({"return": {}}));
+    assert!(text(8).starts_with("iothread 'io0': poll-grow has no effect on poll-policy=low-regret"));
+    assert_eq!(text(9), "Property 'iothread.colour' not found");
+    assert!(text(10).contains("thread-pool-max cannot be changed while the thread runs"));
+    let thread = &answers[11]["return"][0];
+    assert_eq!((&thread["id"], &thread["poll-policy"]), (&json!("io0"), &json!("low-regret")));
+    assert_eq!((&thread["poll-max-ns"], &thread["poll-price"]), (&json!(32_768), &json!(1)));
+    assert!(thread["thread-id"].as_i64().unwrap() > 0);
+}
+
+#[test]
+fn every_command_says_what_it_misses_and_what_it_does_not_know() {
+    for command in command::commands() {
+        let message = json!({"execute": command.name, "arguments": {"no-such-key": 1}}).to_string();
+        error(&message);
+    }
+}

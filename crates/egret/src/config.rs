@@ -1,0 +1,60 @@
+//! `egret config`: looks at configuration files, and serves nothing.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use egret_daemon::config::ConfigFile;
+
+/// What `egret config` is asked.
+#[derive(Args, Debug)]
+pub struct ConfigArguments {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Subcommand, Debug)]
+enum Question {
+    /// Tell whether `egret serve --config FILE` would accept a file, without touching a disk
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// Runs `egret config`.
+pub fn run(arguments: &ConfigArguments) -> Result<()> {
+    let Question::Check { file } = &arguments.question;
+    print!("{}", check(file)?);
+    Ok(())
+}
+
+fn check(file: &Path) -> Result<String> {
+    let config = ConfigFile::open(file)?.config()?;
+    let warnings: String = config.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
+    Ok(format!(
+        "{warnings}{}: good: iothreads {}, blockdevs {}, exports {}\n",
+        file.display(),
+        config.iothreads.len(),
+        config.blockdevs.len(),
+        config.exports.len()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_counts_objects_or_says_file_line_and_key() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("egret.toml");
+        std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-co'\n").unwrap();
+        assert!(check(&file).unwrap().ends_with("egret.toml: good: iothreads 0, blockdevs 1, exports 0\n"));
+        std::fs::write(&file, "[[blockdev]]\nnode-name = 'n'\ndriver = 'null-oc'\n").unwrap();
+        let error = check(&file).unwrap_err().to_string();
+        assert!(error.ends_with(
+            "egret.toml:3: blockdev 'n': driver must be file, host_device, null-co, null-aio or raw, got 'null-oc'"
+        ));
+    }
+}

@@ -1,0 +1,155 @@
+//! `egret ctl`: one QMP command from a shell.
+
+use std::io::{BufRead, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use egret_daemon::keyval;
+use serde_json::{Map, Value, json};
+
+/// What `egret ctl` is asked.
+#[derive(Args, Debug)]
+#[command(after_help = "docs/qmp.md lists the commands, and so does: egret ctl SOCKET query-commands")]
+pub struct Ctl {
+    /// The monitor's socket
+    socket: PathBuf,
+    /// A command, such as query-block-exports
+    command: String,
+    /// Its arguments: KEY=VALUE, dots leading into objects and lists, or one JSON object
+    #[arg(value_name = "KEY=VALUE")]
+    arguments: Vec<String>,
+    /// Print the answer as it came, on one line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs `egret ctl`.
+pub fn run(asked: &Ctl) -> Result<()> {
+    let arguments = arguments(&asked.arguments)?;
+    let answer = ask(asked, arguments)?;
+    if asked.json {
+        println!("{answer}");
+    } else {
+        print!("{}", shown(&answer));
+    }
+    Ok(())
+}
+
+fn ask(asked: &Ctl, arguments: Value) -> Result<Value> {
+    let socket = asked.socket.display();
+    let stream = UnixStream::connect(&asked.socket).with_context(|| format!("cannot connect to '{socket}'"))?;
+    let mut reader = BufReader::new(&stream);
+    let mut read = || -> Result<Value> {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 {
+            bail!("the daemon at '{socket}' hung up");
+        }
+        serde_json::from_str(&line).with_context(|| format!("'{socket}' does not speak QMP"))
+    };
+    if read()?["QMP"].is_null() {
+        bail!("'{socket}' does not speak QMP");
+    }
+    let commands = [("qmp_capabilities", Value::Object(Map::new())), (asked.command.as_str(), arguments)];
+    let mut answer = Value::Null;
+    for (command, arguments) in commands {
+        let message = json!({ "execute": command, "arguments": arguments });
+        (&stream).write_all(message.to_string().as_bytes())?;
+        // Events may come in between.
+        let mut message = read()?;
+        while !message["event"].is_null() {
+            message = read()?;
+        }
+        if let Some(error) = message["error"]["desc"].as_str() {
+            bail!("{command}: {error}");
+        }
+        answer = message["return"].take();
+    }
+    Ok(answer)
+}
+
+/// The arguments as a command has them: what looks like JSON is JSON, and the rest is text.
+fn arguments(words: &[String]) -> Result<Value> {
+    match words {
+        [object] if object.starts_with('{') => serde_json::from_str(object).context("not JSON"),
+        words => {
+            let doubled: Vec<String> = words.iter().map(|word| word.replace(',', ",,")).collect();
+            Ok(typed(keyval::parse(&doubled.join(","), None)?))
+        }
+    }
+}
+
+fn typed(value: Value) -> Value {
+    match value {
+        Value::String(text) => match text.as_str() {
+            "on" => true.into(),
+            "off" => false.into(),
+            _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+        },
+        Value::Array(list) => list.into_iter().map(typed).collect(),
+        Value::Object(object) => Value::Object(object.into_iter().map(|(key, value)| (key, typed(value))).collect()),
+        other => other,
+    }
+}
+
+/// An answer for people: a list of objects as a table, nothing for an empty object, anything else as JSON.
+fn shown(answer: &Value) -> String {
+    match answer {
+        Value::Object(object) if object.is_empty() => String::new(),
+        Value::Array(list) if !list.is_empty() && list.iter().all(Value::is_object) => table(list),
+        other => format!("{other:#}\n"),
+    }
+}
+
+/// One row for each object; what lies in an object or a list is left to `--json`.
+fn table(list: &[Value]) -> String {
+    let mut columns: Vec<&String> = Vec::new();
+    for (key, value) in list.iter().filter_map(Value::as_object).flatten() {
+        if !value.is_object() && !value.is_array() && !columns.contains(&key) {
+            columns.push(key);
+        }
+    }
+    // What names a thing comes first.
+    columns.sort_by_key(|key| !matches!(key.as_str(), "id" | "name" | "node-name" | "device"));
+    let cell = |row: &Value, key: &str| match &row[key] {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    };
+    let mut rows: Vec<Vec<String>> = vec![columns.iter().map(|key| (*key).clone()).collect()];
+    rows.extend(list.iter().map(|row| columns.iter().map(|key| cell(row, key)).collect()));
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_json_where_they_look_like_it() {
+        let words = ["id=e0", "writable=on", "num-queues=4", "addr.type=unix", "addr.path=/a,b", "iothread.0=io0"];
+        assert_eq!(
+            arguments(&words.map(str::to_owned)).unwrap(),
+            json!({"id": "e0", "writable": true, "num-queues": 4, "addr": {"type": "unix", "path": "/a,b"},
+                   "iothread": ["io0"]})
+        );
+        assert_eq!(arguments(&["{\"a\": [1]}".to_owned()]).unwrap(), json!({"a": [1]}));
+        assert_eq!(arguments(&[]).unwrap(), json!({}));
+        assert!(arguments(&["id".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn a_list_of_objects_is_a_table_whose_first_column_names_them() {
+        let list = json!([{"ready": true, "id": "longer", "more": {}}, {"id": "b", "count": 3}]);
+        assert_eq!(shown(&list), "id      ready  count\nlonger  true   -\nb       -      3\n");
+        assert_eq!(shown(&json!({})), "");
+        assert_eq!(shown(&json!(7)), "7\n");
+    }
+}

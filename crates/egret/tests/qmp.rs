@@ -1,0 +1,254 @@
+//! Commands at run time: what a monitor can do to a daemon that serves, and what a hostile one cannot.
+
+mod support;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::{Value, json};
+use support::await_that;
+use support::disk::Disk;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon with a monitor and nothing else, and a client of it.
+fn bare(scratch: &Scratch) -> (Server, Qmp) {
+    let socket = scratch.path("qmp");
+    let server = Server::start(&Program::egret(), &Options::new().monitor("m", &socket));
+    let qmp = Qmp::connect(&socket);
+    (server, qmp)
+}
+
+fn file(node: &str, image: &Path) -> Value {
+    json!({"driver": "file", "node-name": node, "filename": image})
+}
+
+fn export(id: &str, node: &str, socket: &Path) -> Value {
+    json!({"type": "vhost-user-blk", "id": id, "node-name": node, "writable": true,
+           "addr": {"type": "unix", "path": socket}})
+}
+
+/// A thread, a disk of `size` and its export, all made by commands.
+fn with_disk(scratch: &Scratch, qmp: &mut Qmp, size: u64) {
+    let image = scratch.image("disk", size);
+    qmp.run("object-add", json!({"qom-type": "iothread", "id": "io0"}));
+    qmp.run("blockdev-add", file("d0", &image));
+    let mut object = export("e0", "d0", &scratch.path("disk"));
+    object["iothread"] = "io0".into();
+    qmp.run("block-export-add", object);
+}
+
+#[test]
+fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = bare(&scratch);
+    with_disk(&scratch, &mut qmp, 4 * MIB);
+    let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
+    disk.first().write_pattern(0..4 * MIB, 1).unwrap();
+    disk.first().verify_pattern(0..4 * MIB, 1).unwrap();
+
+    let exports = qmp.run("query-block-exports", json!({}));
+    assert_eq!(exports, json!([{"id": "e0", "type": "vhost-user-blk", "node-name": "d0", "shutting-down": false}]));
+    let stats = qmp.run("query-blockstats", json!({"query-nodes": true}));
+    assert_eq!((&stats[0]["node-name"], &stats[0]["stats"]["wr_bytes"]), (&json!("d0"), &json!(4 * MIB)));
+    let nodes = qmp.run("query-named-block-nodes", json!({}));
+    assert_eq!((&nodes[0]["image"]["virtual-size"], &nodes[0]["ro"]), (&json!(4 * MIB), &json!(false)));
+
+    // What is in use stays.
+    assert_eq!(qmp.fail("blockdev-del", json!({"node-name": "d0"})), "Node d0 is in use");
+    assert_eq!(qmp.fail("object-del", json!({"id": "io0"})), "object 'io0' is in use, can not be deleted");
+    assert_eq!(qmp.fail("block-export-del", json!({"id": "e0"})), "export 'e0' still in use");
+    disk.first().verify_pattern(0..4 * MIB, 1).unwrap();
+
+    qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    qmp.run("blockdev-del", json!({"node-name": "d0"}));
+    qmp.run("object-del", json!({"id": "io0"}));
+    assert_eq!(qmp.run("query-block-exports", json!({})), json!([]));
+    assert_eq!(qmp.run("query-iothreads", json!({})), json!([]));
+    assert_eq!(scratch.left_behind(), ["qmp"], "the export's socket is gone");
+    drop(server);
+}
+
+#[test]
+fn commands_change_a_loaded_daemon_and_no_request_fails() {
+    let scratch = Scratch::new();
+    let (_server, mut qmp) = bare(&scratch);
+    with_disk(&scratch, &mut qmp, 4 * MIB);
+    let (socket, done) = (scratch.path("disk"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut disk = Disk::connect(&socket).unwrap();
+            let mut rounds = 0;
+            while !done.load(Ordering::Relaxed) || rounds == 0 {
+                disk.first().write_pattern(0..4 * MIB, rounds).unwrap();
+                disk.first().verify_pattern(0..4 * MIB, rounds).unwrap();
+                rounds += 1;
+            }
+            rounds
+        });
+        let set = |qmp: &mut Qmp, property: &str, value: Value| {
+            qmp.run("qom-set", json!({"path": "/objects/io0", "property": property, "value": value}));
+        };
+        for round in 0..10 {
+            for policy in ["off", "busy", "shared-window", "per-source-window", "weighted", "low-regret"] {
+                set(&mut qmp, "poll-policy", json!(policy));
+                set(&mut qmp, "poll-max-ns", json!(round * 1000));
+            }
+            set(&mut qmp, "poll-idle-ms", json!(1 + round));
+            for query in [
+                "query-blockstats",
+                "query-named-block-nodes",
+                "query-block-exports",
+                "query-iothreads",
+                "query-qmp-schema",
+                "query-version",
+                "query-commands",
+            ] {
+                qmp.run(query, json!({}));
+            }
+            let extra = format!("x{round}");
+            qmp.run("object-add", json!({"qom-type": "iothread", "id": extra}));
+            qmp.run("blockdev-add", json!({"driver": "null-co", "node-name": extra, "size": MIB}));
+            let mut object = export(&extra, &extra, &scratch.path(&extra));
+            object["iothread"] = json!(["io0", extra]);
+            object["num-queues"] = json!(2);
+            qmp.run("block-export-add", object);
+            let mut beside = Disk::connect(&scratch.path(&extra)).unwrap();
+            beside.first().write(0, &[7; 512]).unwrap();
+            qmp.run("block-export-del", json!({"id": extra, "mode": "hard"}));
+            assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": extra}));
+            qmp.run("blockdev-del", json!({"node-name": extra}));
+            qmp.run("object-del", json!({"id": extra}));
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(load.join().expect("no request failed") > 0);
+    });
+}
+
+#[test]
+fn a_disk_that_grows_is_as_long_for_its_client() {
+    let scratch = Scratch::new();
+    let (_server, mut qmp) = bare(&scratch);
+    with_disk(&scratch, &mut qmp, MIB);
+    let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
+    disk.first().write(0, &[1; 512]).unwrap();
+    qmp.run("block_resize", json!({"node-name": "d0", "size": 3 * MIB}));
+    assert_eq!(disk.capacity().unwrap(), 3 * MIB);
+    disk.first().write(3 * MIB - 512, &[2; 512]).unwrap();
+    for (size, line) in [(MIB, "shrinking would lose data"), (3 * MIB + 1, "must be a multiple of 512")] {
+        assert!(qmp.fail("block_resize", json!({"node-name": "d0", "size": size})).contains(line));
+        assert_eq!(disk.capacity().unwrap(), 3 * MIB);
+    }
+}
+
+#[test]
+fn objects_come_and_go_without_leaving_descriptors_or_threads() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = bare(&scratch);
+    let image = scratch.image("disk", MIB);
+    let mut round = || {
+        qmp.run("object-add", json!({"qom-type": "iothread", "id": "io0"}));
+        qmp.run("blockdev-add", file("d0", &image));
+        let mut object = export("e0", "d0", &scratch.path("disk"));
+        object["iothread"] = "io0".into();
+        qmp.run("block-export-add", object);
+        qmp.run("block-export-del", json!({"id": "e0"}));
+        qmp.run("blockdev-del", json!({"node-name": "d0"}));
+        qmp.run("object-del", json!({"id": "io0"}));
+        assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e0"}));
+    };
+    round();
+    let before = (server.descriptors(), server.threads());
+    (0..100).for_each(|_| round());
+    assert_eq!((server.descriptors(), server.threads()), before);
+}
+
+#[test]
+fn several_clients_are_served_and_hear_the_same_events() {
+    let scratch = Scratch::new();
+    let (one, two) = (scratch.path("one"), scratch.path("two"));
+    let options = Options::new().monitor("a", &one).monitor("b", &two);
+    let mut server = Server::start(&Program::egret(), &options);
+    let mut clients = [Qmp::connect(&one), Qmp::connect(&one), Qmp::connect(&two)];
+    let mode = std::fs::metadata(&one).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "nobody else connects");
+    for (number, client) in clients.iter_mut().enumerate() {
+        client.run("blockdev-add", json!({"driver": "null-co", "node-name": format!("n{number}")}));
+    }
+    assert_eq!(clients[0].run("query-named-block-nodes", json!({})).as_array().unwrap().len(), 3);
+    clients[1].run("quit", json!({}));
+    for client in &mut clients {
+        assert_eq!(client.event("SHUTDOWN"), json!({"guest": false, "reason": "host-qmp-quit"}));
+    }
+    await_that("the daemon to end", || !server.is_alive());
+    assert_eq!(scratch.left_behind(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_reads_nothing_or_sends_no_end_holds_up_nobody_and_costs_a_bounded_amount() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = bare(&scratch);
+    let socket = scratch.path("qmp");
+    let before = server.resident();
+
+    // Asks for the longest answer there is, over and over, and reads none.
+    let mut deaf = Qmp::connect(&socket);
+    deaf.stream().set_nonblocking(true).unwrap();
+    while deaf.stream().write(b"{\"execute\":\"query-qmp-schema\"}").is_ok_and(|sent| sent > 0) {
+        qmp.run("query-version", json!({}));
+    }
+    // One message without an end, and brackets without end.
+    for endless in ["{\"execute\":\"".to_owned() + &"x".repeat(8 << 20), "[".repeat(8 << 20)] {
+        let mut babbler = Qmp::connect(&socket);
+        babbler.send(endless.as_bytes());
+        let error = babbler.read().expect("an error");
+        assert_eq!(error["error"]["class"], "GenericError", "{error}");
+        babbler.send(b"\n{\"execute\":\"query-version\",\"id\":1}");
+        assert_eq!(babbler.read().expect("an answer")["id"], 1);
+    }
+    // More clients than are let in: those that are in are served.
+    let crowd: Vec<Qmp> = (0..70).map(|_| Qmp::connect_only(&socket)).collect();
+    qmp.run("query-version", json!({}));
+    drop(crowd);
+    drop(deaf);
+    qmp.run("query-version", json!({}));
+    let grown = server.resident().saturating_sub(before);
+    assert!(grown < 32 * MIB, "the daemon grew by {grown} bytes");
+}
+
+#[test]
+fn the_standard_streams_are_a_monitor() {
+    let mut command: Command = Program::egret().command();
+    command.args(["--monitor", "stdio"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"quit\",\"id\":\"bye\"}\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let answers: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(answers[0]["QMP"].is_object());
+    assert_eq!(answers[1], json!({"return": {}}));
+    assert_eq!(answers[2], json!({"return": {}, "id": "bye"}));
+    assert_eq!(answers[3]["event"], "SHUTDOWN");
+    assert_eq!((output.status.code(), answers.len()), (Some(0), 4));
+}
+
+#[test]
+fn a_monitor_that_cannot_be_made_is_a_refusal() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("qmp");
+    std::fs::write(&socket, "not a socket").unwrap();
+    let mut command = Program::egret().command();
+    let output = command.args(Options::new().monitor("m", &socket).as_words()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said.contains("chardev 'm': cannot listen on socket") && said.contains("is not a socket"), "{said}");
+    assert_eq!(said.lines().count(), 1);
+}

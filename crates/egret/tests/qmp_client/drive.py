@@ -1,0 +1,76 @@
+"""Drives every command of a daemon with qemu.qmp: SOCKET is its monitor, PLACE a directory for disks and sockets."""
+
+import asyncio
+import sys
+
+from qemu.qmp import ExecuteError, QMPClient
+
+SOCKET, PLACE = sys.argv[1:]
+
+
+async def refused(client, command, arguments, error_class="GenericError"):
+    try:
+        await client.execute(command, arguments)
+    except ExecuteError as error:
+        assert error.error_class == error_class, error
+    else:
+        raise AssertionError(f"{command} {arguments} should fail")
+
+
+async def main():
+    client = QMPClient("egret")
+    await client.connect(SOCKET)
+    run = client.execute
+    driven = set()
+
+    async def drive(command, arguments=None):
+        driven.add(command)
+        return await run(command, arguments)
+
+    version = await drive("query-version")
+    assert version["package"].startswith("egret-")
+    commands = {command["name"] for command in await drive("query-commands")}
+    schema = await drive("query-qmp-schema")
+    described = {entry["name"] for entry in schema if entry["meta-type"] == "command"}
+    assert described == commands - {"qmp_capabilities"}, described ^ commands
+
+    with open(f"{PLACE}/disk.img", "wb") as image:
+        image.truncate(1 << 20)
+    await drive("object-add", {"qom-type": "iothread", "id": "io0", "poll-max-ns": 10000})
+    assert "io0" in [entry["name"] for entry in await drive("qom-list", {"path": "/objects"})]
+    await drive("qom-set", {"path": "/objects/io0", "property": "poll-max-ns", "value": 20000})
+    assert await drive("qom-get", {"path": "/objects/io0", "property": "poll-max-ns"}) == 20000
+    assert (await drive("query-iothreads"))[0]["poll-max-ns"] == 20000
+    await drive("blockdev-add", {"driver": "file", "node-name": "d0", "filename": f"{PLACE}/disk.img"})
+    export = {"type": "vhost-user-blk", "id": "e0", "node-name": "d0", "iothread": "io0", "writable": True,
+              "addr": {"type": "unix", "path": f"{PLACE}/e0.sock"}}
+    await drive("block-export-add", export)
+    assert (await drive("query-block-exports"))[0]["id"] == "e0"
+    await drive("block_resize", {"node-name": "d0", "size": 2 << 20})
+    assert (await drive("query-named-block-nodes"))[0]["image"]["virtual-size"] == 2 << 20
+    assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0
+
+    await refused(client, "no-such-command", {}, "CommandNotFound")
+    await refused(client, "qom-get", {"path": "/objects/x", "property": "id"}, "DeviceNotFound")
+    await refused(client, "blockdev-del", {"node-name": "d0"})
+    await refused(client, "object-del", {"id": "io0"})
+    await refused(client, "block-export-add", export)
+
+    with client.listener("BLOCK_EXPORT_DELETED") as deleted:
+        await drive("block-export-del", {"id": "e0"})
+        assert (await asyncio.wait_for(deleted.get(), 30))["data"] == {"id": "e0"}
+    await drive("blockdev-del", {"node-name": "d0"})
+    await drive("object-del", {"id": "io0"})
+    with client.listener("SHUTDOWN") as shutdown:
+        await drive("quit")
+        assert (await asyncio.wait_for(shutdown.get(), 30))["data"]["reason"] == "host-qmp-quit"
+    missing = commands - driven - {"qmp_capabilities"}
+    assert not missing, f"not driven: {missing}"
+    try:
+        await client.disconnect()
+    except EOFError:
+        pass  # The daemon was faster.
+    print(f"drove {len(driven)} commands")
+
+
+asyncio.run(main())

@@ -1,0 +1,100 @@
+//! A monitor's client: one command at a time, and the events that came meanwhile.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::PATIENCE;
+
+/// A client that has agreed on capabilities.
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+    events: Vec<Value>,
+}
+
+impl Qmp {
+    /// Connects and negotiates.
+    ///
+    /// # Panics
+    /// When the other end is no QMP server.
+    pub fn connect(socket: &Path) -> Self {
+        let mut new = Self::connect_only(socket);
+        assert!(new.read().expect("a greeting")["QMP"].is_object());
+        new.run("qmp_capabilities", json!({}));
+        new
+    }
+
+    /// Connects, and reads and says nothing.
+    pub fn connect_only(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).expect("the monitor listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self { stream: BufReader::new(stream), events: Vec::new() }
+    }
+
+    /// Runs a command.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn run(&mut self, command: &str, arguments: Value) -> Value {
+        self.try_run(command, arguments.clone()).unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))
+    }
+
+    /// Runs a command that fails: what its error says.
+    ///
+    /// # Panics
+    /// When it succeeds.
+    pub fn fail(&mut self, command: &str, arguments: Value) -> String {
+        self.try_run(command, arguments).expect_err("the command should fail")
+    }
+
+    /// Runs a command: what it returns, or what its error says.
+    pub fn try_run(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
+        self.send(json!({ "execute": command, "arguments": arguments, "id": command }).to_string().as_bytes());
+        loop {
+            let mut message = self.read().expect("an answer");
+            if !message["event"].is_null() {
+                self.events.push(message);
+                continue;
+            }
+            assert_eq!(message["id"], command);
+            return match message["error"]["desc"].as_str() {
+                Some(error) => Err(error.to_owned()),
+                None => Ok(message["return"].take()),
+            };
+        }
+    }
+
+    /// Waits for an event of this name, unless it has come already: its data.
+    pub fn event(&mut self, name: &str) -> Value {
+        loop {
+            if let Some(at) = self.events.iter().position(|event| event["event"] == name) {
+                return self.events.remove(at)["data"].take();
+            }
+            let message = self.read().expect("an event");
+            self.events.push(message);
+        }
+    }
+
+    /// Sends bytes that need not be a message.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.get_mut().write_all(bytes).expect("the daemon reads");
+    }
+
+    /// The stream itself, for a client that misbehaves.
+    pub fn stream(&mut self) -> &mut UnixStream {
+        self.stream.get_mut()
+    }
+
+    /// The next message; `None` when the daemon has hung up.
+    pub fn read(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Ok(0) => None,
+            Ok(_) => Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line}: {error}"))),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+            Err(error) => panic!("the daemon should have answered: {error}"),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Nothing is allocated while a load runs: in a process of its own, whose allocator counts.
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use egret_lab::client::{Client, Manner};
+use egret_lab::load::{Edge, Process, Rate, Span, Spec, Waiting};
+use support::{Device, Manners, Puppet};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is handed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the system allocator's condition.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the system allocator's condition.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn nothing_is_allocated_while_a_load_runs() {
+    let open = Some(Rate { iops: 2_000.0, process: Process::Poisson });
+    for rate_iops in [None, open] {
+        for waiting in [Waiting::Polling, Waiting::Blocking] {
+            // The server is in this process, and allocates nothing either.
+            let puppet = Puppet::with(Manners::default(), Device::serve);
+            let rw = "randwrite".parse().unwrap();
+            let spec = Spec { rw, iodepth: 8, waiting, rate_iops, verify: Some(3), ..Spec::default() };
+            let disk = Client::connect(&puppet.socket, Manner::default()).unwrap().start(spec.shape()).unwrap();
+            let mut job = spec.jobs(disk).unwrap().remove(0);
+            let mut tally = job.tally();
+            let span = Span { ramp: Duration::from_millis(10), length: Duration::from_millis(20) };
+            // How much comes of one run depends on who else wants the cores.
+            while tally.requests() < 20 {
+                let mut counts = [0, 0];
+                job.run(span, &mut tally, &mut |edge| {
+                    counts[usize::from(edge == Edge::End)] = ALLOCATIONS.load(Ordering::Relaxed);
+                })
+                .unwrap();
+                assert_eq!(counts[1] - counts[0], 0, "{rate_iops:?}, {waiting:?}");
+            }
+        }
+    }
+}
