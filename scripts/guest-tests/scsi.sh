@@ -54,7 +54,7 @@ for disk in lun0 lun1; do
   done
 done
 cd /
-[ "$(cat /sys/block/$b/queue/discard_max_bytes)" != 0 ] || fail "LUN 1 does not offer discard"
+[ "$(cat "/sys/block/$b/queue/discard_max_bytes")" != 0 ] || fail "LUN 1 does not offer discard"
 
 begin "identity"
 says "EGRET" sg_inq "/dev/$a"

@@ -181,8 +181,8 @@ fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str,
     if object.kind == schema::ExportType::VhostUserBlk {
         return export.resize(bytes);
     }
-    let luns = object.luns.iter().filter(|lun| lun.node_name == node_name);
-    luns.map(super::scsi::address_of).fold(true, |told, at| export.resize_lun(at, bytes).is_ok() && told)
+    let lun = object.luns.iter().find(|lun| lun.node_name == node_name);
+    lun.is_some_and(|lun| export.resize_lun(super::scsi::address_of(lun), bytes).is_ok())
 }
 
 /// Sees to it that what was written is on stable storage, before an image is closed.
