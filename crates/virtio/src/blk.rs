@@ -1,7 +1,7 @@
 //! virtio-blk (virtio 1.3, 5.2).
 //!
 //! A [`Blk`] is what the queues of an export have in common: its configuration space, the features its driver took, the
-//! cache mode. A [`BlkQueue`] is the [`Model`](crate::Model) of one queue.
+//! cache mode. A [`BlkQueue`] is the [`Model`] of one queue.
 //!
 //! | the driver asks for | and is told |
 //! |---|---|
