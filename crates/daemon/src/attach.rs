@@ -6,12 +6,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::schema::{Addr, Export};
+use crate::schema::{Addr, Export, ExportType};
 
 /// The ring size that QEMU, and libvirt with it, sets up when told nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
 
-/// How to attach one export, ready to be pasted.
+/// How to attach one export, ready to be pasted; empty for who cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attach {
     /// Arguments of `qemu-system-*`. The guest's memory (`-m`, here 4 GiB) and the lines that share it are needed once
@@ -30,6 +30,10 @@ impl Attach {
     pub fn new(export: &Export, directory: &Path) -> Option<Self> {
         let Addr::Unix { path } = &export.addr else { return None };
         let path = directory.join(path).to_string_lossy().into_owned();
+        // libvirt and cloud-hypervisor know no vhost-user-scsi.
+        if export.kind == ExportType::VhostUserScsi {
+            return Some(Self { qemu: qemu(export, &path), libvirt: String::new(), cloud_hypervisor: String::new() });
+        }
         Some(Self {
             qemu: qemu(export, &path),
             libvirt: libvirt(export, &path),
@@ -40,11 +44,15 @@ impl Attach {
 
 fn qemu(export: &Export, path: &str) -> String {
     let Export { id, num_queues, queue_size, .. } = export;
+    let device = match export.kind {
+        ExportType::VhostUserBlk => format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}"),
+        ExportType::VhostUserScsi => format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}"),
+    };
     let chardev = shell_word(&format!("socket,id=chr-{id},path={}", path.replace(',', ",,")));
     format!(
         "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
          -chardev {chardev} \\\n\
-         -device vhost-user-blk-pci,id={id},chardev=chr-{id},num-queues={num_queues},queue-size={queue_size}"
+         -device {device},id={id},chardev=chr-{id}"
     )
 }
 
@@ -97,7 +105,7 @@ mod tests {
             attach.qemu,
             "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
              -chardev socket,id=chr-disk0,path=/run/vm/disk.sock \\\n\
-             -device vhost-user-blk-pci,id=disk0,chardev=chr-disk0,num-queues=4,queue-size=128"
+             -device vhost-user-blk-pci,num-queues=4,queue-size=128,id=disk0,chardev=chr-disk0"
         );
         assert_eq!(
             attach.libvirt,
@@ -110,6 +118,14 @@ mod tests {
             "--memory size=4G,shared=on \\\n\
              --disk vhost_user=true,socket=/run/vm/disk.sock,num_queues=4,queue_size=128"
         );
+    }
+
+    #[test]
+    fn a_virtio_scsi_export_has_a_line_for_qemu_alone() {
+        let attach = Attach::new(&Export { kind: ExportType::VhostUserScsi, ..export("s") }, Path::new("/")).unwrap();
+        let device = "-device vhost-user-scsi-pci,num_queues=4,virtqueue_size=128,id=disk0,chardev=chr-disk0";
+        assert!(attach.qemu.ends_with(device), "{attach:?}");
+        assert_eq!((attach.libvirt.as_str(), attach.cloud_hypervisor.as_str()), ("", ""));
     }
 
     #[test]

@@ -103,10 +103,11 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut writers = BTreeMap::new();
         let writable = self.exports.iter().filter(|export| export.writable);
-        let shared = writable.filter_map(|export| {
-            let first: &mut &Export = writers.entry(&export.node_name).or_insert(export);
+        let written = writable.flat_map(|export| export.node_names().map(move |(_, node)| (export, node)));
+        let shared = written.filter_map(|(export, node)| {
+            let first: &mut &Export = writers.entry(node).or_insert(export);
             (*first != export).then(|| {
-                let (subject, node, other) = (export.subject(), &export.node_name, &first.id);
+                let (subject, other) = (export.subject(), &first.id);
                 format!(
                     "{subject}: export '{other}' writes to blockdev '{node}' too; its guests must know of each other"
                 )
@@ -175,15 +176,18 @@ impl Config {
 
     fn check_export(&self, export: &Export, nodes: &[(&Blockdev, Layer)]) -> Result<(), Problem> {
         let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
-        reference("node-name", "blockdev", &export.node_name, known)?;
+        for (key, node) in export.node_names() {
+            reference(&key, "blockdev", node, known.clone())?;
+        }
         for (key, name) in export.iothreads() {
             reference(key, "iothread", name, self.iothreads.iter().map(|iothread| iothread.id.as_str()))?;
         }
-        let node = &export.node_name;
-        let found = nodes.iter().find(|(blockdev, _)| blockdev.name() == node);
-        let disk = found.and_then(|(blockdev, _)| self.resolve(blockdev, nodes));
-        if export.writable && disk.is_some_and(|disk| disk.read_only) {
-            return Err(Problem::Together(format!("writable=on, and blockdev '{node}' has read-only=on")));
+        for (_, node) in export.node_names().filter(|_| export.writable) {
+            let found = nodes.iter().find(|(blockdev, _)| blockdev.name() == node);
+            let disk = found.and_then(|(blockdev, _)| self.resolve(blockdev, nodes));
+            if disk.is_some_and(|disk| disk.read_only) {
+                return Err(Problem::Together(format!("writable=on, and blockdev '{node}' has read-only=on")));
+            }
         }
         Ok(())
     }

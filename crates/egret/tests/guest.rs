@@ -74,6 +74,59 @@ fn the_lines_that_are_printed_for_qemu_attach_the_disk() {
     assert_eq!(scratch.left_behind(), Vec::<String>::new());
 }
 
+#[test]
+fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
+    if !can_boot_or_skips("two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (images, socket) = (["first", "second"].map(|name| scratch.image(name, DISK)), scratch.path("socket"));
+    let options = Options::new()
+        .iothread("io0", "fd-monitor=io_uring")
+        .iothread("io1", "fd-monitor=epoll")
+        .disk("disk0", &images[0], "aio=io_uring,cache.direct=on,discard=unmap")
+        .disk("disk1", &images[1], "aio=native,cache.direct=on,discard=unmap")
+        .export_scsi(
+            "scsi",
+            &socket,
+            "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1,luns.0.lun=0,luns.0.node-name=disk0,\
+             luns.0.wwn=0x5000c50015ea71ac,luns.1.lun=1,luns.1.node-name=disk1,luns.1.serial=second",
+        );
+    let server = Server::start(&Program::egret(), &options);
+    let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
+    let guest = Guest::run(&attach, &["scsi.sh"]);
+    assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
+    assert_eq!(server.terminate().code(), Some(0));
+    for (disk, image) in ["lun0", "lun1"].into_iter().zip(images) {
+        assert_eq!(guest.fact(disk, "queues"), "2");
+        assert_eq!(guest.fact(disk, "bytes"), DISK.to_string());
+        assert_eq!(guest.fact(disk, "cache-type"), "write back");
+        assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
+    }
+    assert_eq!(scratch.left_behind(), Vec::<String>::new());
+}
+
+#[test]
+fn sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot() {
+    if !can_boot_or_skips("sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let socket = scratch.path("socket");
+    let (mut options, mut units) = (Options::new().iothread("io0", ""), "writable=on,iothread=io0".to_owned());
+    for at in 0..64 {
+        options = options.null(&format!("disk{at}"), "read-zeroes=on");
+        // Some on another target, and some beyond what eight bits number.
+        let (target, lun) = (at / 48, if at % 48 < 40 { at % 48 } else { 300 + at });
+        units += &format!(",luns.{at}.target={target},luns.{at}.lun={lun},luns.{at}.node-name=disk{at}");
+    }
+    let server = Server::start(&Program::egret(), &options.export_scsi("scsi", &socket, &units));
+    let attach = ["--scsi", socket.to_str().expect("our own path")];
+    Guest::run(&attach, &["many-units.sh", "many-units.sh"]);
+    assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
 /// Two disks of one daemon, with two queues each, dealt out to its two I/O threads.
 struct TwoDisks {
     iothreads: [&'static str; 2],

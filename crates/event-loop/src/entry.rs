@@ -35,6 +35,19 @@ pub(crate) struct Entry<S> {
 }
 
 impl<S: Source> Entry<S> {
+    /// Puts the source, which is `index`, on the list of those that are dispatched, and on that of the active ones if
+    /// there is work.
+    pub(crate) fn mark_ready(&mut self, index: u32, active: &mut Vec<u32>, ready: &mut Vec<u32>) {
+        if !self.active && self.source.poll() {
+            self.active = true;
+            active.push(index);
+        }
+        if !self.ready {
+            self.ready = true;
+            ready.push(index);
+        }
+    }
+
     pub(crate) fn suppress(&mut self) {
         if self.armed {
             self.armed = false;

@@ -231,6 +231,13 @@ impl<S: Source> EventLoop<S> {
         self.touch(id.index);
     }
 
+    /// Has a source dispatched, for a reason that shows neither on its descriptor nor to its poll.
+    pub fn wake(&mut self, id: SourceId) {
+        if self.entry(id).is_some() {
+            self.mark_ready(id.index);
+        }
+    }
+
     /// The loop returns from [`run`](Self::run) at the end of this turn.
     pub const fn stop(&mut self) {
         self.stopping = true;
@@ -269,11 +276,13 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn reap(&mut self) {
-        let Self { backend, sources, touched, now, .. } = self;
+        let Self { backend, sources, active, ready, touched, now, .. } = self;
         backend.reap(*now, &mut |completion| {
             let index = S::route(&completion);
             if let Some(Some(entry)) = sources.get_mut(index as usize) {
-                entry.source.complete(completion, *now);
+                if entry.source.complete(completion, *now) {
+                    entry.mark_ready(index, active, ready);
+                }
                 if !entry.touched {
                     entry.touched = true;
                     touched.push(index);
@@ -398,14 +407,7 @@ impl<S: Source> EventLoop<S> {
     /// connected would be looked at every turn.
     pub(crate) fn mark_ready(&mut self, index: u32) {
         let Some(entry) = &mut self.sources[index as usize] else { return };
-        if !entry.active && entry.source.poll() {
-            entry.active = true;
-            self.active.push(index);
-        }
-        if !entry.ready {
-            entry.ready = true;
-            self.ready.push(index);
-        }
+        entry.mark_ready(index, &mut self.active, &mut self.ready);
     }
 
     fn touch(&mut self, index: u32) {

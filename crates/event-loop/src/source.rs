@@ -52,8 +52,9 @@ pub trait Source: Send + Sized + 'static {
     /// Does the work there is. Also called when the source's descriptor or timer fired with no work behind it.
     fn dispatch(&mut self, backend: &mut Self::Backend, turn: &mut Turn<'_, Self>);
 
-    /// One of its requests has ended; `now` is the clock as read for this phase of the turn.
-    fn complete(&mut self, completion: <Self::Backend as Backend>::Completion, now: Nanos);
+    /// One of its requests has ended; `now` is the clock as read for this phase of the turn. Returns whether it is to be
+    /// dispatched: there is more to push, or to try again.
+    fn complete(&mut self, completion: <Self::Backend as Backend>::Completion, now: Nanos) -> bool;
 
     /// The end of a turn in which the source was dispatched or completed something: tell the outside, once.
     fn notify(&mut self);

@@ -78,6 +78,8 @@ struct Bell {
     index: u32,
     heard: Sender<Heard>,
     act: Option<Act>,
+    /// How many of its completions leave it with more to do.
+    unfinished: u64,
 }
 
 struct Outside {
@@ -101,7 +103,7 @@ fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
     let (heard, hear) = channel();
-    let bell = Bell { outside: Arc::clone(&outside), seen: 0, in_flight: 0, index: 0, heard, act: None };
+    let bell = Bell { outside: Arc::clone(&outside), seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0 };
     (bell, outside, hear)
 }
 
@@ -131,8 +133,11 @@ impl Source for Bell {
         }
         let _ = self.heard.send(Heard::Dispatched { work });
     }
-    fn complete(&mut self, _completion: u64, _now: Nanos) {
+    fn complete(&mut self, _completion: u64, _now: Nanos) -> bool {
         self.in_flight -= 1;
+        let more = self.unfinished > 0;
+        self.unfinished -= u64::from(more);
+        more
     }
     fn notify(&mut self) {
         let _ = self.heard.send(Heard::Notified);
@@ -256,6 +261,36 @@ fn what_a_source_pushed_is_submitted_and_completed_before_it_is_notified() {
         assert_eq!(hear.recv_timeout(PATIENCE).unwrap(), Heard::Notified);
         let drained = handle.call(move |target| target.source(id).unwrap().is_drained()).unwrap();
         assert!(drained);
+    });
+}
+
+#[test]
+fn a_completion_that_leaves_more_to_do_has_its_source_dispatched() {
+    on_every_loop(|handle| {
+        let (mut bell, outside, hear) = bell();
+        bell.unfinished = 1;
+        let id = handle.attach(bell).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        while hear.recv_timeout(PATIENCE).unwrap() != (Heard::Dispatched { work: 0 }) {}
+        handle.detach(id).wait().unwrap();
+    });
+}
+
+#[test]
+fn a_source_that_is_woken_is_dispatched() {
+    on_every_loop(|handle| {
+        let (bell, _outside, hear) = bell();
+        let id = handle.attach(bell).unwrap();
+        // The first is by being attached.
+        for _ in 0..2 {
+            while hear.recv_timeout(PATIENCE).unwrap() != (Heard::Dispatched { work: 0 }) {}
+            handle.send(move |target| target.wake(id));
+        }
+        while hear.recv_timeout(PATIENCE).unwrap() != (Heard::Dispatched { work: 0 }) {}
+        handle.detach(id).wait().unwrap();
+        handle.send(move |target| target.wake(id));
+        handle.call(|_| ()).unwrap();
     });
 }
 

@@ -1,4 +1,4 @@
-//! An export: a disk at an address, one client at a time.
+//! An export: a device at an address, one client at a time.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,15 +8,17 @@ use std::thread::JoinHandle;
 
 use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
+use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::ring::Queue;
+use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
 use crate::stats::QueueStats;
-use crate::worker::{Signals, Worker};
+use crate::worker::{Disks, Signals, Worker};
 
 /// How an export is to be.
 #[derive(Debug)]
@@ -38,6 +40,15 @@ pub enum ExportError {
     /// What the guest was to see.
     #[error("export '{0}': {1}")]
     Device(String, #[source] BlkError),
+    /// Likewise of a virtio-scsi device.
+    #[error("export '{0}': {1}")]
+    Scsi(String, #[source] ScsiError),
+    /// One of its logical units.
+    #[error("export '{0}': {1}")]
+    Lun(String, #[source] LunError),
+    /// It has no logical unit at this address, or no logical units at all.
+    #[error("export '{0}': there is nothing at {1}")]
+    NoLun(String, LunAddress),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
@@ -48,22 +59,46 @@ pub enum ExportError {
 /// One thread holds the conversation with the client; the queues run on I/O threads. When a client leaves, the export
 /// listens for the next.
 pub struct Export {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) device: Kind,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// The device, for what is done to it from outside.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    Blk(Arc<Blk>),
+    Scsi(Arc<Scsi>),
+}
+
+impl Kind {
+    fn device(&self) -> Arc<dyn Device> {
+        match self {
+            Self::Blk(blk) => Arc::clone(blk) as _,
+            Self::Scsi(scsi) => Arc::clone(scsi) as _,
+        }
+    }
+}
+
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
-    id: String,
-    disk: Arc<Disk>,
-    blk: Arc<Blk>,
+    pub(crate) id: String,
+    device: Arc<dyn Device>,
     loops: Vec<LoopHandle<Worker>>,
-    running: Mutex<Vec<Option<SourceId>>>,
+    pub(crate) queues: Mutex<Queues>,
     /// What queues counted that no longer run.
     past: Mutex<QueueStats>,
     /// Where the client listens to us.
     channel: Mutex<Option<UnixStream>>,
+}
+
+/// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
+pub(crate) struct Queues {
+    /// The running ones.
+    pub(crate) running: Vec<Option<SourceId>>,
+    /// The device's disks, by their keys.
+    pub(crate) disks: Vec<Option<Arc<Disk>>>,
 }
 
 impl Export {
@@ -77,26 +112,36 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let ExportConfig { id, address, device } = config;
+        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
+        Self::listen(id, address, Kind::Blk(blk), vec![Some(disk)], loops)
+    }
+
+    pub(crate) fn listen(
+        id: String,
+        address: Address,
+        kind: Kind,
+        disks: Vec<Option<Arc<Disk>>>,
+        loops: Vec<LoopHandle<Worker>>,
+    ) -> Result<Self, ExportError> {
+        assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
-        let num_queues = device.num_queues.into();
-        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
+        let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
+        let running = vec![None; device.num_queues().into()];
         let shared = Arc::new(Shared {
             id: id.clone(),
-            disk,
-            blk,
+            device,
             loops,
-            running: Mutex::new(vec![None; num_queues]),
+            queues: Mutex::new(Queues { running, disks }),
             past: Mutex::default(),
             channel: Mutex::default(),
         });
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let thread = thread.spawn(move || serve(&theirs, listener, &their_stop)).map_err(system)?;
-        Ok(Self { shared, stop, thread: Some(thread) })
+        Ok(Self { shared, device: kind, stop, thread: Some(thread) })
     }
 
     /// The export's name.
@@ -106,12 +151,12 @@ impl Export {
 
     /// Whether a client has queues running.
     pub fn is_in_use(&self) -> bool {
-        lock(&self.shared.running).iter().any(Option::is_some)
+        lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
-        let running = lock(&self.shared.running).clone();
+        let running = lock(&self.shared.queues).running.clone();
         let mut sum = lock(&self.shared.past).clone();
         for (index, id) in running.into_iter().enumerate() {
             let Some(id) = id else { continue };
@@ -123,9 +168,11 @@ impl Export {
         sum
     }
 
-    /// The disk has `bytes` now: tells the client, if it listens; says whether it could be told.
+    /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
+    /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
-        self.shared.blk.set_capacity(bytes);
+        let Kind::Blk(blk) = &self.device else { return false };
+        blk.set_capacity(bytes);
         lock(&self.shared.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }
 }
@@ -171,27 +218,36 @@ fn pause(stop: &OwnedFd) -> bool {
     matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of this lock panics")
 }
 
 impl Shared {
-    pub(crate) fn blk(&self) -> &Blk {
-        &self.blk
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
+    /// The loop of a queue. Those that have disks are dealt out in turn; the others are with the first of them.
     pub(crate) fn loop_of(&self, queue: usize) -> &LoopHandle<Worker> {
-        &self.loops[queue % self.loops.len()]
+        let turn = queue.saturating_sub(self.device.diskless_queues().into());
+        &self.loops[turn % self.loops.len()]
     }
 
-    pub(crate) fn worker(&self, index: usize, queue: Queue, signals: Signals) -> Worker {
+    /// Makes a worker of a queue, and gives it to its loop.
+    pub(crate) fn run(&self, index: usize, queue: Queue, signals: Signals) -> io::Result<SourceId> {
         let name = format!("export '{}': queue {index}", self.id);
-        let model = Box::new(self.blk.queue(queue.size()));
-        Worker::new(name, queue, model, Arc::clone(&self.disk), signals)
+        let model = Arc::clone(&self.device).model(index as u16, queue.size());
+        let mut queues = lock(&self.queues);
+        let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
+        let worker = Worker::new(name, queue, model, Disks::new(disks), signals);
+        let id = self.loop_of(index).attach(worker)?;
+        queues.running[index] = Some(id);
+        Ok(id)
     }
 
-    pub(crate) fn set_running(&self, queue: usize, id: Option<SourceId>) {
-        lock(&self.running)[queue] = id;
+    /// A queue no longer runs, or soon will not.
+    pub(crate) fn forget(&self, queue: usize) {
+        lock(&self.queues).running[queue] = None;
     }
 
     pub(crate) fn keep_stats(&self, stats: &QueueStats) {

@@ -1,4 +1,4 @@
-//! A disk on queues: vhost-user sessions, and the workers that run their queues.
+//! Disks on queues: vhost-user sessions, and the workers that run their queues.
 //!
 //! ```text
 //!   client ═socket═▶ Export (a thread of its own)          I/O threads (one loop each)
@@ -16,6 +16,7 @@
 
 mod export;
 mod listener;
+mod luns;
 mod protocol;
 mod session;
 mod stats;
@@ -23,5 +24,6 @@ mod worker;
 
 pub use export::{Export, ExportConfig, ExportError};
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
+pub use luns::{DiscardConfig, LunConfig, Naa, ScsiExportConfig};
 pub use stats::{OpStats, QueueStats};
 pub use worker::Worker;

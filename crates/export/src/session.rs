@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use egret_event_loop::{Leaving, SourceId};
-use egret_virtio::blk::EVENT_IDX;
+use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::QueueConfig;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -62,7 +62,7 @@ pub(crate) struct Session<'a> {
 
 impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>) -> Self {
-        let vrings = (0..shared.blk().config().num_queues).map(|_| Vring::default()).collect();
+        let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::empty());
         Self { shared, connection, memory, vrings, features: 0, protocol_features: 0 }
     }
@@ -97,7 +97,7 @@ impl<'a> Session<'a> {
         let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
         let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
         match request {
-            Request::GetFeatures => return reply_u64(self.shared.blk().features() | F_PROTOCOL_FEATURES),
+            Request::GetFeatures => return reply_u64(self.shared.device().features() | F_PROTOCOL_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
-        if let Err(e) = self.shared.blk().set_features(features & !F_PROTOCOL_FEATURES) {
+        if let Err(e) = self.shared.device().set_features(features & !F_PROTOCOL_FEATURES) {
             return invalid(e.to_string());
         }
         self.features = features;
@@ -273,13 +273,10 @@ impl<'a> Session<'a> {
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
         let signals = std::mem::take(&mut self.vrings[index].signals);
-        let worker = self.shared.worker(index, queue, signals);
-        let id = match self.shared.loop_of(index).attach(worker) {
-            Ok(id) => id,
+        match self.shared.run(index, queue, signals) {
+            Ok(id) => self.vrings[index].running = Some(id),
             Err(e) => return invalid(format!("queue {index}: {e}")),
-        };
-        self.vrings[index].running = Some(id);
-        self.shared.set_running(index, Some(id));
+        }
         Ok(())
     }
 
@@ -292,7 +289,7 @@ impl<'a> Session<'a> {
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
             if let Some(id) = self.vrings[index].running.take() {
-                self.shared.set_running(index, None);
+                self.shared.forget(index);
                 draining.push((index, self.shared.loop_of(index).detach(id)));
             }
         }
@@ -311,7 +308,7 @@ impl<'a> Session<'a> {
 
     fn reset(&mut self) {
         self.stop_all();
-        self.shared.blk().reset();
+        self.shared.device().reset();
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
     }
 
@@ -346,13 +343,13 @@ impl<'a> Session<'a> {
     /// The reply to GET_CONFIG: its header again, and the bytes.
     fn read_config(&self, offset: u32, size: u32, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
-        self.shared.blk().read_config(config_offset(offset), &mut bytes);
+        self.shared.device().read_config(config_offset(offset), &mut bytes);
         let header = [offset, size, flags].map(u32::to_ne_bytes).concat();
         [header, bytes].concat()
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let written = self.shared.blk().write_config(config_offset(offset), bytes);
+        let written = self.shared.device().write_config(config_offset(offset), bytes);
         written.or_else(|e| invalid(e.to_string()))
     }
 }

@@ -1,14 +1,17 @@
 //! A queue worker: one guest's queue, run by one loop.
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use egret_disk::{Completion, Disk, DiskSlot, Engines, Token};
+use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
 use egret_event_loop::{Nanos, Source, SourceId, Turn};
 use egret_virtio::ring::{Chain, Queue, QueueConfig};
-use egret_virtio::{Begin, Ended, Model, head_of};
+use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
+use rustix::io::Errno;
 
 use crate::stats::QueueStats;
 
@@ -35,7 +38,10 @@ enum Phase {
     Broken,
 }
 
-/// A queue, its device model and its disk, owned by exactly one loop at a time.
+/// Chains that wait are tried again so often, should nothing of the queue end meanwhile.
+const RETRY: Nanos = Nanos::from_millis(1);
+
+/// A queue, its device model and its disks, owned by exactly one loop at a time.
 ///
 /// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
 /// and what is counted is counted in plain fields that nobody else reads.
@@ -43,35 +49,100 @@ pub struct Worker {
     name: String,
     queue: Queue,
     model: Box<dyn Model>,
-    disk: Arc<Disk>,
-    slot: Option<DiskSlot>,
+    /// The model's [`wanted`](Model::wanted).
+    wanted: Option<Arc<AtomicU32>>,
+    /// The model's [`progress`](Model::progress).
+    progress: Option<Arc<Progress>>,
+    disks: Disks,
     token_base: u64,
     signals: Signals,
     chain: Chain,
-    /// When each request in flight was taken in, by its head.
+    /// When each chain in flight was taken in, by its head.
     begun: Vec<Nanos>,
+    /// Requests that came of completions, to be pushed at the next dispatch.
+    follow_ups: Vec<(DiskKey, Request)>,
+    /// Chains that wait, the oldest first.
+    waiting: VecDeque<Token>,
     in_flight: u32,
     phase: Phase,
     stats: QueueStats,
 }
 
+/// The disks of a worker's device, by their keys: where they are on the worker's loop, while it is on one.
+#[derive(Default)]
+pub(crate) struct Disks {
+    all: Vec<Option<Arc<Disk>>>,
+    slots: Vec<Option<DiskSlot>>,
+}
+
+impl Disks {
+    /// To be attached.
+    pub(crate) fn new(all: Vec<Option<Arc<Disk>>>) -> Self {
+        Self { slots: vec![None; all.len()], all }
+    }
+
+    #[inline]
+    fn slot(&self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
+        self.slots.get(key as usize).copied().flatten()
+    }
+
+    fn attach(&mut self, engines: &mut Engines) -> Result<(), EngineError> {
+        for at in 0..self.all.len() {
+            let Some(disk) = &self.all[at] else { continue };
+            match engines.attach(disk) {
+                Ok(slot) => self.slots[at] = Some(slot),
+                Err(e) => {
+                    self.detach(engines);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn detach(&mut self, engines: &mut Engines) {
+        self.slots.iter_mut().filter_map(Option::take).for_each(|slot| engines.detach(slot));
+    }
+}
+
 impl Worker {
-    pub(crate) fn new(name: String, queue: Queue, model: Box<dyn Model>, disk: Arc<Disk>, signals: Signals) -> Self {
+    pub(crate) fn new(name: String, queue: Queue, model: Box<dyn Model>, disks: Disks, signals: Signals) -> Self {
         let begun = vec![Nanos::ZERO; queue.size().into()];
         Self {
             name,
             queue,
+            wanted: model.wanted(),
+            progress: model.progress(),
             model,
-            disk,
-            slot: None,
+            disks,
             token_base: 0,
             signals,
             chain: Chain::default(),
             begun,
+            follow_ups: Vec::new(),
+            waiting: VecDeque::new(),
             in_flight: 0,
             phase: Phase::Running,
             stats: QueueStats::default(),
         }
+    }
+
+    /// Takes a disk in that `engines`, those of its loop, have at `slot`.
+    pub(crate) fn add_disk(&mut self, DiskKey(key): DiskKey, disk: Arc<Disk>, slot: DiskSlot) {
+        let at = key as usize;
+        if at >= self.disks.all.len() {
+            self.disks.all.resize(at + 1, None);
+            self.disks.slots.resize(at + 1, None);
+        }
+        self.disks.all[at] = Some(disk);
+        self.disks.slots[at] = Some(slot);
+    }
+
+    /// Forgets a disk; what still asks for it is told that there is no such device. Returns where it was, for the
+    /// engines to let go of it.
+    pub(crate) fn remove_disk(&mut self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
+        *self.disks.all.get_mut(key as usize)? = None;
+        self.disks.slots[key as usize].take()
     }
 
     /// What the queue has counted since it was set up.
@@ -93,6 +164,66 @@ impl Worker {
         self.stats.count(ended, latency);
         if self.phase != Phase::Broken {
             self.queue.add_used(ended.head, ended.written);
+        }
+    }
+
+    /// Whether there is a use for another chain.
+    #[inline]
+    fn is_wanted(&self) -> bool {
+        self.wanted.as_ref().is_none_or(|wanted| wanted.load(Ordering::Acquire) > 0)
+    }
+
+    /// Gives a request to the engines.
+    #[inline]
+    fn push(&mut self, engines: &mut Engines, key: DiskKey, request: Request, now: Nanos) {
+        match self.disks.slot(key) {
+            Some(slot) => engines.push(slot, request),
+            None => self.refuse(request, now),
+        }
+    }
+
+    /// Ends a request for a disk that is gone.
+    #[cold]
+    fn refuse(&mut self, request: Request, now: Nanos) {
+        let Request { token, buffers, .. } = request;
+        self.complete(Completion { token, result: Err(Errno::NODEV), buffers }, now);
+    }
+
+    /// Goes on with the chain of `token`, which has been in flight.
+    #[inline]
+    fn go_on(&mut self, token: Token, next: Next, now: Nanos) {
+        match next {
+            Next::Done(ended) => {
+                self.in_flight -= 1;
+                let begun = self.begun[usize::from(head_of(token))];
+                self.end(&ended, now - begun);
+            }
+            Next::Submit(key, request) => self.follow_ups.push((key, request)),
+            Next::Wait => self.waiting.push_back(token),
+        }
+    }
+
+    /// Whether something is to be pushed or tried again.
+    #[inline]
+    fn has_more(&self) -> bool {
+        !self.follow_ups.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Pushes what came of completions, and has another try at what waits.
+    #[cold]
+    fn resume(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
+        let now = turn.now();
+        for _ in 0..self.waiting.len() {
+            let Some(token) = self.waiting.pop_front() else { break };
+            let next = self.model.retry(self.queue.memory(), token);
+            self.go_on(token, next, now);
+        }
+        // A request that is refused may leave another behind, until its command gives up.
+        while let Some((key, request)) = self.follow_ups.pop() {
+            self.push(engines, key, request, now);
+        }
+        if !self.waiting.is_empty() {
+            turn.set_timer(now + RETRY);
         }
     }
 
@@ -121,7 +252,7 @@ impl Source for Worker {
     }
 
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
-        self.slot = Some(engines.attach(&self.disk).map_err(io::Error::other)?);
+        self.disks.attach(engines).map_err(io::Error::other)?;
         self.token_base = u64::from(id.index()) << HEAD_BITS;
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
@@ -130,23 +261,30 @@ impl Source for Worker {
     }
 
     fn detached(&mut self, engines: &mut Engines) {
-        if let Some(slot) = self.slot.take() {
-            engines.detach(slot);
-        }
+        self.disks.detach(engines);
     }
 
     fn poll(&mut self) -> bool {
-        self.phase == Phase::Running && self.queue.is_available()
+        self.phase == Phase::Running && self.queue.is_available() && self.is_wanted()
     }
 
     fn dispatch(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
-        let (Phase::Running, Some(slot)) = (self.phase, self.slot) else { return };
+        if self.has_more() {
+            self.resume(engines, turn);
+        }
+        if self.phase != Phase::Running {
+            return;
+        }
         if self.queue.memory().is_torn() {
             self.break_queue(&"the front-end took its memory away (its file was truncated)");
             return;
         }
+        let waited = self.waiting.len();
         // A driver can make chains available as fast as they are popped: one queue's worth a turn.
         for _ in 0..self.queue.size() {
+            if !self.is_wanted() {
+                break;
+            }
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -154,29 +292,41 @@ impl Source for Worker {
             }
             let head = self.chain.head();
             match self.model.begin(self.queue.memory(), &mut self.chain, Token(self.token_base)) {
-                Begin::Submit(request) => {
+                Ok(Next::Submit(key, request)) => {
                     self.begun[usize::from(head)] = turn.now();
                     self.in_flight += 1;
-                    engines.push(slot, request);
+                    self.push(engines, key, request, turn.now());
                 }
-                Begin::Done(ended) => self.end(&ended, Nanos::ZERO),
-                Begin::Broken(why) => {
+                Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
+                Ok(Next::Wait) => {
+                    self.begun[usize::from(head)] = turn.now();
+                    self.in_flight += 1;
+                    self.waiting.push_back(token_of(Token(self.token_base), head));
+                }
+                Err(why) => {
                     self.queue.abandon(head);
                     return self.break_queue(&why);
                 }
             }
         }
+        if self.waiting.len() > waited {
+            turn.set_timer(turn.now() + RETRY);
+        }
     }
 
-    fn complete(&mut self, completion: Completion, now: Nanos) {
-        self.in_flight -= 1;
-        let begun = self.begun[usize::from(head_of(completion.token))];
-        let ended = self.model.end(self.queue.memory(), completion);
-        self.end(&ended, now - begun);
+    fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
+        let token = completion.token;
+        let next = self.model.end(self.queue.memory(), completion);
+        self.go_on(token, next, now);
+        self.has_more()
     }
 
     fn notify(&mut self) {
-        if self.phase != Phase::Broken && self.queue.publish() {
+        let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        if let Some(progress) = &self.progress {
+            progress.show();
+        }
+        if wants_call {
             self.stats.calls += 1;
             signal(self.signals.call.as_ref());
         }
@@ -187,6 +337,10 @@ impl Source for Worker {
     }
 
     fn arm(&mut self) -> bool {
+        // Whoever wants a chain wakes us: until then the driver's kicks are no news.
+        if !self.is_wanted() {
+            return true;
+        }
         match (self.phase, &self.signals.kick) {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
             // Nobody will tell: look for ever, as the peer asked for.

@@ -2,25 +2,22 @@
 //!
 //! Requests that go through rings are tested with real clients and hostile guests beside the command.
 
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+mod peer;
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, EngineOptions, Engines, Options};
-use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
-use egret_export::{Address, Export, ExportConfig, ExportError, ListenError, Worker};
-use egret_polling::{Parameters, PolicyKind};
+use egret_disk::{Disk, Driver, Options};
+use egret_event_loop::Nanos;
+use egret_export::{Address, Export, ExportConfig, ExportError, ListenError};
 use egret_virtio::blk::BlkConfig;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-const GET_FEATURES: u32 = 1;
-const SET_FEATURES: u32 = 2;
+use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, SET_FEATURES, words};
+
 const GET_VRING_BASE: u32 = 11;
 const SET_VRING_BASE: u32 = 10;
-const GET_PROTOCOL_FEATURES: u32 = 15;
-const SET_PROTOCOL_FEATURES: u32 = 16;
 const GET_QUEUE_NUM: u32 = 17;
 const SET_VRING_CALL: u32 = 13;
 const SET_BACKEND_REQ_FD: u32 = 21;
@@ -28,37 +25,10 @@ const GET_CONFIG: u32 = 24;
 const SET_CONFIG: u32 = 25;
 const GET_MAX_MEM_SLOTS: u32 = 36;
 
-const NEED_REPLY: u32 = 8;
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
 const MIB: u64 = 1 << 20;
-
-/// A loop on its thread, stopped at the end.
-struct IoThread(LoopHandle<Worker>, Option<std::thread::JoinHandle<std::io::Result<()>>>);
-
-impl IoThread {
-    fn start() -> Self {
-        let options = LoopOptions {
-            name: "io".into(),
-            monitor: MonitorChoice::Auto,
-            policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
-            window_max: Nanos::ZERO,
-            idle_after: Nanos::from_millis(1_000),
-            calibrate: false,
-        };
-        let (handle, thread) =
-            spawn(options, |ring| Engines::new(EngineOptions { ring, ..EngineOptions::default() })).unwrap();
-        Self(handle, Some(thread))
-    }
-}
-
-impl Drop for IoThread {
-    fn drop(&mut self) {
-        self.0.send(EventLoop::stop);
-        self.1.take().unwrap().join().unwrap().unwrap();
-    }
-}
 
 fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
@@ -78,60 +48,17 @@ fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
     Export::start(ExportConfig { id: "e0".into(), address, device }, disk, vec![io.0.clone()])
 }
 
-/// A front-end.
-struct Peer(UnixStream);
-
-impl Peer {
-    /// A front-end connected to a new export.
-    fn of(io: &IoThread) -> (Self, Export) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        (Self(ours), export(io, Address::Fd(theirs.into())).unwrap())
-    }
-
-    /// One that has agreed on acknowledgements.
-    fn agreed(io: &IoThread) -> (Self, Export) {
-        let (mut peer, export) = Self::of(io);
-        let features = peer.ask_u64(GET_FEATURES);
-        peer.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
-        let features = peer.ask_u64(GET_PROTOCOL_FEATURES);
-        peer.say(SET_PROTOCOL_FEATURES, 0, &features.to_ne_bytes(), &[]);
-        (peer, export)
-    }
-
-    fn say(&self, request: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
-        let message = [words(&[request, 1 | flags, body.len() as u32]), body.to_vec()].concat();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        sendmsg(&self.0, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).unwrap();
-    }
-
-    fn hear(&mut self) -> Option<Vec<u8>> {
-        let mut header = [0; 12];
-        self.0.read_exact(&mut header).ok()?;
-        let mut body = vec![0; u32::from_ne_bytes(header[8..].try_into().unwrap()) as usize];
-        self.0.read_exact(&mut body).ok()?;
-        Some(body)
-    }
-
-    fn ask(&mut self, request: u32, body: &[u8]) -> Option<Vec<u8>> {
-        self.say(request, 0, body, &[]);
-        self.hear()
-    }
-
-    fn ask_u64(&mut self, request: u32) -> u64 {
-        u64::from_ne_bytes(self.ask(request, &[]).expect("an answer").try_into().unwrap())
-    }
-
-    /// Sends what must be acknowledged; `None` if the session ended instead of an answer.
-    fn order(&mut self, request: u32, body: &[u8]) -> Option<u64> {
-        self.say(request, NEED_REPLY, body, &[]);
-        Some(u64::from_ne_bytes(self.hear()?.try_into().unwrap()))
-    }
+/// A front-end connected to a new export.
+fn peer(io: &IoThread) -> (Peer, Export) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Peer(ours), export(io, Address::Fd(theirs.into())).unwrap())
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+/// One that has agreed on acknowledgements.
+fn agreed(io: &IoThread) -> (Peer, Export) {
+    let (mut peer, export) = peer(io);
+    peer.agree();
+    (peer, export)
 }
 
 /// A request for `size` bytes of configuration at `offset`.
@@ -142,7 +69,7 @@ fn config(offset: u32, size: u32) -> Vec<u8> {
 #[test]
 fn what_is_offered_is_what_the_device_was_made_as() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::of(&io);
+    let (mut peer, _export) = peer(&io);
     assert_ne!(peer.ask_u64(GET_FEATURES) & F_PROTOCOL_FEATURES, 0);
     assert_ne!(peer.ask_u64(GET_PROTOCOL_FEATURES) & REPLY_ACK, 0);
     assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
@@ -152,7 +79,7 @@ fn what_is_offered_is_what_the_device_was_made_as() {
 #[test]
 fn the_configuration_is_read_at_offset_0_and_at_the_old_0x100() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::agreed(&io);
+    let (mut peer, _export) = agreed(&io);
     for base in [0, 0x100] {
         let reply = peer.ask(GET_CONFIG, &config(base, 60)).unwrap();
         assert_eq!(reply.len(), 72, "a header of three words, and what was asked for");
@@ -165,7 +92,7 @@ fn the_configuration_is_read_at_offset_0_and_at_the_old_0x100() {
 #[test]
 fn only_the_cache_mode_can_be_written_to_the_configuration() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::agreed(&io);
+    let (mut peer, _export) = agreed(&io);
     let write = |offset, byte| [words(&[offset, 1, 0]), vec![byte]].concat();
     for (byte, offset) in [(0, 32), (1, 0x100 + 32)] {
         assert_eq!(peer.order(SET_CONFIG, &write(offset, byte)), Some(0));
@@ -178,7 +105,7 @@ fn only_the_cache_mode_can_be_written_to_the_configuration() {
 #[test]
 fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
     let io = IoThread::start();
-    let (mut peer, export) = Peer::agreed(&io);
+    let (mut peer, export) = agreed(&io);
     assert!(!export.resize(65 * MIB), "nobody to tell yet");
     let (ours, theirs) = UnixStream::pair().unwrap();
     peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &0u64.to_ne_bytes(), &[theirs.as_fd()]);
@@ -193,7 +120,7 @@ fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
 #[test]
 fn a_vring_keeps_its_base_over_a_stop() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::agreed(&io);
+    let (mut peer, _export) = agreed(&io);
     assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, 77])), Some(0));
     assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 77])));
 }
@@ -201,7 +128,7 @@ fn a_vring_keeps_its_base_over_a_stop() {
 #[test]
 fn a_message_in_pieces_is_put_together() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::of(&io);
+    let (mut peer, _export) = peer(&io);
     let message = [words(&[GET_QUEUE_NUM, 1, 0]), words(&[SET_VRING_BASE, 1, 8, 1, 5])].concat();
     for byte in message {
         peer.0.write_all(&[byte]).unwrap();
@@ -225,7 +152,7 @@ fn what_breaks_the_protocol_ends_the_session() {
         ("a descriptor that is not there", words(&[SET_VRING_CALL, 1, 8, 0, 0])),
     ];
     for (what, bytes) in wrong {
-        let (mut peer, _export) = Peer::of(&io);
+        let (mut peer, _export) = peer(&io);
         peer.0.write_all(&bytes).unwrap();
         assert!(peer.hear().is_none(), "{what}");
     }
@@ -234,7 +161,7 @@ fn what_breaks_the_protocol_ends_the_session() {
 #[test]
 fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     let io = IoThread::start();
-    let (mut peer, _export) = Peer::agreed(&io);
+    let (mut peer, _export) = agreed(&io);
     let (pipe, _writer) = UnixStream::pair().unwrap();
     peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
     assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
@@ -244,7 +171,7 @@ fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
 #[test]
 fn an_export_ends_while_its_client_is_in_the_middle_of_a_message() {
     let io = IoThread::start();
-    let (mut peer, export) = Peer::of(&io);
+    let (mut peer, export) = peer(&io);
     peer.0.write_all(&words(&[SET_FEATURES, 1])).unwrap();
     drop(export);
     assert!(peer.hear().is_none());

@@ -1,5 +1,5 @@
 //! What one request costs on its way through this crate, in one thread: the driver's half makes it available, the
-//! queue pops it, virtio-blk makes a disk request of it, the disk "completes" it at once, and it is used and reaped.
+//! queue pops it, virtio-blk or virtio-scsi makes a disk request of it, the disk "completes" it at once, and it is used and reaped.
 //!
 //! A batch of as many requests as are in flight is the unit; the figure to look at is the time for each element.
 #![allow(missing_docs)]
@@ -10,39 +10,39 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use egret_disk::{Completion, Token};
+use egret_scsi::LunConfig;
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
-use egret_virtio::{Begin, Model};
+use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
+use egret_virtio::{Model, Next};
 
 const RING: u64 = 0x10_0000;
 const HEADERS: u64 = 0x100_0000;
+/// From one header to the next; the response is behind it.
+const STRIDE: u64 = 256;
 const DATA: u64 = 0x200_0000;
 
+/// Which device the reads go to.
+#[derive(Clone, Copy)]
+enum Kind {
+    Blk,
+    Scsi,
+}
+
 /// A guest with 4 KiB reads to make.
-struct Guest {
+struct Guest<M> {
+    kind: Kind,
     memory: Arc<GuestMemory>,
     driver: Driver,
     queue: Queue,
-    model: BlkQueue,
+    model: M,
     chain: Chain,
     completions: Vec<Completion>,
 }
 
-impl Guest {
-    fn new(indirect: Option<u16>) -> Self {
-        // Three regions, as QEMU has them.
-        let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
-        let memory = memory.with(Region::anonymous(0xc_0000, 0x400_0000).unwrap()).unwrap();
-        let memory = Arc::new(memory.with(Region::anonymous(1 << 32, 0x10_0000).unwrap()).unwrap());
-        for slot in 0..256 {
-            let mut header = [0; 16];
-            header[8..].copy_from_slice(&(slot * 8u64).to_le_bytes());
-            assert!(memory.write(HEADERS + slot * 64, &header));
-        }
-        let config = DriverConfig { size: 256, event_idx: true, indirect, base: 0 };
-        let driver = Driver::new(&memory, RING, config).unwrap();
-        let queue = driver.queue().start(&memory).unwrap();
+impl Guest<BlkQueue> {
+    fn blk(indirect: Option<u16>) -> Self {
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1 << 30,
             logical_block_size: 512,
@@ -56,16 +56,63 @@ impl Guest {
             write_zeroes: None,
         })
         .unwrap();
-        let model = blk.queue(256);
-        Self { memory, driver, queue, model, chain: Chain::new(), completions: Vec::with_capacity(256) }
+        Self::new(Kind::Blk, indirect, blk.queue(256))
+    }
+}
+
+impl Guest<ScsiQueue> {
+    fn scsi(indirect: Option<u16>) -> Self {
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 256 }).unwrap();
+        let config = LunConfig { capacity_bytes: 1 << 30, serial: "s".into(), ..LunConfig::default() };
+        scsi.add(scsi.prepare(LunAddress { target: 0, lun: 0 }, config).unwrap()).unwrap();
+        let mut guest = Self::new(Kind::Scsi, indirect, scsi.request_queue(0, 256));
+        // The first command hears of the power on.
+        guest.add(1);
+        while guest.queue.pop(&mut guest.chain).unwrap() {
+            match guest.model.begin(&guest.memory, &mut guest.chain, Token(1 << 16)) {
+                Ok(Next::Done(ended)) => guest.queue.add_used(ended.head, ended.written),
+                other => panic!("not done: {other:?}"),
+            }
+        }
+        guest.queue.publish();
+        guest.reap();
+        guest
+    }
+}
+
+impl<M: Model> Guest<M> {
+    fn new(kind: Kind, indirect: Option<u16>, model: M) -> Self {
+        // Three regions, as QEMU has them.
+        let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
+        let memory = memory.with(Region::anonymous(0xc_0000, 0x400_0000).unwrap()).unwrap();
+        let memory = Arc::new(memory.with(Region::anonymous(1 << 32, 0x10_0000).unwrap()).unwrap());
+        for slot in 0..256 {
+            let mut header = [0; 51];
+            match kind {
+                Kind::Blk => header[8..16].copy_from_slice(&(slot * 8u64).to_le_bytes()),
+                Kind::Scsi => {
+                    (header[0], header[2], header[19], header[27]) = (1, 0x40, 0x28, 8);
+                    header[21..25].copy_from_slice(&(slot as u32 * 8).to_be_bytes());
+                }
+            }
+            assert!(memory.write(HEADERS + slot * STRIDE, &header));
+        }
+        let config = DriverConfig { size: 256, event_idx: true, indirect, base: 0 };
+        let driver = Driver::new(&memory, RING, config).unwrap();
+        let queue = driver.queue().start(&memory).unwrap();
+        Self { kind, memory, driver, queue, model, chain: Chain::new(), completions: Vec::with_capacity(256) }
     }
 
     /// The driver's part before: `batch` reads made available.
     fn add(&mut self, batch: u64) {
         for slot in 0..batch {
-            let header = HEADERS + slot * 64;
-            let readable = [Piece { addr: header, len: 16 }];
-            let writable = [Piece { addr: DATA + slot * 4096, len: 4096 }, Piece { addr: header + 32, len: 1 }];
+            let header = HEADERS + slot * STRIDE;
+            let data = Piece { addr: DATA + slot * 4096, len: 4096 };
+            let (len, writable) = match self.kind {
+                Kind::Blk => (16, [data, Piece { addr: header + 64, len: 1 }]),
+                Kind::Scsi => (51, [Piece { addr: header + 64, len: 108 }, data]),
+            };
+            let readable = [Piece { addr: header, len }];
             self.driver.add(&readable, &writable, slot).unwrap();
         }
         black_box(self.driver.publish());
@@ -75,7 +122,7 @@ impl Guest {
     fn serve(&mut self) {
         while self.queue.pop(&mut self.chain).unwrap() {
             match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
-                Begin::Submit(request) => {
+                Ok(Next::Submit(_, request)) => {
                     let request = black_box(request);
                     let (token, buffers) = (request.token, request.buffers);
                     self.completions.push(Completion { token, result: Ok(()), buffers });
@@ -84,8 +131,10 @@ impl Guest {
             }
         }
         for completion in self.completions.drain(..) {
-            let ended = self.model.end(&self.memory, completion);
-            self.queue.add_used(ended.head, ended.written);
+            match self.model.end(&self.memory, completion) {
+                Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
+                other => panic!("not done: {other:?}"),
+            }
         }
         black_box(self.queue.publish());
     }
@@ -99,12 +148,17 @@ impl Guest {
 }
 
 fn path(criterion: &mut Criterion) {
+    measure(criterion, "blk", Guest::blk);
+    measure(criterion, "scsi", Guest::scsi);
+}
+
+fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Option<u16>) -> Guest<M>) {
     for (kind, indirect) in [("direct", None), ("indirect", Some(8))] {
-        let mut group = criterion.benchmark_group(format!("{kind}, both halves"));
+        let mut group = criterion.benchmark_group(format!("{device}, {kind}, both halves"));
         for batch in [1, 16, 64] {
             group.throughput(Throughput::Elements(batch));
             group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
-                let mut guest = Guest::new(indirect);
+                let mut guest = make(indirect);
                 bencher.iter(|| {
                     guest.add(batch);
                     guest.serve();
@@ -114,11 +168,11 @@ fn path(criterion: &mut Criterion) {
         }
         group.finish();
 
-        let mut group = criterion.benchmark_group(format!("{kind}, device's half"));
+        let mut group = criterion.benchmark_group(format!("{device}, {kind}, device's half"));
         for batch in [16, 64] {
             group.throughput(Throughput::Elements(batch));
             group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
-                let mut guest = Guest::new(indirect);
+                let mut guest = make(indirect);
                 bencher.iter_custom(|batches| {
                     let mut spent = Duration::ZERO;
                     for _ in 0..batches {

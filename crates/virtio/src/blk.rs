@@ -1,7 +1,7 @@
 //! virtio-blk (virtio 1.3, 5.2).
 //!
 //! A [`Blk`] is what the queues of an export have in common: its configuration space, the features its driver took, the
-//! cache mode. A [`BlkQueue`] is the [`Model`](crate::Model) of one queue.
+//! cache mode. A [`BlkQueue`] is the [`Model`] of one queue.
 //!
 //! | the driver asks for | and is told |
 //! |---|---|
@@ -19,16 +19,18 @@ mod queue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use thiserror::Error;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
 };
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 pub use config::{BlkConfig, BlkError, DiscardLimits, WriteZeroesLimits};
 pub use queue::BlkQueue;
+
+use crate::device::{Device, DriverError, EVENT_IDX, read_space};
+use crate::model::Model;
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
 pub const SECTOR: u64 = 512;
@@ -38,25 +40,6 @@ pub const SERIAL_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 const fn bit(feature: u32) -> u64 {
     1 << feature
-}
-
-/// The feature bit of EVENT_IDX, which a queue is configured with.
-pub const EVENT_IDX: u64 = bit(VIRTIO_RING_F_EVENT_IDX);
-
-/// What a driver did to the configuration space or the features that it must not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum DriverError {
-    /// A feature that was not offered.
-    #[error("features {0:#x} were not offered")]
-    NotOffered(u64),
-    /// Only `writeback` can be written.
-    #[error("{len} bytes at {offset} of the configuration space cannot be written")]
-    ReadOnly {
-        /// Where it wrote.
-        offset: u64,
-        /// How much, in bytes.
-        len: usize,
-    },
 }
 
 /// One virtio-blk device, as all of its queues and its session see it.
@@ -113,42 +96,9 @@ impl Blk {
         &self.config
     }
 
-    /// The features offered. The transport adds its own.
-    pub fn features(&self) -> u64 {
-        self.features
-    }
-
     /// The features that the driver took.
     pub fn acked_features(&self) -> u64 {
         self.acked.load(Ordering::Relaxed)
-    }
-
-    /// Takes the driver's choice of features; the transport keeps its own bits to itself.
-    ///
-    /// # Errors
-    ///
-    /// A feature that was not offered. Nothing has changed.
-    pub fn set_features(&self, acked: u64) -> Result<(), DriverError> {
-        let unknown = acked & !self.features;
-        if unknown != 0 {
-            return Err(DriverError::NotOffered(unknown));
-        }
-        let before = self.acked.swap(acked, Ordering::Relaxed);
-        let cache = bit(VIRTIO_BLK_F_FLUSH) | bit(VIRTIO_BLK_F_CONFIG_WCE);
-        if (before ^ acked) & cache != 0 {
-            // 5.2.5.2: with CONFIG_WCE but without FLUSH, writeback begins as 0.
-            let writeback = !self.config.writethrough && acked & bit(VIRTIO_BLK_F_FLUSH) != 0;
-            self.writeback.store(writeback, Ordering::Relaxed);
-        }
-        self.settle();
-        Ok(())
-    }
-
-    /// Forgets the driver: no features taken, the cache mode as configured.
-    pub fn reset(&self) {
-        self.acked.store(0, Ordering::Relaxed);
-        self.writeback.store(!self.config.writethrough, Ordering::Relaxed);
-        self.settle();
     }
 
     /// Works out whether a write must be stable when it completes (5.2.6.2, the conditions of a stable write).
@@ -179,21 +129,55 @@ impl Blk {
         self.sectors.store(bytes / SECTOR, Ordering::Relaxed);
     }
 
-    /// Reads the configuration space from byte `offset` on. It reads as zeroes past its end.
-    pub fn read_config(&self, offset: u64, into: &mut [u8]) {
-        into.fill(0);
+    /// The model of one of its queues, which has `size` descriptors.
+    pub fn queue(self: &Arc<Self>, size: u16) -> BlkQueue {
+        BlkQueue::new(Arc::clone(self), size)
+    }
+}
+
+impl Device for Blk {
+    fn num_queues(&self) -> u16 {
+        self.config.num_queues
+    }
+
+    fn diskless_queues(&self) -> u16 {
+        0
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn set_features(&self, acked: u64) -> Result<(), DriverError> {
+        let unknown = acked & !self.features;
+        if unknown != 0 {
+            return Err(DriverError::NotOffered(unknown));
+        }
+        let before = self.acked.swap(acked, Ordering::Relaxed);
+        let cache = bit(VIRTIO_BLK_F_FLUSH) | bit(VIRTIO_BLK_F_CONFIG_WCE);
+        if (before ^ acked) & cache != 0 {
+            // 5.2.5.2: with CONFIG_WCE but without FLUSH, writeback begins as 0.
+            let writeback = !self.config.writethrough && acked & bit(VIRTIO_BLK_F_FLUSH) != 0;
+            self.writeback.store(writeback, Ordering::Relaxed);
+        }
+        self.settle();
+        Ok(())
+    }
+
+    /// Forgets the driver: no features taken, the cache mode as configured.
+    fn reset(&self) {
+        self.acked.store(0, Ordering::Relaxed);
+        self.writeback.store(!self.config.writethrough, Ordering::Relaxed);
+        self.settle();
+    }
+
+    fn read_config(&self, offset: u64, into: &mut [u8]) {
         let space = self.config.space(self.sectors(), self.writeback.load(Ordering::Relaxed));
-        let Some(rest) = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)) else { return };
-        let len = rest.len().min(into.len());
-        into[..len].copy_from_slice(&rest[..len]);
+        read_space(&space, offset, into);
     }
 
     /// Writes to the configuration space: `writeback`, and nothing else.
-    ///
-    /// # Errors
-    ///
-    /// Anything else. Nothing has changed.
-    pub fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
+    fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
         match bytes {
             &[writeback] if offset == config::WRITEBACK as u64 => {
                 self.writeback.store(writeback != 0, Ordering::Relaxed);
@@ -204,9 +188,8 @@ impl Blk {
         }
     }
 
-    /// The model of one of its queues, which has `size` descriptors.
-    pub fn queue(self: &Arc<Self>, size: u16) -> BlkQueue {
-        BlkQueue::new(Arc::clone(self), size)
+    fn model(self: Arc<Self>, _index: u16, size: u16) -> Box<dyn Model> {
+        Box::new(self.queue(size))
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
 //! | [`ring`] | the device's half of a split ring, and the driver's half for tests and load |
 //! | [`blk`] | virtio-blk: chains in, disk requests out |
+//! | [`scsi`] | virtio-scsi: chains in, SCSI commands on their way |
 //!
 //! Everything a guest can write is read once, checked, and never read again. Nothing here allocates, locks or logs per
 //! request.
@@ -21,13 +22,16 @@
 #![deny(unsafe_code)]
 
 pub mod blk;
+mod device;
 #[allow(unsafe_code)]
 pub mod memory;
 mod model;
 #[allow(unsafe_code)]
 pub mod ring;
+pub mod scsi;
 
-pub use model::{Begin, Ended, Kind, Malformed, Model, Status, head_of, token_of};
+pub use device::{Device, DriverError, EVENT_IDX};
+pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
 
 #[cfg(test)]
 mod testing;

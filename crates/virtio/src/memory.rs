@@ -340,14 +340,26 @@ impl GuestMemory {
     /// piece that is not of this map.
     #[inline]
     pub fn gather(&self, pieces: &[IoVec], into: &mut [u8]) -> usize {
+        self.gather_after(pieces, 0, into)
+    }
+
+    /// Likewise from behind the first `skip` bytes.
+    #[inline]
+    pub fn gather_after(&self, pieces: &[IoVec], mut skip: usize, into: &mut [u8]) -> usize {
         let mut done = 0;
         for piece in pieces {
-            let len = piece.len().min(into.len() - done);
+            let from = skip.min(piece.len());
+            skip -= from;
+            let len = (piece.len() - from).min(into.len() - done);
+            if len == 0 && from > 0 && done < into.len() {
+                continue;
+            }
             if len == 0 || !self.holds(piece) {
                 break;
             }
-            // SAFETY: this map holds the piece's `len` bytes, and so keeps them mapped while it is borrowed.
-            unsafe { pieces::copy_from(piece.base(), &mut into[done..done + len]) };
+            // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
+            // borrowed.
+            unsafe { pieces::copy_from(piece.base().add(from), &mut into[done..done + len]) };
             done += len;
         }
         done
@@ -357,14 +369,26 @@ impl GuestMemory {
     /// is not of this map.
     #[inline]
     pub fn scatter(&self, pieces: &[IoVec], bytes: &[u8]) -> usize {
+        self.scatter_after(pieces, 0, bytes)
+    }
+
+    /// Likewise to behind the first `skip` bytes.
+    #[inline]
+    pub fn scatter_after(&self, pieces: &[IoVec], mut skip: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
         for piece in pieces {
-            let len = piece.len().min(bytes.len() - done);
+            let from = skip.min(piece.len());
+            skip -= from;
+            let len = (piece.len() - from).min(bytes.len() - done);
+            if len == 0 && from > 0 && done < bytes.len() {
+                continue;
+            }
             if len == 0 || !self.holds(piece) {
                 break;
             }
-            // SAFETY: this map holds the piece's `len` bytes, and so keeps them mapped while it is borrowed.
-            unsafe { pieces::copy_to(piece.base(), &bytes[done..done + len]) };
+            // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
+            // borrowed.
+            unsafe { pieces::copy_to(piece.base().add(from), &bytes[done..done + len]) };
             done += len;
         }
         done

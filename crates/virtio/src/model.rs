@@ -1,47 +1,107 @@
 //! What a queue worker asks of a device model.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
 use egret_disk::{Completion, Request, Token};
 use thiserror::Error;
 
 use crate::memory::GuestMemory;
 use crate::ring::Chain;
 
-/// One queue's half of a device: makes a disk request of a chain, and a used element of its completion.
+/// One queue's half of a device: makes disk requests of a chain, and a used element when it is done with it.
 ///
-/// The worker pops a chain and calls [`begin`](Self::begin). A request that comes of it goes to the disk, and its
-/// completion to [`end`](Self::end); either way an [`Ended`] says what to add to the used ring. The model writes the
-/// chain's status itself, before it says so.
+/// The worker pops a chain and calls [`begin`](Self::begin), and does what the [`Next`] says until the chain is done: a
+/// request that comes of it goes to a disk and its completion to [`end`](Self::end); a chain that waits is tried again
+/// with [`retry`](Self::retry). The model writes the chain's status itself, before it says that it is done.
 ///
-/// `memory` is the map that the chain was popped with ([`Queue::memory`](crate::ring::Queue::memory)), in both calls:
-/// a queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
+/// `memory` is the map that the chain was popped with ([`Queue::memory`](crate::ring::Queue::memory)), in all calls: a
+/// queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
 pub trait Model: Send {
     /// Looks at a chain, once. It may take the chain's buffers; the next pop fills them anew.
     ///
     /// The request's token is `base` with the chain's head in its low 16 bits (see [`head_of`]); the other bits are the
     /// worker's own.
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Begin;
+    ///
+    /// # Errors
+    ///
+    /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
+    /// worker [abandons](crate::ring::Queue::abandon) it.
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed>;
 
-    /// Ends a request of [`begin`](Self::begin)'s: writes its status, keeps its buffers for another.
+    /// Goes on after a request; keeps its buffers for another.
     ///
     /// # Panics
     ///
     /// When the token is not of a request that is out: completed twice, or another queue's.
-    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Ended;
+    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next;
 
-    /// How many requests are out.
+    /// Goes on with a chain that waits: worth a try after each chain that ends, and every millisecond.
+    ///
+    /// # Panics
+    ///
+    /// When the token is not of a chain that waits.
+    fn retry(&mut self, memory: &GuestMemory, token: Token) -> Next;
+
+    /// How many chains are in flight.
     fn in_flight(&self) -> usize;
+
+    /// How many chains there is a use for now, on a queue whose chains are for the device to send something with.
+    /// `None` on all others, which want every chain.
+    fn wanted(&self) -> Option<Arc<AtomicU32>> {
+        None
+    }
+
+    /// Where the worker notes that it has shown the driver what was done, on a queue where others wait for that.
+    fn progress(&self) -> Option<Arc<Progress>> {
+        None
+    }
 }
 
-/// What became of a chain.
+/// How far a queue has come: for those who must not speak before it has.
+#[derive(Debug, Default)]
+pub struct Progress {
+    done: AtomicU64,
+    shown: AtomicU64,
+}
+
+impl Progress {
+    /// The queue's model has done another chain.
+    #[inline]
+    pub(crate) fn advance(&self) {
+        self.done.store(self.done.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// How many chains have been done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+
+    /// Whether the driver has been shown the first `done` of them.
+    pub(crate) fn has_shown(&self, done: u64) -> bool {
+        self.shown.load(Ordering::Acquire) >= done
+    }
+
+    /// The queue's worker has shown the driver all that was done.
+    #[inline]
+    pub fn show(&self) {
+        self.shown.store(self.done.load(Ordering::Relaxed), Ordering::Release);
+    }
+}
+
+/// Names a disk of the device: small numbers, and 0 where there is only one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DiskKey(pub u32);
+
+/// What becomes of a chain.
 #[derive(Debug)]
-pub enum Begin {
-    /// It is the disk's now.
-    Submit(Request),
-    /// It is done, without the disk: add it to the used ring.
+pub enum Next {
+    /// This request goes to the disk.
+    Submit(DiskKey, Request),
+    /// Others are in its way: [`retry`](Model::retry).
+    Wait,
+    /// It is done: add it to the used ring.
     Done(Ended),
-    /// Nothing can be made of it, and it cannot be told so: the queue is broken. The chain is not used; the worker
-    /// [abandons](crate::ring::Queue::abandon) it.
-    Broken(Malformed),
 }
 
 /// A chain that can be added to the used ring.

@@ -8,7 +8,7 @@ use egret_disk::{Completion, Token};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece};
-use egret_virtio::{Begin, Model};
+use egret_virtio::{Model, Next};
 
 struct Counting;
 
@@ -75,16 +75,16 @@ fn nothing_is_allocated_per_request() {
             driver.publish();
             while queue.pop(&mut chain).unwrap() {
                 match model.begin(&memory, &mut chain, Token(0)) {
-                    Begin::Submit(request) => {
+                    Ok(Next::Submit(_, request)) => {
                         let (token, buffers) = (request.token, request.buffers);
                         completions.push(Completion { token, result: Ok(()), buffers });
                     }
-                    Begin::Done(ended) => queue.add_used(ended.head, ended.written),
-                    Begin::Broken(reason) => panic!("{reason}"),
+                    Ok(Next::Done(ended)) => queue.add_used(ended.head, ended.written),
+                    other => panic!("neither submitted nor done: {other:?}"),
                 }
             }
             for completion in completions.drain(..) {
-                let ended = model.end(&memory, completion);
+                let Next::Done(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
                 queue.add_used(ended.head, ended.written);
             }
             queue.publish();

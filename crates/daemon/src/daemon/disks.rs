@@ -10,7 +10,7 @@ use egret_event_loop::Nanos;
 
 use super::{ChangeError, Daemon, StartError};
 use crate::disk::{self, Bottom};
-use crate::schema::{Blockdev, Object as _};
+use crate::schema::{self, Blockdev, Object as _};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -53,7 +53,7 @@ impl Daemon {
             let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
             parts.any(|part| part.name() == node_name)
         };
-        if self.config.exports.iter().any(|export| export.node_name == node_name) {
+        if self.config.exports.iter().any(|export| export.has_node(node_name)) {
             return Err(ChangeError::NodeInUse(name()));
         }
         if self.config.blockdevs.iter().any(|blockdev| blockdev.child_name() == Some(node_name)) {
@@ -64,11 +64,14 @@ impl Daemon {
         };
         // What is written inside it may be exported by a name of its own.
         let blockdev = &self.config.blockdevs[at];
-        if let Some(export) = self.config.exports.iter().find(|export| {
+        let exported = self.config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
+        let part_of_it = |node: &&str| {
             let mut parts = std::iter::successors(Some(blockdev), |blockdev| blockdev.inline_child());
-            inside(blockdev) && parts.any(|part| part.name() == export.node_name)
-        }) {
-            return Err(ChangeError::NodeInUse(export.node_name.clone()));
+            inside(blockdev) && parts.any(|part| part.name() == *node)
+        };
+        let used = { exported }.find(part_of_it).map(str::to_owned);
+        if let Some(node) = used {
+            return Err(ChangeError::NodeInUse(node));
         }
         self.config.blockdevs.remove(at);
         self.settle_disks_again();
@@ -83,7 +86,7 @@ impl Daemon {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
-        let exported = config.exports.iter().map(|export| export.node_name.as_str());
+        let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
         self.disks.retain(|name, disk| {
             let stays = wanted.contains(&name.as_str());
@@ -93,12 +96,12 @@ impl Daemon {
             stays
         });
         for name in wanted {
-            let written = config.exports.iter().find(|export| export.writable && export.node_name == name);
+            let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
             if let Some(disk) = self.disks.get(name) {
                 if disk.read_only() != written.is_some() {
                     continue;
                 }
-                let serves = |id: &&String| config.exports.iter().any(|e| e.id == **id && e.node_name == name);
+                let serves = |id: &&String| config.exports.iter().any(|e| e.id == **id && e.has_node(name));
                 match (written, self.exports.keys().find(serves)) {
                     (Some(writer), Some(reader)) => {
                         let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
@@ -144,7 +147,7 @@ impl Daemon {
             Driver::HostDevice { .. } => false,
             Driver::Null { .. } => return failed("a null disk keeps the size it was made with".to_owned()),
         };
-        let exports = self.config.exports.iter().filter(|export| export.node_name == node_name);
+        let exports = self.config.exports.iter().filter(|export| export.has_node(node_name));
         if is_file {
             let size = disk.size();
             if bytes < size {
@@ -163,13 +166,23 @@ impl Daemon {
             Ok(size) => size,
             Err(e) => return failed(format!("cannot be resized: {e}")),
         };
-        let running = exports.filter_map(|export| self.exports.get(&export.id));
-        let untold = running.filter(|export| !export.resize(size)).map(|export| export.id().to_owned()).collect();
+        let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
+        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size));
+        let untold = untold.map(|(object, _)| object.id.clone()).collect();
         if !is_file && size < bytes {
             return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));
         }
         Ok(untold)
     }
+}
+
+/// Tells the client of an export that the disk has another size; says whether it could be told.
+fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
+    if object.kind == schema::ExportType::VhostUserBlk {
+        return export.resize(bytes);
+    }
+    let lun = object.luns.iter().find(|lun| lun.node_name == node_name);
+    lun.is_some_and(|lun| export.resize_lun(super::scsi::address_of(lun), bytes).is_ok())
 }
 
 /// Sees to it that what was written is on stable storage, before an image is closed.

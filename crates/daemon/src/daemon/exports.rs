@@ -13,7 +13,7 @@ use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::io_threads::RunningIoThread;
-use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks, scsi};
 use crate::process::sys::inherit;
 use crate::schema;
 
@@ -96,8 +96,9 @@ impl Daemon {
         if known(&object.id) {
             return Err(ChangeError::DuplicateExport(object.id));
         }
-        if !self.config.node_names().contains(&object.node_name.as_str()) {
-            return Err(ChangeError::NoDevice(String::new(), object.node_name));
+        let nodes = self.config.node_names();
+        if let Some((_, name)) = object.node_names().find(|(_, name)| !nodes.contains(name)) {
+            return Err(ChangeError::NoDevice(String::new(), name.to_owned()));
         }
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
@@ -156,10 +157,17 @@ impl Daemon {
     }
 
     pub(super) fn start_export(&mut self, object: &schema::Export) -> Result<(), StartError> {
-        let disk = Arc::clone(&self.disks[&object.node_name]);
-        let (block, size) = (object.logical_block_size, disk.size());
-        if size % u64::from(block) != 0 {
-            return Err(StartError::OddSize { export: object.id.clone(), block, disk: disks::described(&disk), size });
+        let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
+        for disk in &disks {
+            let (block, size) = (object.logical_block_size, disk.size());
+            if size % u64::from(block) != 0 {
+                return Err(StartError::OddSize {
+                    export: object.id.clone(),
+                    block,
+                    disk: disks::described(disk),
+                    size,
+                });
+            }
         }
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
@@ -175,8 +183,14 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let device = device(object, &disk);
-        let export = Export::start(ExportConfig { id: object.id.clone(), address, device }, disk, loops)?;
+        let id = object.id.clone();
+        let export = match object.kind {
+            schema::ExportType::VhostUserBlk => {
+                let disk = Arc::clone(&disks[0]);
+                Export::start(ExportConfig { id, address, device: device(object, &disk) }, disk, loops)?
+            }
+            schema::ExportType::VhostUserScsi => Export::start_scsi(scsi::export(object, disks, address), loops)?,
+        };
         self.exports.insert(object.id.clone(), export);
         Ok(())
     }
@@ -200,7 +214,7 @@ fn device(export: &schema::Export, disk: &Disk) -> BlkConfig {
         num_queues: export.num_queues,
         queue_size: export.queue_size,
         read_only: !export.writable,
-        serial: export.serial.clone(),
+        serial: export.serial().to_owned(),
         writethrough: export.writethrough,
         // Offered always, as qemu-storage-daemon does, so that a guest can move between the two: a discard that is
         // ignored succeeds, and zeroes are written where they cannot be asked for.

@@ -13,6 +13,7 @@ mod disks;
 mod error;
 mod exports;
 mod io_threads;
+mod scsi;
 mod statistics;
 
 use std::collections::BTreeMap;

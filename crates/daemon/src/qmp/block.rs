@@ -160,7 +160,7 @@ fn statistics(daemon: &Daemon, by_node: bool) -> Value {
     }
     let show = |name: &str| {
         let mut sum = QueueStats::default();
-        config.exports.iter().filter(|export| export.node_name == name).for_each(|export| sum.add(&of(export)));
+        config.exports.iter().filter(|export| export.has_node(name)).for_each(|export| sum.add(&of(export)));
         json!({ "node-name": name, "stats": shown(&sum) })
     };
     config.node_names().into_iter().map(show).collect()

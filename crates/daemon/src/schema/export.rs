@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Problem;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
+use super::lun::{self, Lun};
 use super::object::object;
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
@@ -16,6 +17,8 @@ pub const LONGEST_SOCKET_PATH: usize = 107;
 /// A SET_VRING_KICK or _CALL message has eight bits for the queue's number (vhost-user protocol, "vring descriptor
 /// index"), so no client can start a 257th queue.
 const MOST_QUEUES: u64 = 256;
+/// Likewise, with a control and an event queue beside them.
+const MOST_SCSI_QUEUES: u16 = 254;
 const LARGEST_QUEUE: u64 = 1024;
 const LARGEST_BLOCK: u64 = 2 << 20;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
@@ -26,15 +29,17 @@ const DEFAULT_QUEUE_SIZE: u16 = 128;
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
-/// How a disk is offered.
+/// How disks are offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExportType {
-    /// As a virtio-blk device over vhost-user.
+    /// One, as a virtio-blk device over vhost-user.
     VhostUserBlk,
+    /// Any number, as a virtio-scsi device over vhost-user.
+    VhostUserScsi,
 }
 
-/// A disk offered to virtual machines.
+/// Disks offered to virtual machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self", rename_all = "kebab-case")]
 pub struct Export {
@@ -43,8 +48,12 @@ pub struct Export {
     pub kind: ExportType,
     /// Its name.
     pub id: String,
-    /// The disk.
+    /// The disk; empty where there are `luns`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
+    /// The disks of a virtio-scsi device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub luns: Vec<Lun>,
     /// Where clients connect.
     pub addr: Addr,
     /// Whether clients may write.
@@ -71,9 +80,9 @@ pub struct Export {
     /// Whether the disk may not be moved to another I/O thread.
     #[serde(default)]
     pub fixed_iothread: bool,
-    /// What the guest reads as the disk's serial number.
-    #[serde(default = "default_serial")]
-    pub serial: String,
+    /// What the guest reads as the disk's serial number, if it was said; `luns` have their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
 }
 
 /// Where clients connect.
@@ -107,7 +116,7 @@ pub struct VqMapping {
 static SHAPE: Shape = Shape {
     keys: &[
         Key::needed("id", Kind::Name(usize::MAX), "Name of the export."),
-        Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev to export."),
+        Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
         Key::optional("writable", Kind::Flag, "off", "Let clients write."),
         Key::optional(
             "writethrough",
@@ -116,11 +125,32 @@ static SHAPE: Shape = Shape {
             "Complete a write only when it is on stable storage, and offer no volatile cache.",
         ),
         Key::optional(
+            "logical-block-size",
+            Kind::PowerOfTwoBytes(DEFAULT_BLOCK as u64, LARGEST_BLOCK),
+            "512",
+            "Smallest unit that the guest addresses. The disk's size must be a multiple of it.",
+        ),
+        Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
+        Key::optional(
+            "queue-size",
+            Kind::PowerOfTwo(2, LARGEST_QUEUE),
+            "128",
+            "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A \
+             client may set up rings of any size up to 1024. Egret's own for this type.",
+        ),
+        Key::optional(
             "iothread",
             Kind::Names,
             "the daemon chooses",
             "The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt \
              out to in turn.",
+        ),
+        Key::optional(
+            "iothread-vq-mapping",
+            Kind::List(&VQ_MAPPING),
+            "by `iothread`",
+            "Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every \
+             queue once or no queue at all. Egret's own for exports.",
         ),
         Key::optional(
             "fixed-iothread",
@@ -132,41 +162,30 @@ static SHAPE: Shape = Shape {
     variants: Some(Variants {
         tag: "type",
         about: "How the disk is offered.",
-        of: &[(
-            "vhost-user-blk",
-            &[
-                Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
-                Key::optional(
-                    "logical-block-size",
-                    Kind::PowerOfTwoBytes(DEFAULT_BLOCK as u64, LARGEST_BLOCK),
-                    "512",
-                    "Smallest unit that the guest addresses. The disk's size must be a multiple of it.",
-                ),
-                Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
-                Key::optional(
-                    "queue-size",
-                    Kind::PowerOfTwo(2, LARGEST_QUEUE),
-                    "128",
-                    "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are \
-                     offered. A client may set up rings of any size up to 1024. Egret's own for this type.",
-                ),
-                Key::optional(
-                    "iothread-vq-mapping",
-                    Kind::List(&VQ_MAPPING),
-                    "by `iothread`",
-                    "Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and \
-                     every queue once or no queue at all. Egret's own for exports.",
-                ),
-                Key::optional(
-                    "serial",
-                    Kind::Text(0, LONGEST_SERIAL),
-                    DEFAULT_SERIAL,
-                    "What the guest reads as the disk's serial number. Egret's own for this type.",
-                ),
-            ],
-        )],
+        of: &[
+            (
+                "vhost-user-blk",
+                &[
+                    Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev to export."),
+                    Key::optional(
+                        "serial",
+                        Kind::Text(0, LONGEST_SERIAL),
+                        DEFAULT_SERIAL,
+                        "What the guest reads as the disk's serial number. Egret's own for this type.",
+                    ),
+                ],
+            ),
+            (
+                "vhost-user-scsi",
+                &[Key::needed(
+                    "luns",
+                    Kind::List(&super::lun::SHAPE),
+                    "The logical units (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.",
+                )],
+            ),
+        ],
         foreign: &["nbd", "fuse", "vduse-blk"],
-        because: "Egret exports vhost-user-blk",
+        because: "Egret exports vhost-user-blk and vhost-user-scsi",
     }),
     foreign: &[Foreign {
         name: "allow-inactive",
@@ -211,6 +230,7 @@ impl Export {
             kind: ExportType::VhostUserBlk,
             id: id.into(),
             node_name: node_name.into(),
+            luns: Vec::new(),
             addr,
             writable: false,
             writethrough: false,
@@ -220,8 +240,27 @@ impl Export {
             iothread: Vec::new(),
             iothread_vq_mapping: Vec::new(),
             fixed_iothread: false,
-            serial: default_serial(),
+            serial: None,
         }
+    }
+
+    /// What the guest reads as the serial number of its one disk.
+    pub fn serial(&self) -> &str {
+        self.serial.as_deref().unwrap_or(DEFAULT_SERIAL)
+    }
+
+    /// The disks that it names, each with the key that names it.
+    pub fn node_names(&self) -> impl Iterator<Item = (String, &str)> {
+        let one = (self.kind == ExportType::VhostUserBlk).then_some(self.node_name.as_str());
+        let one = one.map(|name| ("node-name".to_owned(), name));
+        let many =
+            self.luns.iter().enumerate().map(|(at, lun)| (format!("luns.{at}.node-name"), lun.node_name.as_str()));
+        one.into_iter().chain(many)
+    }
+
+    /// Whether it offers the disk of this name.
+    pub fn has_node(&self, name: &str) -> bool {
+        self.node_names().any(|(_, node)| node == name)
     }
 
     /// The I/O threads that it names, each with the key that names it.
@@ -256,7 +295,18 @@ impl Export {
         if let Some((key, name)) = self.iothreads().find(|(_, name)| !named.insert(*name)) {
             return together(format!("{key} names iothread '{name}' twice"));
         }
-        self.check_mapping()
+        self.check_mapping()?;
+        match self.kind {
+            ExportType::VhostUserBlk => Ok(()),
+            ExportType::VhostUserScsi => self.check_luns(),
+        }
+    }
+
+    fn check_luns(&self) -> Result<(), Problem> {
+        if self.num_queues > MOST_SCSI_QUEUES {
+            return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
+        }
+        lun::check(&self.luns)
     }
 
     /// QEMU's rules: all entries say their queues or none does, and every queue has one owner.
@@ -312,8 +362,4 @@ fn default_num_queues() -> u16 {
 
 fn default_queue_size() -> u16 {
     DEFAULT_QUEUE_SIZE
-}
-
-fn default_serial() -> String {
-    DEFAULT_SERIAL.to_owned()
 }

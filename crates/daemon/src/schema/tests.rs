@@ -33,12 +33,14 @@ const FULL: [&str; 4] = [
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
 
-const FULL_EXPORT: [&str; 3] = [
+const FULL_EXPORT: [&str; 4] = [
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,writable=on,writethrough=yes,\
      logical-block-size=4k,num-queues=3,queue-size=256,serial=abc,fixed-iothread=off,\
      iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
      iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.1.vqs.0=1",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
+    "vhost-user-scsi,id=e0,addr.type=fd,addr.str=3,num-queues=2,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=16383,\
+     luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b",
 ];
 
@@ -138,6 +140,8 @@ fn what_is_left_out_means_what_the_tables_say() {
     check::<Blockdev>("file,node-name=d0,filename=/d", Some("file"));
     check::<Blockdev>("null-co,node-name=d0", Some("null-co"));
     check::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s", Some("vhost-user-blk"));
+    let scsi = "vhost-user-scsi,id=e,luns.0.lun=0,luns.0.node-name=d,addr.type=unix,addr.path=/s";
+    check::<Export>(scsi, Some("vhost-user-scsi"));
     assert_eq!(read::<IoThread>("id=io0").unwrap(), IoThread::new("io0"));
     let addr = Addr::Unix { path: "/s".to_owned() };
     assert_eq!(
@@ -235,11 +239,33 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
         .unwrap();
     assert_eq!(
         error::<Export>("nbd,id=e,node-name=d"),
-        "export 'e': type 'nbd' is QEMU's and not done here: Egret exports vhost-user-blk"
+        "export 'e': type 'nbd' is QEMU's and not done here: Egret exports vhost-user-blk and vhost-user-scsi"
     );
     assert!(error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=inet").contains("addr.type 'inet' is QEMU's"));
     read::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s,addr.abstract=off,allow-inactive=no")
         .unwrap();
+}
+
+#[test]
+fn the_logical_units_of_an_export_are_apart_and_within_what_scsi_addresses() {
+    let base = "vhost-user-scsi,id=e,addr.type=unix,addr.path=s";
+    let one = format!("{base},luns.0.lun=1,luns.0.node-name=d");
+    for (text, line) in [
+        (base.to_owned(), "luns is missing"),
+        (format!("{base},luns.0.lun=0"), "luns.0.node-name is missing"),
+        (format!("{base},luns.0.lun=16384,luns.0.node-name=d"), "luns.0.lun must be 0..=16383, got 16384"),
+        (format!("{one},luns.0.target=256"), "luns.0.target must be 0..=255, got 256"),
+        (format!("{one},luns.1.lun=1,luns.1.node-name=e"), "luns has two of target=0,lun=1"),
+        (format!("{one},luns.1.lun=2,luns.1.node-name=d"), "luns has blockdev 'd' twice"),
+        (
+            format!("{one},luns.0.wwn=0x1234"),
+            "luns.0.wwn must be a number of 64 bits that begins with 2, 3 or 5, got 0x1234",
+        ),
+        (format!("{one},num-queues=255"), "num-queues must be 1..=254, got 255"),
+        (format!("{one},node-name=d"), "key 'node-name' belongs to type vhost-user-blk, and this is vhost-user-scsi"),
+    ] {
+        assert_eq!(error::<Export>(&text), format!("export 'e': {line}"));
+    }
 }
 
 #[test]

@@ -20,9 +20,9 @@ pub fn announcement(config: &Config) -> Result<String> {
             }
             Addr::Fd { fd } => writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id),
         };
-        if let Some(disk) = config.disk(&export.node_name)
-            && let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom
-        {
+        for (_, node) in export.node_names() {
+            let Some(disk) = config.disk(node) else { continue };
+            let (Bottom::File(image) | Bottom::HostDevice(image)) = disk.bottom else { continue };
             let direct = if disk.direct { "past" } else { "through" };
             let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
         }
@@ -30,6 +30,9 @@ pub fn announcement(config: &Config) -> Result<String> {
         for (monitor, lines) in
             [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]
         {
+            if lines.is_empty() {
+                continue;
+            }
             let _ = writeln!(text, "\n  {monitor}:");
             for line in lines.lines() {
                 let _ = writeln!(text, "    {line}");

@@ -45,7 +45,7 @@ pub fn help(arguments: &Serve) -> Option<String> {
     } else if asks(&arguments.blockdev) {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {
-        Some(keys("--export vhost-user-blk,KEY=VALUE,...: a disk offered to virtual machines", Export::SHAPE))
+        Some(keys("--export TYPE,KEY=VALUE,...: disks offered to virtual machines", Export::SHAPE))
     } else {
         None
     }

@@ -92,6 +92,13 @@ impl Options {
         self.words(["--export".into(), joined(export, more)])
     }
 
+    /// `--export` as vhost-user-scsi at `socket`; `more` has its logical units.
+    pub fn export_scsi(mut self, id: &str, socket: &Path, more: &str) -> Self {
+        self.sockets.push(socket.into());
+        let export = format!("type=vhost-user-scsi,id={id},addr.type=unix,addr.path={}", socket.display());
+        self.words(["--export".into(), joined(export, more)])
+    }
+
     /// A QMP monitor at `socket`.
     pub fn monitor(mut self, id: &str, socket: &Path) -> Self {
         self.sockets.push(socket.into());

@@ -12,13 +12,16 @@ use virtio_bindings::bindings::virtio_blk::{
 
 use super::{Blk, SECTOR};
 use crate::memory::{GuestMemory, pieces};
-use crate::model::{Begin, Ended, Kind, Malformed, Model, Status, head_of, token_of};
+use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
 use crate::ring::Chain;
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
 /// `struct virtio_blk_discard_write_zeroes`: sector, num_sectors, flags.
 const SEGMENT: usize = 16;
+
+/// The one disk.
+const DISK: DiskKey = DiskKey(0);
 
 /// A request that the disk has.
 #[derive(Clone, Copy)]
@@ -108,7 +111,7 @@ impl BlkQueue {
     #[inline]
     fn range(&self, sector: u64, len: u64) -> Option<u64> {
         let end = sector.checked_add(len / SECTOR)?;
-        (len.is_multiple_of(SECTOR) && end <= self.blk.sectors()).then_some(sector * SECTOR)
+        (len.is_multiple_of(SECTOR) && end <= self.blk.sectors()).then(|| sector * SECTOR)
     }
 
     fn discard(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {
@@ -169,17 +172,17 @@ impl BlkQueue {
 
 impl Model for BlkQueue {
     #[inline]
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Begin {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
         let head = chain.head;
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
         let Some(status) = pieces::take_last_byte(&mut chain.writable) else {
-            return Begin::Broken(Malformed::NoStatus);
+            return Err(Malformed::NoStatus);
         };
         let mut header = [0; HEADER];
         if memory.gather(&chain.readable, &mut header) != HEADER {
-            return Begin::Broken(Malformed::ShortHeader { len: chain.readable_len, needed: HEADER as u32 });
+            return Err(Malformed::ShortHeader { len: chain.readable_len, needed: HEADER as u32 });
         }
-        match self.understand(memory, chain, header) {
+        Ok(match self.understand(memory, chain, header) {
             Ok(Asked::Disk { kind, op, offset, len }) => {
                 let mut buffers = self.spare.pop().unwrap_or_default();
                 match op {
@@ -191,21 +194,21 @@ impl Model for BlkQueue {
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
                 *slot = Some(Pending { status, kind, bytes: len });
                 self.in_flight += 1;
-                Begin::Submit(Request { op, offset, len, buffers, token: token_of(base, head) })
+                Next::Submit(DISK, Request { op, offset, len, buffers, token: token_of(base, head) })
             }
             Ok(Asked::Nothing { kind, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
-                Begin::Done(Ended { head, written: written + 1, kind, bytes, status: Status::Ok })
+                Next::Done(Ended { head, written: written + 1, kind, bytes, status: Status::Ok })
             }
             Err(Refused { kind, bytes, status: told }) => {
                 set_status(memory, status, told);
-                Begin::Done(Ended { head, written: 1, kind, bytes, status: told })
+                Next::Done(Ended { head, written: 1, kind, bytes, status: told })
             }
-        }
+        })
     }
 
     #[inline]
-    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Ended {
+    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
         let Completion { token, result, mut buffers } = completion;
         let head = head_of(token);
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
@@ -220,7 +223,11 @@ impl Model for BlkQueue {
             Err(_) => (Status::IoError, 0),
         };
         set_status(memory, byte, status);
-        Ended { head, written: data + 1, kind, bytes, status }
+        Next::Done(Ended { head, written: data + 1, kind, bytes, status })
+    }
+
+    fn retry(&mut self, _memory: &GuestMemory, _token: Token) -> Next {
+        unreachable!("no request of virtio-blk waits for another")
     }
 
     fn in_flight(&self) -> usize {

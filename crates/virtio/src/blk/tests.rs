@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::ring::{Chain, DriverConfig, Piece};
 use crate::testing::{DATA, Guest, piece};
-use crate::{Begin, Ended, Kind, Malformed, Model, Status, head_of};
+use crate::{Ended, Kind, Malformed, Model, Next, Status, head_of};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -93,25 +93,28 @@ impl Disk {
         self.guest.driver.publish();
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
         match self.model.begin(&self.guest.memory, &mut self.chain, BASE) {
-            Begin::Submit(request) => Outcome::Submitted(request),
-            Begin::Done(ended) => {
+            Ok(Next::Submit(_, request)) => Outcome::Submitted(request),
+            Ok(Next::Done(ended)) => {
                 self.guest.queue.add_used(ended.head, ended.written);
                 self.guest.queue.publish();
                 assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
                 let [status] = self.guest.read(STATUS);
                 Outcome::Done(ended, status)
             }
-            Begin::Broken(reason) => {
+            Err(reason) => {
                 self.guest.queue.abandon(self.chain.head());
                 Outcome::Broken(reason)
             }
+            Ok(Next::Wait) => panic!("nothing to wait for"),
         }
     }
 
     fn end(&mut self, request: Request, result: Result<(), Errno>) -> (Ended, u8) {
         let Request { token, buffers, .. } = request;
         assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
-        let ended = self.model.end(&self.guest.memory, Completion { token, result, buffers });
+        let Next::Done(ended) = self.model.end(&self.guest.memory, Completion { token, result, buffers }) else {
+            panic!("not done")
+        };
         self.guest.queue.add_used(ended.head, ended.written);
         self.guest.queue.publish();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
@@ -259,7 +262,7 @@ fn a_request_shorter_than_a_header_breaks_the_queue() {
 fn a_range_past_the_end_is_an_ioerr() {
     let mut disk = Disk::new(config());
     let data = [piece(BUFFER, 1024)];
-    for sector in [SECTORS - 1, SECTORS, u64::MAX / 512, u64::MAX - 1, u64::MAX] {
+    for sector in [SECTORS - 1, SECTORS, u64::MAX / 512, u64::MAX / 512 + 1, 1 << 63, u64::MAX - 1, u64::MAX] {
         assert_eq!(status(disk.ask(IN, sector, &[], &data)), IOERR);
         assert_eq!(status(disk.ask(OUT, sector, &data, &[])), IOERR);
     }

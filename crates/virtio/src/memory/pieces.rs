@@ -40,6 +40,34 @@ pub fn append_after(pieces: &[IoVec], mut skip: usize, into: &mut Vec<IoVec>) {
     }
 }
 
+/// Appends to `into` the `len` bytes of `pieces` that follow their first `skip`; fewer if they end earlier.
+#[inline]
+pub fn append_range(pieces: &[IoVec], mut skip: usize, mut len: usize, into: &mut Vec<IoVec>) {
+    for piece in pieces {
+        if skip >= piece.len() {
+            skip -= piece.len();
+            continue;
+        }
+        let part = len.min(piece.len() - skip);
+        if part == 0 {
+            return;
+        }
+        // SAFETY: `skip + part` is inside the piece, and a part of a piece is as mapped as the piece.
+        into.push(unsafe { IoVec::new(piece.base().add(skip), part) });
+        skip = 0;
+        len -= part;
+    }
+}
+
+/// A piece of our own memory, for a request that moves data which is not the guest's.
+///
+/// Whoever has the request made keeps `bytes` where they are until it has come back, as a queue's model does: it owns
+/// them, touches them not in between, and leaves them behind for good should it have to go first.
+pub(crate) fn own(bytes: &mut [u8]) -> IoVec {
+    // SAFETY: the bytes are there to be read and written, and stay for as long as the caller promises above.
+    unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) }
+}
+
 /// Copies `into.len()` bytes from guest memory.
 ///
 /// Volatile, because the guest may be writing to them: what is read may be any mixture, but it is read once. In words

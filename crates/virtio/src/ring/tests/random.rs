@@ -7,7 +7,7 @@ use egret_disk::{Completion, Token};
 use crate::blk::{Blk, BlkConfig, DiscardLimits, WriteZeroesLimits};
 use crate::ring::{Chain, DriverConfig};
 use crate::testing::{DATA, DATA_LEN, Guest, RING, descriptor};
-use crate::{Begin, Model};
+use crate::{Model, Next};
 
 /// An address that is rather in memory than not, and rather near one of its ends.
 fn address() -> impl Strategy<Value = u64> {
@@ -96,26 +96,27 @@ proptest! {
             let head = chain.head();
             let room: u64 = chain.writable().iter().map(|piece| piece.len() as u64).sum();
             match model.begin(&memory, &mut chain, Token(0)) {
-                Begin::Submit(request) => {
+                Ok(Next::Submit(_, request)) => {
                     prop_assert!(request.buffers.iter().all(|piece| memory.holds(piece)));
                     prop_assert!(request.offset + request.len <= 1000 * 512);
                     let sum: u64 = request.buffers.iter().map(|piece| piece.len() as u64).sum();
                     prop_assert!(request.buffers.is_empty() || sum == request.len);
                     out.push((request, room));
                 }
-                Begin::Done(ended) => {
+                Ok(Next::Done(ended)) => {
                     prop_assert_eq!(ended.head, head);
                     prop_assert!(u64::from(ended.written) <= room);
                     guest.queue.add_used(ended.head, ended.written);
                 }
-                Begin::Broken(_) => guest.queue.abandon(head),
+                Ok(Next::Wait) => prop_assert!(false, "nothing to wait for"),
+                Err(_) => guest.queue.abandon(head),
             }
         }
         prop_assert_eq!(model.in_flight(), out.len());
         for (request, room) in out {
             let result = if fails { Err(rustix::io::Errno::IO) } else { Ok(()) };
             let completion = Completion { token: request.token, result, buffers: request.buffers };
-            let ended = model.end(&memory, completion);
+            let Next::Done(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
             prop_assert!(u64::from(ended.written) <= room);
             guest.queue.add_used(ended.head, ended.written);
         }

@@ -1,0 +1,187 @@
+//! Exports of virtio-scsi devices, whose logical units come and go.
+//!
+//! A disk reaches the I/O threads before its logical unit is shown to the driver, and leaves them after the unit is
+//! gone.
+
+use std::sync::Arc;
+
+use egret_disk::{Disk, DiskSlot};
+use egret_event_loop::{LoopHandle, SourceId};
+use egret_virtio::DiskKey;
+use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
+
+use crate::export::{Export, ExportError, Kind, lock};
+use crate::listener::Address;
+use crate::worker::Worker;
+
+pub use egret_scsi::{DiscardConfig, LunConfig, Naa};
+
+/// The event queue's number.
+const EVENTS: usize = 1;
+
+/// How an export of a virtio-scsi device is to be.
+#[derive(Debug)]
+pub struct ScsiExportConfig {
+    /// Its name, for the log and the thread.
+    pub id: String,
+    /// Where clients find it.
+    pub address: Address,
+    /// What the guest sees of it.
+    pub device: ScsiConfig,
+    /// The logical units that it begins with.
+    pub luns: Vec<(LunAddress, LunConfig, Arc<Disk>)>,
+}
+
+impl Export {
+    /// Begins to listen. Request queue `i` runs on the loop `i % loops.len()`, and what else there is on the first.
+    ///
+    /// # Errors
+    ///
+    /// The address or one of the logical units cannot be had; nothing is left behind.
+    ///
+    /// # Panics
+    ///
+    /// If there is no loop.
+    pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
+        let ScsiExportConfig { id, address, device, luns } = config;
+        let scsi = Scsi::new(device).map_err(|e| ExportError::Scsi(id.clone(), e))?;
+        let mut disks = Vec::new();
+        for (at, config, disk) in luns {
+            let added = scsi.prepare(at, config).and_then(|lun| {
+                put(&mut disks, lun.disk, Some(disk));
+                scsi.add(lun)
+            });
+            added.map_err(|e| ExportError::Lun(id.clone(), e))?;
+        }
+        Self::listen(id, address, Kind::Scsi(scsi), disks, loops)
+    }
+
+    /// Adds a logical unit, and tells the client.
+    ///
+    /// # Errors
+    ///
+    /// This is no virtio-scsi device, the address is taken, or an I/O thread cannot run the disk. Nothing has changed.
+    pub fn add_lun(&self, at: LunAddress, config: LunConfig, disk: Arc<Disk>) -> Result<(), ExportError> {
+        let lun_error = |e| ExportError::Lun(self.shared.id.clone(), e);
+        let scsi = self.scsi(at)?;
+        let lun = scsi.prepare(at, config).map_err(lun_error)?;
+        let key = lun.disk;
+        let mut queues = lock(&self.shared.queues);
+        let mut attached = Vec::new();
+        for (queue, id) in self.shared.disk_queues(&queues.running) {
+            let theirs = Arc::clone(&disk);
+            let asked = self.shared.loop_of(queue).call(move |target| attach(target, id, key, theirs));
+            match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
+                Ok(()) => attached.push((queue, id)),
+                Err(e) => {
+                    self.shared.detach_disk(&attached, key);
+                    return Err(ExportError::System(self.shared.id.clone(), e));
+                }
+            }
+        }
+        match scsi.add(lun) {
+            Ok(()) => put(&mut queues.disks, key, Some(disk)),
+            Err(e) => {
+                self.shared.detach_disk(&attached, key);
+                return Err(lun_error(e));
+            }
+        }
+        drop(queues);
+        self.tell_events();
+        Ok(())
+    }
+
+    /// Takes a logical unit away, and tells the client. What is in flight ends; the disk is let go of when it has.
+    ///
+    /// # Errors
+    ///
+    /// There is no such logical unit.
+    pub fn remove_lun(&self, at: LunAddress) -> Result<(), ExportError> {
+        let mut queues = lock(&self.shared.queues);
+        let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
+        put(&mut queues.disks, gone.disk, None);
+        self.shared.detach_disk(&self.shared.disk_queues(&queues.running), gone.disk);
+        drop(queues);
+        self.tell_events();
+        Ok(())
+    }
+
+    /// The disk of a logical unit has `bytes` now: tells the client. Returns whether that makes a difference.
+    ///
+    /// # Errors
+    ///
+    /// There is no such logical unit.
+    pub fn resize_lun(&self, at: LunAddress, bytes: u64) -> Result<bool, ExportError> {
+        let changed = self.scsi(at)?.resize(at, bytes);
+        let changed = changed.ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
+        self.tell_events();
+        Ok(changed)
+    }
+
+    /// The logical units that there are.
+    pub fn luns(&self) -> Vec<LunAddress> {
+        match &self.device {
+            Kind::Scsi(scsi) => scsi.addresses(),
+            Kind::Blk(_) => Vec::new(),
+        }
+    }
+
+    /// The logical unit at an address.
+    pub fn lun(&self, at: LunAddress) -> Option<Arc<Lun>> {
+        self.scsi(at).ok()?.lun(at)
+    }
+
+    fn scsi(&self, at: LunAddress) -> Result<&Scsi, ExportError> {
+        match &self.device {
+            Kind::Scsi(scsi) => Ok(scsi),
+            Kind::Blk(_) => Err(ExportError::NoLun(self.shared.id.clone(), at)),
+        }
+    }
+
+    /// Has the event queue look at what there is to tell.
+    fn tell_events(&self) {
+        let running = lock(&self.shared.queues).running[EVENTS];
+        if let Some(id) = running {
+            self.shared.loop_of(EVENTS).send(move |target| target.wake(id));
+        }
+    }
+}
+
+impl crate::export::Shared {
+    /// The running queues that have the device's disks.
+    fn disk_queues(&self, running: &[Option<SourceId>]) -> Vec<(usize, SourceId)> {
+        let running = running.iter().enumerate().skip(self.device().diskless_queues().into());
+        running.filter_map(|(queue, id)| Some((queue, (*id)?))).collect()
+    }
+
+    /// Takes a disk from queues.
+    fn detach_disk(&self, queues: &[(usize, SourceId)], key: DiskKey) {
+        for &(queue, id) in queues {
+            self.loop_of(queue).send(move |target| {
+                let slot = target.source(id).and_then(|worker| worker.remove_disk(key));
+                slot.into_iter().for_each(|slot: DiskSlot| target.backend().detach(slot));
+            });
+        }
+    }
+}
+
+type Loop = egret_event_loop::EventLoop<Worker>;
+
+/// Gives a disk to a worker, on its loop.
+fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std::io::Result<()> {
+    let slot = target.backend().attach(&disk).map_err(std::io::Error::other)?;
+    match target.source(id) {
+        Some(worker) => worker.add_disk(key, disk, slot),
+        // It stops, and comes back with all disks.
+        None => target.backend().detach(slot),
+    }
+    Ok(())
+}
+
+fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {
+    let at = key as usize;
+    if at >= disks.len() {
+        disks.resize(at + 1, None);
+    }
+    disks[at] = disk;
+}

@@ -1,0 +1,94 @@
+//! What tests of exports share: a loop on a thread of its own, and a front-end.
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part of this")]
+
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+
+use egret_disk::{EngineOptions, Engines};
+use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
+use egret_export::Worker;
+use egret_polling::{Parameters, PolicyKind};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+pub const GET_FEATURES: u32 = 1;
+pub const SET_FEATURES: u32 = 2;
+pub const GET_PROTOCOL_FEATURES: u32 = 15;
+pub const SET_PROTOCOL_FEATURES: u32 = 16;
+
+pub const NEED_REPLY: u32 = 8;
+
+/// A loop on its thread, stopped at the end.
+pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<std::io::Result<()>>>);
+
+impl IoThread {
+    pub fn start() -> Self {
+        let options = LoopOptions {
+            name: "io".into(),
+            monitor: MonitorChoice::Auto,
+            policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
+            window_max: Nanos::ZERO,
+            idle_after: Nanos::from_millis(1_000),
+            calibrate: false,
+        };
+        let (handle, thread) =
+            spawn(options, |ring| Engines::new(EngineOptions { ring, ..EngineOptions::default() })).unwrap();
+        Self(handle, Some(thread))
+    }
+}
+
+impl Drop for IoThread {
+    fn drop(&mut self) {
+        self.0.send(EventLoop::stop);
+        self.1.take().unwrap().join().unwrap().unwrap();
+    }
+}
+
+/// A front-end.
+pub struct Peer(pub UnixStream);
+
+impl Peer {
+    /// Agrees on everything that is offered.
+    pub fn agree(&mut self) {
+        let features = self.ask_u64(GET_FEATURES);
+        self.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
+        let features = self.ask_u64(GET_PROTOCOL_FEATURES);
+        self.say(SET_PROTOCOL_FEATURES, 0, &features.to_ne_bytes(), &[]);
+    }
+
+    pub fn say(&self, request: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) {
+        let message = [words(&[request, 1 | flags, body.len() as u32]), body.to_vec()].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        sendmsg(&self.0, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    pub fn hear(&mut self) -> Option<Vec<u8>> {
+        let mut header = [0; 12];
+        self.0.read_exact(&mut header).ok()?;
+        let mut body = vec![0; u32::from_ne_bytes(header[8..].try_into().unwrap()) as usize];
+        self.0.read_exact(&mut body).ok()?;
+        Some(body)
+    }
+
+    pub fn ask(&mut self, request: u32, body: &[u8]) -> Option<Vec<u8>> {
+        self.say(request, 0, body, &[]);
+        self.hear()
+    }
+
+    pub fn ask_u64(&mut self, request: u32) -> u64 {
+        u64::from_ne_bytes(self.ask(request, &[]).expect("an answer").try_into().unwrap())
+    }
+
+    /// Sends what must be acknowledged; `None` if the session ended instead of an answer.
+    pub fn order(&mut self, request: u32, body: &[u8]) -> Option<u64> {
+        self.say(request, NEED_REPLY, body, &[]);
+        Some(u64::from_ne_bytes(self.hear()?.try_into().unwrap()))
+    }
+}
+
+pub fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}

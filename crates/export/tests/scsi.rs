@@ -1,0 +1,257 @@
+//! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
+
+mod peer;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use egret_disk::{Disk, Driver, Options};
+use egret_event_loop::Nanos;
+use egret_export::{Address, Export, ExportError, LunConfig, ScsiExportConfig};
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::{DriverConfig, Piece, Used};
+use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use peer::{IoThread, Peer, words};
+
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+const GET_VRING_BASE: u32 = 11;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const GET_QUEUE_NUM: u32 = 17;
+const SET_VRING_ENABLE: u32 = 18;
+
+const MIB: u64 = 1 << 20;
+const MEMORY: u64 = 0x10_0000;
+const DATA: u64 = MEMORY + 0x10_0000;
+
+const CONTROL: u32 = 0;
+const EVENTS: u32 = 1;
+const REQUESTS: u32 = 2;
+
+const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
+const LATE: LunAddress = LunAddress { target: 3, lun: 400 };
+
+fn disk(latency: Nanos) -> Arc<Disk> {
+    let driver = Driver::Null { size: 64 * MIB, latency, read_zeroes: true };
+    Arc::new(Disk::open(&Options::new("null", driver)).unwrap())
+}
+
+fn unit(serial: &str) -> LunConfig {
+    LunConfig { capacity_bytes: 64 * MIB, serial: serial.into(), ..LunConfig::default() }
+}
+
+/// A ring of the front-end's, and the descriptors beside it.
+struct Ring {
+    driver: egret_virtio::ring::Driver,
+    kick: OwnedFd,
+    call: OwnedFd,
+}
+
+/// A front-end that drives control, event and one request queue.
+struct Machine {
+    peer: Peer,
+    memory: Arc<GuestMemory>,
+    rings: Vec<Ring>,
+}
+
+impl Machine {
+    fn boot(stream: UnixStream) -> Self {
+        let mut peer = Peer(stream);
+        peer.agree();
+        assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+        let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
+        let table = [words(&[1, 0]), longs(&[MEMORY, region.size, MEMORY, 0])].concat();
+        peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
+        let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
+        let mut rings = Vec::new();
+        for index in [CONTROL, EVENTS, REQUESTS] {
+            let config = DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 };
+            let at = MEMORY + u64::from(index) * 0x1_0000;
+            let driver = egret_virtio::ring::Driver::new(&memory, at, config).unwrap();
+            let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+            let ring = Ring { driver, kick: fd(), call: fd() };
+            let queue = ring.driver.queue();
+            peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
+            peer.say(SET_VRING_BASE, 0, &words(&[index, 0]), &[]);
+            let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
+            peer.say(SET_VRING_ADDR, 0, &place, &[]);
+            let name = longs(&[index.into()]);
+            peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
+            peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
+            assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
+            rings.push(ring);
+        }
+        Self { peer, memory, rings }
+    }
+
+    fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
+        let ring = &mut self.rings[queue as usize];
+        ring.driver.add(readable, writable, 0).unwrap();
+        if ring.driver.publish() {
+            rustix::io::write(&ring.kick, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    fn reap(&mut self, queue: u32) -> Used {
+        let ring = &mut self.rings[queue as usize];
+        loop {
+            if let Some(used) = ring.driver.reap().unwrap() {
+                return used;
+            }
+            if ring.driver.arm_calls() {
+                let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+                let called = poll(&mut [PollFd::new(&ring.call, PollFlags::IN)], Some(&patience)).unwrap();
+                assert_eq!(called, 1, "nobody called");
+                let _ = rustix::io::read(&ring.call, &mut [0; 8]);
+            }
+        }
+    }
+
+    fn read<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        assert!(self.memory.read(at, &mut bytes));
+        bytes
+    }
+
+    /// Makes a command available.
+    fn send(&mut self, at: LunAddress, cdb: &[u8], room: u32) {
+        let mut header = [0; 51];
+        let [high, low] = at.lun.to_be_bytes();
+        header[..4].copy_from_slice(&[1, at.target, 0x40 | high, low]);
+        header[8] = 9;
+        header[19..19 + cdb.len()].copy_from_slice(cdb);
+        assert!(self.memory.write(DATA, &header));
+        let writable = [Piece { addr: DATA + 0x800, len: 108 }, Piece { addr: DATA + 0x1000, len: room }];
+        self.offer(REQUESTS, &[Piece { addr: DATA, len: 51 }], &writable[..if room > 0 { 2 } else { 1 }]);
+    }
+
+    /// Response, status, and additional sense code.
+    fn answer(&mut self) -> (u8, u8, u8) {
+        self.reap(REQUESTS);
+        let response: [u8; 108] = self.read(DATA + 0x800);
+        (response[11], response[10], response[24])
+    }
+
+    fn command(&mut self, at: LunAddress, cdb: &[u8], room: u32) -> (u8, u8, u8) {
+        self.send(at, cdb, room);
+        self.answer()
+    }
+
+    /// A buffer for an event. What it was filled with: kind, target, reason.
+    fn event(&mut self) -> (u32, u8, u32) {
+        assert_eq!(self.reap(EVENTS).written, 16);
+        let bytes: [u8; 16] = self.read(DATA + 0x3000);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        (word(0), bytes[5], word(12))
+    }
+
+    fn offer_event(&mut self) {
+        self.offer(EVENTS, &[], &[Piece { addr: DATA + 0x3000, len: 16 }]);
+    }
+}
+
+fn longs(longs: &[u64]) -> Vec<u8> {
+    longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
+}
+
+fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = ScsiExportConfig {
+        id: "e0".into(),
+        address: Address::Fd(theirs.into()),
+        device: ScsiConfig { num_queues: 1, queue_size: 128 },
+        luns: vec![(FIRST, unit("first"), disk(latency))],
+    };
+    let export = Export::start_scsi(config, vec![io.0.clone()]).unwrap();
+    (Machine::boot(ours), export)
+}
+
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+const POWER_ON: (u8, u8, u8) = (0, 2, 0x29);
+const GOOD: (u8, u8, u8) = (0, 0, 0);
+const BAD_TARGET: (u8, u8, u8) = (3, 0, 0);
+
+#[test]
+fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_away_again() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), BAD_TARGET);
+
+    machine.offer_event();
+    export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)).unwrap();
+    assert!(matches!(export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)), Err(ExportError::Lun(..))));
+    assert_eq!(export.luns(), [FIRST, LATE]);
+    assert_eq!(machine.event(), (1, 3, 1), "transport reset, rescan");
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(LATE, &READ, 4096), GOOD);
+
+    // An event before there is a buffer for it waits for one.
+    assert!(export.resize_lun(LATE, 32 * MIB).unwrap());
+    machine.offer_event();
+    assert_eq!(machine.event(), (3, 3, 0x092a), "parameter change: capacity data has changed");
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+
+    machine.offer_event();
+    export.remove_lun(LATE).unwrap();
+    assert!(matches!(export.remove_lun(LATE), Err(ExportError::NoLun(..))));
+    assert_eq!(machine.event(), (1, 3, 2), "transport reset, removed");
+    assert_eq!(machine.command(LATE, &READ, 4096), BAD_TARGET);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert!(export.stats().total().requests > 6);
+}
+
+#[test]
+fn buffers_for_events_stay_in_the_ring_when_the_queue_stops() {
+    let io = IoThread::start();
+    let (mut machine, _export) = started(&io, Nanos::ZERO);
+    machine.offer_event();
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.peer.ask(GET_VRING_BASE, &words(&[EVENTS, 0])), Some(words(&[EVENTS, 0])));
+    assert_eq!(machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])), Some(words(&[REQUESTS, 1])));
+}
+
+#[test]
+fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
+    let io = IoThread::start();
+    let (mut machine, _export) = started(&io, Nanos::from_millis(50));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    // The request is on its way when the task is found: wait for that, by asking.
+    let tmf = |machine: &mut Machine, function: u8| {
+        let mut request = [0; 24];
+        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
+        assert!(machine.memory.write(DATA + 0x4000, &request));
+        let (readable, writable) = (Piece { addr: DATA + 0x4000, len: 24 }, Piece { addr: DATA + 0x4100, len: 1 });
+        machine.offer(CONTROL, &[readable], &[writable]);
+        assert_eq!(machine.reap(CONTROL).written, 1);
+        machine.read::<1>(DATA + 0x4100)[0]
+    };
+    while tmf(&mut machine, 6) != 10 {}
+    assert_eq!(tmf(&mut machine, 5), 0);
+    assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its commands come first");
+    assert_eq!(machine.answer(), (4, 0, 0));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+}
+
+#[test]
+fn a_unit_that_goes_away_with_commands_in_flight_ends_them_and_the_session_ends_drained() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::from_millis(20));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    export.remove_lun(FIRST).unwrap();
+    let (response, status, _) = machine.answer();
+    // Taken in before the unit went, or after.
+    assert!([GOOD.0, BAD_TARGET.0].contains(&response) && status == 0, "{response} {status}");
+    drop(machine);
+    drop(export);
+}

@@ -1,0 +1,77 @@
+//! What an export asks of a device, whichever it is.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::model::Model;
+
+/// The feature bit of EVENT_IDX, which a queue is configured with.
+pub const EVENT_IDX: u64 = 1 << virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+/// What a driver did to the configuration space or the features that it must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DriverError {
+    /// A feature that was not offered.
+    #[error("features {0:#x} were not offered")]
+    NotOffered(u64),
+    /// A field that is not for the driver to write.
+    #[error("{len} bytes at {offset} of the configuration space cannot be written")]
+    ReadOnly {
+        /// Where it wrote.
+        offset: u64,
+        /// How much, in bytes.
+        len: usize,
+    },
+    /// A value that the field cannot have.
+    #[error("{value} cannot be written at {offset} of the configuration space")]
+    Value {
+        /// Where it wrote.
+        offset: u64,
+        /// What it wrote.
+        value: u32,
+    },
+}
+
+/// One device, as its session sees it: what all of its queues have in common.
+pub trait Device: Send + Sync {
+    /// How many queues there are, those for control and events among them.
+    fn num_queues(&self) -> u16;
+
+    /// How many of the queues, counted from the first, never ask anything of a disk.
+    fn diskless_queues(&self) -> u16;
+
+    /// The features offered. The transport adds its own.
+    fn features(&self) -> u64;
+
+    /// Takes the driver's choice of features; the transport keeps its own bits to itself.
+    ///
+    /// # Errors
+    ///
+    /// A feature that was not offered. Nothing has changed.
+    fn set_features(&self, acked: u64) -> Result<(), DriverError>;
+
+    /// Forgets the driver. Its queues do not run.
+    fn reset(&self);
+
+    /// Reads the configuration space from byte `offset` on. It reads as zeroes past its end.
+    fn read_config(&self, offset: u64, into: &mut [u8]);
+
+    /// Writes to the configuration space.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be written. Nothing has changed.
+    fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError>;
+
+    /// The model of the queue `index`, which has `size` descriptors.
+    fn model(self: Arc<Self>, index: u16, size: u16) -> Box<dyn Model>;
+}
+
+/// Reads what lies at `offset` of a configuration space.
+pub(crate) fn read_space(space: &[u8], offset: u64, into: &mut [u8]) {
+    into.fill(0);
+    let Some(rest) = usize::try_from(offset).ok().and_then(|offset| space.get(offset..)) else { return };
+    let len = rest.len().min(into.len());
+    into[..len].copy_from_slice(&rest[..len]);
+}

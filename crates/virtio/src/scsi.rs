@@ -1,0 +1,308 @@
+//! virtio-scsi (virtio 1.3, 5.6).
+//!
+//! A [`Scsi`] is what the queues of an export have in common: its logical units, its configuration space, what its
+//! driver is to be told. What a command does is [`egret_scsi`]'s; here it is carried.
+//!
+//! | queue | model | carries |
+//! |---|---|---|
+//! | 0 | control | task management, asynchronous notification |
+//! | 1 | events | logical units that come, go and change their size |
+//! | 2 and up | requests | commands |
+//!
+//! | a driver | is told |
+//! |---|---|
+//! | addresses a target that has no logical units | `BAD_TARGET` |
+//! | addresses another logical unit of a target that has some | what SCSI says of it: LOGICAL UNIT NOT SUPPORTED |
+//! | gives buffers that are shorter than what the CDB moves | `OVERRUN`, and nothing is moved |
+//! | gives buffers for both directions | `FAILURE`: no command moves data in both |
+//! | sends a request without header or room for the response | nothing: its queue is broken |
+//!
+//! All task attributes are simple (5.6.6.1 leaves that to the device).
+
+mod address;
+mod config;
+mod control;
+mod events;
+mod luns;
+mod queue;
+mod tasks;
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use egret_scsi::{Attention, ConfigError, LogicalUnit, LunConfig, NexusId};
+use thiserror::Error;
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+use virtio_bindings::bindings::virtio_scsi::{
+    VIRTIO_SCSI_CDB_DEFAULT_SIZE, VIRTIO_SCSI_F_CHANGE, VIRTIO_SCSI_F_HOTPLUG, VIRTIO_SCSI_SENSE_DEFAULT_SIZE,
+};
+
+pub use address::{LunAddress, MAX_LUN};
+pub use config::{MAX_REQUEST_QUEUES, ScsiConfig, ScsiError};
+pub use luns::Lun;
+pub use queue::ScsiQueue;
+
+use crate::device::{Device, DriverError, EVENT_IDX, read_space};
+use crate::model::{DiskKey, Model};
+use control::ControlQueue;
+use events::{Event, EventQueue, Events, What};
+use luns::Table;
+use tasks::Tasks;
+
+/// The queues before the first request queue.
+const FIXED_QUEUES: u16 = 2;
+
+const HOTPLUG: u64 = 1 << VIRTIO_SCSI_F_HOTPLUG;
+const CHANGE: u64 = 1 << VIRTIO_SCSI_F_CHANGE;
+const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_IDX | HOTPLUG | CHANGE;
+
+/// The one who is connected. It keeps its name when it goes and comes back, and with it its registrations.
+const NEXUS: NexusId = NexusId { initiator: 1, port: 1 };
+
+/// Why a logical unit cannot be added.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LunError {
+    /// Its number.
+    #[error("lun must be 0..={MAX_LUN}, got {0}")]
+    Number(u16),
+    /// Another has its address.
+    #[error("{0} is there already")]
+    Taken(LunAddress),
+    /// What it was to be.
+    #[error("{0}: {1}")]
+    Config(LunAddress, ConfigError),
+}
+
+/// One virtio-scsi device, as all of its queues and its session see it.
+#[derive(Debug)]
+pub struct Scsi {
+    config: ScsiConfig,
+    acked: AtomicU64,
+    cdb_size: AtomicU32,
+    sense_size: AtomicU32,
+    luns: Mutex<Luns>,
+    /// Which table is in `luns`, so that queues need not ask.
+    version: AtomicU64,
+    events: Events,
+    /// The commands of each request queue.
+    tasks: Mutex<Vec<Arc<Tasks>>>,
+}
+
+#[derive(Debug, Default)]
+struct Luns {
+    table: Arc<Table>,
+    /// Who has which disk's key. A key is free again when no queue knows of its unit any more: a command that was in
+    /// flight when its unit went away must not go on with another's disk.
+    keys: Vec<Weak<Lun>>,
+}
+
+impl Scsi {
+    /// A device without logical units.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`.
+    pub fn new(config: ScsiConfig) -> Result<Arc<Self>, ScsiError> {
+        config.check()?;
+        Ok(Arc::new(Self {
+            acked: AtomicU64::new(0),
+            cdb_size: AtomicU32::new(VIRTIO_SCSI_CDB_DEFAULT_SIZE),
+            sense_size: AtomicU32::new(VIRTIO_SCSI_SENSE_DEFAULT_SIZE),
+            luns: Mutex::default(),
+            version: AtomicU64::new(0),
+            events: Events::default(),
+            tasks: Mutex::new((0..config.num_queues).map(|_| Arc::new(Tasks::new(0))).collect()),
+            config,
+        }))
+    }
+
+    /// What it was made as.
+    pub fn config(&self) -> &ScsiConfig {
+        &self.config
+    }
+
+    /// A logical unit that nobody sees yet, and the key that its disk is to have: [`add`](Self::add) it when every queue
+    /// has the disk.
+    ///
+    /// # Errors
+    ///
+    /// Its address cannot be had, or there is something wrong with `config`.
+    pub fn prepare(&self, address: LunAddress, config: LunConfig) -> Result<Arc<Lun>, LunError> {
+        if address.lun > MAX_LUN {
+            return Err(LunError::Number(address.lun));
+        }
+        let unit = LogicalUnit::new(config).map_err(|e| LunError::Config(address, e))?;
+        let nexus = unit.attach(NEXUS);
+        let mut luns = self.luns();
+        if luns.table.find(address).is_some() {
+            return Err(LunError::Taken(address));
+        }
+        let key = luns.keys.iter().position(|weak| weak.strong_count() == 0).unwrap_or(luns.keys.len());
+        let lun = Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus });
+        if key == luns.keys.len() {
+            luns.keys.push(Weak::new());
+        }
+        luns.keys[key] = Arc::downgrade(&lun);
+        Ok(lun)
+    }
+
+    /// Shows a unit to the driver, and tells it.
+    ///
+    /// # Errors
+    ///
+    /// Another has been faster.
+    pub fn add(&self, lun: Arc<Lun>) -> Result<(), LunError> {
+        let address = lun.address;
+        let mut luns = self.luns();
+        if luns.table.find(address).is_some() {
+            return Err(LunError::Taken(address));
+        }
+        for other in luns.table.of_target(address.target) {
+            other.unit.attend(Attention::LunsChanged, None);
+        }
+        self.replace(&mut luns, |table| table.with(lun));
+        drop(luns);
+        self.raise(HOTPLUG, Event { address, what: What::Added });
+        Ok(())
+    }
+
+    /// Takes a unit away, and tells the driver. Commands that are under way end as they would have.
+    pub fn remove(&self, address: LunAddress) -> Option<Arc<Lun>> {
+        let mut luns = self.luns();
+        let gone = luns.table.find(address).cloned()?;
+        self.replace(&mut luns, |table| table.without(address));
+        for other in luns.table.of_target(address.target) {
+            other.unit.attend(Attention::LunsChanged, None);
+        }
+        drop(luns);
+        self.raise(HOTPLUG, Event { address, what: What::Removed });
+        Some(gone)
+    }
+
+    /// Changes a unit's size, in bytes, and tells the driver. Returns whether that makes a difference; `None` where
+    /// there is no such unit.
+    pub fn resize(&self, address: LunAddress, bytes: u64) -> Option<bool> {
+        let changed = self.lun(address)?.unit.set_capacity(bytes);
+        if changed {
+            // QEMU's vhost-user front-end offers CHANGE to its guest and does not say that the guest took it: whoever
+            // takes HOTPLUG has an event queue too, and knows how to ignore what it does not know.
+            self.raise(CHANGE | HOTPLUG, Event { address, what: What::Resized });
+        }
+        Some(changed)
+    }
+
+    /// The unit at an address.
+    pub fn lun(&self, address: LunAddress) -> Option<Arc<Lun>> {
+        self.luns().table.find(address).cloned()
+    }
+
+    /// The units that there are, by address.
+    pub fn addresses(&self) -> Vec<LunAddress> {
+        self.luns().table.all().iter().map(|lun| lun.address).collect()
+    }
+
+    fn luns(&self) -> MutexGuard<'_, Luns> {
+        self.luns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn replace(&self, luns: &mut Luns, change: impl FnOnce(&Table) -> Table) {
+        luns.table = Arc::new(change(&luns.table));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Tells the driver, if it has taken one of `features`.
+    fn raise(&self, features: u64, event: Event) {
+        if self.acked.load(Ordering::Relaxed) & features != 0 {
+            self.events.raise(event);
+        }
+    }
+
+    fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    fn snapshot(&self) -> (u64, Arc<Table>) {
+        let luns = self.luns();
+        (self.version(), Arc::clone(&luns.table))
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, Vec<Arc<Tasks>>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The model of a request queue, counted from 0, which has `size` descriptors.
+    pub fn request_queue(self: &Arc<Self>, index: u16, size: u16) -> ScsiQueue {
+        let tasks = Arc::new(Tasks::new(size));
+        if let Some(place) = self.tasks().get_mut(usize::from(index)) {
+            *place = Arc::clone(&tasks);
+        }
+        ScsiQueue::new(Arc::clone(self), index, tasks, size)
+    }
+}
+
+impl Device for Scsi {
+    fn num_queues(&self) -> u16 {
+        self.config.num_queues + FIXED_QUEUES
+    }
+
+    fn diskless_queues(&self) -> u16 {
+        FIXED_QUEUES
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn set_features(&self, acked: u64) -> Result<(), DriverError> {
+        let unknown = acked & !FEATURES;
+        if unknown != 0 {
+            return Err(DriverError::NotOffered(unknown));
+        }
+        self.acked.store(acked, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Forgets the driver, for whom this is a reset of every logical unit: reservations stay.
+    fn reset(&self) {
+        self.acked.store(0, Ordering::Relaxed);
+        self.cdb_size.store(VIRTIO_SCSI_CDB_DEFAULT_SIZE, Ordering::Relaxed);
+        self.sense_size.store(VIRTIO_SCSI_SENSE_DEFAULT_SIZE, Ordering::Relaxed);
+        self.events.clear();
+        for lun in self.luns().table.all() {
+            lun.unit.reset();
+        }
+    }
+
+    fn read_config(&self, offset: u64, into: &mut [u8]) {
+        let sizes = [&self.sense_size, &self.cdb_size].map(|size| size.load(Ordering::Relaxed));
+        read_space(&self.config.space(sizes), offset, into);
+    }
+
+    /// Writes to the configuration space: `sense_size` and `cdb_size`, for queues that start later.
+    fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
+        let refused = DriverError::ReadOnly { offset, len: bytes.len() };
+        let value = u32::from_le_bytes(bytes.try_into().map_err(|_| refused)?);
+        let (size, sizes) = match offset {
+            config::SENSE_SIZE => (&self.sense_size, config::SENSE_SIZES),
+            config::CDB_SIZE => (&self.cdb_size, config::CDB_SIZES),
+            _ => return Err(refused),
+        };
+        if !sizes.contains(&value) {
+            return Err(DriverError::Value { offset, value });
+        }
+        size.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn model(self: Arc<Self>, index: u16, size: u16) -> Box<dyn Model> {
+        match index {
+            0 => Box::new(ControlQueue::new(self)),
+            1 => Box::new(EventQueue(self)),
+            _ => Box::new(self.request_queue(index - FIXED_QUEUES, size)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! What a device tells its driver unasked (virtio 1.3, 5.6.6.3), and the queue that it tells it on.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egret_disk::{Completion, Token};
+use egret_scsi::Code;
+use virtio_bindings::bindings::virtio_scsi::{
+    VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_T_EVENTS_MISSED, VIRTIO_SCSI_T_NO_EVENT,
+    VIRTIO_SCSI_T_PARAM_CHANGE, VIRTIO_SCSI_T_TRANSPORT_RESET,
+};
+
+use super::address::LunAddress;
+use crate::memory::GuestMemory;
+use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
+use crate::ring::Chain;
+
+/// The length of `struct virtio_scsi_event`.
+pub(super) const EVENT: usize = 16;
+
+/// How many events wait for the driver's buffers; of more, it hears that it has missed some.
+const PENDING: usize = 64;
+
+/// Something that has happened to a logical unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) address: LunAddress,
+    pub(super) what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Added,
+    Removed,
+    Resized,
+}
+
+impl Event {
+    fn to_bytes(event: Option<Self>, missed: bool) -> [u8; EVENT] {
+        let (kind, reason) = match event.map(|event| event.what) {
+            None => (VIRTIO_SCSI_T_NO_EVENT, 0),
+            Some(What::Added) => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_RESCAN),
+            Some(What::Removed) => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_REMOVED),
+            Some(What::Resized) => {
+                let Code(code, qualifier) = Code::CAPACITY_CHANGED;
+                (VIRTIO_SCSI_T_PARAM_CHANGE, u32::from(code) | u32::from(qualifier) << 8)
+            }
+        };
+        let kind = if missed { kind | VIRTIO_SCSI_T_EVENTS_MISSED } else { kind };
+        let mut bytes = [0; EVENT];
+        bytes[..4].copy_from_slice(&kind.to_le_bytes());
+        bytes[4..12].copy_from_slice(&event.map_or([0; 8], |event| event.address.to_bytes()));
+        bytes[12..].copy_from_slice(&reason.to_le_bytes());
+        bytes
+    }
+}
+
+/// Events that the driver has not been told of.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    pending: Mutex<Pending>,
+    /// How many there are.
+    wanted: Arc<AtomicU32>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    events: VecDeque<Event>,
+    missed: bool,
+}
+
+impl Events {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an event for the driver. One that it has not heard of yet is not told twice.
+    pub(super) fn raise(&self, event: Event) {
+        let mut pending = self.pending();
+        if pending.events.len() == PENDING {
+            pending.missed = true;
+        } else if pending.events.back() != Some(&event) {
+            pending.events.push_back(event);
+        }
+        self.settle(&pending);
+    }
+
+    /// Forgets all.
+    pub(super) fn clear(&self) {
+        let mut pending = self.pending();
+        *pending = Pending::default();
+        self.settle(&pending);
+    }
+
+    /// The next event, as the driver is to read it.
+    fn take(&self) -> [u8; EVENT] {
+        let mut pending = self.pending();
+        let event = pending.events.pop_front();
+        let missed = std::mem::take(&mut pending.missed);
+        self.settle(&pending);
+        Event::to_bytes(event, missed)
+    }
+
+    /// The driver's buffer was too small for an event, which is lost.
+    fn lose(&self) {
+        let mut pending = self.pending();
+        pending.events.pop_front();
+        pending.missed = true;
+        self.settle(&pending);
+    }
+
+    fn settle(&self, pending: &Pending) {
+        self.wanted.store(pending.events.len() as u32, Ordering::Release);
+    }
+}
+
+/// The event queue. A driver's buffers stay in the ring until there is something to say: those that were taken out and
+/// not used would be lost should the queue stop.
+pub(super) struct EventQueue(pub(super) Arc<super::Scsi>);
+
+impl Model for EventQueue {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
+        let events = &self.0.events;
+        let mut ended = Ended { head: chain.head, written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
+        if (chain.writable_len as usize) < EVENT {
+            events.lose();
+            ended.status = Status::IoError;
+        } else {
+            ended.written = memory.scatter(&chain.writable, &events.take()) as u32;
+        }
+        Ok(Next::Done(ended))
+    }
+
+    fn end(&mut self, _memory: &GuestMemory, _completion: Completion) -> Next {
+        unreachable!("no event asks anything of a disk")
+    }
+
+    fn retry(&mut self, _memory: &GuestMemory, _token: Token) -> Next {
+        unreachable!("no event waits for another")
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn wanted(&self) -> Option<Arc<AtomicU32>> {
+        Some(Arc::clone(&self.0.events.wanted))
+    }
+}

@@ -1,0 +1,362 @@
+//! One request queue of a virtio-scsi device: chains in, SCSI commands on their way (virtio 1.3, 5.6.6.1).
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use egret_disk::{Completion, IoVec, Op, Request, Token};
+use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
+use virtio_bindings::bindings::virtio_scsi::{
+    VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
+    VIRTIO_SCSI_S_RESET,
+};
+
+use super::address::{Addressed, LunAddress};
+use super::luns::{Table, View};
+use super::tasks::{Abort, Tasks};
+use super::{Scsi, config};
+use crate::memory::{GuestMemory, pieces};
+use crate::model::{Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
+use crate::ring::Chain;
+
+/// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
+const FIXED: usize = 19;
+/// As much of a CDB as is looked at.
+const CDB: usize = 32;
+/// The response up to its sense data: sense_len, residual, status_qualifier, status, response.
+const RESPONSE: usize = 12;
+const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
+
+/// The operation code that alone needs to know all units.
+const REPORT_LUNS: u8 = 0xa0;
+
+/// A nothing that was done: for requests that no logical unit has seen.
+const NOT_DONE: Done = Done { status: ScsiStatus::Good, sense: None, moved: 0 };
+
+/// A chain, and the command that it carries.
+#[derive(Default)]
+struct Slot {
+    command: Command,
+    /// The chain's pieces, all of them.
+    readable: Vec<IoVec>,
+    writable: Vec<IoVec>,
+    /// Bytes of data in either direction.
+    data_in: u64,
+    data_out: u64,
+    /// The command's unit, as the view has it, while the command is under way.
+    unit: Option<usize>,
+    /// What it asked of the disk.
+    kind: Option<Kind>,
+    bytes: u64,
+}
+
+/// Where things are in a chain.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Length of the header, after which data-out begins.
+    header: usize,
+    /// Length of the response, after which data-in begins.
+    response: usize,
+}
+
+/// The data-out of a chain.
+struct Given<'a> {
+    memory: &'a GuestMemory,
+    readable: &'a [IoVec],
+    header: usize,
+}
+
+impl DataOut for Given<'_> {
+    fn read_at(&self, at: u64, into: &mut [u8]) {
+        let len = self.memory.gather_after(self.readable, self.header + at as usize, into);
+        into[len..].fill(0);
+    }
+}
+
+/// The model of one request queue. Its worker owns it.
+pub struct ScsiQueue {
+    scsi: Arc<Scsi>,
+    lane: usize,
+    layout: Layout,
+    view: View,
+    tasks: Arc<Tasks>,
+    /// By head.
+    slots: Box<[Slot]>,
+    in_flight: usize,
+    /// Buffers of completed requests, for the next ones.
+    spare: Vec<Vec<IoVec>>,
+}
+
+impl ScsiQueue {
+    pub(super) fn new(scsi: Arc<Scsi>, index: u16, tasks: Arc<Tasks>, size: u16) -> Self {
+        let layout = Layout {
+            header: FIXED + scsi.cdb_size.load(Ordering::Relaxed) as usize,
+            response: RESPONSE + scsi.sense_size.load(Ordering::Relaxed) as usize,
+        };
+        Self {
+            lane: index.into(),
+            layout,
+            view: View::new(&scsi),
+            tasks,
+            slots: (0..size).map(|_| Slot::default()).collect(),
+            in_flight: 0,
+            spare: Vec::with_capacity(size.into()),
+            scsi,
+        }
+    }
+
+    /// Begins a command for a logical unit that is there.
+    #[inline]
+    fn begin_at(&mut self, memory: &GuestMemory, token: Token, unit: usize, cdb: &[u8]) -> Next {
+        let slot = &mut self.slots[usize::from(head_of(token))];
+        let lun = self.view.lun(unit);
+        let numbers = if cdb[0] == REPORT_LUNS { numbers(self.view.table(), lun.address.target) } else { Vec::new() };
+        let task = Task {
+            cdb,
+            nexus: &lun.nexus,
+            luns: &numbers,
+            data_in: slot.data_in,
+            data_out: slot.data_out,
+            lane: self.lane,
+        };
+        let given = Given { memory, readable: &slot.readable, header: self.layout.header };
+        let step = lun.unit.begin(&mut slot.command, &task, &given);
+        self.proceed(memory, token, unit, step)
+    }
+
+    /// Answers a command for a unit that is not there.
+    #[cold]
+    fn begin_absent(&mut self, memory: &GuestMemory, head: u16, addressed: Addressed, cdb: &[u8]) -> Ended {
+        let table = self.view.table();
+        let (neighbour, numbers) = match addressed {
+            Addressed::Unit(address) => (table.of_target(address.target).first(), numbers(table, address.target)),
+            Addressed::ReportLuns => {
+                // The whole device's, as a driver addresses them.
+                let numbers = table.all().iter().map(|lun| u64::from_be_bytes(lun.address.to_bytes())).collect();
+                (table.all().first(), numbers)
+            }
+            Addressed::Nothing => (None, Vec::new()),
+        };
+        let Some(neighbour) = neighbour else { return self.finish(memory, head, VIRTIO_SCSI_S_BAD_TARGET, NOT_DONE) };
+        let slot = &mut self.slots[usize::from(head)];
+        let task = Task {
+            cdb,
+            nexus: &neighbour.nexus,
+            luns: &numbers,
+            data_in: slot.data_in,
+            data_out: slot.data_out,
+            lane: self.lane,
+        };
+        let given = Given { memory, readable: &slot.readable, header: self.layout.header };
+        match absent(&mut slot.command, &task, &given) {
+            Step::Done(done) => self.finish(memory, head, VIRTIO_SCSI_S_OK, done),
+            _ => self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE),
+        }
+    }
+
+    /// Does what a step says.
+    #[inline]
+    fn proceed(&mut self, memory: &GuestMemory, token: Token, unit: usize, step: Step) -> Next {
+        let head = head_of(token);
+        match step {
+            Step::Disk(op) => Next::Submit(self.view.lun(unit).disk, self.request(token, op)),
+            Step::Wait => Next::Wait,
+            Step::Done(done) => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
+            Step::Overrun { .. } => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
+        }
+    }
+
+    /// Makes a request of one operation of a command.
+    #[inline]
+    fn request(&mut self, token: Token, op: DiskOp) -> Request {
+        let slot = &mut self.slots[usize::from(head_of(token))];
+        let mut buffers = self.spare.pop().unwrap_or_default();
+        let DiskOp { op, offset, len, memory } = op;
+        match memory {
+            Memory::None => {}
+            Memory::DataIn => pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut buffers),
+            Memory::DataOut(at) => {
+                pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut buffers);
+            }
+            Memory::Scratch => buffers.push(pieces::own(slot.command.scratch())),
+        }
+        slot.kind.get_or_insert(match op {
+            Op::Read => Kind::Read,
+            Op::Write { .. } => Kind::Write,
+            Op::Flush => Kind::Flush,
+            Op::Discard => Kind::Discard,
+            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+        });
+        slot.bytes += len;
+        Request { op, offset, len, buffers, token }
+    }
+
+    /// Writes a chain's response, and its data where the disk has not done that.
+    #[inline]
+    fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
+        let slot = &mut self.slots[usize::from(head)];
+        let Layout { response: room, .. } = self.layout;
+        let Done { status, sense, moved } = done;
+        let data = slot.command.data_in();
+        if slot.data_in > 0 && status == ScsiStatus::Good && moved > 0 && !data.is_empty() {
+            memory.scatter_after(&slot.writable, room, data);
+        }
+        let residual = (slot.data_in + slot.data_out).saturating_sub(moved);
+        let mut bytes = [0; RESPONSE + LONGEST_SENSE];
+        bytes[4..8].copy_from_slice(&(residual as u32).to_le_bytes());
+        bytes[10] = status as u8;
+        bytes[11] = response as u8;
+        if let Some(sense) = sense {
+            let len = Sense::LEN.min(room - RESPONSE);
+            bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+            bytes[RESPONSE..RESPONSE + len].copy_from_slice(&sense.to_bytes()[..len]);
+        }
+        memory.scatter(&slot.writable, &bytes[..room]);
+        let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
+        let kind = slot.kind.take().unwrap_or(Kind::Other);
+        let ended = Ended { head, written: written as u32, kind, bytes: slot.bytes, status: told(response, &done) };
+        slot.bytes = 0;
+        self.tasks.progress.advance();
+        if let Some(unit) = slot.unit.take() {
+            self.tasks.end(head);
+            self.view.leave(unit);
+            self.in_flight -= 1;
+        }
+        ended
+    }
+
+    /// Ends a command that was under way, because it was told to.
+    #[cold]
+    fn abort(&mut self, memory: &GuestMemory, head: u16, unit: usize, how: Abort) -> Ended {
+        self.view.lun(unit).unit.abort(&mut self.slots[usize::from(head)].command);
+        let response = match how {
+            Abort::Task => VIRTIO_SCSI_S_ABORTED,
+            Abort::Reset => VIRTIO_SCSI_S_RESET,
+        };
+        self.finish(memory, head, response, NOT_DONE)
+    }
+
+    fn unit_of(&self, head: u16) -> usize {
+        let slot = self.slots.get(usize::from(head));
+        slot.and_then(|slot| slot.unit).expect("only a command that is under way goes on")
+    }
+}
+
+/// The units of a target, for REPORT LUNS.
+fn numbers(table: &Table, target: u8) -> Vec<u64> {
+    table.of_target(target).iter().map(|lun| lun.address.number()).collect()
+}
+
+/// How statistics have it.
+#[inline]
+fn told(response: u32, done: &Done) -> Status {
+    match (response, done.status) {
+        (VIRTIO_SCSI_S_OK, ScsiStatus::Good) => Status::Ok,
+        (VIRTIO_SCSI_S_OK, ScsiStatus::CheckCondition) => match done.sense.map(|sense| sense.key) {
+            // News, and answers to a question.
+            Some(Key::UnitAttention | Key::Miscompare) => Status::Ok,
+            Some(Key::IllegalRequest) => Status::Unsupported,
+            _ => Status::IoError,
+        },
+        _ => Status::IoError,
+    }
+}
+
+impl Model for ScsiQueue {
+    #[inline]
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
+        let head = chain.head;
+        let Layout { header: header_len, response: response_len } = self.layout;
+        let mut header = [0; FIXED + CDB];
+        let looked_at = header_len.min(header.len());
+        if (chain.readable_len as usize) < header_len
+            || memory.gather(&chain.readable, &mut header[..looked_at]) != looked_at
+        {
+            return Err(Malformed::ShortHeader { len: chain.readable_len, needed: header_len as u32 });
+        }
+        if (chain.writable_len as usize) < response_len {
+            return Err(Malformed::NoStatus);
+        }
+        let slot = &mut self.slots[usize::from(head)];
+        debug_assert!(slot.unit.is_none(), "a queue pops no head twice");
+        mem::swap(&mut slot.readable, &mut chain.readable);
+        mem::swap(&mut slot.writable, &mut chain.writable);
+        slot.data_out = u64::from(chain.readable_len) - header_len as u64;
+        slot.data_in = u64::from(chain.writable_len) - response_len as u64;
+        let word = |at: usize| <[u8; 8]>::try_from(&header[at..at + 8]).expect("eight bytes");
+        let (addressed, tag) = (Addressed::parse(word(0)), u64::from_le_bytes(word(8)));
+        let cdb = &header[FIXED..looked_at];
+        self.view.refresh(&self.scsi);
+        if slot.data_in > 0 && slot.data_out > 0 {
+            return Ok(Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE)));
+        }
+        let found = match addressed {
+            Addressed::Unit(address) => self.view.find(address).map(|unit| (unit, address)),
+            _ => None,
+        };
+        let Some((unit, address)) = found else {
+            return Ok(Next::Done(self.begin_absent(memory, head, addressed, cdb)));
+        };
+        let next = self.begin_at(memory, token_of(base, head), unit, cdb);
+        if !matches!(next, Next::Done(_)) {
+            self.enter(head, tag, unit, address);
+        }
+        Ok(next)
+    }
+
+    #[inline]
+    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
+        let Completion { token, result, mut buffers } = completion;
+        buffers.clear();
+        self.spare.push(buffers);
+        let head = head_of(token);
+        let unit = self.unit_of(head);
+        if let Some(how) = self.tasks.aborted(head) {
+            return Next::Done(self.abort(memory, head, unit, how));
+        }
+        let slot = &mut self.slots[usize::from(head)];
+        let given = Given { memory, readable: &slot.readable, header: self.layout.header };
+        let step = self.view.lun(unit).unit.step(&mut slot.command, result, &given);
+        self.proceed(memory, token, unit, step)
+    }
+
+    fn retry(&mut self, memory: &GuestMemory, token: Token) -> Next {
+        let head = head_of(token);
+        let unit = self.unit_of(head);
+        if let Some(how) = self.tasks.aborted(head) {
+            return Next::Done(self.abort(memory, head, unit, how));
+        }
+        let lun = self.view.lun(unit);
+        let step = lun.unit.retry(&mut self.slots[usize::from(head)].command, &lun.nexus);
+        self.proceed(memory, token, unit, step)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn progress(&self) -> Option<Arc<Progress>> {
+        Some(Arc::clone(&self.tasks.progress))
+    }
+}
+
+impl ScsiQueue {
+    /// A command is under way.
+    #[inline]
+    fn enter(&mut self, head: u16, tag: u64, unit: usize, address: LunAddress) {
+        self.slots[usize::from(head)].unit = Some(unit);
+        self.in_flight += 1;
+        self.view.enter(unit);
+        self.tasks.begin(head, tag, address);
+    }
+}
+
+impl Drop for ScsiQueue {
+    /// Should a queue go away before its requests have come back, which none does, their memory stays for good: the
+    /// kernel may still write to it.
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            mem::forget(mem::take(&mut self.slots));
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Request by request, what virtio 1.3 says the driver is told.
+
+mod hostile;
+mod managed;
+mod told;
+
+use std::sync::Arc;
+
+use egret_disk::{Completion, Op, Request, Token};
+use egret_scsi::LunConfig;
+use rustix::io::Errno;
+
+use super::*;
+use crate::ring::{Chain, DriverConfig, Piece};
+use crate::testing::{DATA, Guest, piece};
+use crate::{Ended, Malformed, Next};
+
+const OK: u8 = 0;
+const OVERRUN: u8 = 1;
+const ABORTED: u8 = 2;
+const BAD_TARGET: u8 = 3;
+const RESET: u8 = 4;
+const FAILURE: u8 = 9;
+const SUCCEEDED: u8 = 10;
+const REJECTED: u8 = 11;
+const INCORRECT_LUN: u8 = 12;
+
+const GOOD: u8 = 0;
+const CHECK_CONDITION: u8 = 2;
+
+const HEADER: u64 = DATA;
+const RESPONSE: u64 = DATA + 0x800;
+const BUFFER: u64 = DATA + 0x1000;
+
+/// The worker's own bits of a token.
+const BASE: Token = Token(7 << 16);
+const BLOCKS: u64 = 1000;
+
+const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
+const FAR: LunAddress = LunAddress { target: 9, lun: 300 };
+
+fn unit() -> LunConfig {
+    LunConfig { capacity_bytes: BLOCKS * 512, serial: "s".into(), ..LunConfig::default() }
+}
+
+/// A device with two units, whose power on is no news any more.
+fn device() -> Arc<Scsi> {
+    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 64 }).unwrap();
+    for address in [FIRST, FAR] {
+        scsi.add(scsi.prepare(address, unit()).unwrap()).unwrap();
+    }
+    scsi.set_features(FEATURES).unwrap();
+    scsi
+}
+
+/// A queue and its driver.
+struct Line {
+    guest: Guest,
+    model: Box<dyn Model>,
+    chain: Chain,
+    /// Whether the worker says that it has shown what was done.
+    shows: bool,
+}
+
+/// What the driver finds in a response.
+#[derive(Debug)]
+struct Told {
+    response: u8,
+    status: u8,
+    residual: u32,
+    /// Key, code, qualifier.
+    sense: Option<(u8, u8, u8)>,
+    ended: Ended,
+}
+
+impl Line {
+    fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
+        let guest = Guest::new(DriverConfig { size: 64, event_idx: false, indirect: None, base: 0 });
+        let model = Arc::clone(scsi).model(index, guest.queue.size());
+        Self { guest, model, chain: Chain::new(), shows: true }
+    }
+
+    /// A request queue whose units have told their news.
+    fn requests(scsi: &Arc<Scsi>) -> Self {
+        let mut line = Self::new(scsi, 2);
+        for address in scsi.addresses() {
+            while line.done(address, &[0], &[], &[]).status == CHECK_CONDITION {}
+        }
+        line
+    }
+
+    fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> Result<Next, Malformed> {
+        self.guest.driver.add(readable, writable, 1).unwrap();
+        self.guest.driver.publish();
+        assert!(self.guest.queue.pop(&mut self.chain).unwrap());
+        let next = self.model.begin(&self.guest.memory, &mut self.chain, BASE);
+        match &next {
+            Ok(Next::Done(ended)) => self.use_up(*ended),
+            Ok(_) => {}
+            Err(_) => self.guest.queue.abandon(self.chain.head()),
+        }
+        next
+    }
+
+    fn use_up(&mut self, ended: Ended) {
+        self.guest.queue.add_used(ended.head, ended.written);
+        self.guest.queue.publish();
+        assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
+        if self.shows {
+            self.model.progress().into_iter().for_each(|progress| progress.show());
+        }
+    }
+
+    fn header(&self, lun: [u8; 8], tag: u64, cdb: &[u8]) -> Piece {
+        let mut header = [0; 51];
+        header[..8].copy_from_slice(&lun);
+        header[8..16].copy_from_slice(&tag.to_le_bytes());
+        header[19..19 + cdb.len()].copy_from_slice(cdb);
+        self.guest.write(HEADER, &header);
+        self.guest.write(RESPONSE, &[0xee; 108]);
+        piece(HEADER, 51)
+    }
+
+    fn command(
+        &mut self,
+        at: LunAddress,
+        tag: u64,
+        cdb: &[u8],
+        out: &[Piece],
+        room: &[Piece],
+    ) -> Result<Next, Malformed> {
+        let header = self.header(at.to_bytes(), tag, cdb);
+        self.offer(&[&[header], out].concat(), &[&[piece(RESPONSE, 108)], room].concat())
+    }
+
+    fn told(&self, ended: Ended) -> Told {
+        let bytes: [u8; 108] = self.guest.read(RESPONSE);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let sense = (word(0) > 0).then(|| (bytes[14], bytes[24], bytes[25]));
+        Told { response: bytes[11], status: bytes[10], residual: word(4), sense, ended }
+    }
+
+    #[track_caller]
+    fn done(&mut self, at: LunAddress, cdb: &[u8], out: &[Piece], room: &[Piece]) -> Told {
+        match self.command(at, 1, cdb, out, room).unwrap() {
+            Next::Done(ended) => self.told(ended),
+            other => panic!("not done: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn submitted(&mut self, at: LunAddress, tag: u64, cdb: &[u8], out: &[Piece], room: &[Piece]) -> (DiskKey, Request) {
+        match self.command(at, tag, cdb, out, room).unwrap() {
+            Next::Submit(disk, request) => (disk, request),
+            other => panic!("nothing for the disk: {other:?}"),
+        }
+    }
+
+    fn end(&mut self, request: Request, result: Result<(), Errno>) -> Next {
+        let Request { token, buffers, .. } = request;
+        assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
+        let next = self.model.end(&self.guest.memory, Completion { token, result, buffers });
+        if let Next::Done(ended) = &next {
+            self.use_up(*ended);
+        }
+        next
+    }
+
+    #[track_caller]
+    fn ended(&mut self, request: Request, result: Result<(), Errno>) -> Told {
+        match self.end(request, result) {
+            Next::Done(ended) => self.told(ended),
+            other => panic!("not done: {other:?}"),
+        }
+    }
+}
+
+fn read10(lba: u32, blocks: u16) -> [u8; 10] {
+    let ([a, b, c, d], [e, f]) = (lba.to_be_bytes(), blocks.to_be_bytes());
+    [0x28, 0, a, b, c, d, 0, e, f, 0]
+}
+
+fn write10(lba: u32, blocks: u16) -> [u8; 10] {
+    let mut cdb = read10(lba, blocks);
+    cdb[0] = 0x2a;
+    cdb
+}
+
+#[test]
+fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let room = [piece(BUFFER, 1000), piece(BUFFER + 0x1000, 1000)];
+    let (disk, request) = line.submitted(FAR, 1, &read10(5, 3), &[], &room);
+    assert_eq!((disk, request.op, request.offset, request.len), (DiskKey(1), Op::Read, 5 * 512, 3 * 512));
+    let lengths: Vec<_> = request.buffers.iter().map(|piece| piece.len()).collect();
+    assert_eq!(lengths, [1000, 536]);
+    assert_eq!(line.model.in_flight(), 1);
+    let told = line.ended(request, Ok(()));
+    assert_eq!((told.response, told.status, told.residual), (OK, GOOD, 2000 - 1536));
+    assert_eq!((told.ended.written, told.ended.kind, told.ended.bytes), (108 + 1536, crate::Kind::Read, 1536));
+    assert_eq!(line.model.in_flight(), 0);
+}
+
+#[test]
+fn a_write_takes_what_follows_the_header_wherever_that_ends() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let header = line.header(FIRST.to_bytes(), 1, &write10(0, 1));
+    // Header and data share a buffer, and the response is in pieces: framing is the driver's business.
+    let readable = [piece(header.addr, 10), piece(header.addr + 10, 41 + 12), piece(BUFFER, 600)];
+    let writable = [piece(RESPONSE, 5), piece(RESPONSE + 5, 103)];
+    let Ok(Next::Submit(disk, request)) = line.offer(&readable, &writable) else { panic!("nothing for the disk") };
+    assert_eq!((disk, request.op, request.len), (DiskKey(0), Op::Write { fua: false }, 512));
+    let lengths: Vec<_> = request.buffers.iter().map(|piece| piece.len()).collect();
+    assert_eq!(lengths, [12, 500]);
+    let told = line.ended(request, Ok(()));
+    assert_eq!((told.status, told.residual, told.ended.written), (GOOD, 100, 108));
+}
+
+#[test]
+fn buffers_that_are_shorter_than_the_cdb_says_are_an_overrun() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let told = line.done(FIRST, &read10(0, 2), &[], &[piece(BUFFER, 1023)]);
+    assert_eq!((told.response, told.residual), (OVERRUN, 1023));
+    let told = line.done(FIRST, &write10(0, 2), &[piece(BUFFER, 1023)], &[]);
+    assert_eq!((told.response, told.residual), (OVERRUN, 1023));
+}
+
+#[test]
+fn data_in_both_directions_is_a_failure() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let told = line.done(FIRST, &read10(0, 1), &[piece(BUFFER, 512)], &[piece(BUFFER, 512)]);
+    assert_eq!(told.response, FAILURE);
+}
+
+#[test]
+fn a_target_without_units_is_a_bad_target_and_a_unit_that_is_not_there_is_scsi_s_business() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    assert_eq!(line.done(LunAddress { target: 1, lun: 0 }, &[0], &[], &[]).response, BAD_TARGET);
+    let told = line.done(LunAddress { target: 9, lun: 0 }, &[0], &[], &[]);
+    assert_eq!((told.response, told.status, told.sense), (OK, CHECK_CONDITION, Some((5, 0x25, 0))));
+    // REPORT LUNS of the target, through a unit that is not there; and of the device, through the one that is for that.
+    let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
+    line.done(LunAddress { target: 9, lun: 0 }, &report, &[], &[piece(BUFFER, 64)]);
+    assert_eq!(line.guest.read::<16>(BUFFER), [0, 0, 0, 8, 0, 0, 0, 0, 0x41, 0x2c, 0, 0, 0, 0, 0, 0]);
+    let header = line.header([0xc1, 1, 0, 0, 0, 0, 0, 0], 1, &report);
+    let Ok(Next::Done(ended)) = line.offer(&[header], &[piece(RESPONSE, 108), piece(BUFFER, 64)]) else { panic!() };
+    assert_eq!((line.told(ended).response, ended.written), (OK, 108 + 24));
+    assert_eq!(line.guest.read::<8>(BUFFER + 16), FAR.to_bytes());
+}
+
+#[test]
+fn sense_data_comes_with_the_response() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let told = line.done(FIRST, &read10(BLOCKS as u32, 1), &[], &[piece(BUFFER, 512)]);
+    assert_eq!((told.status, told.sense, told.residual), (CHECK_CONDITION, Some((5, 0x21, 0)), 512));
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    let told = line.ended(request, Err(Errno::IO));
+    assert_eq!((told.status, told.sense), (CHECK_CONDITION, Some((3, 0x11, 0))));
+    assert_eq!(told.ended.status, crate::Status::IoError);
+}
+
+#[test]
+fn data_that_no_disk_has_is_copied_behind_the_response() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let told = line.done(FIRST, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], &[piece(BUFFER, 3), piece(BUFFER + 3, 9)]);
+    assert_eq!((told.residual, told.ended.written), (4, 108 + 8));
+    assert_eq!(line.guest.read::<8>(BUFFER), [0, 0, 3, 0xe7, 0, 0, 2, 0]);
+}
+
+#[test]
+fn a_command_of_several_operations_goes_on_until_it_is_done() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    line.guest.write(BUFFER, &[0; 1024]);
+    let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
+    assert_eq!((read.op, read.buffers.len()), (Op::Read, 1));
+    // Meanwhile nobody writes to the block.
+    let second = match line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]).unwrap() {
+        Next::Wait => crate::token_of(BASE, line.chain.head()),
+        other => panic!("it should wait: {other:?}"),
+    };
+    assert!(matches!(line.model.retry(&line.guest.memory, second), Next::Wait));
+    let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the write follows") };
+    assert_eq!((write.op, write.len), (Op::Write { fua: false }, 512));
+    assert_eq!(line.ended(write, Ok(())).status, GOOD);
+    let Next::Submit(_, write) = line.model.retry(&line.guest.memory, second) else { panic!("its turn has come") };
+    assert_eq!(line.ended(write, Ok(())).status, GOOD);
+    assert_eq!(line.model.in_flight(), 0);
+}
+
+#[test]
+fn a_request_without_header_or_room_for_its_response_breaks_the_queue() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let header = line.header(FIRST.to_bytes(), 1, &[0]);
+    let short = line.offer(&[piece(header.addr, 50)], &[piece(RESPONSE, 108)]);
+    assert!(matches!(short, Err(Malformed::ShortHeader { len: 50, needed: 51 })));
+    assert!(matches!(line.offer(&[header], &[piece(RESPONSE, 107)]), Err(Malformed::NoStatus)));
+}
+
+#[test]
+fn the_driver_may_choose_the_sizes_of_cdb_and_sense() {
+    let scsi = device();
+    scsi.write_config(20, &4u32.to_le_bytes()).unwrap();
+    scsi.write_config(24, &16u32.to_le_bytes()).unwrap();
+    let mut space = [0; 36];
+    scsi.read_config(0, &mut space);
+    assert_eq!(space[20..28], [4, 0, 0, 0, 16, 0, 0, 0]);
+    assert_eq!(space[30..36], [255, 0, 0xff, 0x3f, 0, 0]);
+    for (offset, bytes) in [(20, vec![0, 1, 0, 0]), (24, vec![15, 0, 0, 0]), (0, vec![1, 0, 0, 0]), (20, vec![1])] {
+        assert!(scsi.write_config(offset, &bytes).is_err());
+    }
+    let mut line = Line::new(&scsi, 2);
+    line.header(FIRST.to_bytes(), 1, &[0]);
+    let Ok(Next::Done(ended)) = line.offer(&[piece(HEADER, 19 + 16)], &[piece(RESPONSE, 16)]) else { panic!() };
+    assert_eq!(ended.written, 16);
+    assert_eq!(line.guest.read::<17>(RESPONSE)[12..], [0x70, 0, 6, 0, 0xee]);
+    scsi.reset();
+    scsi.read_config(20, &mut space[..8]);
+    assert_eq!(space[..8], [96, 0, 0, 0, 32, 0, 0, 0]);
+}

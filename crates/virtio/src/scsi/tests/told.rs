@@ -1,0 +1,98 @@
+//! Units that come, go and change, and the events about it.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+/// The next event: kind, address, reason.
+fn event(line: &mut Line) -> (u32, [u8; 8], u32) {
+    let next = line.offer(&[], &[piece(BUFFER, 16)]);
+    assert!(matches!(next, Ok(Next::Done(Ended { written: 16, .. }))));
+    let bytes: [u8; 16] = line.guest.read(BUFFER);
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    (word(0), bytes[4..12].try_into().unwrap(), word(12))
+}
+
+fn wanted(line: &Line) -> u32 {
+    line.model.wanted().unwrap().load(Ordering::Acquire)
+}
+
+const MISSED: u32 = 1 << 31;
+const TRANSPORT_RESET: u32 = 1;
+const PARAM_CHANGE: u32 = 3;
+const RESCAN: u32 = 1;
+const REMOVED: u32 = 2;
+const NEW: LunAddress = LunAddress { target: 0, lun: 7 };
+
+#[test]
+fn what_comes_goes_and_changes_is_told_in_order_and_only_when_there_is_a_buffer() {
+    let scsi = device();
+    let mut line = Line::new(&scsi, 1);
+    assert_eq!(wanted(&line), 0);
+    scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
+    assert_eq!(scsi.resize(NEW, 1 << 20), Some(true));
+    assert_eq!(scsi.resize(NEW, 1 << 20), Some(false));
+    assert_eq!(scsi.remove(NEW).unwrap().address, NEW);
+    assert!(scsi.remove(NEW).is_none() && scsi.resize(NEW, 1 << 20).is_none());
+    assert_eq!(wanted(&line), 3);
+    assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), RESCAN));
+    assert_eq!(event(&mut line), (PARAM_CHANGE, NEW.to_bytes(), 0x092a));
+    assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), REMOVED));
+    assert_eq!(wanted(&line), 0);
+}
+
+#[test]
+fn a_driver_that_lags_behind_hears_that_it_has_missed_something() {
+    let scsi = device();
+    let mut line = Line::new(&scsi, 1);
+    for bytes in 1..=100 {
+        scsi.resize(if bytes % 2 == 0 { FIRST } else { FAR }, bytes << 20);
+    }
+    assert_eq!(wanted(&line), 64);
+    assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
+    assert_eq!(event(&mut line).0, PARAM_CHANGE);
+    // A buffer that is too small is one event less.
+    let next = line.offer(&[], &[piece(BUFFER, 15)]);
+    assert!(matches!(next, Ok(Next::Done(Ended { written: 0, .. }))));
+    assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
+    scsi.reset();
+    assert_eq!(wanted(&line), 0);
+}
+
+#[test]
+fn a_driver_that_knows_no_events_gets_none() {
+    let scsi = device();
+    scsi.set_features(FEATURES & !HOTPLUG & !CHANGE).unwrap();
+    scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
+    scsi.resize(NEW, 1 << 20);
+    assert_eq!(wanted(&Line::new(&scsi, 1)), 0);
+    assert_eq!(scsi.set_features(1 << 3), Err(DriverError::NotOffered(1 << 3)));
+}
+
+#[test]
+fn a_unit_that_goes_away_ends_its_commands_as_usual_and_its_disk_s_key_is_not_another_s_meanwhile() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let (disk, request) = line.submitted(FAR, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    scsi.remove(FAR).unwrap();
+    assert_eq!(line.done(FAR, &[0], &[], &[]).response, BAD_TARGET);
+    let next = scsi.prepare(FAR, unit()).unwrap();
+    assert_ne!(next.disk, disk);
+    assert_eq!(line.ended(request, Ok(())).status, GOOD);
+    drop(next);
+    assert_eq!(scsi.prepare(FAR, unit()).unwrap().disk, disk, "now nobody knows of it");
+}
+
+#[test]
+fn units_that_come_are_found_and_their_neighbours_say_that_they_have_come() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let lun = scsi.prepare(NEW, unit()).unwrap();
+    assert_eq!(scsi.prepare(FIRST, unit()).unwrap_err(), LunError::Taken(FIRST));
+    assert_eq!(scsi.prepare(LunAddress { target: 0, lun: 16384 }, unit()).unwrap_err(), LunError::Number(16384));
+    assert_eq!(line.done(NEW, &[0], &[], &[]).sense, Some((5, 0x25, 0)));
+    scsi.add(lun).unwrap();
+    assert_eq!(line.done(NEW, &[0], &[], &[]).sense, Some((6, 0x29, 0)), "it is powered on");
+    assert_eq!(line.done(FIRST, &[0], &[], &[]).sense, Some((6, 0x3f, 0x0e)));
+    assert_eq!(line.done(FAR, &[0], &[], &[]).sense, None, "another target's units are not its business");
+}
