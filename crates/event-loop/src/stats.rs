@@ -15,6 +15,10 @@ pub struct LoopStats {
     pub spin_found: Nanos,
     /// Time spun in waits that blocked after all.
     pub spin_wasted: Nanos,
+    /// Events of sources that the monitor reported: kicks, where sources are guests' queues.
+    pub kicks: u64,
+    /// Times a look found a source with work that nobody had to report.
+    pub kicks_spared: u64,
     /// Times the loop slept.
     pub blocks: u64,
     /// Time asleep.

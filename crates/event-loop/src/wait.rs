@@ -22,6 +22,7 @@ impl<S: Source> EventLoop<S> {
             if !entry.ready && entry.source.poll() {
                 entry.ready = true;
                 self.ready.push(index);
+                self.polling.stats.kicks_spared += 1;
             }
         }
         self.completed = self.backend.has_completions();
@@ -136,6 +137,7 @@ impl<S: Source> EventLoop<S> {
             let (index, generation) = (report as u32, (report >> 32) as u32);
             let known = self.sources.get(index as usize).and_then(Option::as_ref);
             if known.is_some_and(|entry| entry.generation == generation) {
+                self.polling.stats.kicks += 1;
                 self.mark_ready(index);
             }
         }

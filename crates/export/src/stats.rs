@@ -36,6 +36,8 @@ pub struct QueueStats {
     latency: Option<Box<Histogram<u32>>>,
     /// Notifications sent to the guest.
     pub calls: u64,
+    /// Batches of used requests that the guest did not want to be notified of.
+    pub calls_spared: u64,
     /// Times the guest broke the queue.
     pub broken: u64,
 }
@@ -95,6 +97,7 @@ impl QueueStats {
             (Some(_), None) => {}
         }
         self.calls += other.calls;
+        self.calls_spared += other.calls_spared;
         self.broken += other.broken;
     }
 }

@@ -65,6 +65,8 @@ pub struct Worker {
     waiting: VecDeque<Token>,
     in_flight: u32,
     phase: Phase,
+    /// Something was used that the driver has not been shown.
+    news: bool,
     stats: QueueStats,
 }
 
@@ -123,6 +125,7 @@ impl Worker {
             waiting: VecDeque::new(),
             in_flight: 0,
             phase: Phase::Running,
+            news: false,
             stats: QueueStats::default(),
         }
     }
@@ -164,6 +167,7 @@ impl Worker {
         self.stats.count(ended, latency);
         if self.phase != Phase::Broken {
             self.queue.add_used(ended.head, ended.written);
+            self.news = true;
         }
     }
 
@@ -322,7 +326,9 @@ impl Source for Worker {
     }
 
     fn notify(&mut self) {
+        let has_news = std::mem::take(&mut self.news);
         let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        self.stats.calls_spared += u64::from(has_news && !wants_call);
         if let Some(progress) = &self.progress {
             progress.show();
         }

@@ -50,7 +50,7 @@ pub fn waits(daemon: &Daemon) -> String {
         let _ = writeln!(
             text,
             "iothread {name}: {} waits, {:.1}% ended spinning; spun {:.1} ms in vain and {:.1} ms not; slept {} times; \
-             window {:.1} us on average, {:.1}% zero, {:.1}% near the maximum",
+             window {:.1} us on average, {:.1}% zero, {:.1}% near the maximum; {} kicks, {} spared",
             stats.waits,
             percent(stats.hits),
             stats.spin_wasted.0 as f64 / 1e6,
@@ -59,7 +59,11 @@ pub fn waits(daemon: &Daemon) -> String {
             stats.window_sum.0 as f64 / waits / 1e3,
             percent(stats.window_zero),
             percent(stats.window_near_max),
+            stats.kicks,
+            stats.kicks_spared,
         );
     }
+    let queues = daemon.queue_stats();
+    let _ = writeln!(text, "queues: {} notifications sent, {} spared", queues.calls, queues.calls_spared);
     text
 }
