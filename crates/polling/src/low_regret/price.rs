@@ -8,8 +8,9 @@ const UNIT: u64 = 256;
 /// What a spun nanosecond costs at most.
 const DEAREST: u64 = 16 * UNIT;
 /// How many times over the delay that contention shows is counted: whoever is kept off our core may be who serves our
-/// wait.
-const HARM: u64 = 4;
+/// wait. Of 1, 2 and 4 tried with a loop device on two cores, 1 spun where its kernel thread needed the core, and 4
+/// slept where a spin would have paid.
+const HARM: u64 = 2;
 
 /// The terms on which spinning and blocking compete.
 #[derive(Clone, Debug)]
@@ -115,8 +116,8 @@ mod tests {
         let mut price = price();
         let shared = Contention { ran: Nanos(40_000_000), delayed: Nanos(40_000_000), preempted: 10 };
         (0..20).for_each(|_| _ = price.contend(shared));
-        assert!((4 * UNIT..=5 * UNIT).contains(&price.spin), "{}", price.spin);
-        assert!((6_000..7_500).contains(&price.break_even()));
+        assert!((5 * UNIT / 2..=3 * UNIT).contains(&price.spin), "{}", price.spin);
+        assert!((10_000..12_000).contains(&price.break_even()));
         (0..20).for_each(|_| _ = price.contend(Contention::default()));
         assert!(price.spin < UNIT + UNIT / 8, "{}", price.spin);
     }
