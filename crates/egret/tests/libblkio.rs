@@ -317,17 +317,18 @@ fn a_daemon_told_to_end_leaves_nothing_behind() {
     assert!(on_host == pattern(7, 0, on_host.len()), "what was acknowledged is in the image");
 }
 
+/// A disk that takes a fifth of a second for everything, so that there is time to do something meanwhile.
+fn a_slow_disk(socket: &Path) -> Server {
+    let options = Options::new().null("d0", "latency-ns=200000000").iothread("io0", "");
+    let options = options.export("e0", "d0", socket, "writable=on,iothread=io0");
+    Server::start(&Program::under_test(), &options)
+}
+
 #[test]
 fn a_daemon_told_to_end_answers_what_is_in_flight_first() {
     let scratch = Scratch::new();
     let socket = scratch.path("socket");
-    let options = Options::new().null("d0", "latency-ns=200000000").iothread("io0", "").export(
-        "e0",
-        "d0",
-        &socket,
-        "writable=on,iothread=io0",
-    );
-    let server = Server::start(&Program::under_test(), &options);
+    let server = a_slow_disk(&socket);
     let mut guest = Guest::boot(&socket);
     // The answer to the first read proves that the queue runs, so the second is seen at its kick.
     guest.read_honestly();
@@ -342,13 +343,7 @@ fn a_daemon_told_to_end_answers_what_is_in_flight_first() {
 fn memory_added_under_a_request_in_flight_disturbs_nothing() {
     let scratch = Scratch::new();
     let socket = scratch.path("socket");
-    let options = Options::new().null("d0", "latency-ns=200000000").iothread("io0", "").export(
-        "e0",
-        "d0",
-        &socket,
-        "writable=on,iothread=io0",
-    );
-    let _server = Server::start(&Program::under_test(), &options);
+    let _server = a_slow_disk(&socket);
     let mut guest = Guest::boot(&socket);
     guest.describe_read(4096);
     guest.offer(0);

@@ -187,17 +187,12 @@ impl<'a> Connection<'a> {
 
     /// Answers `to`.
     pub(crate) fn reply(&self, to: &Message, body: &[u8]) -> Result<(), ProtocolError> {
-        self.send(to.number, VERSION | FLAG_REPLY, body)
+        Ok(send_message(&self.stream, to.number, VERSION | FLAG_REPLY, body)?)
     }
 
     /// Answers `to` with a number, as most requests want it, and acknowledgements too.
     pub(crate) fn reply_u64(&self, to: &Message, value: u64) -> Result<(), ProtocolError> {
         self.reply(to, &value.to_ne_bytes())
-    }
-
-    fn send(&self, number: u32, flags: u32, body: &[u8]) -> Result<(), ProtocolError> {
-        send_message(&self.stream, number, flags, body)?;
-        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use super::lun::{self, Lun};
 use super::object::object;
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
-pub const LONGEST_SOCKET_PATH: usize = 107;
+pub const LONGEST_SOCKET_PATH: usize = egret_export::MAX_SOCKET_PATH;
 
 /// A SET_VRING_KICK or _CALL message has eight bits for the queue's number (vhost-user protocol, "vring descriptor
 /// index"), so no client can start a 257th queue.
