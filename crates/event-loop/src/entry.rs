@@ -1,12 +1,12 @@
 //! One source's place in its loop, and the names by which monitor and policy know it.
 
 use std::os::fd::RawFd;
-use std::sync::mpsc;
 
 use egret_polling::{Nanos, Slot};
 
 use crate::Source;
 use crate::monitor::Key;
+use crate::source::Command;
 
 /// Stands for the mailbox where an index stands for a source.
 pub(crate) const MAILBOX: u32 = u32::MAX;
@@ -16,7 +16,7 @@ pub(crate) const BACKEND: u32 = u32::MAX - 1;
 pub(crate) const GENERATIONS: u32 = 1 << 24;
 
 /// A source and what its loop knows of it.
-pub(crate) struct Entry<S> {
+pub(crate) struct Entry<S: Source> {
     pub source: S,
     pub fd: Option<RawFd>,
     pub generation: u32,
@@ -30,8 +30,8 @@ pub(crate) struct Entry<S> {
     pub touched: bool,
     pub last_event: Nanos,
     pub timer: Option<Nanos>,
-    /// Where it goes when it is drained.
-    pub leaving: Option<mpsc::Sender<S>>,
+    /// What is done when it is drained.
+    pub drained: Option<Command<S>>,
 }
 
 impl<S: Source> Entry<S> {

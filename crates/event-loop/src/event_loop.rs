@@ -17,7 +17,6 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::mpsc;
 
 use egret_polling::trace::Trace;
 use egret_polling::{BlockCost, Nanos, Policy};
@@ -215,20 +214,40 @@ impl<S: Source> EventLoop<S> {
             touched: false,
             last_event: self.now,
             timer: None,
-            leaving: None,
+            drained: None,
         });
         // What the outside did before this moment may have gone untold: look at the source once, by itself.
         self.mark_ready(index);
         Ok(id)
     }
 
-    /// Lets go of a source when it is drained; what is in flight ends first. The source is sent to `to`; nothing is
-    /// if there is no such source.
-    pub fn detach(&mut self, id: SourceId, to: mpsc::Sender<S>) {
+    /// Has a source take nothing more in, and runs `then` when nothing of it is in flight. Replaces what was to run
+    /// before; runs nothing if there is no such source.
+    pub fn quiesce(&mut self, id: SourceId, then: impl FnOnce(&mut Self) + Send + 'static) {
         let Some(entry) = self.entry(id) else { return };
         entry.source.stop();
-        entry.leaving = Some(to);
+        entry.drained = Some(Box::new(then));
         self.touch(id.index);
+    }
+
+    /// Takes back a [`quiesce`](Self::quiesce), whether it has come to its end or not: the source goes on. False if it
+    /// is not here any more.
+    pub fn resume(&mut self, id: SourceId) -> bool {
+        let Some(entry) = self.entry(id) else { return false };
+        entry.drained = None;
+        entry.source.resume();
+        self.mark_ready(id.index);
+        true
+    }
+
+    /// Lets go of a source when it is drained, and gives it to `to`; what is in flight ends first. Nothing happens if
+    /// there is no such source.
+    pub fn detach(&mut self, id: SourceId, to: impl FnOnce(S) + Send + 'static) {
+        self.quiesce(id, move |target| {
+            if let Some(source) = target.take(id) {
+                to(source);
+            }
+        });
     }
 
     /// Has a source dispatched, for a reason that shows neither on its descriptor nor to its poll.
@@ -350,34 +369,41 @@ impl<S: Source> EventLoop<S> {
             let Some(entry) = &mut self.sources[self.touched[at] as usize] else { continue };
             entry.touched = false;
             entry.source.notify();
-            drained |= entry.leaving.is_some() && entry.source.is_drained();
+            drained |= entry.drained.is_some() && entry.source.is_drained();
         }
         if drained {
-            self.release();
+            self.end_drains();
+        } else {
+            self.touched.clear();
         }
-        self.touched.clear();
     }
 
-    /// Hands over the sources that were to leave and are drained.
+    /// Does what was to be done when sources are drained.
     #[cold]
-    fn release(&mut self) {
-        for at in 0..self.touched.len() {
-            let index = self.touched[at];
-            let gone = |entry: &mut Entry<S>| entry.leaving.is_some() && entry.source.is_drained();
-            let Some(entry) = self.sources[index as usize].take_if(gone) else { continue };
-            if let Some(fd) = entry.fd {
-                self.monitor.remove(fd, key(index, entry.generation));
-            }
-            self.active.retain(|&other| other != index);
-            self.ready.retain(|&other| other != index);
-            self.polling.forget(slot(index));
-            self.vacant.push(index);
-            let mut source = entry.source;
-            source.detached(&mut self.backend);
-            if let Some(to) = entry.leaving {
-                let _ = to.send(source);
-            }
+    fn end_drains(&mut self) {
+        let Self { touched, sources, .. } = self;
+        let drained = touched.drain(..).filter_map(|index| {
+            let entry = sources[index as usize].as_mut()?;
+            if entry.source.is_drained() { entry.drained.take() } else { None }
+        });
+        let commands: Vec<Command<S>> = drained.collect();
+        commands.into_iter().for_each(|command| command(self));
+    }
+
+    /// Takes out a source that is drained.
+    fn take(&mut self, SourceId { index, generation }: SourceId) -> Option<S> {
+        let is_it = |entry: &mut Entry<S>| entry.generation == generation;
+        let entry = self.sources.get_mut(index as usize)?.take_if(is_it)?;
+        if let Some(fd) = entry.fd {
+            self.monitor.remove(fd, key(index, generation));
         }
+        self.active.retain(|&other| other != index);
+        self.ready.retain(|&other| other != index);
+        self.polling.forget(slot(index));
+        self.vacant.push(index);
+        let mut source = entry.source;
+        source.detached(&mut self.backend);
+        Some(source)
     }
 
     /// Leaves sources without events to the monitor, so that a turn costs what the active ones cost.

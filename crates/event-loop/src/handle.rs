@@ -23,6 +23,13 @@ pub struct LoopHandle<S: Source> {
     mailbox: Arc<Mailbox<Command<S>>>,
 }
 
+/// Two handles are equal when they speak to the same loop.
+impl<S: Source> PartialEq for LoopHandle<S> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mailbox, &other.mailbox)
+    }
+}
+
 impl<S: Source> Clone for LoopHandle<S> {
     fn clone(&self) -> Self {
         Self { mailbox: Arc::clone(&self.mailbox) }
@@ -93,7 +100,11 @@ impl<S: Source> LoopHandle<S> {
     /// Takes a source back, as soon as it is drained.
     pub fn detach(&self, id: SourceId) -> Leaving<S> {
         let (to, source) = mpsc::channel();
-        self.send(move |target| target.detach(id, to));
+        self.send(move |target| {
+            target.detach(id, move |source| {
+                let _ = to.send(source);
+            });
+        });
         Leaving(source)
     }
 }

@@ -68,6 +68,9 @@ pub trait Source: Send + Sized + 'static {
     /// Takes no more work in; what is in flight ends as usual.
     fn stop(&mut self);
 
+    /// Takes work in again, after a [`stop`](Self::stop) with no detaching behind it.
+    fn resume(&mut self);
+
     /// Whether nothing of it is in flight.
     fn is_drained(&self) -> bool;
 

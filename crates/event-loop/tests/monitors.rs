@@ -80,6 +80,7 @@ struct Bell {
     act: Option<Act>,
     /// How many of its completions leave it with more to do.
     unfinished: u64,
+    stopped: bool,
 }
 
 struct Outside {
@@ -103,7 +104,8 @@ fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
     let (heard, hear) = channel();
-    let bell = Bell { outside: Arc::clone(&outside), seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0 };
+    let mine = Arc::clone(&outside);
+    let bell = Bell { outside: mine, seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0, stopped: false };
     (bell, outside, hear)
 }
 
@@ -114,15 +116,16 @@ impl Source for Bell {
     }
     fn attached(&mut self, id: SourceId, _backend: &mut Echo) -> io::Result<()> {
         self.index = id.index();
+        self.stopped = false;
         Ok(())
     }
     fn detached(&mut self, _backend: &mut Echo) {}
     fn poll(&mut self) -> bool {
         self.outside.looks.fetch_add(1, Ordering::Relaxed);
-        self.outside.work.load(Ordering::SeqCst) != self.seen
+        !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
     }
     fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
-        let work = self.outside.work.load(Ordering::SeqCst) - self.seen;
+        let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };
         self.seen += work;
         for _ in 0..work {
             backend.pushed.push(u64::from(self.index) << 32);
@@ -149,7 +152,12 @@ impl Source for Bell {
         self.outside.armed.store(1, Ordering::SeqCst);
         !self.poll()
     }
-    fn stop(&mut self) {}
+    fn stop(&mut self) {
+        self.stopped = true;
+    }
+    fn resume(&mut self) {
+        self.stopped = false;
+    }
     fn is_drained(&self) -> bool {
         self.in_flight == 0
     }
@@ -315,6 +323,32 @@ fn a_source_comes_back_by_value_and_is_heard_no_more() {
 }
 
 #[test]
+fn a_source_that_was_quiesced_is_drained_where_it_is_and_goes_on_with_what_came_meanwhile() {
+    on_every_loop(|handle| {
+        let (bell, outside, hear) = bell();
+        let id = handle.attach(bell).unwrap();
+        outside.ring();
+        let (tell, quiet) = channel();
+        handle.send(move |target| {
+            target.quiesce(id, move |target| {
+                let bell = target.source(id).expect("it is still here");
+                tell.send((bell.seen, bell.in_flight)).unwrap();
+            });
+        });
+        let (seen, in_flight) = quiet.recv_timeout(PATIENCE).expect("it is drained");
+        assert_eq!(in_flight, 0);
+        outside.ring();
+        assert_eq!(handle.call(move |target| target.source(id).map(|bell| bell.seen)).unwrap(), Some(seen));
+        assert!(handle.call(move |target| target.resume(id)).unwrap());
+        hear_work(&hear, 2);
+        outside.ring();
+        hear_work(&hear, 1);
+        handle.detach(id).wait().unwrap();
+        assert!(!handle.call(move |target| target.resume(id)).unwrap(), "it is gone");
+    });
+}
+
+#[test]
 fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
     on_every_loop(|handle| {
         for _ in 0..50 {
@@ -346,7 +380,7 @@ fn sources_are_added_and_removed_from_inside_a_dispatch() {
                 let (child, child_outside, child_hear) = bell();
                 let id = target.attach(child).map_err(|(_, e)| e).unwrap();
                 child_outside.ring();
-                target.detach(id, to);
+                target.detach(id, move |child| drop(to.send(child)));
                 // Nobody may be listening any more: the parent may be dispatched again.
                 let _ = added.send((child_outside, child_hear));
             });
@@ -368,7 +402,7 @@ fn a_source_may_remove_itself_from_inside_its_dispatch() {
         bell.act = Some(Box::new(move |turn| {
             if let Ok(id) = named.try_recv() {
                 let to = to.clone();
-                turn.later(move |target| target.detach(id, to));
+                turn.later(move |target| target.detach(id, move |bell| drop(to.send(bell))));
             }
         }));
         let id = handle.attach(bell).unwrap();

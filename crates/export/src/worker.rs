@@ -258,9 +258,7 @@ impl Source for Worker {
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.token_base = u64::from(id.index()) << HEAD_BITS;
-        if self.phase == Phase::Stopping {
-            self.phase = Phase::Running;
-        }
+        self.resume();
         Ok(())
     }
 
@@ -358,6 +356,12 @@ impl Source for Worker {
     fn stop(&mut self) {
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
+        }
+    }
+
+    fn resume(&mut self) {
+        if self.phase == Phase::Stopping {
+            self.phase = Phase::Running;
         }
     }
 
