@@ -40,6 +40,18 @@ impl<S: Source> Clone for LoopHandle<S> {
 pub struct Leaving<S>(mpsc::Receiver<S>);
 
 impl<S> Leaving<S> {
+    /// One that has left already.
+    pub fn left(source: S) -> Self {
+        let (to, from) = mpsc::channel();
+        let _ = to.send(source);
+        Self(from)
+    }
+
+    /// None at all.
+    pub fn none() -> Self {
+        Self(mpsc::channel().1)
+    }
+
     /// Waits until the source is drained and returns it; `None` if there was no such source.
     pub fn wait(self) -> Option<S> {
         self.0.recv().ok()

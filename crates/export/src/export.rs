@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use egret_disk::Disk;
-use egret_event_loop::{LoopHandle, SourceId};
+use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::ring::Queue;
@@ -52,6 +52,9 @@ pub enum ExportError {
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
+    /// A change had to wait for requests that do not end.
+    #[error("export '{0}': requests in flight have not ended in 5 s; nothing has changed")]
+    Busy(String),
 }
 
 /// A disk on queues, for whoever connects.
@@ -85,8 +88,11 @@ impl Kind {
 pub(crate) struct Shared {
     pub(crate) id: String,
     device: Arc<dyn Device>,
-    loops: Vec<LoopHandle<Worker>>,
+    /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
+    /// other, only while nobody moves it.
     pub(crate) queues: Mutex<Queues>,
+    /// A queue that was to stop has stopped.
+    pub(crate) stopped: Condvar,
     /// What queues counted that no longer run.
     past: Mutex<QueueStats>,
     /// Where the client listens to us.
@@ -95,10 +101,36 @@ pub(crate) struct Shared {
 
 /// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
 pub(crate) struct Queues {
+    /// The loop of each queue, where it runs or would run.
+    pub(crate) loops: Vec<LoopHandle<Worker>>,
     /// The running ones.
     pub(crate) running: Vec<Option<SourceId>>,
+    /// Those that no loop took back after a move that failed.
+    pub(crate) stranded: Vec<(usize, Worker)>,
+    /// How many are on their way to a stop.
+    pub(crate) stopping: usize,
     /// The device's disks, by their keys.
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
+}
+
+/// Where a running queue is.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) queue: usize,
+    pub(crate) on: LoopHandle<Worker>,
+    pub(crate) id: SourceId,
+}
+
+impl Queues {
+    /// Where a queue is, if it runs.
+    pub(crate) fn place(&self, queue: usize) -> Option<Place> {
+        Some(Place { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    }
+
+    /// Where the running queues are, from the queue `first` on.
+    pub(crate) fn places(&self, first: u16) -> Vec<Place> {
+        (first.into()..self.running.len()).filter_map(|queue| self.place(queue)).collect()
+    }
 }
 
 impl Export {
@@ -129,12 +161,19 @@ impl Export {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
         let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
-        let running = vec![None; device.num_queues().into()];
+        let count = device.num_queues().into();
+        let queues = Queues {
+            loops: deal(&*device, &loops),
+            running: vec![None; count],
+            stranded: Vec::new(),
+            stopping: 0,
+            disks,
+        };
         let shared = Arc::new(Shared {
             id: id.clone(),
             device,
-            loops,
-            queues: Mutex::new(Queues { running, disks }),
+            queues: Mutex::new(queues),
+            stopped: Condvar::new(),
             past: Mutex::default(),
             channel: Mutex::default(),
         });
@@ -156,11 +195,10 @@ impl Export {
 
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
-        let running = lock(&self.shared.queues).running.clone();
+        let running = lock(&self.shared.queues).places(0);
         let mut sum = lock(&self.shared.past).clone();
-        for (index, id) in running.into_iter().enumerate() {
-            let Some(id) = id else { continue };
-            let asked = self.shared.loop_of(index).call(move |target| target.source(id).map(|w| w.stats().clone()));
+        for Place { on, id, .. } in running {
+            let asked = on.call(move |target| target.source(id).map(|w| w.stats().clone()));
             if let Ok(Some(stats)) = asked {
                 sum.add(&stats);
             }
@@ -222,36 +260,59 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of this lock panics")
 }
 
+/// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
+pub(crate) fn deal(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
+    let turn = |queue: u16| usize::from(queue.saturating_sub(device.diskless_queues()));
+    (0..device.num_queues()).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
+}
+
 impl Shared {
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.device
     }
 
-    /// The loop of a queue. Those that have disks are dealt out in turn; the others are with the first of them.
-    pub(crate) fn loop_of(&self, queue: usize) -> &LoopHandle<Worker> {
-        let turn = queue.saturating_sub(self.device.diskless_queues().into());
-        &self.loops[turn % self.loops.len()]
-    }
-
     /// Makes a worker of a queue, and gives it to its loop.
-    pub(crate) fn run(&self, index: usize, queue: Queue, signals: Signals) -> io::Result<SourceId> {
+    pub(crate) fn run(&self, index: usize, queue: Queue, signals: Signals) -> io::Result<()> {
         let name = format!("export '{}': queue {index}", self.id);
         let model = Arc::clone(&self.device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let worker = Worker::new(name, queue, model, Disks::new(disks), signals);
-        let id = self.loop_of(index).attach(worker)?;
-        queues.running[index] = Some(id);
-        Ok(id)
+        queues.running[index] = Some(queues.loops[index].attach(worker)?);
+        Ok(())
     }
 
-    /// A queue no longer runs, or soon will not.
-    pub(crate) fn forget(&self, queue: usize) {
-        lock(&self.queues).running[queue] = None;
+    /// Has a queue's worker changed, on its loop.
+    pub(crate) fn change(&self, queue: usize, change: impl FnOnce(&mut Worker) + Send + 'static) {
+        if let Some(Place { on, id, .. }) = lock(&self.queues).place(queue) {
+            on.send(move |target| {
+                if let Some(worker) = target.source(id) {
+                    change(worker);
+                }
+            });
+        }
     }
 
-    pub(crate) fn keep_stats(&self, stats: &QueueStats) {
-        lock(&self.past).add(stats);
+    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be told when it is there.
+    pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
+        let mut queues = lock(&self.queues);
+        queues.stopping += 1;
+        if let Some(at) = queues.stranded.iter().position(|(stranded, _)| *stranded == queue) {
+            return Leaving::left(queues.stranded.swap_remove(at).1);
+        }
+        match queues.running[queue].take() {
+            Some(id) => queues.loops[queue].detach(id),
+            None => Leaving::none(),
+        }
+    }
+
+    /// A worker that was to stop is back.
+    pub(crate) fn has_stopped(&self, counted: Option<&QueueStats>) {
+        lock(&self.queues).stopping -= 1;
+        self.stopped.notify_all();
+        if let Some(stats) = counted {
+            lock(&self.past).add(stats);
+        }
     }
 
     pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {

@@ -14,14 +14,17 @@
 
 #![forbid(unsafe_code)]
 
+mod exchange;
 mod export;
 mod listener;
 mod luns;
+mod moves;
 mod protocol;
 mod session;
 mod stats;
 mod worker;
 
+pub use exchange::{Exchange, exchange};
 pub use export::{Export, ExportConfig, ExportError};
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{DiscardConfig, LunConfig, Naa, ScsiExportConfig};

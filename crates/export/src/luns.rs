@@ -10,7 +10,7 @@ use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
-use crate::export::{Export, ExportError, Kind, lock};
+use crate::export::{Export, ExportError, Kind, Place, lock};
 use crate::listener::Address;
 use crate::worker::Worker;
 
@@ -68,13 +68,13 @@ impl Export {
         let key = lun.disk;
         let mut queues = lock(&self.shared.queues);
         let mut attached = Vec::new();
-        for (queue, id) in self.shared.disk_queues(&queues.running) {
-            let theirs = Arc::clone(&disk);
-            let asked = self.shared.loop_of(queue).call(move |target| attach(target, id, key, theirs));
+        for place in queues.places(self.shared.device().diskless_queues()) {
+            let (theirs, id) = (Arc::clone(&disk), place.id);
+            let asked = place.on.call(move |target| attach(target, id, key, theirs));
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
-                Ok(()) => attached.push((queue, id)),
+                Ok(()) => attached.push(place),
                 Err(e) => {
-                    self.shared.detach_disk(&attached, key);
+                    detach(&attached, key);
                     return Err(ExportError::System(self.shared.id.clone(), e));
                 }
             }
@@ -82,7 +82,7 @@ impl Export {
         match scsi.add(lun) {
             Ok(()) => put(&mut queues.disks, key, Some(disk)),
             Err(e) => {
-                self.shared.detach_disk(&attached, key);
+                detach(&attached, key);
                 return Err(lun_error(e));
             }
         }
@@ -100,7 +100,7 @@ impl Export {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        self.shared.detach_disk(&self.shared.disk_queues(&queues.running), gone.disk);
+        detach(&queues.places(self.shared.device().diskless_queues()), gone.disk);
         drop(queues);
         self.tell_events();
         Ok(())
@@ -140,27 +140,8 @@ impl Export {
 
     /// Has the event queue look at what there is to tell.
     fn tell_events(&self) {
-        let running = lock(&self.shared.queues).running[EVENTS];
-        if let Some(id) = running {
-            self.shared.loop_of(EVENTS).send(move |target| target.wake(id));
-        }
-    }
-}
-
-impl crate::export::Shared {
-    /// The running queues that have the device's disks.
-    fn disk_queues(&self, running: &[Option<SourceId>]) -> Vec<(usize, SourceId)> {
-        let running = running.iter().enumerate().skip(self.device().diskless_queues().into());
-        running.filter_map(|(queue, id)| Some((queue, (*id)?))).collect()
-    }
-
-    /// Takes a disk from queues.
-    fn detach_disk(&self, queues: &[(usize, SourceId)], key: DiskKey) {
-        for &(queue, id) in queues {
-            self.loop_of(queue).send(move |target| {
-                let slot = target.source(id).and_then(|worker| worker.remove_disk(key));
-                slot.into_iter().for_each(|slot: DiskSlot| target.backend().detach(slot));
-            });
+        if let Some(Place { on, id, .. }) = lock(&self.shared.queues).place(EVENTS) {
+            on.send(move |target| target.wake(id));
         }
     }
 }
@@ -176,6 +157,16 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
         None => target.backend().detach(slot),
     }
     Ok(())
+}
+
+/// Takes a disk from queues.
+fn detach(places: &[Place], key: DiskKey) {
+    for &Place { ref on, id, .. } in places {
+        on.send(move |target| {
+            let slot = target.source(id).and_then(|worker| worker.remove_disk(key));
+            slot.into_iter().for_each(|slot: DiskSlot| target.backend().detach(slot));
+        });
+    }
 }
 
 fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {

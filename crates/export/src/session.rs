@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use egret_event_loop::{Leaving, SourceId};
+use egret_event_loop::Leaving;
 use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::QueueConfig;
@@ -47,7 +47,7 @@ struct Vring {
     /// A kick descriptor has arrived, which is what starts a ring.
     started: bool,
     enabled: bool,
-    running: Option<SourceId>,
+    running: bool,
 }
 
 /// The state of one conversation.
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
     /// A queue that is to be described, which a running one cannot be.
     fn still_vring(&mut self, index: u32) -> Result<&mut Vring, ProtocolError> {
         match self.vring(index)? {
-            vring if vring.running.is_none() => Ok(vring),
+            vring if !vring.running => Ok(vring),
             _ => invalid(format!("queue {index} was to be changed while it runs")),
         }
     }
@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
 
     fn set_addresses(&mut self, index: u32, at: RingAt) -> Result<(), ProtocolError> {
         let vring = self.vring(index)?;
-        if vring.running.is_some() {
+        if vring.running {
             // QEMU repeats the addresses of a running ring when it toggles dirty logging; they must be the same.
             return match vring.at {
                 Some(now) if now == at => Ok(()),
@@ -227,13 +227,10 @@ impl<'a> Session<'a> {
     ) -> Result<(), ProtocolError> {
         let fd = fd.map(as_eventfd).transpose()?;
         let vring = self.vring(index)?;
-        match vring.running {
-            None => *which(&mut vring.signals) = fd,
-            Some(id) => self.shared.loop_of(index as usize).send(move |target| {
-                if let Some(worker) = target.source(id) {
-                    *which(worker.signals()) = fd;
-                }
-            }),
+        if vring.running {
+            self.shared.change(index as usize, move |worker| *which(worker.signals()) = fd);
+        } else {
+            *which(&mut vring.signals) = fd;
         }
         Ok(())
     }
@@ -241,7 +238,7 @@ impl<'a> Session<'a> {
     /// Starts or stops a queue if what is known of it now asks for that.
     fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
-        match (vring.started && vring.enabled && vring.at.is_some(), vring.running.is_some()) {
+        match (vring.started && vring.enabled && vring.at.is_some(), vring.running) {
             (true, false) => self.start(index)?,
             (false, true) => self.stop_queue(index),
             _ => {}
@@ -274,7 +271,7 @@ impl<'a> Session<'a> {
         };
         let signals = std::mem::take(&mut self.vrings[index].signals);
         match self.shared.run(index, queue, signals) {
-            Ok(id) => self.vrings[index].running = Some(id),
+            Ok(()) => self.vrings[index].running = true,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         }
         Ok(())
@@ -288,17 +285,16 @@ impl<'a> Session<'a> {
     fn stop_queues(&mut self, which: Range<usize>) {
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
-            if let Some(id) = self.vrings[index].running.take() {
-                self.shared.forget(index);
-                draining.push((index, self.shared.loop_of(index).detach(id)));
+            if std::mem::take(&mut self.vrings[index].running) {
+                draining.push((index, self.shared.stop(index)));
             }
         }
         for (index, leaving) in draining {
-            let Some(worker) = leaving.wait() else { continue };
-            let (config, signals, stats) = worker.into_parts();
+            let worker = leaving.wait().map(Worker::into_parts);
+            self.shared.has_stopped(worker.as_ref().map(|(_, _, stats)| stats));
+            let Some((config, signals, _)) = worker else { continue };
             self.vrings[index].base = config.base;
             self.vrings[index].signals = signals;
-            self.shared.keep_stats(&stats);
         }
     }
 

@@ -141,6 +141,13 @@ impl Worker {
         self.disks.slots[at] = Some(slot);
     }
 
+    /// As [`add_disk`](Self::add_disk), in the place of another; returns where that was, for the engines to let go of it.
+    pub(crate) fn replace_disk(&mut self, key: DiskKey, disk: Arc<Disk>, slot: DiskSlot) -> Option<DiskSlot> {
+        let old = self.remove_disk(key);
+        self.add_disk(key, disk, slot);
+        old
+    }
+
     /// Forgets a disk; what still asks for it is told that there is no such device. Returns where it was, for the
     /// engines to let go of it.
     pub(crate) fn remove_disk(&mut self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
@@ -258,7 +265,7 @@ impl Source for Worker {
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.token_base = u64::from(id.index()) << HEAD_BITS;
-        self.resume();
+        Source::resume(self);
         Ok(())
     }
 

@@ -1,0 +1,184 @@
+//! Disks that are exchanged under running queues.
+//!
+//! ```text
+//!   who asks             loops, one for each queue
+//!   prepare ───────────▶ their engines take the new disks in
+//!   stop ──────────────▶ stop, drain ─┐
+//!                                     └─ the last one to be drained tells all: the new disks, go on
+//!   ◀──────────────────────────────────  how long nobody served them
+//! ```
+//!
+//! All queues of all exports stop, because requests that run side by side on the old disk and on the new would not know
+//! of each other: a block that is read, changed and written back keeps other writers out by its disk.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use egret_disk::{Disk, DiskSlot};
+use egret_event_loop::{EventLoop, Nanos, clock};
+use egret_virtio::DiskKey;
+
+use crate::export::{Export, ExportError, Place, Queues, lock};
+use crate::moves::{PATIENCE, take_in};
+use crate::worker::Worker;
+
+/// A disk, and the one that takes its place.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// What is in use.
+    pub old: Arc<Disk>,
+    /// What is to be: the same image.
+    pub new: Arc<Disk>,
+}
+
+/// Gives the queues of `exports`, which must be all that use the old disks, the new ones, at a moment when none of them
+/// has a request in flight. Returns the longest time that a queue was not served.
+///
+/// # Errors
+///
+/// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
+pub fn exchange(exports: &[&Export], exchanges: &[Exchange]) -> Result<Nanos, ExportError> {
+    let mut locked = exports.iter().map(|export| settled(export)).collect::<Result<Vec<_>, _>>()?;
+    let mut seats = Vec::new();
+    for (export, queues) in exports.iter().zip(&locked) {
+        let system = |e| ExportError::System(export.id().to_owned(), e);
+        let changes = changes(queues, exchanges);
+        for place in queues.places(export.shared.device().diskless_queues()) {
+            if !changes.is_empty() {
+                seats.push(Seat::prepare(place, &changes).map_err(system)?);
+            }
+        }
+    }
+    let busy = || ExportError::Busy(exports.first().map_or_else(String::new, |export| export.id().to_owned()));
+    let pause = Gathering::run(seats).ok_or_else(busy)?;
+    for queues in &mut locked {
+        for (DiskKey(key), disk) in changes(queues, exchanges) {
+            queues.disks[key as usize] = Some(disk);
+        }
+    }
+    Ok(pause)
+}
+
+/// An export's queues, none of which is on its way to a stop with requests for a disk that is exchanged.
+fn settled<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
+    let queues = lock(&export.shared.queues);
+    let waited = export.shared.stopped.wait_timeout_while(queues, PATIENCE, |queues| queues.stopping > 0);
+    let (queues, waited) = waited.expect("no holder of this lock panics");
+    if waited.timed_out() { Err(ExportError::Busy(export.id().to_owned())) } else { Ok(queues) }
+}
+
+/// What changes for an export: disks, by their keys.
+fn changes(queues: &Queues, exchanges: &[Exchange]) -> Vec<(DiskKey, Arc<Disk>)> {
+    let new = |disk: &Option<Arc<Disk>>| {
+        let disk = disk.as_ref()?;
+        exchanges.iter().find(|exchange| Arc::ptr_eq(&exchange.old, disk)).map(|exchange| Arc::clone(&exchange.new))
+    };
+    (0..).map(DiskKey).zip(&queues.disks).filter_map(|(key, disk)| Some((key, new(disk)?))).collect()
+}
+
+/// A queue, and the disks that it is to have, which its loop's engines keep for it until this is dropped.
+struct Seat {
+    place: Place,
+    disks: Vec<(DiskKey, Arc<Disk>, DiskSlot)>,
+}
+
+impl Seat {
+    fn prepare(place: Place, changes: &[(DiskKey, Arc<Disk>)]) -> io::Result<Self> {
+        let mut new = Self { place, disks: Vec::new() };
+        for (key, disk) in changes {
+            let slot = take_in(&new.place.on, Arc::clone(disk))?;
+            new.disks.push((*key, Arc::clone(disk), slot));
+        }
+        Ok(new)
+    }
+
+    /// Gives the worker its disks, and has it go on. Runs on its loop.
+    fn take(mut self, target: &mut EventLoop<Worker>) {
+        let id = self.place.id;
+        for (key, disk, slot) in std::mem::take(&mut self.disks) {
+            let worker = target.source(id);
+            let old = worker.and_then(|worker| worker.replace_disk(key, disk, slot));
+            old.into_iter().for_each(|slot| target.backend().detach(slot));
+        }
+        target.resume(id);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let slots = std::mem::take(&mut self.disks).into_iter().map(|(_, _, slot)| slot).collect::<Vec<_>>();
+        if !slots.is_empty() {
+            self.place.on.send(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
+        }
+    }
+}
+
+/// Queues that stop, and go on together when the last of them has.
+struct Gathering {
+    awaited: AtomicUsize,
+    /// When the first of them stopped.
+    begun: AtomicU64,
+    /// Taken by who ends it: the last one to stop, or whoever gives up waiting for that.
+    seats: Mutex<Option<Vec<Seat>>>,
+    tell: Mutex<Sender<Nanos>>,
+}
+
+impl Gathering {
+    /// The longest time that any of them was not served; `None` if one had requests that did not end.
+    fn run(seats: Vec<Seat>) -> Option<Nanos> {
+        let (tell, told) = channel();
+        let places: Vec<Place> = seats.iter().map(|seat| seat.place.clone()).collect();
+        let gathering = Arc::new(Self {
+            awaited: AtomicUsize::new(places.len()),
+            begun: AtomicU64::new(u64::MAX),
+            seats: Mutex::new(Some(seats)),
+            tell: Mutex::new(tell),
+        });
+        for &Place { ref on, id, .. } in &places {
+            let gathering = Arc::clone(&gathering);
+            on.send(move |target| {
+                gathering.begun.fetch_min(clock::now().0, Ordering::Relaxed);
+                target.quiesce(id, move |_| gathering.arrive());
+            });
+        }
+        let mut pause = Nanos::ZERO;
+        for _ in &places {
+            pause = pause.max(match told.recv_timeout(PATIENCE) {
+                Ok(pause) => pause,
+                Err(RecvTimeoutError::Timeout) if gathering.disperse(&places) => return None,
+                // All have stopped, and go on at this moment.
+                Err(_) => told.recv().ok()?,
+            });
+        }
+        Some(pause)
+    }
+
+    /// One more has stopped. Runs on its loop.
+    fn arrive(self: &Arc<Self>) {
+        if self.awaited.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let tell = lock(&self.tell).clone();
+        for seat in lock(&self.seats).take().into_iter().flatten() {
+            let (gathering, tell) = (Arc::clone(self), tell.clone());
+            seat.place.on.clone().send(move |target| {
+                seat.take(target);
+                let _ = tell.send(clock::now() - Nanos(gathering.begun.load(Ordering::Relaxed)));
+            });
+        }
+    }
+
+    /// Has all go on as they were; false if they are told already to go on with what is new.
+    fn disperse(&self, places: &[Place]) -> bool {
+        let Some(seats) = lock(&self.seats).take() else { return false };
+        for &Place { ref on, id, .. } in places {
+            on.send(move |target| {
+                target.resume(id);
+            });
+        }
+        drop(seats);
+        true
+    }
+}

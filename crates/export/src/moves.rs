@@ -1,0 +1,188 @@
+//! Queues that change their I/O threads while they run.
+//!
+//! ```text
+//!   who asks             old loop                        new loop
+//!   prepare ───────────────────────────────────────────▶ its engines take the disks in
+//!   move ──────────────▶ stop, drain, take out ─worker─▶ attach, look for what came meanwhile
+//!   ◀──────────────────────────────────────────────────  where it is, and how long nobody served it
+//! ```
+//!
+//! The loops hand the worker over by themselves: were it to pass through a third thread, the queue would wait for that
+//! one to be scheduled too. A kick that falls in between is not lost, because a loop looks at a source that is new to
+//! it before it waits for the first time.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use egret_disk::{Disk, DiskSlot};
+use egret_event_loop::{LoopHandle, Nanos, clock};
+
+use crate::export::{Export, ExportError, Place, Queues, deal, lock};
+use crate::worker::Worker;
+
+/// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Queues, each with the loop that it is to run on.
+type Targets = Vec<(usize, LoopHandle<Worker>)>;
+
+/// A queue that was to move: where it is now, how long it was not served, and what was in the way.
+struct Moved {
+    queue: usize,
+    at: Result<Place, Worker>,
+    pause: Nanos,
+    problem: Option<Problem>,
+}
+
+enum Problem {
+    Busy,
+    System(io::Error),
+}
+
+impl Export {
+    /// Has queues run elsewhere, from here on: those that have disks on the loop `i % loops.len()`, counted from 0, and
+    /// the others on the first. Returns the longest time that a running queue was not served.
+    ///
+    /// # Errors
+    ///
+    /// A loop cannot run one of the disks, or requests in flight do not end. Every queue is where it was.
+    ///
+    /// # Panics
+    ///
+    /// If there is no loop.
+    pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Nanos, ExportError> {
+        let mut queues = lock(&self.shared.queues);
+        let targets = deal(self.shared.device(), loops).into_iter().enumerate();
+        let targets = targets.filter(|(queue, to)| queues.loops[*queue] != *to).collect::<Targets>();
+        let system = |e| ExportError::System(self.shared.id.clone(), e);
+        let diskless = self.shared.device().diskless_queues().into();
+        let with_disks = targets.iter().filter(|(queue, _)| *queue >= diskless && queues.running[*queue].is_some());
+        let mut prepared: Vec<Prepared> = Vec::new();
+        for (_, to) in with_disks {
+            if prepared.iter().all(|other| other.on != *to) {
+                prepared.push(Prepared::new(to, &queues.disks).map_err(system)?);
+            }
+        }
+        let home: Targets = targets.iter().map(|(queue, _)| (*queue, queues.loops[*queue].clone())).collect();
+        let shifted = shift(&mut queues, targets);
+        drop(prepared);
+        shifted.map_err(|problem| {
+            // Those that have arrived go back; the others are there.
+            let _ = shift(&mut queues, home);
+            match problem {
+                Problem::Busy => ExportError::Busy(self.shared.id.clone()),
+                Problem::System(e) => system(e),
+            }
+        })
+    }
+}
+
+/// Moves queues side by side. When it fails, some may be where they were, and others where they were to be.
+fn shift(queues: &mut Queues, targets: Targets) -> Result<Nanos, Problem> {
+    let (tell, told) = channel();
+    let mut moving = Vec::new();
+    for (queue, to) in targets {
+        match queues.place(queue) {
+            None => queues.loops[queue] = to,
+            Some(place) if place.on == to => {}
+            Some(place) => {
+                hand_over(place.clone(), to, tell.clone());
+                moving.push(place);
+            }
+        }
+    }
+    drop(tell);
+    let mut pause = Nanos::ZERO;
+    let mut problem = None;
+    while let Some(moved) = next(&mut moving, &told) {
+        let queue = moved.queue;
+        match moved.at {
+            Ok(Place { on, id, .. }) => (queues.loops[queue], queues.running[queue]) = (on, Some(id)),
+            Err(worker) => {
+                tracing::error!("queue {queue} is served by nobody, until its client stops and starts it");
+                queues.running[queue] = None;
+                queues.stranded.push((queue, worker));
+            }
+        }
+        pause = pause.max(moved.pause);
+        problem = problem.or(moved.problem);
+    }
+    problem.map_or(Ok(pause), Err)
+}
+
+/// Has the loop of a queue give its worker to another loop, when it is drained, and that one tell.
+fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sender<Moved>) {
+    let home = on.clone();
+    on.send(move |target| {
+        let begun = clock::now();
+        target.detach(id, move |worker| {
+            to.clone().send(move |target| match target.attach(worker) {
+                Ok(id) => {
+                    let pause = clock::now() - begun;
+                    let _ = tell.send(Moved { queue, at: Ok(Place { queue, on: to, id }), pause, problem: None });
+                }
+                Err((worker, e)) => take_back(queue, worker, e, home, tell),
+            });
+        });
+    });
+}
+
+/// Has a loop take back a worker that could not stay where it was sent.
+fn take_back(queue: usize, worker: Worker, why: io::Error, home: LoopHandle<Worker>, tell: Sender<Moved>) {
+    home.clone().send(move |target| {
+        let at = target.attach(worker).map(|id| Place { queue, on: home, id }).map_err(|(worker, _)| worker);
+        let _ = tell.send(Moved { queue, at, pause: Nanos::ZERO, problem: Some(Problem::System(why)) });
+    });
+}
+
+/// The next of those that move to have come to an end; `None` when all have.
+fn next(moving: &mut Vec<Place>, told: &Receiver<Moved>) -> Option<Moved> {
+    while !moving.is_empty() {
+        if let Ok(moved) = told.recv_timeout(PATIENCE) {
+            moving.retain(|place| place.queue != moved.queue);
+            return Some(moved);
+        }
+        // Their requests do not end: they stay, but for one that has set out meanwhile.
+        for at in (0..moving.len()).rev() {
+            let Place { id, .. } = moving[at];
+            if moving[at].on.call(move |target| target.resume(id)).unwrap_or(true) {
+                let place = moving.swap_remove(at);
+                let (queue, pause) = (place.queue, Nanos::ZERO);
+                return Some(Moved { queue, at: Ok(place), pause, problem: Some(Problem::Busy) });
+            }
+        }
+    }
+    None
+}
+
+/// Disks that a loop's engines keep, until this is dropped: that they cannot be had is known, and their engines are
+/// made, before anything stops for them.
+struct Prepared {
+    on: LoopHandle<Worker>,
+    slots: Vec<DiskSlot>,
+}
+
+impl Prepared {
+    fn new(on: &LoopHandle<Worker>, disks: &[Option<Arc<Disk>>]) -> io::Result<Self> {
+        let mut new = Self { on: on.clone(), slots: Vec::new() };
+        for disk in disks.iter().flatten().cloned() {
+            new.slots.push(take_in(on, disk)?);
+        }
+        Ok(new)
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        let slots = std::mem::take(&mut self.slots);
+        self.on.send(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
+    }
+}
+
+/// Has a loop's engines take a disk in.
+pub(crate) fn take_in(on: &LoopHandle<Worker>, disk: Arc<Disk>) -> io::Result<DiskSlot> {
+    let asked = on.call(move |target| target.backend().attach(&disk)).map_err(io::Error::other)?;
+    asked.map_err(io::Error::other)
+}
