@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, Export, ExportError, LunConfig, ScsiExportConfig};
+use egret_export::{Address, Exchange, Export, ExportError, LunConfig, ScsiExportConfig, exchange};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{DriverConfig, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
@@ -254,4 +254,78 @@ fn a_unit_that_goes_away_with_commands_in_flight_ends_them_and_the_session_ends_
     assert!([GOOD.0, BAD_TARGET.0].contains(&response) && status == 0, "{response} {status}");
     drop(machine);
     drop(export);
+}
+
+#[test]
+fn queues_that_move_between_loops_lose_neither_commands_nor_kicks_nor_events() {
+    let loops = [IoThread::start(), IoThread::start(), IoThread::start()];
+    let (mut machine, export) = started(&loops[0], Nanos::from_micros(200));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    for round in 1..=60 {
+        let to = &loops[round % 3].0;
+        // In flight, between two moves, and idle.
+        machine.send(FIRST, &READ, 4096);
+        assert!(export.run_on(&[to.clone()]).unwrap() > Nanos::ZERO);
+        assert_eq!(machine.answer(), GOOD);
+        assert_eq!(export.run_on(&[to.clone()]).unwrap(), Nanos::ZERO, "it is there");
+        machine.offer_event();
+        assert!(export.resize_lun(FIRST, MIB * (round as u64 % 64 + 1)).unwrap());
+        assert_eq!(machine.event(), (3, 0, 0x092a));
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+    }
+    let commands = 1 + 60 * 2;
+    assert_eq!(export.stats().total().requests, commands + 60, "each was counted once, on whichever loop");
+
+    // A stop knows where the queue went, and where it stands.
+    export.run_on(&[loops[1].0.clone()]).unwrap();
+    let base = machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0]));
+    assert_eq!(base, Some(words(&[REQUESTS, commands as u32])));
+    export.run_on(&[loops[2].0.clone()]).unwrap();
+    let ring = &machine.rings[REQUESTS as usize];
+    machine.peer.say(SET_VRING_KICK, 0, &longs(&[REQUESTS.into()]), &[ring.kick.as_fd()]);
+    machine.peer.say(SET_VRING_CALL, 0, &longs(&[REQUESTS.into()]), &[ring.call.as_fd()]);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+}
+
+#[test]
+fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    let late = disk(Nanos::from_micros(200));
+    export.add_lun(LATE, unit("late"), Arc::clone(&late)).unwrap();
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+    let mut old = late;
+    for _ in 0..20 {
+        machine.send(LATE, &READ, 4096);
+        let new = disk(Nanos::from_micros(200));
+        let change = Exchange { old: Arc::clone(&old), new: Arc::clone(&new) };
+        assert!(exchange(&[&export], &[change]).unwrap() > Nanos::ZERO);
+        assert_eq!(machine.answer(), GOOD);
+        assert_eq!(Arc::strong_count(&old), 1, "nobody uses it any more");
+        old = new;
+    }
+    // One that nobody uses changes nothing, and stops nobody.
+    let (stray, new) = (disk(Nanos::ZERO), disk(Nanos::ZERO));
+    assert_eq!(exchange(&[&export], &[Exchange { old: stray, new }]).unwrap(), Nanos::ZERO);
+    export.remove_lun(LATE).unwrap();
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(Arc::strong_count(&old), 1);
+}
+
+#[test]
+fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_was() {
+    let loops = [IoThread::start(), IoThread::start()];
+    let (mut machine, export) = started(&loops[0], Nanos::from_millis(10_000));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    let to = [loops[1].0.clone()];
+    assert!(matches!(export.run_on(&to), Err(ExportError::Busy(id)) if id == "e0"));
+    // It goes on there, and can be moved when the request has ended.
+    machine.offer_event();
+    assert!(export.resize_lun(FIRST, MIB).unwrap());
+    assert_eq!(machine.event(), (3, 0, 0x092a));
+    assert_eq!(machine.answer(), GOOD);
+    assert!(export.run_on(&to).unwrap() > Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
 }
