@@ -15,7 +15,7 @@ use egret_event_loop::Nanos;
 use crate::error::{OpenCause, OpenError};
 use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
-use crate::lock;
+use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
 
 /// An open image: what it is, and what was learnt about it.
@@ -63,10 +63,50 @@ impl Disk {
     ///
     /// One line that names the disk, what is wrong with it and what would be right.
     pub fn open(options: &Options) -> Result<Self, OpenError> {
-        Self::open_backing(options).map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
+        let usage = usage(options);
+        let opened = Self::open_backing(options, |file, path| lock::lock(file, path, usage));
+        opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
     }
 
-    fn open_backing(options: &Options) -> Result<Self, OpenCause> {
+    /// Opens the same image once more, as `options` say, to take this one's place: with the size that this one has, and
+    /// with locks of its own before this one's are given back. No request should be in flight on both.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open); and another image has taken the place of the one that is open.
+    pub fn reopen(&self, options: &Options) -> Result<Self, OpenError> {
+        let opened = Self::open_backing(options, |file, path| {
+            let Some(old) = self.file() else { return lock::lock(file, path, usage(options)) };
+            let same = geometry::is_same(old, file);
+            match same.map_err(|source| OpenCause::Io { what: "identify", path: path.to_owned(), source })? {
+                true => lock::take_over(old, usage(&self.options), file, path, usage(options)),
+                false => Err(OpenCause::Replaced(path.to_owned())),
+            }
+        });
+        let opened = opened.and_then(|new| new.with_size(self.size()));
+        opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
+    }
+
+    /// The same, as long as it was said to be before.
+    fn with_size(self, size: u64) -> Result<Self, OpenCause> {
+        let block = self.alignment.offset.max(SECTOR);
+        match &self.options.driver {
+            Driver::File { filename: path } | Driver::HostDevice { filename: path }
+                if !size.is_multiple_of(block.into()) =>
+            {
+                Err(OpenCause::OddSize { path: path.clone(), size, block })
+            }
+            _ => {
+                self.size.store(size, Ordering::Relaxed);
+                Ok(self)
+            }
+        }
+    }
+
+    fn open_backing(
+        options: &Options,
+        take_locks: impl FnOnce(&File, &Path) -> Result<(), OpenCause>,
+    ) -> Result<Self, OpenCause> {
         if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
             return Err(OpenCause::DetectZeroesNeedsUnmap);
         }
@@ -84,7 +124,7 @@ impl Disk {
         if device && !options.read_only && geometry::is_read_only_device(&file) {
             return Err(OpenCause::ReadOnly(path.clone()));
         }
-        lock::lock(&file, path, options.read_only, options.locking)?;
+        take_locks(&file, path)?;
         let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
         let alignment = if options.direct { direct_alignment(&file, path, device)? } else { Alignment::NONE };
         let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
@@ -261,6 +301,10 @@ impl fmt::Debug for Disk {
             .field("alignment", &self.alignment)
             .finish_non_exhaustive()
     }
+}
+
+fn usage(options: &Options) -> Usage {
+    Usage { read_only: options.read_only, locking: options.locking }
 }
 
 /// Refuses what is not what the driver serves, before opening it: opening a pipe would wait for its other end.

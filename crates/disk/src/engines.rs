@@ -36,6 +36,13 @@ pub struct EngineOptions {
     pub aio_depth: u32,
 }
 
+impl EngineOptions {
+    fn workers(&self) -> threads::Limits {
+        let Self { thread_pool_min: min, thread_pool_max: max, thread_pool_idle: idle, .. } = *self;
+        threads::Limits { min, max, idle: idle.into() }
+    }
+}
+
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
@@ -145,15 +152,19 @@ impl Engines {
         let options = &self.options;
         *place = Some(match kind {
             Kind::Null => Box::new(Null::new()),
-            Kind::Threads => Box::new(Threads::new(threads::Limits {
-                min: options.thread_pool_min,
-                max: options.thread_pool_max,
-                idle: options.thread_pool_idle.into(),
-            })?),
+            Kind::Threads => Box::new(Threads::new(options.workers())?),
             Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch)?),
             Kind::Uring => Box::new(Uring::new(options.ring.clone())?),
         });
         Ok(())
+    }
+
+    /// How many worker threads stay, and how many there may be at most, from here on; those that are too many leave when
+    /// they have done what they are at.
+    pub fn set_thread_pool(&mut self, min: u32, max: u32) {
+        (self.options.thread_pool_min, self.options.thread_pool_max) = (min, max);
+        let limits = self.options.workers();
+        self.list.iter_mut().flatten().for_each(|engine| engine.limit_workers(limits));
     }
 
     /// Lets go of a disk. None of its requests should be in flight; where some are, the disk is let go of when the

@@ -82,6 +82,9 @@ pub enum OpenCause {
     /// `detect-zeroes=unmap` without `discard=unmap`.
     #[error("detect-zeroes=unmap needs discard=unmap; set it, or use detect-zeroes=on")]
     DetectZeroesNeedsUnmap,
+    /// Another file bears the name of the one that is open.
+    #[error("'{0}' is not the file that is open: another has taken its place")]
+    Replaced(PathBuf),
     /// Nothing in it.
     #[error("'{0}' is empty (or has no medium); give it a size, e.g. with: truncate -s 10G '{0}'")]
     Empty(PathBuf),

@@ -63,6 +63,12 @@ pub(crate) fn size(file: &File, device: bool) -> io::Result<u64> {
     if device { ioctl_get(file, BLKGETSIZE64) } else { Ok(file.metadata()?.len()) }
 }
 
+/// Whether two descriptors are of one file, or of one device.
+pub(crate) fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino(), one.rdev()) == (other.dev(), other.ino(), other.rdev()))
+}
+
 /// Whether a device refuses to be written; opening it for writing does not always say so.
 pub(crate) fn is_read_only_device(file: &File) -> bool {
     ioctl_get::<libc::c_int>(file, BLKROGET).is_ok_and(|read_only| read_only != 0)

@@ -25,34 +25,81 @@ const CONSISTENT_READ: Permission = (0, "consistent read");
 const WRITE: Permission = (1, "write");
 const RESIZE: Permission = (3, "resize");
 
-/// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else.
-pub(crate) fn lock(file: &File, path: &Path, read_only: bool, locking: Locking) -> Result<(), OpenCause> {
-    if locking == Locking::Off {
-        return Ok(());
+/// What a disk's guest never lets others do.
+const UNSHARED_BY_US: [Permission; 2] = [WRITE, RESIZE];
+
+/// What is done with an image, as far as its locks tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) read_only: bool,
+    pub(crate) locking: Locking,
+}
+
+impl Usage {
+    fn permissions(self) -> &'static [Permission] {
+        if self.read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] }
     }
-    let uses: &[Permission] = if read_only { &[CONSISTENT_READ] } else { &[CONSISTENT_READ, WRITE] };
-    let unshared = [WRITE, RESIZE];
+
+    /// The bytes that show it to others.
+    fn bytes(self) -> Vec<i64> {
+        if self.locking == Locking::Off {
+            return Vec::new();
+        }
+        let used = self.permissions().iter().map(|(n, _)| PERMISSION + n);
+        used.chain(UNSHARED_BY_US.iter().map(|(n, _)| UNSHARED + n)).collect()
+    }
+}
+
+/// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else.
+pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     // First show what we do, then look who is there: of two that come at once at least one sees the other.
-    let shown = uses.iter().map(|(n, _)| PERMISSION + n).chain(unshared.iter().map(|(n, _)| UNSHARED + n));
-    for byte in shown {
+    if show(file, path, usage, &usage.bytes())? { look(file, path, usage) } else { Ok(()) }
+}
+
+/// Takes the locks for an image that is open already, as `old`, and may come to be used otherwise. Nothing that either
+/// of the two shows is ever hidden meanwhile.
+pub(crate) fn take_over(old: &File, was: Usage, file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
+    let mut more = usage.bytes();
+    more.retain(|byte| !was.bytes().contains(byte));
+    // What is new is shown on the old description, because one's own locks are not in the way of looking.
+    let taken = show(old, path, usage, &more).and_then(|can_lock| {
+        if can_lock {
+            look(old, path, usage)?;
+            show(file, path, usage, &usage.bytes())?;
+        }
+        Ok(())
+    });
+    more.into_iter().for_each(|byte| release(old, byte, 1));
+    taken
+}
+
+/// Shows what is done with an image; false where there are no locks, and that is to do.
+fn show(file: &File, path: &Path, usage: Usage, bytes: &[i64]) -> Result<bool, OpenCause> {
+    for &byte in bytes {
         if let Err(source) = take(file, byte) {
-            if locking == Locking::On {
+            if usage.locking == Locking::On {
                 return Err(OpenCause::LockingUnsupported { path: path.to_owned(), source });
             }
             tracing::warn!("'{}' cannot be locked ({source}): nothing keeps other programs from it", path.display());
-            return Ok(());
+            return Ok(false);
         }
     }
+    Ok(usage.locking != Locking::Off)
+}
+
+/// Looks whether others are in the way.
+fn look(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     let clash = |lock, hint| Err(OpenCause::Locked { path: path.to_owned(), lock, hint });
     // A reader that meets a writer gains nothing by reading only; a writer that meets a reader does.
-    for (n, name) in unshared {
+    for (n, name) in UNSHARED_BY_US {
         if taken_by_another(file, PERMISSION + n) {
             return clash(name, " or use locking=off");
         }
     }
-    for &(n, name) in uses {
+    let hint = if usage.read_only { " or use locking=off" } else { ", or use read-only=on or locking=off" };
+    for &(n, name) in usage.permissions() {
         if taken_by_another(file, UNSHARED + n) {
-            return clash(name, if read_only { " or use locking=off" } else { ", or use read-only=on or locking=off" });
+            return clash(name, hint);
         }
     }
     Ok(())
@@ -61,10 +108,15 @@ pub(crate) fn lock(file: &File, path: &Path, read_only: bool, locking: Locking) 
 /// Gives the locks back. They end with the last use of the file description too, but that may be a moment later than
 /// its closing: the kernel's own users, io_uring's workers among them, let go of it in their own time.
 pub(crate) fn unlock(file: &File) {
-    let mut all = byte_lock(libc::F_UNLCK, 0);
-    all.l_len = 0;
+    release(file, 0, 0);
+}
+
+/// Gives `count` bytes back from `first` on; 0 stands for all that there are.
+fn release(file: &File, first: i64, count: i64) {
+    let mut bytes = byte_lock(libc::F_UNLCK, first);
+    bytes.l_len = count as _;
     // SAFETY: the descriptor is open and the argument is the structure that this command reads.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) };
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const bytes) };
 }
 
 fn byte_lock(kind: libc::c_int, byte: i64) -> libc::flock {

@@ -116,6 +116,9 @@ pub(crate) trait Engine {
     /// whatever came of them. Dropping it waits as well.
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
 
+    /// How many worker threads there may be from here on, where it has any.
+    fn limit_workers(&mut self, _limits: threads::Limits) {}
+
     /// What it has done so far.
     fn stats(&self) -> EngineStats;
 }

@@ -33,6 +33,13 @@ pub(crate) struct Limits {
     pub(crate) idle: Duration,
 }
 
+impl Limits {
+    /// The same, with somebody to do the work.
+    fn sound(self) -> Self {
+        Self { max: self.max.max(1), ..self }
+    }
+}
+
 /// A job, and what is needed to run it, on its way to a worker and back.
 struct Node {
     job: Job,
@@ -49,8 +56,8 @@ struct Handed(*mut Node);
 // `Sync`, and outlives the node because the engine keeps a disk attached while it has jobs.
 unsafe impl Send for Handed {}
 
-#[derive(Default)]
 struct Queue {
+    limits: Limits,
     jobs: VecDeque<Handed>,
     workers: u32,
     /// Workers that wait for a job.
@@ -61,7 +68,6 @@ struct Queue {
 }
 
 struct Shared {
-    limits: Limits,
     queue: Mutex<Queue>,
     work: Condvar,
     left: Condvar,
@@ -89,9 +95,10 @@ impl Threads {
     pub(crate) fn new(limits: Limits) -> Result<Self, EngineError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
+        let queue =
+            Queue { limits: limits.sound(), jobs: VecDeque::new(), workers: 0, idle: 0, starting: 0, closing: false };
         let shared = Arc::new(Shared {
-            limits: Limits { max: limits.max.max(1), ..limits },
-            queue: Mutex::default(),
+            queue: Mutex::new(queue),
             work: Condvar::new(),
             left: Condvar::new(),
             done: AtomicPtr::new(ptr::null_mut()),
@@ -127,7 +134,7 @@ impl Shared {
     /// Starts a worker if there are more jobs than workers to take them. A worker does the same when it takes a job,
     /// so that a large batch costs the loop the start of one thread.
     fn grow(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
-        if queue.jobs.len() <= queue.idle + queue.starting || queue.workers >= self.limits.max {
+        if queue.jobs.len() <= queue.idle + queue.starting || queue.workers >= queue.limits.max {
             return;
         }
         queue.workers += 1;
@@ -181,6 +188,11 @@ fn work(shared: &Arc<Shared>) {
     let mut queue = shared.lock();
     queue.starting -= 1;
     loop {
+        if queue.workers > queue.limits.max {
+            // It may have been woken for a job: somebody who stays takes it.
+            shared.work.notify_one();
+            break;
+        }
         if let Some(Handed(node)) = queue.jobs.pop_front() {
             shared.grow(queue);
             // SAFETY: taken from the queue, so it is ours; the disk stays attached until the loop has it back.
@@ -196,11 +208,11 @@ fn work(shared: &Arc<Shared>) {
             break;
         }
         queue.idle += 1;
-        let (back, waited) =
-            shared.work.wait_timeout(queue, shared.limits.idle).unwrap_or_else(PoisonError::into_inner);
+        let idle = queue.limits.idle;
+        let (back, waited) = shared.work.wait_timeout(queue, idle).unwrap_or_else(PoisonError::into_inner);
         queue = back;
         queue.idle -= 1;
-        if waited.timed_out() && queue.jobs.is_empty() && queue.workers > shared.limits.min {
+        if waited.timed_out() && queue.jobs.is_empty() && queue.workers > queue.limits.min {
             break;
         }
     }
@@ -300,6 +312,14 @@ impl Engine for Threads {
         this.reap(Nanos::ZERO, &mut |finished| left(finished.job));
     }
 
+    fn limit_workers(&mut self, limits: Limits) {
+        let mut queue = self.shared.lock();
+        queue.limits = limits.sound();
+        // Those that are too many now leave when they see it; the others come with the work.
+        self.shared.work.notify_all();
+        self.shared.grow(queue);
+    }
+
     fn stats(&self) -> EngineStats {
         self.stats.clone()
     }
@@ -364,6 +384,31 @@ mod tests {
         }
         drop(queue);
         // The one that stays still works.
+        push(&mut threads, 0);
+        threads.submit(Nanos::ZERO);
+        reap(&mut threads, 1);
+    }
+
+    #[test]
+    fn limits_that_change_under_load_hold_at_once_and_leave_no_job_behind() {
+        let long = Limits { idle: Duration::from_secs(100), ..FEW };
+        let mut threads = threads(Limits { max: 8, ..long });
+        for round in 0..200 {
+            for token in 0..100 {
+                push(&mut threads, token);
+            }
+            threads.submit(Nanos::ZERO);
+            let max = [1, 8, 3][round % 3];
+            threads.limit_workers(Limits { max, ..long });
+            reap(&mut threads, 100);
+        }
+        threads.limit_workers(Limits { min: 0, max: 0, ..long });
+        let shared = Arc::clone(&threads.shared);
+        let mut queue = shared.lock();
+        while queue.workers > 1 {
+            queue = shared.left.wait(queue).unwrap();
+        }
+        drop(queue);
         push(&mut threads, 0);
         threads.submit(Nanos::ZERO);
         reap(&mut threads, 1);

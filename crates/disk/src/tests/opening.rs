@@ -125,6 +125,52 @@ fn one_writer_excludes_all_others_and_readers_share() {
 }
 
 #[test]
+fn a_disk_is_reopened_otherwise_without_a_moment_in_which_others_get_in() {
+    let image = Image::new(1 << 20);
+    let (writer, reader) = (image.options(), Options { read_only: true, ..image.options() });
+    let mut disk = Disk::open(&writer).unwrap();
+    for options in [&reader, &writer, &Options { no_flush: true, ..writer.clone() }] {
+        let new = disk.reopen(options).unwrap();
+        assert!(refused(&writer).contains("is locked"), "while both are open");
+        assert_eq!(new.options(), options);
+        drop(disk);
+        assert!(refused(&writer).contains("is locked"), "and when the first is closed");
+        disk = new;
+    }
+    // One that is given up leaves the locks as they were.
+    let reading = disk.reopen(&reader).unwrap();
+    drop(disk);
+    drop(reading.reopen(&writer).unwrap());
+    let beside = Disk::open(&reader).unwrap();
+    let line = reading.reopen(&writer).unwrap_err().to_string();
+    assert!(line.contains("is locked") && line.contains("write lock"), "{line}");
+    drop(beside);
+    drop(Disk::open(&reader).expect("what was shown for a writer is taken back"));
+    let unlocked = reading.reopen(&Options { locking: Locking::Off, ..writer.clone() }).unwrap();
+    drop(reading);
+    let relocked = unlocked.reopen(&writer).unwrap();
+    drop(unlocked);
+    assert!(refused(&reader).contains("is locked"));
+    drop(relocked);
+    assert!(Disk::open(&writer).is_ok());
+}
+
+#[test]
+fn a_disk_that_is_reopened_is_the_same_image_of_the_same_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.img");
+    let create = |len| File::create(&path).unwrap().set_len(len).unwrap();
+    create(1 << 20);
+    let disk = Disk::open(&file(&path)).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+    assert_eq!(disk.reopen(&file(&path)).unwrap().size(), 1 << 20, "until somebody asks");
+    std::fs::remove_file(&path).unwrap();
+    assert!(disk.reopen(&file(&path)).unwrap_err().to_string().contains("does not exist"));
+    create(1 << 20);
+    assert!(disk.reopen(&file(&path)).unwrap_err().to_string().contains("another has taken its place"));
+}
+
+#[test]
 fn an_image_opens_again_as_soon_as_it_is_closed() {
     let image = Image::new(1 << 20);
     for _ in 0..10 {
