@@ -54,7 +54,11 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
     disk.first().verify_pattern(0..4 * MIB, 1).unwrap();
 
     let exports = qmp.run("query-block-exports", json!({}));
-    assert_eq!(exports, json!([{"id": "e0", "type": "vhost-user-blk", "node-name": "d0", "shutting-down": false}]));
+    assert_eq!(
+        exports,
+        json!([{"id": "e0", "type": "vhost-user-blk", "node-name": "d0", "shutting-down": false,
+                "iothread-vq-mapping": [{"iothread": "io0", "vqs": [0]}]}])
+    );
     let stats = qmp.run("query-blockstats", json!({"query-nodes": true}));
     assert_eq!((&stats[0]["node-name"], &stats[0]["stats"]["wr_bytes"]), (&json!("d0"), &json!(4 * MIB)));
     let nodes = qmp.run("query-named-block-nodes", json!({}));

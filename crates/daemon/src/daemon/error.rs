@@ -95,6 +95,21 @@ pub enum ChangeError {
     /// A descriptor that nobody handed over.
     #[error("export '{0}': addr.type 'fd' is for the command line: a running daemon inherits no descriptor")]
     LateDescriptor(String),
+    /// An export's queues are not to move.
+    #[error("export '{0}': fixed-iothread=on keeps it on iothread '{1}'")]
+    FixedExport(String, String),
+    /// A node to be reopened has no name.
+    #[error("node-name not specified")]
+    NamelessReopening,
+    /// A node would be another one.
+    #[error("Cannot change the option '{0}': a node keeps its image; for another image add another blockdev")]
+    FixedOption(&'static str),
+    /// An export writes to it.
+    #[error("Read-only block node '{0}' cannot support read-write users")]
+    ReadOnlyInUse(String),
+    /// An export that is on its way out uses it.
+    #[error("export '{0}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED")]
+    Departing(String),
     /// A disk cannot have that size.
     #[error("blockdev '{0}': {1}")]
     Resize(String, String),

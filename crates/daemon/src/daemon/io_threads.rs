@@ -56,8 +56,6 @@ impl Daemon {
         let fixed = [
             ("fd-monitor", now.fd_monitor != object.fd_monitor),
             ("aio-max-batch", now.aio_max_batch != object.aio_max_batch),
-            ("thread-pool-min", now.thread_pool_min != object.thread_pool_min),
-            ("thread-pool-max", now.thread_pool_max != object.thread_pool_max),
             ("cpu-affinity", object.cpu_affinity.is_none() && now.cpu_affinity.is_some()),
         ];
         if let Some((property, _)) = fixed.iter().find(|(_, differs)| *differs) {
@@ -152,6 +150,10 @@ impl RunningIoThread {
         if now.poll_idle_ms != object.poll_idle_ms {
             let idle_after = Nanos::from_millis(object.poll_idle_ms.into());
             self.handle.send(move |target| target.set_idle_after(idle_after));
+        }
+        let (min, max) = (object.thread_pool_min, object.thread_pool_max);
+        if (now.thread_pool_min, now.thread_pool_max) != (min, max) {
+            self.handle.send(move |target| target.backend().set_thread_pool(min, max));
         }
         if let Some(cpus) = object.cpu_affinity.clone().filter(|cpus| now.cpu_affinity.as_ref() != Some(cpus)) {
             let bound = self.handle.call(move |_| bind_this_thread(&cpus));

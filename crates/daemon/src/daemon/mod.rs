@@ -5,6 +5,7 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `live` | nothing: it changes what queues that run are carried by |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -13,6 +14,7 @@ mod disks;
 mod error;
 mod exports;
 mod io_threads;
+mod live;
 mod scsi;
 mod statistics;
 

@@ -107,8 +107,8 @@ pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "query-block-exports",
         takes: Takes::NOTHING,
-        returns: r#"[{"id", "type", "node-name", "shutting-down"}]"#,
-        about: "Every export, those on their way out too.",
+        returns: r#"[{"id", "type", "node-name", "shutting-down", "iothread-vq-mapping": [{"iothread", "vqs"}]}]"#,
+        about: "Every export, those on their way out too, and which I/O thread runs which of its queues.",
         run: |context, _| Ok(exports(context)),
     },
 ];
@@ -120,6 +120,7 @@ fn exports(context: &Context<'_>) -> Value {
             "type": export.kind,
             "node-name": export.node_name,
             "shutting-down": context.daemon.is_departing(&export.id),
+            "iothread-vq-mapping": context.daemon.mapping(export),
         })
     };
     context.daemon.config().exports.iter().map(show).collect()

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
 
-use super::Problem;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
+use super::{Object, ObjectError, Problem, Spelling};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
 pub const LONGEST_SOCKET_PATH: usize = egret_export::MAX_SOCKET_PATH;
@@ -212,7 +213,7 @@ static ADDR: Shape = Shape {
     ],
 };
 
-static VQ_MAPPING: Shape = Shape {
+pub(crate) static VQ_MAPPING: Shape = Shape {
     keys: &[
         Key::needed("iothread", Kind::Name(usize::MAX), "The I/O thread."),
         Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), "dealt out in turn", "Its queues, counted from 0."),
@@ -277,6 +278,61 @@ impl Export {
             return Some(&owner.iothread);
         }
         self.iothreads().map(|(_, name)| name).nth(usize::from(queue) % self.iothreads().count().max(1))
+    }
+
+    /// Which I/O thread has which queues, every queue named; `default` has those for which the daemon chooses.
+    pub fn mapping(&self, default: &str) -> Vec<VqMapping> {
+        let mut mapping: Vec<VqMapping> = Vec::new();
+        for queue in 0..self.num_queues {
+            let iothread = self.iothread_of(queue).unwrap_or(default);
+            match mapping.iter_mut().find(|of| of.iothread == iothread) {
+                Some(of) => of.vqs.push(queue),
+                None => mapping.push(VqMapping { iothread: iothread.to_owned(), vqs: vec![queue] }),
+            }
+        }
+        mapping
+    }
+
+    /// The same on other I/O threads: those that `keys` names under `iothread` or `iothread-vq-mapping`.
+    ///
+    /// # Errors
+    /// It names none, or breaks the rules that these keys have.
+    pub fn placed(&self, keys: &Map<String, Value>) -> Result<Self, ObjectError> {
+        let mut object = serde_json::to_value(self).map_err(|e| self.error(Problem::Together(e.to_string())))?;
+        if let Some(object) = object.as_object_mut() {
+            for key in ["iothread", "iothread-vq-mapping"] {
+                object.remove(key);
+                object.extend(keys.get(key).map(|value| (key.to_owned(), value.clone())));
+            }
+        }
+        let placed = Self::from_value(object, Spelling::Typed)?;
+        let names_one = placed.iothreads().next().is_some();
+        let missing = || self.error(Problem::Missing { key: "iothread-vq-mapping".to_owned() });
+        names_one.then_some(placed).ok_or_else(missing)
+    }
+
+    /// The same with one queue on another I/O thread than `mapping`, the one in force, has it on.
+    ///
+    /// # Errors
+    /// It has no such queue.
+    pub fn with_queue_on(&self, queue: u16, iothread: &str, mapping: Vec<VqMapping>) -> Result<Self, ObjectError> {
+        if queue >= self.num_queues {
+            let allowed = format!("0..={} (num-queues={})", self.num_queues - 1, self.num_queues);
+            return Err(self.error(Problem::must("queue", allowed, queue)));
+        }
+        let mut moved = Self { iothread: Vec::new(), iothread_vq_mapping: mapping, ..self.clone() };
+        let mapping = &mut moved.iothread_vq_mapping;
+        mapping.iter_mut().for_each(|of| of.vqs.retain(|&other| other != queue));
+        match mapping.iter_mut().find(|of| of.iothread == iothread) {
+            Some(of) => {
+                of.vqs.push(queue);
+                of.vqs.sort_unstable();
+            }
+            None => mapping.push(VqMapping { iothread: iothread.to_owned(), vqs: vec![queue] }),
+        }
+        // A thread that has no queue left is free to go.
+        mapping.retain(|of| !of.vqs.is_empty());
+        Ok(moved)
     }
 
     fn own_name(&self) -> &str {

@@ -29,6 +29,7 @@ mod tests;
 
 pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
 pub use cpus::Cpus;
+pub(crate) use export::VQ_MAPPING;
 pub use export::{Addr, Export, ExportType, LONGEST_SOCKET_PATH, VqMapping};
 pub use fit::Spelling;
 pub(crate) use fit::fit_arguments;

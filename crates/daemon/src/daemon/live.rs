@@ -1,0 +1,146 @@
+//! What changes under running queues: the I/O threads that run them, and how their disks are opened.
+
+use std::sync::Arc;
+
+use egret_event_loop::Nanos;
+use egret_export::{Exchange, Export, exchange};
+
+use super::disks::{make_stable, options};
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
+use crate::Config;
+use crate::schema::{self, Blockdev, Child, Driver, Object as _, VqMapping};
+
+impl Daemon {
+    /// Which I/O thread has which queues of an export.
+    pub fn mapping(&self, export: &schema::Export) -> Vec<VqMapping> {
+        export.mapping(DEFAULT_IOTHREAD)
+    }
+
+    /// Has an export's queues run where `object` says, which is that export on other I/O threads. Returns the longest
+    /// time that a queue was not served.
+    ///
+    /// # Errors
+    /// There is no such export or I/O thread, the export is to stay where it is, or a queue cannot move. All queues are
+    /// where they were.
+    pub fn place_export(&mut self, object: schema::Export) -> Result<Nanos, ChangeError> {
+        let Some(running) = self.exports.get(&object.id) else { return Err(ChangeError::NoExport(object.id)) };
+        let Some(now) = self.config.exports.iter_mut().find(|now| now.id == object.id) else {
+            return Err(ChangeError::NoExport(object.id));
+        };
+        if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
+            return Err(ChangeError::NoIoThread(name.to_owned()));
+        }
+        let owners = (0..object.num_queues).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD));
+        let home = now.iothread_of(0).unwrap_or(DEFAULT_IOTHREAD);
+        if now.fixed_iothread && owners.clone().any(|owner| owner != home) {
+            return Err(ChangeError::FixedExport(object.id.clone(), home.to_owned()));
+        }
+        let loops: Vec<_> = owners.map(|owner| self.io_threads[owner].handle().clone()).collect();
+        let pause = running.run_on(&loops).map_err(StartError::from)?;
+        *now = object;
+        Ok(pause)
+    }
+
+    /// Opens nodes otherwise while they are used. Each of `blockdevs` says all that its node is to be: what it leaves
+    /// unset goes back to its default. Returns the longest time that a queue was not served.
+    ///
+    /// # Errors
+    /// There is no such node, it would be another image, or an export could not use it as it would be. All nodes are as
+    /// they were.
+    pub fn reopen(&mut self, blockdevs: Vec<Blockdev>) -> Result<Nanos, ChangeError> {
+        let mut tops = self.config.blockdevs.clone();
+        for new in blockdevs {
+            let name = new.node_name.clone().ok_or(ChangeError::NamelessReopening)?;
+            let old = tops.iter_mut().find_map(|top| node_mut(top, &name));
+            replace(old.ok_or(ChangeError::NoNode(name))?, new)?;
+        }
+        let changed = Config { blockdevs: tops, ..self.config.clone() };
+        let writers = changed.exports.iter().filter(|export| export.writable);
+        for (_, node) in writers.flat_map(schema::Export::node_names) {
+            if changed.disk(node).is_some_and(|disk| disk.read_only) {
+                return Err(ChangeError::ReadOnlyInUse(node.to_owned()));
+            }
+        }
+        let Config { iothreads, blockdevs, exports } = changed;
+        let changed = Config::new(iothreads, blockdevs, exports)?;
+        let exchanges = self.reopened(&changed)?;
+        let pause = exchange(&self.users(&exchanges)?, &exchanges).map_err(StartError::from)?;
+        self.config = changed;
+        for Exchange { old, new } in exchanges {
+            let name = old.node_name().to_owned();
+            // It may have been the one that writes had to be made stable through.
+            make_stable(&name, &old);
+            self.disks.insert(name, new);
+        }
+        Ok(pause)
+    }
+
+    /// What is open.
+    #[cfg(test)]
+    pub(crate) const fn disks_by_name(&self) -> &std::collections::BTreeMap<String, Arc<egret_disk::Disk>> {
+        &self.disks
+    }
+
+    /// Opens the images once more whose options `changed` changes.
+    fn reopened(&self, changed: &Config) -> Result<Vec<Exchange>, StartError> {
+        let mut exchanges = Vec::new();
+        for (name, old) in &self.disks {
+            let Some(disk) = changed.disk(name) else { continue };
+            let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
+            let options = options(name, &disk, written);
+            if options != *old.options() {
+                exchanges.push(Exchange { old: Arc::clone(old), new: Arc::new(old.reopen(&options)?) });
+            }
+        }
+        Ok(exchanges)
+    }
+
+    /// The exports that use the disks.
+    fn users(&self, exchanges: &[Exchange]) -> Result<Vec<&Export>, ChangeError> {
+        let uses =
+            |export: &&schema::Export| exchanges.iter().any(|exchange| export.has_node(exchange.old.node_name()));
+        let users = self.config.exports.iter().filter(uses);
+        users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::Departing(user.id.clone()))).collect()
+    }
+}
+
+/// The node of this name, at the top or inside another.
+fn node_mut<'a>(blockdev: &'a mut Blockdev, name: &str) -> Option<&'a mut Blockdev> {
+    if blockdev.name() == name {
+        return Some(blockdev);
+    }
+    match &mut blockdev.driver {
+        Driver::Raw { file: Child::Inline(child) } => node_mut(child, name),
+        _ => None,
+    }
+}
+
+/// Puts other settings in the place of a node's, which stays the node that it is.
+fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
+    let keeps = |same: bool, option: &'static str| if same { Ok(()) } else { Err(ChangeError::FixedOption(option)) };
+    keeps(old.driver.word() == new.driver.word(), "driver")?;
+    match (&mut old.driver, &mut new.driver) {
+        (Driver::File(old), Driver::File(new)) | (Driver::HostDevice(old), Driver::HostDevice(new)) => {
+            keeps(old.filename == new.filename, "filename")?;
+        }
+        (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
+            keeps(old.size == new.size, "size")?;
+        }
+        (Driver::Raw { file: old }, Driver::Raw { file: new }) => match (&mut *old, &mut *new) {
+            (Child::Inline(old), Child::Inline(new)) => {
+                keeps(old.node_name == new.node_name, "file.node-name")?;
+                replace(old, (**new).clone())?;
+                new.clone_from(old);
+            }
+            // By its name, it stays as it is.
+            (Child::Inline(child), Child::Node(name)) => {
+                keeps(child.node_name.as_ref() == Some(name), "file")?;
+                new.clone_from(old);
+            }
+            _ => keeps(old == new, "file")?,
+        },
+        _ => {}
+    }
+    *old = new;
+    Ok(())
+}

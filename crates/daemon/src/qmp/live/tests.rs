@@ -1,0 +1,227 @@
+use std::path::Path;
+
+use serde_json::json;
+
+use super::*;
+use crate::qmp::command::find as find_command;
+use crate::{Config, Daemon};
+
+fn run(daemon: &mut Daemon, command: &str, arguments: Value) -> Result<Value, String> {
+    let Value::Object(arguments) = arguments else { panic!("{arguments} are no arguments") };
+    let command = find_command(command).expect("the command is there");
+    command.call(&mut Context { daemon, quit: false }, arguments).map_err(|e| e.text)
+}
+
+fn file(node: &str, place: &Path) -> Value {
+    json!({"driver": "file", "node-name": node, "filename": place.join(format!("{node}.img"))})
+}
+
+/// Three I/O threads; the export `e0`, of four queues on the first two, writes to the file `d0`.
+fn daemon(place: &Path) -> Daemon {
+    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    for id in ["io0", "io1", "io2"] {
+        run(&mut daemon, "object-add", json!({"qom-type": "iothread", "id": id})).unwrap();
+    }
+    std::fs::File::create(place.join("d0.img")).unwrap().set_len(1 << 20).unwrap();
+    run(&mut daemon, "blockdev-add", file("d0", place)).unwrap();
+    run(&mut daemon, "block-export-add", export("e0", "d0", place, true)).unwrap();
+    daemon
+}
+
+fn export(id: &str, node: &str, place: &Path, writable: bool) -> Value {
+    json!({"type": "vhost-user-blk", "id": id, "node-name": node, "writable": writable, "num-queues": 4,
+           "iothread": ["io0", "io1"], "addr": {"type": "unix", "path": place.join(id)}})
+}
+
+fn mapping(daemon: &mut Daemon) -> Value {
+    run(daemon, "query-block-exports", json!({})).unwrap()[0]["iothread-vq-mapping"].take()
+}
+
+#[test]
+fn a_mapping_in_force_is_shown_and_decides_which_threads_can_go() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon(place.path());
+    let (of, in_use) = (|id: &str, vqs: &[u16]| json!({"iothread": id, "vqs": vqs}), "is in use, can not be deleted");
+    assert_eq!(mapping(&mut daemon), json!([of("io0", &[0, 2]), of("io1", &[1, 3])]));
+    let moves = [
+        (0, "io2", json!([of("io2", &[0]), of("io1", &[1, 3]), of("io0", &[2])])),
+        (2, "io1", json!([of("io2", &[0]), of("io1", &[1, 2, 3])])),
+        (2, "io1", json!([of("io2", &[0]), of("io1", &[1, 2, 3])])),
+    ];
+    for (queue, to, expected) in moves {
+        let moved = run(&mut daemon, "egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": to}));
+        assert_eq!(moved, Ok(json!({"pause-ns": 0})), "no client, and so nobody waited");
+        assert_eq!(mapping(&mut daemon), expected);
+    }
+    run(&mut daemon, "object-del", json!({"id": "io0"})).unwrap();
+    let refused = run(&mut daemon, "object-del", json!({"id": "io2"})).unwrap_err();
+    assert!(refused.ends_with(in_use), "{refused}");
+    run(&mut daemon, "egret-map-queues", json!({"id": "e0", "iothread": "io2"})).unwrap();
+    assert_eq!(mapping(&mut daemon), json!([of("io2", &[0, 1, 2, 3])]));
+    run(&mut daemon, "object-del", json!({"id": "io1"})).unwrap();
+    let spread = json!([{"iothread": "io2", "vqs": [1]}]);
+    assert!(run(&mut daemon, "egret-map-queues", json!({"id": "e0", "iothread-vq-mapping": spread})).is_err());
+    run(&mut daemon, "object-add", json!({"qom-type": "iothread", "id": "io3"})).unwrap();
+    let dealt = json!([{"iothread": "io3"}, {"iothread": "io2"}]);
+    run(&mut daemon, "egret-map-queues", json!({"id": "e0", "iothread-vq-mapping": dealt})).unwrap();
+    assert_eq!(mapping(&mut daemon), json!([of("io3", &[0, 2]), of("io2", &[1, 3])]));
+}
+
+#[test]
+fn a_move_that_makes_no_sense_says_why_and_changes_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon(place.path());
+    let fixed = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "null", "fixed-iothread": true,
+                       "iothread": "io0", "addr": {"type": "unix", "path": place.path().join("e1")}});
+    run(&mut daemon, "blockdev-add", json!({"driver": "null-co", "node-name": "null"})).unwrap();
+    run(&mut daemon, "block-export-add", fixed).unwrap();
+    let before = daemon.config().clone();
+    let of = |id: &str, vqs: &[u16]| json!({"iothread": id, "vqs": vqs});
+    let map = |mapping: Value| ("egret-map-queues", json!({"id": "e0", "iothread-vq-mapping": mapping}));
+    let attempts = [
+        (map(json!([of("io0", &[0, 1, 2])])), "export 'e0': iothread-vq-mapping gives queue 3 to no iothread"),
+        (
+            map(json!([of("io0", &[0, 1, 2, 3]), of("io1", &[1])])),
+            "export 'e0': iothread-vq-mapping gives queue 1 to two iothreads",
+        ),
+        (map(json!([of("io0", &[0, 0, 1, 2, 3])])), "export 'e0': iothread-vq-mapping gives queue 0 to two iothreads"),
+        (
+            map(json!([of("io0", &[0, 1]), {"iothread": "io1"}])),
+            "export 'e0': iothread-vq-mapping: iothread 'io1' has no vqs, and others have",
+        ),
+        (
+            map(json!([of("io0", &[0, 1]), of("io0", &[2, 3])])),
+            "export 'e0': iothread-vq-mapping names iothread 'io0' twice",
+        ),
+        (
+            map(json!([of("io0", &[0, 1, 2, 4])])),
+            "export 'e0': iothread-vq-mapping: vqs must be 0..=3 (num-queues=4), got 4",
+        ),
+        (map(json!([of("io9", &[0, 1, 2, 3])])), "iothread \"io9\" not found"),
+        (map(json!([])), "Parameter 'iothread-vq-mapping' is missing"),
+        (("egret-map-queues", json!({"id": "e0"})), "Parameter 'iothread-vq-mapping' is missing"),
+        (
+            ("egret-map-queues", json!({"id": "e0", "iothread": "io0", "iothread-vq-mapping": [{"iothread": "io1"}]})),
+            "export 'e0': iothread and iothread-vq-mapping say the same thing twice",
+        ),
+        (("egret-map-queues", json!({"id": "e9", "iothread": "io0"})), "Export 'e9' is not found"),
+        (
+            ("egret-map-queues", json!({"id": "e1", "iothread": "io1"})),
+            "export 'e1': fixed-iothread=on keeps it on iothread 'io0'",
+        ),
+        (
+            ("egret-move-queue", json!({"id": "e1", "queue": 0, "iothread": "io1"})),
+            "export 'e1': fixed-iothread=on keeps it on iothread 'io0'",
+        ),
+        (
+            ("egret-move-queue", json!({"id": "e0", "queue": 4, "iothread": "io1"})),
+            "export 'e0': queue must be 0..=3 (num-queues=4), got 4",
+        ),
+        (("egret-move-queue", json!({"id": "e0", "queue": 0, "iothread": "io9"})), "iothread \"io9\" not found"),
+        (("egret-move-queue", json!({"id": "e9", "queue": 0, "iothread": "io0"})), "Export 'e9' is not found"),
+        (("egret-move-queue", json!({"id": "e0", "iothread": "io0"})), "Parameter 'queue' is missing"),
+    ];
+    for ((command, arguments), line) in attempts {
+        let error = run(&mut daemon, command, arguments.clone()).unwrap_err();
+        assert!(error.starts_with(line), "{command} {arguments}: {error}");
+        assert_eq!(*daemon.config(), before, "{line}");
+    }
+}
+
+#[test]
+fn a_node_is_reopened_as_all_of_its_options_say() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon(place.path());
+    let with = |more: Value| {
+        let mut options = file("d0", place.path());
+        options.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        json!({"options": [options]})
+    };
+    let more = json!({"aio": "io_uring", "cache": {"no-flush": true}, "discard": "unmap", "detect-zeroes": "unmap"});
+    assert_eq!(run(&mut daemon, "blockdev-reopen", with(more)), Ok(json!({"pause-ns": 0})), "nobody waited");
+    let shown = |daemon: &mut Daemon| run(daemon, "query-named-block-nodes", json!({})).unwrap()[0].take();
+    let node = shown(&mut daemon);
+    assert_eq!((&node["cache"]["no-flush"], &node["detect_zeroes"]), (&json!(true), &json!("unmap")));
+    let options = daemon.disks_by_name()["d0"].options().clone();
+    assert_eq!((options.aio.as_str(), options.discard.as_str(), options.read_only), ("io_uring", "unmap", false));
+    // What is not said is not kept.
+    run(&mut daemon, "blockdev-reopen", with(json!({}))).unwrap();
+    let node = shown(&mut daemon);
+    assert_eq!((&node["cache"]["no-flush"], &node["detect_zeroes"]), (&json!(false), &json!("off")));
+
+    // Nobody writes any more: it may be read-only, and then is, for those who would.
+    run(&mut daemon, "block-export-del", json!({"id": "e0"})).unwrap();
+    daemon.departed();
+    run(&mut daemon, "blockdev-reopen", with(json!({"read-only": true}))).unwrap();
+    let refused = run(&mut daemon, "block-export-add", export("e0", "d0", place.path(), true)).unwrap_err();
+    assert!(refused.contains("read-only=on"), "{refused}");
+    run(&mut daemon, "blockdev-reopen", with(json!({}))).unwrap();
+    run(&mut daemon, "block-export-add", export("e0", "d0", place.path(), true)).unwrap();
+}
+
+#[test]
+fn a_layer_and_what_is_inside_it_are_reopened_by_their_names() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::File::create(place.path().join("f0.img")).unwrap().set_len(1 << 20).unwrap();
+    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    let raw = |file: Value, unmap: &str| json!({"driver": "raw", "node-name": "r0", "file": file, "discard": unmap});
+    run(&mut daemon, "blockdev-add", raw(file("f0", place.path()), "ignore")).unwrap();
+    let discards = |daemon: &Daemon| daemon.disks_by_name()["r0"].options().discard.as_str();
+    let reopen = |daemon: &mut Daemon, options: Value| run(daemon, "blockdev-reopen", json!({"options": [options]}));
+    assert_eq!(discards(&daemon), "ignore");
+    reopen(&mut daemon, raw(json!("f0"), "unmap")).unwrap();
+    assert_eq!(discards(&daemon), "unmap", "its child is as it was");
+    let mut child = file("f0", place.path());
+    child["discard"] = json!("ignore");
+    reopen(&mut daemon, child.clone()).unwrap();
+    assert_eq!(discards(&daemon), "ignore", "the child does not let it through");
+    reopen(&mut daemon, raw(file("f0", place.path()), "unmap")).unwrap();
+    assert_eq!(discards(&daemon), "unmap");
+    for (options, option) in
+        [(raw(json!("f1"), "unmap"), "file"), (raw(file("f1", place.path()), "unmap"), "file.node-name")]
+    {
+        let error = reopen(&mut daemon, options).unwrap_err();
+        assert!(error.starts_with(&format!("Cannot change the option '{option}'")), "{error}");
+    }
+}
+
+#[test]
+fn a_node_that_cannot_be_as_asked_stays_with_all_others_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon(place.path());
+    std::fs::File::create(place.path().join("d1.img")).unwrap().set_len(1 << 20).unwrap();
+    run(&mut daemon, "blockdev-add", file("d1", place.path())).unwrap();
+    run(&mut daemon, "blockdev-add", json!({"driver": "null-co", "node-name": "null", "size": 4096})).unwrap();
+    let before = daemon.config().clone();
+    let good =
+        json!({"driver": "file", "node-name": "d1", "filename": place.path().join("d1.img"), "discard": "unmap"});
+    let with = |key: &str, value: Value| {
+        let mut options = file("d0", place.path());
+        options[key] = value;
+        options
+    };
+    let attempts = [
+        (with("node-name", json!("d9")), "Failed to find node with node-name='d9'"),
+        (json!({"driver": "null-co"}), "node-name not specified"),
+        (json!({"driver": "null-co", "node-name": "d0"}), "Cannot change the option 'driver'"),
+        (with("filename", json!("/elsewhere")), "Cannot change the option 'filename'"),
+        (json!({"driver": "null-co", "node-name": "null", "size": 8192}), "Cannot change the option 'size'"),
+        (with("read-only", json!(true)), "Read-only block node 'd0' cannot support read-write users"),
+        (with("aio", json!("native")), "blockdev 'd0': aio=native needs cache.direct=on"),
+        (with("detect-zeroes", json!("unmap")), "blockdev 'd0': detect-zeroes=unmap needs discard=unmap"),
+        (with("colour", json!(1)), "Parameter 'options.1.colour' is unexpected"),
+    ];
+    for (bad, line) in attempts {
+        let error = run(&mut daemon, "blockdev-reopen", json!({"options": [good, bad]})).unwrap_err();
+        assert!(error.starts_with(line), "{bad}: {error}");
+        assert_eq!(*daemon.config(), before, "{line}");
+        assert_eq!(daemon.disks_by_name()["d1"].options().discard.as_str(), "ignore", "{line}");
+    }
+    // What cannot be opened is no reason to lose what is.
+    std::fs::remove_file(place.path().join("d0.img")).unwrap();
+    let error =
+        run(&mut daemon, "blockdev-reopen", json!({"options": [good, with("aio", json!("io_uring"))]})).unwrap_err();
+    assert!(error.contains("does not exist"), "{error}");
+    assert_eq!(*daemon.config(), before);
+    assert_eq!(daemon.disks_by_name()["d0"].options().aio.as_str(), "threads");
+}
