@@ -1,0 +1,296 @@
+//! What carries requests changes under them: I/O threads, engines, policies, worker threads. Data is checked all along,
+//! and every request that was made is counted once.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use egret_lab::client::{Client, Manner};
+use egret_lab::load::{self, Job, Span, Spec, Waiting};
+use serde_json::{Value, json};
+use support::disk::{self, BLOCK, Disk};
+use support::guest::Guest;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+use support::wire::{GET_VRING_BASE, u32s};
+
+const MIB: u64 = 1 << 20;
+const QUEUES: u16 = 4;
+const THREADS: [&str; 3] = ["io0", "io1", "io2"];
+/// How a disk can be opened, none like the one before.
+const WAYS: [(&str, bool); 5] =
+    [("io_uring", true), ("threads", true), ("native", true), ("io_uring", false), ("threads", false)];
+
+/// A daemon whose I/O threads wait in three different ways, with a disk of 16 MiB that an export with four queues
+/// writes to.
+struct Stage {
+    qmp: Qmp,
+    socket: PathBuf,
+    image: PathBuf,
+    server: Server,
+    _scratch: Scratch,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let (image, socket, monitor) = (scratch.image("disk", 16 * MIB), scratch.path("socket"), scratch.path("qmp"));
+        let export = format!("writable=on,num-queues={QUEUES},iothread=io0");
+        let options = Options::new()
+            .iothread("io0", "fd-monitor=io_uring")
+            .iothread("io1", "fd-monitor=epoll")
+            .iothread("io2", "fd-monitor=ppoll")
+            .disk("d0", &image, "aio=io_uring,cache.direct=on")
+            .export("e0", "d0", &socket, &export)
+            .monitor("m", &monitor);
+        let server = Server::start(&Program::egret(), &options);
+        Self { qmp: Qmp::connect(&monitor), socket, image, server, _scratch: scratch }
+    }
+
+    /// Runs `act` while a verifying load runs, until `act` is done; then reads everything back.
+    fn under_load(mut self, waiting: Waiting, act: impl FnOnce(&mut Stage)) -> Self {
+        let rw = "randrw".parse().unwrap();
+        let spec = Spec { rw, iodepth: 16, numjobs: QUEUES, verify: Some(11), waiting, ..Spec::default() };
+        let (socket, done) = (self.socket.clone(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let mut jobs = jobs(&socket, &spec);
+                let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(50) };
+                while !done.load(Ordering::Relaxed) {
+                    load::run(&mut jobs, span, &mut |_| ()).expect("no request fails, none comes back wrong");
+                }
+                jobs.iter_mut().map(|job| job.verify().expect("what was written is there")).sum::<u64>()
+            });
+            let finished = Finished(&done);
+            act(&mut self);
+            drop(finished);
+            assert!(load.join().expect("the load is content") > 0);
+        });
+        assert_eq!(self.server.complaints(), Vec::<String>::new());
+        self
+    }
+
+    fn export(&mut self) -> Value {
+        self.qmp.run("query-block-exports", json!({}))[0].take()
+    }
+
+    fn reopen(&mut self, (aio, direct): (&str, bool), more: Value) -> Pause {
+        let image = &self.image;
+        let mut options = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": aio,
+                                 "cache": {"direct": direct}});
+        options.as_object_mut().expect("an object").extend(more.as_object().cloned().expect("an object"));
+        pause(&self.qmp.run("blockdev-reopen", json!({"options": [options]})))
+    }
+
+    fn move_queue(&mut self, queue: usize, to: &str) -> Pause {
+        pause(&self.qmp.run("egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": to})))
+    }
+
+    fn map(&mut self, how: Value) -> Pause {
+        let mut arguments = json!({"id": "e0"});
+        arguments.as_object_mut().expect("an object").extend(how.as_object().cloned().expect("an object"));
+        pause(&self.qmp.run("egret-map-queues", arguments))
+    }
+}
+
+/// Ends a load even where what it accompanied fails.
+struct Finished<'a>(&'a AtomicBool);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How long a change had queues wait.
+type Pause = Duration;
+
+fn pause(answer: &Value) -> Pause {
+    Duration::from_nanos(answer["pause-ns"].as_u64().expect("every change says how long it had queues wait"))
+}
+
+/// For people: the tests assert nothing about speed.
+fn tell(what: &str, mut pauses: Vec<Pause>) {
+    pauses.sort_unstable();
+    let at = |share: usize| pauses[(pauses.len() - 1) * share / 100];
+    println!(
+        "{what}: {} times, a pause of {:?} (median), {:?} (p90), {:?} (most)",
+        pauses.len(),
+        at(50),
+        at(90),
+        at(100)
+    );
+}
+
+fn jobs(socket: &Path, spec: &Spec) -> Vec<Job> {
+    spec.jobs(Client::connect(socket, Manner::default()).unwrap().start(spec.shape()).unwrap()).unwrap()
+}
+
+#[test]
+fn queues_move_between_io_threads_under_load() {
+    for waiting in [Waiting::Blocking, Waiting::Polling] {
+        let stage = Stage::new().under_load(waiting, |stage| {
+            let moves = (0..90).map(|round| stage.move_queue(round % 4, THREADS[(round + round / 4) % 3])).collect();
+            tell("one queue moved", moves);
+            let maps = (0..45).map(|round| match round % 3 {
+                0 => stage.map(json!({"iothread": THREADS})),
+                1 => stage.map(json!({"iothread": "io1"})),
+                _ => stage.map(json!({"iothread-vq-mapping": [
+                    {"iothread": "io2", "vqs": [3, 0]}, {"iothread": "io0", "vqs": [1, 2]}]})),
+            });
+            tell("all queues mapped", maps.collect());
+            let mapping = json!([{"iothread": "io2", "vqs": [0, 3]}, {"iothread": "io0", "vqs": [1, 2]}]);
+            assert_eq!(stage.export()["iothread-vq-mapping"], mapping);
+            // Who has no queue can go while the others work, and who has one cannot.
+            stage.qmp.run("object-del", json!({"id": "io1"}));
+            let refused = stage.qmp.fail("object-del", json!({"id": "io2"}));
+            assert_eq!(refused, "object 'io2' is in use, can not be deleted");
+        });
+        drop(stage);
+    }
+}
+
+#[test]
+fn a_disk_changes_its_engine_and_cache_mode_under_load() {
+    for waiting in [Waiting::Blocking, Waiting::Polling] {
+        let stage = Stage::new().under_load(waiting, |stage| {
+            stage.map(json!({"iothread": THREADS}));
+            let mut pauses = Vec::new();
+            for round in 0..60 {
+                let more = match round % 4 {
+                    0 => json!({}),
+                    1 => json!({"discard": "unmap", "detect-zeroes": "unmap"}),
+                    2 => json!({"detect-zeroes": "on", "locking": "off"}),
+                    _ => json!({"discard": "unmap", "locking": "on"}),
+                };
+                pauses.push(stage.reopen(WAYS[round % WAYS.len()], more));
+            }
+            tell("disk reopened", pauses);
+            let refused = stage.qmp.fail(
+                "blockdev-reopen",
+                json!({"options": [{"driver": "file", "node-name": "d0",
+                "filename": &stage.image, "read-only": true}]}),
+            );
+            assert_eq!(refused, "Read-only block node 'd0' cannot support read-write users");
+        });
+        drop(stage);
+    }
+}
+
+/// Writes the disk and reads it back with libblkio, each queue its share, until `done`; how many requests that made.
+fn write_and_verify(socket: &Path, done: &AtomicBool) -> u64 {
+    let client = disk::Client { queues: QUEUES.into(), ..disk::Client::default() };
+    let mut disk = Disk::connect_as(socket, client).expect("a connection");
+    let share = 16 * MIB / u64::from(QUEUES);
+    let write = |(index, queue): (usize, &mut disk::DiskQueue)| {
+        let range = index as u64 * share..(index as u64 + 1) * share;
+        let mut rounds = 0;
+        while rounds == 0 || !done.load(Ordering::Relaxed) {
+            queue.write_pattern(range.clone(), rounds).expect("no write fails");
+            queue.verify_pattern(range.clone(), rounds).expect("no read fails");
+            rounds += 1;
+        }
+        rounds * 2 * share / BLOCK as u64
+    };
+    std::thread::scope(|scope| {
+        let write = &write;
+        let queues: Vec<_> =
+            disk.queues.iter_mut().enumerate().map(|queue| scope.spawn(move || write(queue))).collect();
+        queues.into_iter().map(|queue| queue.join().expect("a queue that was served")).sum()
+    })
+}
+
+#[test]
+fn everything_changes_at_once_and_every_request_is_served_once() {
+    let mut stage = Stage::new();
+    let (socket, done) = (stage.socket.clone(), AtomicBool::new(false));
+    let made: u64 = std::thread::scope(|scope| {
+        let load = scope.spawn(|| write_and_verify(&socket, &done));
+        let finished = Finished(&done);
+        for round in 0..60_usize {
+            stage.move_queue(round % 4, THREADS[round % 3]);
+            stage.reopen(WAYS[round % WAYS.len()], json!({}));
+            let set = |qmp: &mut Qmp, property: &str, value: Value| {
+                qmp.run("qom-set", json!({"path": THREADS[round % 3], "property": property, "value": value}));
+            };
+            let policy = ["off", "busy", "shared-window", "per-source-window", "weighted", "low-regret"][round % 6];
+            set(&mut stage.qmp, "poll-policy", json!(policy));
+            set(&mut stage.qmp, "poll-max-ns", json!(round * 1000));
+            set(&mut stage.qmp, "thread-pool-min", json!(round % 2));
+            set(&mut stage.qmp, "thread-pool-max", json!([1, 64, 3, 16][round % 4]));
+            set(&mut stage.qmp, "poll-idle-ms", json!(round + 1));
+            stage.map(json!({"iothread": [THREADS[round % 3], THREADS[(round + 1) % 3]]}));
+        }
+        drop(finished);
+        load.join().expect("no request failed, and all data was right")
+    });
+    // The client has left, and what its queues counted comes together when they have stopped.
+    let mut counts = || {
+        let stats = stage.qmp.run("query-blockstats", json!({}))[0]["stats"].take();
+        let count = |kind: &str| ["rd", "wr"].map(|op| stats[kind.replace("OP", op)].as_u64().expect("a count"));
+        (count("OP_operations").iter().sum::<u64>(), count("failed_OP_operations"))
+    };
+    support::await_that("all that was made to be counted", || counts().0 >= made);
+    assert_eq!(counts(), (made, [0, 0]));
+    assert_eq!(stage.server.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_comes_after_a_move_is_served_where_the_queues_are_then() {
+    let mut stage = Stage::new();
+    for round in 0..12 {
+        let mut disk = Disk::connect(&stage.socket).expect("a connection");
+        disk.first().write_pattern(0..MIB, round).unwrap();
+        stage.move_queue(0, THREADS[round as usize % 3]);
+        if round % 2 == 0 {
+            stage.map(json!({"iothread": THREADS[round as usize % 3]}));
+        }
+        // Gone right after the move, or in use once more before.
+        if round % 3 == 0 {
+            disk.first().verify_pattern(0..MIB, round).unwrap();
+        }
+        let before = stage.export();
+        drop(disk);
+        let mut disk = Disk::connect(&stage.socket).expect("a connection");
+        disk.first().verify_pattern(0..MIB, round).unwrap();
+        assert_eq!(stage.export(), before, "the next client changes nothing about it");
+    }
+}
+
+#[test]
+fn a_queue_that_has_just_moved_stops_where_it_stands() {
+    let mut stage = Stage::new();
+    for round in 0..12_u32 {
+        let mut guest = Guest::boot(&stage.socket);
+        for served in 0..=round {
+            guest.read_honestly();
+            stage.move_queue(0, THREADS[(round + served) as usize % 3]);
+        }
+        let [queue, base] = [0, round + 1];
+        let state = guest.wire.ask(GET_VRING_BASE, &u32s(&[queue, 0])).expect("its state");
+        assert_eq!(state, u64::from(base) << 32, "all that was made available was taken once");
+    }
+}
+
+#[test]
+fn worker_threads_are_as_many_as_they_may_be_now() {
+    let mut stage = Stage::new();
+    stage.reopen(("threads", true), json!({}));
+    let mut set = |property: &str, value: u32| {
+        stage.qmp.run("qom-set", json!({"path": "/objects/io0", "property": property, "value": value}));
+    };
+    set("thread-pool-max", 2);
+    let workers = |server: &Server| server.sleeps().iter().filter(|(name, _)| name == "disk-worker").count();
+    let stage = stage.under_load(Waiting::Blocking, |stage| {
+        support::await_that("both workers", || workers(&stage.server) == 2);
+        stage.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 12}));
+        support::await_that("more workers", || workers(&stage.server) > 2);
+        stage.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 1}));
+        support::await_that("the others to leave", || workers(&stage.server) == 1);
+    });
+    let shown = stage.image.metadata().map(|image| image.len()).expect("the image");
+    assert_eq!(shown, 16 * MIB);
+}
