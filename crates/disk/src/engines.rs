@@ -167,6 +167,13 @@ impl Engines {
         self.list.iter_mut().flatten().for_each(|engine| engine.limit_workers(limits));
     }
 
+    /// The most requests of `aio=native` that one system call takes to the kernel, from here on; 0 leaves it to the
+    /// engine.
+    pub fn set_aio_max_batch(&mut self, most: u32) {
+        self.options.aio_max_batch = most;
+        self.list.iter_mut().flatten().for_each(|engine| engine.limit_batch(most));
+    }
+
     /// Lets go of a disk. None of its requests should be in flight; where some are, the disk is let go of when the
     /// last one has been reaped.
     pub fn detach(&mut self, slot: DiskSlot) {

@@ -221,6 +221,7 @@ fn everything_changes_at_once_and_every_request_is_served_once() {
             set(&mut stage.qmp, "poll-max-ns", json!(round * 1000));
             set(&mut stage.qmp, "thread-pool-min", json!(round % 2));
             set(&mut stage.qmp, "thread-pool-max", json!([1, 64, 3, 16][round % 4]));
+            set(&mut stage.qmp, "aio-max-batch", json!([0, 1, 5][round % 3]));
             set(&mut stage.qmp, "poll-idle-ms", json!(round + 1));
             stage.map(json!({"iothread": [THREADS[round % 3], THREADS[(round + 1) % 3]]}));
         }

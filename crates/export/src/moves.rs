@@ -14,7 +14,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{LoopHandle, Nanos, clock};
@@ -96,7 +96,8 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Nanos, Problem> {
     drop(tell);
     let mut pause = Nanos::ZERO;
     let mut problem = None;
-    while let Some(moved) = next(&mut moving, &told) {
+    let patience_ends = Instant::now() + PATIENCE;
+    while let Some(moved) = next(&mut moving, &told, patience_ends) {
         let queue = moved.queue;
         match moved.at {
             Ok(Place { on, id, .. }) => (queues.loops[queue], queues.running[queue]) = (on, Some(id)),
@@ -138,23 +139,25 @@ fn take_back(queue: usize, worker: Worker, why: io::Error, home: LoopHandle<Work
 }
 
 /// The next of those that move to have come to an end; `None` when all have.
-fn next(moving: &mut Vec<Place>, told: &Receiver<Moved>) -> Option<Moved> {
-    while !moving.is_empty() {
-        if let Ok(moved) = told.recv_timeout(PATIENCE) {
-            moving.retain(|place| place.queue != moved.queue);
-            return Some(moved);
-        }
-        // Their requests do not end: they stay, but for one that has set out meanwhile.
-        for at in (0..moving.len()).rev() {
-            let Place { id, .. } = moving[at];
-            if moving[at].on.call(move |target| target.resume(id)).unwrap_or(true) {
-                let place = moving.swap_remove(at);
-                let (queue, pause) = (place.queue, Nanos::ZERO);
-                return Some(Moved { queue, at: Ok(place), pause, problem: Some(Problem::Busy) });
-            }
-        }
+fn next(moving: &mut Vec<Place>, told: &Receiver<Moved>, patience_ends: Instant) -> Option<Moved> {
+    if moving.is_empty() {
+        return None;
     }
-    None
+    let arrived = told.recv_timeout(patience_ends.saturating_duration_since(Instant::now()));
+    // Who has set out when patience ends arrives at once.
+    let moved = arrived.ok().or_else(|| stay(moving)).or_else(|| told.recv().ok())?;
+    moving.retain(|place| place.queue != moved.queue);
+    Some(moved)
+}
+
+/// Has one of those that move stay, because its requests do not end; `None` if all have set out.
+fn stay(moving: &[Place]) -> Option<Moved> {
+    let is_here = |place: &&Place| {
+        let id = place.id;
+        place.on.call(move |target| target.resume(id)).unwrap_or(true)
+    };
+    let place = moving.iter().find(is_here)?.clone();
+    Some(Moved { queue: place.queue, at: Ok(place), pause: Nanos::ZERO, problem: Some(Problem::Busy) })
 }
 
 /// Disks that a loop's engines keep, until this is dropped: that they cannot be had is known, and their engines are

@@ -265,9 +265,9 @@ fn queues_that_move_between_loops_lose_neither_commands_nor_kicks_nor_events() {
         let to = &loops[round % 3].0;
         // In flight, between two moves, and idle.
         machine.send(FIRST, &READ, 4096);
-        assert!(export.run_on(&[to.clone()]).unwrap() > Nanos::ZERO);
+        assert!(export.run_on(std::slice::from_ref(to)).unwrap() > Nanos::ZERO);
         assert_eq!(machine.answer(), GOOD);
-        assert_eq!(export.run_on(&[to.clone()]).unwrap(), Nanos::ZERO, "it is there");
+        assert_eq!(export.run_on(std::slice::from_ref(to)).unwrap(), Nanos::ZERO, "it is there");
         machine.offer_event();
         assert!(export.resize_lun(FIRST, MIB * (round as u64 % 64 + 1)).unwrap());
         assert_eq!(machine.event(), (3, 0, 0x092a));

@@ -55,7 +55,6 @@ impl Daemon {
         };
         let fixed = [
             ("fd-monitor", now.fd_monitor != object.fd_monitor),
-            ("aio-max-batch", now.aio_max_batch != object.aio_max_batch),
             ("cpu-affinity", object.cpu_affinity.is_none() && now.cpu_affinity.is_some()),
         ];
         if let Some((property, _)) = fixed.iter().find(|(_, differs)| *differs) {
@@ -93,7 +92,7 @@ impl RunningIoThread {
             calibrate: object.policy() == PolicyKind::LowRegret,
         };
         let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
-        let aio_max_batch = u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX);
+        let aio_max_batch = batch(object);
         let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
         let (handle, thread) = spawn(options, move |ring| {
             if let Some(cpus) = &cpus
@@ -151,6 +150,10 @@ impl RunningIoThread {
             let idle_after = Nanos::from_millis(object.poll_idle_ms.into());
             self.handle.send(move |target| target.set_idle_after(idle_after));
         }
+        if now.aio_max_batch != object.aio_max_batch {
+            let most = batch(object);
+            self.handle.send(move |target| target.backend().set_aio_max_batch(most));
+        }
         let (min, max) = (object.thread_pool_min, object.thread_pool_max);
         if (now.thread_pool_min, now.thread_pool_max) != (min, max) {
             self.handle.send(move |target| target.backend().set_thread_pool(min, max));
@@ -175,6 +178,10 @@ impl Drop for RunningIoThread {
             tracing::error!("an I/O thread ended early: {e}");
         }
     }
+}
+
+fn batch(object: &IoThread) -> u32 {
+    u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX)
 }
 
 fn bind_this_thread(cpus: &Cpus) -> rustix::io::Result<()> {

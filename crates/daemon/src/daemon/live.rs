@@ -68,8 +68,10 @@ impl Daemon {
         self.config = changed;
         for Exchange { old, new } in exchanges {
             let name = old.node_name().to_owned();
-            // It may have been the one that writes had to be made stable through.
-            make_stable(&name, &old);
+            // What was written through the old one nobody flushes through one that does not.
+            if new.options().read_only || new.options().no_flush {
+                make_stable(&name, &old);
+            }
             self.disks.insert(name, new);
         }
         Ok(pause)
@@ -128,7 +130,7 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         }
         (Driver::Raw { file: old }, Driver::Raw { file: new }) => match (&mut *old, &mut *new) {
             (Child::Inline(old), Child::Inline(new)) => {
-                keeps(old.node_name == new.node_name, "file.node-name")?;
+                keeps(old.node_name == new.node_name, "node-name")?;
                 replace(old, (**new).clone())?;
                 new.clone_from(old);
             }

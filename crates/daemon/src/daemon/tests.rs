@@ -109,9 +109,9 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
     let busy = IoThread { poll_policy: Some(schema::PolicyKind::Busy), poll_idle_ms: 5, ..IoThread::new("io0") };
     daemon.change_io_thread(busy.clone()).unwrap();
     assert_eq!(daemon.config().iothreads[0], busy);
-    let batch = IoThread { aio_max_batch: 3, ..busy.clone() };
-    let error = daemon.change_io_thread(batch).unwrap_err().to_string();
-    assert!(error.starts_with("iothread 'io0': aio-max-batch cannot be changed"), "{error}");
+    let monitor = IoThread { fd_monitor: schema::MonitorChoice::Epoll, ..busy.clone() };
+    let error = daemon.change_io_thread(monitor).unwrap_err().to_string();
+    assert!(error.starts_with("iothread 'io0': fd-monitor cannot be changed"), "{error}");
     assert_eq!(daemon.config().iothreads, [busy]);
     assert!(daemon.thread_id("io0").is_some());
 }

@@ -116,6 +116,9 @@ pub(crate) trait Engine {
     /// whatever came of them. Dropping it waits as well.
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
 
+    /// How many jobs one system call takes to the kernel at most, from here on, where it has such a limit; 0 for none.
+    fn limit_batch(&mut self, _most: u32) {}
+
     /// How many worker threads there may be from here on, where it has any.
     fn limit_workers(&mut self, _limits: threads::Limits) {}
 

@@ -188,8 +188,7 @@ impl Native {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
         let context = Context::new(depth)?;
-        let batch = if max_batch == 0 { depth } else { max_batch.min(depth) } as usize;
-        Ok(Self {
+        let mut new = Self {
             context,
             event,
             disks: Vec::new(),
@@ -199,11 +198,13 @@ impl Native {
             refused: Vec::new(),
             in_kernel: 0,
             depth,
-            batch,
-            iocbs: vec![Iocb::default(); batch],
-            pointers: vec![ptr::null_mut(); batch],
+            batch: 0,
+            iocbs: Vec::new(),
+            pointers: Vec::new(),
             stats: EngineStats::new("native"),
-        })
+        };
+        new.limit_batch(max_batch);
+        Ok(new)
     }
 
     fn iocb(&mut self, place: u32) -> Iocb {
@@ -326,6 +327,12 @@ impl Engine for Native {
         let Self { context, flying, .. } = *self;
         drop(context);
         flying.into_values().for_each(|transfer| left(transfer.into_job()));
+    }
+
+    fn limit_batch(&mut self, most: u32) {
+        self.batch = if most == 0 { self.depth } else { most.min(self.depth) } as usize;
+        self.iocbs.resize(self.batch, Iocb::default());
+        self.pointers.resize(self.batch, ptr::null_mut());
     }
 
     fn stats(&self) -> EngineStats {

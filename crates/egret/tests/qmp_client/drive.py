@@ -46,6 +46,13 @@ async def main():
               "addr": {"type": "unix", "path": f"{PLACE}/e0.sock"}}
     await drive("block-export-add", export)
     assert (await drive("query-block-exports"))[0]["id"] == "e0"
+    reopened = {"driver": "file", "node-name": "d0", "filename": f"{PLACE}/disk.img", "discard": "unmap"}
+    assert "pause-ns" in await drive("blockdev-reopen", {"options": [reopened]})
+    await run("object-add", {"qom-type": "iothread", "id": "io1"})
+    await drive("egret-move-queue", {"id": "e0", "queue": 0, "iothread": "io1"})
+    assert (await run("query-block-exports"))[0]["iothread-vq-mapping"] == [{"iothread": "io1", "vqs": [0]}]
+    await drive("egret-map-queues", {"id": "e0", "iothread-vq-mapping": [{"iothread": "io0", "vqs": [0]}]})
+    await run("object-del", {"id": "io1"})
     await drive("block_resize", {"node-name": "d0", "size": 2 << 20})
     assert (await drive("query-named-block-nodes"))[0]["image"]["virtual-size"] == 2 << 20
     assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0

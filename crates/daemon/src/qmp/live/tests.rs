@@ -178,7 +178,7 @@ fn a_layer_and_what_is_inside_it_are_reopened_by_their_names() {
     reopen(&mut daemon, raw(file("f0", place.path()), "unmap")).unwrap();
     assert_eq!(discards(&daemon), "unmap");
     for (options, option) in
-        [(raw(json!("f1"), "unmap"), "file"), (raw(file("f1", place.path()), "unmap"), "file.node-name")]
+        [(raw(json!("f1"), "unmap"), "file"), (raw(file("f1", place.path()), "unmap"), "node-name")]
     {
         let error = reopen(&mut daemon, options).unwrap_err();
         assert!(error.starts_with(&format!("Cannot change the option '{option}'")), "{error}");

@@ -148,7 +148,7 @@ fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force
         &set("poll-policy", json!("low-regret")),
         &set("poll-grow", json!(3)),
         &set("colour", json!(3)),
-        &set("aio-max-batch", json!(3)),
+        &set("fd-monitor", json!("epoll")),
         r#"{"execute":"query-iothreads"}"#,
     ]);
     assert_eq!(answers[3], json!({"return": 8}));
@@ -158,7 +158,7 @@ fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force
     assert_eq!(answers[7], json!({"return": {}}));
     assert!(text(8).starts_with("iothread 'io0': poll-grow has no effect on poll-policy=low-regret"));
     assert_eq!(text(9), "Property 'iothread.colour' not found");
-    assert!(text(10).contains("aio-max-batch cannot be changed while the thread runs"));
+    assert!(text(10).contains("fd-monitor cannot be changed while the thread runs"));
     let thread = &answers[11]["return"][0];
     assert_eq!((&thread["id"], &thread["poll-policy"]), (&json!("io0"), &json!("low-regret")));
     assert_eq!((&thread["poll-max-ns"], &thread["poll-price"]), (&json!(32_768), &json!(1)));
