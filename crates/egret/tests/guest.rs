@@ -9,8 +9,11 @@ use std::env;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::json;
 use support::announced::Announced;
+use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 
@@ -104,6 +107,65 @@ fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
         assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
     }
     assert_eq!(scratch.left_behind(), Vec::<String>::new());
+}
+
+#[test]
+fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
+    if !can_boot_or_skips("a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (images, socket) = (["first", "second"].map(|name| scratch.image(name, DISK)), scratch.path("socket"));
+    let monitor = scratch.path("qmp");
+    let options = Options::new()
+        .iothread("io0", "fd-monitor=io_uring")
+        .iothread("io1", "fd-monitor=epoll")
+        .disk("disk0", &images[0], "aio=io_uring,cache.direct=on,discard=unmap")
+        .disk("disk1", &images[1], "aio=native,cache.direct=on,discard=unmap")
+        .export_scsi(
+            "scsi",
+            &socket,
+            "writable=on,num-queues=2,iothread=io0,luns.0.lun=0,luns.0.node-name=disk0,luns.0.wwn=0x5000c50015ea71ac,\
+             luns.1.lun=1,luns.1.node-name=disk1,luns.1.serial=second",
+        )
+        .monitor("m", &monitor);
+    let server = Server::start(&Program::egret(), &options);
+    let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
+    let done = AtomicBool::new(false);
+    let guest = std::thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            let mut qmp = Qmp::connect(&monitor);
+            let mut round = 0;
+            while !done.load(Ordering::Relaxed) {
+                for queue in 0..2 {
+                    let to = ["io0", "io1"][(round + round / 2 + queue) % 2];
+                    qmp.run("egret-move-queue", json!({"id": "scsi", "queue": queue, "iothread": to}));
+                }
+                let reopened: Vec<_> = (0..2)
+                    .map(|disk| {
+                        let (aio, direct) =
+                            [("io_uring", true), ("native", true), ("threads", false)][(round + disk) % 3];
+                        json!({"driver": "file", "node-name": format!("disk{disk}"), "filename": images[disk],
+                               "aio": aio, "cache": {"direct": direct}, "discard": "unmap"})
+                    })
+                    .collect();
+                qmp.run("blockdev-reopen", json!({"options": reopened}));
+                round += 1;
+                // A guest without hardware help gets little done between two changes as it is.
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            round
+        });
+        let guest = std::panic::catch_unwind(|| Guest::run(&attach, &["scsi.sh"]));
+        done.store(true, Ordering::Relaxed);
+        assert!(changes.join().expect("no change fails") > 10);
+        guest.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
+    assert_eq!(server.terminate().code(), Some(0));
+    for (disk, image) in ["lun0", "lun1"].into_iter().zip(&images) {
+        assert_eq!(guest.last_hash(disk), hash(image), "the guest and the host see the same bytes of {disk}");
+    }
 }
 
 #[test]
