@@ -8,9 +8,11 @@
 //! ```
 //!
 //! A session describes queues; a queue that is described, started and enabled becomes a [`Worker`] and moves, by
-//! value, to an I/O thread. To change it the session takes it back, drained. The session speaks for itself and not
-//! through `vhost`'s request handler, because that one has no way to announce a changed configuration, and waits for
-//! the rest of half a message with no way to be stopped.
+//! value, to an I/O thread. To change it the session takes it back, drained; from outside it is moved to another I/O
+//! thread (`moves.rs`) or given another disk (`exchange.rs`), and the session does not notice.
+//!
+//! The session speaks for itself and not through `vhost`'s request handler, because that one has no way to announce a
+//! changed configuration, and waits for the rest of half a message with no way to be stopped.
 
 #![forbid(unsafe_code)]
 
