@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench bench-polling lint deps guest
+.PHONY: build demo test bench bench-polling bench-live lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
@@ -29,6 +29,10 @@ bench: deps build
 # Polling policies side by side, and against their goals. BENCH="--quick", or BENCH='--only "loop QD1"', shortens it.
 bench-polling: build
 	$(CARGO) bench -q -p egret --bench polling -- $(BENCH)
+
+# How long queues wait when they move, and when their disk is reopened, under load.
+bench-live: build
+	$(CARGO) bench -q -p egret --bench live -- $(BENCH)
 
 lint:
 	$(CARGO) fmt --all --check

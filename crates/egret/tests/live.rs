@@ -5,6 +5,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use egret_lab::client::{Client, Manner};
@@ -55,16 +56,21 @@ impl Stage {
         let rw = "randrw".parse().unwrap();
         let spec = Spec { rw, iodepth: 16, numjobs: QUEUES, verify: Some(11), waiting, ..Spec::default() };
         let (socket, done) = (self.socket.clone(), AtomicBool::new(false));
+        let (begin, begun) = channel();
         std::thread::scope(|scope| {
             let load = scope.spawn(|| {
                 let mut jobs = jobs(&socket, &spec);
                 let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(50) };
+                let mut edge = move |_| {
+                    let _ = begin.send(());
+                };
                 while !done.load(Ordering::Relaxed) {
-                    load::run(&mut jobs, span, &mut |_| ()).expect("no request fails, none comes back wrong");
+                    load::run(&mut jobs, span, &mut edge).expect("no request fails, none comes back wrong");
                 }
                 jobs.iter_mut().map(|job| job.verify().expect("what was written is there")).sum::<u64>()
             });
             let finished = Finished(&done);
+            begun.recv().expect("the load begins");
             act(&mut self);
             drop(finished);
             assert!(load.join().expect("the load is content") > 0);

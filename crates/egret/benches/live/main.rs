@@ -1,0 +1,159 @@
+//! How long queues wait when they move, and when their disk is reopened, under load.
+//!
+//! `make bench-live`, or `cargo bench -p egret --bench live -- --help`. The daemon tells each pause; the client's own
+//! latencies stand beside them, of a time with changes and of one without.
+
+#[path = "../shared/disk.rs"]
+mod disk;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use egret_lab::client::{Client, Manner};
+use egret_lab::load::{self, Job, Rw, Span, Spec, Tally, Waiting};
+use egret_lab::machine::{self, Cores};
+use serde_json::{Value, json};
+
+use disk::Disk;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+
+/// How long the load is left alone between two changes.
+const BREATH: Duration = Duration::from_millis(5);
+const QUEUES: u16 = 2;
+
+/// Measures how long queues wait when what carries them changes.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Load each cell for so long with changes, and for so long without
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Requests in flight on each of two queues
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
+    depths: Vec<u16>,
+    /// What cargo passes to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What is changed.
+#[derive(Clone, Copy)]
+enum Change {
+    Move,
+    Map,
+    Reopen,
+}
+
+impl Change {
+    const ALL: [Self; 3] = [Self::Move, Self::Map, Self::Reopen];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Move => "one queue moved",
+            Self::Map => "both queues moved",
+            Self::Reopen => "engine changed",
+        }
+    }
+
+    /// Runs the change for the `round`th time: how long a queue waited.
+    fn run(self, qmp: &mut Qmp, image: &Path, round: usize) -> Duration {
+        let to = ["io1", "io0"][round % 2];
+        let answer = match self {
+            Self::Move => qmp.run("egret-move-queue", json!({"id": "e0", "queue": 0, "iothread": to})),
+            Self::Map => qmp.run("egret-map-queues", json!({"id": "e0", "iothread": to})),
+            Self::Reopen => {
+                let aio = ["native", "threads", "io_uring"][round % 3];
+                qmp.run("blockdev-reopen", json!({"options": [blockdev(image, aio)]}))
+            }
+        };
+        Duration::from_nanos(answer["pause-ns"].as_u64().expect("every change says it"))
+    }
+}
+
+fn blockdev(image: &Path, aio: &str) -> Value {
+    let driver = if image.starts_with("/dev") { "host_device" } else { "file" };
+    json!({"driver": driver, "node-name": "d0", "filename": image, "aio": aio, "cache": {"direct": true}})
+}
+
+fn main() -> std::io::Result<()> {
+    let arguments = Arguments::parse();
+    println!("{}", machine::fingerprint());
+    let cores = Cores::of_this_machine();
+    match cores.pair() {
+        Some((client, server)) => println!("cores: client on {client}, server on {server}"),
+        None => println!("missing: a second core; client and server share one, unpinned"),
+    }
+    let disk = Disk::for_this_machine()?;
+    println!("load: 4 KiB, random, 70 % reads, {QUEUES} queues\n");
+    println!("| in flight | change | times | pause p50 | p99 | most | client p99 | most | without: p99 | most |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for &depth in &arguments.depths {
+        measure(&cores, disk.path(), depth, Duration::from_secs_f64(arguments.seconds));
+    }
+    println!("\n{}", machine::fingerprint());
+    Ok(())
+}
+
+/// One row for each change.
+fn measure(cores: &Cores, image: &Path, depth: u16, length: Duration) {
+    let scratch = Scratch::new();
+    let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+    let options = Options::new()
+        .iothread("io0", "")
+        .iothread("io1", "")
+        .disk("d0", image, "aio=io_uring,cache.direct=on")
+        .export("e0", "d0", &socket, &format!("writable=on,num-queues={QUEUES},iothread=io0"))
+        .monitor("m", &monitor);
+    let _server = cores.on_the_servers(|| Server::start(&Program::egret(), &options));
+    let mut qmp = Qmp::connect(&monitor);
+    let rw = Rw { reads: true, writes: true, random: true };
+    let cpus_allowed = cores.pair().map(|(client, _)| client).into_iter().collect();
+    let (iodepth, numjobs, waiting) = (depth, QUEUES, Waiting::Blocking);
+    let spec = Spec { rw, iodepth, numjobs, rwmixread: 70, waiting, cpus_allowed, ..Spec::default() };
+    let connected = Client::connect(&socket, Manner::default()).and_then(|client| client.start(spec.shape()));
+    let mut jobs = spec.jobs(connected.expect("the daemon serves")).expect("the load suits the disk");
+    let left_alone = run(&mut jobs, length, &mut || ());
+    for change in Change::ALL {
+        let mut pauses = Vec::new();
+        let tally = run(&mut jobs, length, &mut || {
+            pauses.push(change.run(&mut qmp, image, pauses.len()));
+        });
+        pauses.sort_unstable();
+        let at = |share: usize| us(pauses[(pauses.len() - 1) * share / 100]);
+        let most = |tally: &Tally| us(Duration::from_nanos(tally.lat.max()));
+        println!(
+            "| {depth} | {} | {} | {} | {} | {} | {:.0} us | {} | {:.0} us | {} |",
+            change.name(),
+            pauses.len(),
+            at(50),
+            at(99),
+            at(100),
+            tally.lat_us(0.99),
+            most(&tally),
+            left_alone.lat_us(0.99),
+            most(&left_alone),
+        );
+    }
+}
+
+/// Loads the disk for `length`, and does `act` again and again meanwhile.
+fn run(jobs: &mut [Job], length: Duration, act: &mut dyn FnMut()) -> Tally {
+    let span = Span { ramp: Duration::from_millis(200), length };
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| load::run(jobs, span, &mut |_| ()).expect("no request fails"));
+        let end = Instant::now() + span.ramp + length;
+        while Instant::now() + BREATH < end && !load.is_finished() {
+            act();
+            std::thread::sleep(BREATH);
+        }
+        load.join().expect("the load ends").expect("there are jobs")
+    })
+}
+
+fn us(duration: Duration) -> String {
+    format!("{} us", duration.as_micros())
+}
