@@ -13,6 +13,8 @@
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
+//! | [`plan`] | what to measure: subjects under loads |
+//! | [`results`] | what was found, as it is kept |
 //! | [`replay`] | recorded waits, replayed under every polling policy |
 //! | [`statistics`] | medians, ratios of pairs, verdicts |
 
@@ -21,6 +23,8 @@
 pub mod client;
 pub mod load;
 pub mod machine;
+pub mod plan;
 pub mod random;
 pub mod replay;
+pub mod results;
 pub mod statistics;
