@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
+//! | [`disks`] | the disks under test |
 //! | [`ledger`] | who spends CPU time meanwhile |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
@@ -24,6 +25,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod disks;
 pub mod ledger;
 pub mod load;
 pub mod machine;
