@@ -6,6 +6,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
+use crate::compare::Compare;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::replay::Replay;
@@ -30,6 +31,8 @@ pub enum Command {
     Bench(Box<Bench>),
     /// Replay recorded waits under every polling policy.
     Replay(Replay),
+    /// Put two runs of the lab beside each other.
+    Compare(Compare),
     /// Look at configuration files.
     Config(ConfigArguments),
     /// Give a running daemon a command.

@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
+//! | [`compare`] | two runs beside each other |
 //! | [`disks`] | the disks under test |
 //! | [`fingerprint`] | what a reader must know of the machine |
 //! | [`import`] | what fio measured elsewhere |
@@ -28,6 +29,7 @@
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod compare;
 pub mod disks;
 pub mod fingerprint;
 pub mod import;

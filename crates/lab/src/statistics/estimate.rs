@@ -77,7 +77,7 @@ impl Estimate {
                 return resample::percentile_interval([&logs], confidence, |[median]| median);
             }
             let (least, most) = range(&logs);
-            let half = student(confidence, logs.len() as f64 - 1.0) * error;
+            let half = half_width(confidence, logs.len() as f64 - 1.0, error);
             ((mean(&logs) - half).min(least), (mean(&logs) + half).max(most))
         };
         if logs.is_empty() {
@@ -105,7 +105,7 @@ impl Estimate {
                 return resample::percentile_interval([&ours, &theirs], confidence, |[ours, theirs]| ours - theirs);
             }
             let centre = mean(&ours) - mean(&theirs);
-            let half = student(confidence, freedom) * (errors[0] + errors[1]).sqrt();
+            let half = half_width(confidence, freedom, (errors[0] + errors[1]).sqrt());
             ((centre - half).min(middle), (centre + half).max(middle))
         };
         let [alone, together] = family.intervals(interval);
@@ -169,6 +169,12 @@ fn mean(values: &[f64]) -> f64 {
 fn range(values: &[f64]) -> (f64, f64) {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     (least, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+}
+
+/// How far an interval reaches to either side. One value says nothing of how far others lie, though it seems to have no error.
+fn half_width(confidence: f64, freedom: f64, error: f64) -> f64 {
+    let errors = student(confidence, freedom);
+    if errors.is_finite() { errors * error } else { f64::INFINITY }
 }
 
 /// How many standard errors an interval of `confidence` reaches to either side; infinitely many without a degree of
