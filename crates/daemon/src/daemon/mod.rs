@@ -5,6 +5,7 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `limits` | limits on disks |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -13,13 +14,14 @@ mod disks;
 mod error;
 mod exports;
 mod io_threads;
+mod limits;
 mod scsi;
 mod statistics;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, ThrottleGroup};
 use egret_polling::trace::Trace;
 
 use crate::Config;
@@ -39,6 +41,8 @@ pub struct Daemon {
     exports: BTreeMap<String, RunningExport>,
     io_threads: BTreeMap<String, RunningIoThread>,
     disks: BTreeMap<String, Arc<Disk>>,
+    /// By blockdev; several may have the same.
+    throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     departures: Departures,
 }
 
@@ -54,6 +58,7 @@ impl Daemon {
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
+            throttle_groups: BTreeMap::new(),
             departures: Departures::new().map_err(|e| StartError::IoThread("main".to_owned(), e.to_string()))?,
         };
         new.settle_disks()?;

@@ -84,9 +84,9 @@ impl Drop for Membership {
 /// What limits a disk, if anything.
 #[derive(Default)]
 pub(crate) struct Throttle {
-    /// Which change of [`membership`](Self::membership) this is; zero while there is none, which is all that a disk
-    /// without limits ever looks at.
+    /// The number of the last change, and zero while there is no group: all that a disk without limits ever looks at.
     version: AtomicU64,
+    /// How often the group has changed, and the place in it.
     changes: Mutex<(u64, Option<Arc<Membership>>)>,
 }
 
