@@ -5,7 +5,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use egret_event_loop::Nanos;
 
 use crate::error::{OpenCause, OpenError};
+use crate::failure::{Failure, Failures};
 use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock;
@@ -34,6 +35,7 @@ pub struct Disk {
     pub(crate) gate: Option<Gate>,
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
+    pub(crate) failures: Failures,
 }
 
 /// Where the data is.
@@ -109,6 +111,7 @@ impl Disk {
             gate: (alignment.offset > SECTOR).then(Gate::default),
             able: Able::everything(),
             throttle: Throttle::default(),
+            failures: Failures::default(),
         })
     }
 
@@ -126,6 +129,7 @@ impl Disk {
             gate: None,
             able: Able::everything(),
             throttle: Throttle::default(),
+            failures: Failures::default(),
         })
     }
 
@@ -188,6 +192,16 @@ impl Disk {
     /// as the loops that run the disk [look](crate::Engines::look_at_limits).
     pub fn set_throttle_group(&self, group: Option<&Arc<ThrottleGroup>>) {
         self.throttle.set_group(group);
+    }
+
+    /// Has an eventfd told when a request fails in its engine, from here on; the first one to be named is.
+    pub fn watch_failures(&self, bell: &Arc<OwnedFd>) {
+        self.failures.watch(bell);
+    }
+
+    /// The newest failure since this was last asked.
+    pub fn take_failure(&self) -> Option<Failure> {
+        self.failures.take()
     }
 
     /// The name that messages call it.

@@ -329,6 +329,7 @@ impl Backend for Engines {
         for engine in [Kind::Null, Kind::Threads] {
             let Some(engine) = &mut list[engine as usize] else { continue };
             engine.reap(now, &mut |Finished { job, result }| {
+                note_failure(slots, &job, result);
                 settle(slots, job.slot);
                 done(completion(job, result));
             });
@@ -346,6 +347,7 @@ impl Backend for Engines {
                         return;
                     }
                 }
+                note_failure(slots, &job, result);
                 settle(slots, job.slot);
                 done(completion(job, result));
             });
@@ -412,6 +414,13 @@ impl Drop for Engines {
             });
         }
         self.list = [const { None }; KINDS];
+    }
+}
+
+/// Leaves word of a request that an engine could not run.
+fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
+    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize]) {
+        attached.disk.failures.note(job.request.op, errno);
     }
 }
 

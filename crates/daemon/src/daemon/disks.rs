@@ -119,6 +119,7 @@ impl Daemon {
             if let Some(disk) = config.disk(name) {
                 let disk = Disk::open(&options(name, &disk, written.is_some()))?;
                 disk.set_throttle_group(self.throttle_groups.get(name));
+                disk.watch_failures(self.failures.bell());
                 self.disks.insert(name.to_owned(), Arc::new(disk));
             }
         }

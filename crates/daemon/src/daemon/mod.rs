@@ -6,6 +6,7 @@
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
 //! | `limits` | limits on disks |
+//! | `failures` | nothing: it tells what disks could not do |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -13,6 +14,7 @@
 mod disks;
 mod error;
 mod exports;
+mod failures;
 mod io_threads;
 mod limits;
 mod scsi;
@@ -28,6 +30,8 @@ use crate::Config;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 use exports::{Departures, RunningExport};
+pub use failures::DiskFailure;
+use failures::Failures;
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
 
@@ -44,6 +48,7 @@ pub struct Daemon {
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     departures: Departures,
+    failures: Failures,
 }
 
 impl Daemon {
@@ -53,13 +58,15 @@ impl Daemon {
     ///
     /// The first object that cannot be had. Nothing is left behind.
     pub fn start(config: &Config) -> Result<Self, StartError> {
+        let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
         let mut new = Self {
             config: config.clone(),
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
             throttle_groups: BTreeMap::new(),
-            departures: Departures::new().map_err(|e| StartError::IoThread("main".to_owned(), e.to_string()))?,
+            departures: Departures::new().map_err(no_bell)?,
+            failures: Failures::new().map_err(no_bell)?,
         };
         new.settle_disks()?;
         for io_thread in &config.iothreads {
