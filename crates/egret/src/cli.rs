@@ -5,6 +5,8 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::bench::Bench;
+use crate::compare::Compare;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::replay::Replay;
@@ -25,8 +27,12 @@ pub enum Command {
     /// Serve disks until told to stop.
     #[command(display_name = "egret")]
     Serve(Box<Serve>),
+    /// Measure I/O modes side by side.
+    Bench(Box<Bench>),
     /// Replay recorded waits under every polling policy.
     Replay(Replay),
+    /// Put two runs of the lab beside each other.
+    Compare(Compare),
     /// Look at configuration files.
     Config(ConfigArguments),
     /// Give a running daemon a command.

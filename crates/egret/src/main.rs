@@ -1,6 +1,8 @@
-//! The command: `egret serve`, `egret replay`, `egret config`, `egret ctl`.
+//! The command: `egret serve`, `egret bench`, `egret compare`, `egret replay`, `egret config`, `egret ctl`.
 
+mod bench;
 mod cli;
+mod compare;
 mod config;
 mod ctl;
 mod replay;
@@ -23,7 +25,9 @@ fn main() -> ExitCode {
         Err(error) => return complain(&cli::one_line(&error)),
     };
     let done = match cli.command {
+        Command::Compare(arguments) => return compare::run(&arguments),
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),

@@ -224,8 +224,8 @@ impl<S: Source> EventLoop<S> {
     /// Has a source take nothing more in, and runs `then` when nothing of it is in flight. Replaces what was to run
     /// before; runs nothing if there is no such source.
     pub fn quiesce(&mut self, id: SourceId, then: impl FnOnce(&mut Self) + Send + 'static) {
-        let Some(entry) = self.entry(id) else { return };
-        entry.source.stop();
+        let Some((entry, backend)) = self.entry_and_backend(id) else { return };
+        entry.source.stop(backend);
         entry.drained = Some(Box::new(then));
         self.touch(id.index);
     }
@@ -233,9 +233,9 @@ impl<S: Source> EventLoop<S> {
     /// Takes back a [`quiesce`](Self::quiesce), whether it has come to its end or not: the source goes on. False if it
     /// is not here any more.
     pub fn resume(&mut self, id: SourceId) -> bool {
-        let Some(entry) = self.entry(id) else { return false };
+        let Some((entry, backend)) = self.entry_and_backend(id) else { return false };
         entry.drained = None;
-        entry.source.resume();
+        entry.source.resume(backend);
         self.mark_ready(id.index);
         true
     }
@@ -425,8 +425,12 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn entry(&mut self, id: SourceId) -> Option<&mut Entry<S>> {
+        self.entry_and_backend(id).map(|(entry, _)| entry)
+    }
+
+    fn entry_and_backend(&mut self, id: SourceId) -> Option<(&mut Entry<S>, &mut S::Backend)> {
         let entry = self.sources.get_mut(id.index as usize)?.as_mut()?;
-        (entry.generation == id.generation).then_some(entry)
+        (entry.generation == id.generation).then_some((entry, &mut self.backend))
     }
 
     /// Has a source dispatched; it becomes active only if there is work, or a hundred idle disks that have just been

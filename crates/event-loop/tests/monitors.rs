@@ -152,10 +152,10 @@ impl Source for Bell {
         self.outside.armed.store(1, Ordering::SeqCst);
         !self.poll()
     }
-    fn stop(&mut self) {
+    fn stop(&mut self, _engines: &mut Self::Backend) {
         self.stopped = true;
     }
-    fn resume(&mut self) {
+    fn resume(&mut self, _engines: &mut Self::Backend) {
         self.stopped = false;
     }
     fn is_drained(&self) -> bool {

@@ -265,7 +265,7 @@ impl Source for Worker {
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.token_base = u64::from(id.index()) << HEAD_BITS;
-        Source::resume(self);
+        Source::resume(self, engines);
         Ok(())
     }
 
@@ -360,13 +360,15 @@ impl Source for Worker {
         }
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self, engines: &mut Engines) {
+        self.disks.slots.iter().flatten().for_each(|slot| engines.lift_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
         }
     }
 
-    fn resume(&mut self) {
+    fn resume(&mut self, engines: &mut Engines) {
+        self.disks.slots.iter().flatten().for_each(|slot| engines.limit_again(*slot));
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
         }

@@ -74,6 +74,8 @@ impl Daemon {
             return Err(ChangeError::NodeInUse(node));
         }
         self.config.blockdevs.remove(at);
+        let left = self.config.node_names();
+        self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
         self.settle_disks_again();
         Ok(())
     }
@@ -116,10 +118,17 @@ impl Daemon {
             }
             if let Some(disk) = config.disk(name) {
                 let disk = Disk::open(&options(name, &disk, written.is_some()))?;
-                self.disks.insert(name.to_owned(), Arc::new(disk));
+                self.disks.insert(name.to_owned(), self.introduced(name, disk));
             }
         }
         Ok(())
+    }
+
+    /// A disk that was just opened, with what is known of its node.
+    pub(super) fn introduced(&self, name: &str, disk: Disk) -> Arc<Disk> {
+        disk.set_throttle_group(self.throttle_groups.get(name));
+        disk.watch_failures(self.failures.bell());
+        Arc::new(disk)
     }
 
     /// Goes back to what was open before a change that failed.

@@ -110,6 +110,9 @@ pub enum ChangeError {
     /// An export that is on its way out uses it.
     #[error("export '{0}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED")]
     Departing(String),
+    /// Limits on a blockdev that no requests reach by its own name.
+    #[error("blockdev '{0}' lies below another: limit that one")]
+    LimitBelow(String),
     /// A disk cannot have that size.
     #[error("blockdev '{0}': {1}")]
     Resize(String, String),

@@ -91,7 +91,7 @@ impl Daemon {
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
             let options = options(name, &disk, written);
             if options != *old.options() {
-                exchanges.push(Exchange { old: Arc::clone(old), new: Arc::new(old.reopen(&options)?) });
+                exchanges.push(Exchange { old: Arc::clone(old), new: self.introduced(name, old.reopen(&options)?) });
             }
         }
         Ok(exchanges)

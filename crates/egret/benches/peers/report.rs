@@ -1,7 +1,7 @@
 //! Medians and ratios: the table, and every sample as JSON.
 
 use egret_lab::machine;
-use egret_lab::statistics::{Verdict, median, spread, verdict};
+use egret_lab::statistics::{Agreement, agreement, median, spread};
 use serde_json::json;
 
 use crate::cells::{Cell, Contender, Idle, Measured, Role};
@@ -43,10 +43,10 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     println!();
     for contender in contenders.iter().filter(|contender| contender.role != Role::Peer) {
         let count = |ratio: fn(&Outcome) -> f64, good: fn(f64) -> bool| {
-            let verdicts = cells.iter().map(|cell| verdict(&ratios(measured, cell, contender.role, ratio), good));
+            let verdicts = cells.iter().map(|cell| agreement(&ratios(measured, cell, contender.role, ratio), good));
             let verdicts: Vec<_> = verdicts.flatten().collect();
-            let of = |one: Verdict| verdicts.iter().filter(|verdict| **verdict == one).count();
-            format!("yes {}, no {}, can't tell {}", of(Verdict::Yes), of(Verdict::No), of(Verdict::CantTell))
+            let of = |one: Agreement| verdicts.iter().filter(|verdict| **verdict == one).count();
+            format!("yes {}, no {}, can't tell {}", of(Agreement::Yes), of(Agreement::No), of(Agreement::CantTell))
         };
         println!(
             "{}: at least the peer's IOPS: {}; at most its CPU per I/O: {} (of the cells beside a peer)",

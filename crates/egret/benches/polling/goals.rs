@@ -1,6 +1,6 @@
 //! What the figures add up to: `low-regret` against the goals that were set for it.
 
-use egret_lab::statistics::{Verdict, median, verdict};
+use egret_lab::statistics::{Agreement, agreement, median};
 
 use crate::cells::{Cell, Demand, Placement, Under};
 use crate::report::{Measured, of, ratios, with_policy};
@@ -72,11 +72,11 @@ fn judge(goal: &Goal<'_>, pair: (&Contender, &Contender), cells: &[Cell], measur
     let mut missed = Vec::new();
     for cell in cells.iter().filter(|cell| (goal.counts)(cell)) {
         let ratios = ratios(measured, cell, pair, goal.value);
-        let Some(verdict) = verdict(&ratios, goal.good) else { continue };
+        let Some(verdict) = agreement(&ratios, goal.good) else { continue };
         verdicts[match verdict {
-            Verdict::Yes => 0,
-            Verdict::No => 1,
-            Verdict::CantTell => 2,
+            Agreement::Yes => 0,
+            Agreement::No => 1,
+            Agreement::CantTell => 2,
         }] += 1;
         let median = median(ratios);
         if !(goal.good)(median) {

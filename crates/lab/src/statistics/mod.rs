@@ -1,4 +1,21 @@
-//! Medians and ratios of pairs.
+//! What measurements say, and how surely.
+//!
+//! | | |
+//! |---|---|
+//! | [`median`], [`spread`] | values of one kind |
+//! | [`Estimate`] | a ratio with its confidence intervals, of pairs or of two independent samples |
+//! | [`Family`] | how many intervals are read together, and how noisy the machine is |
+//! | [`Verdict`] | an estimate against a limit: pass, fail, can't tell |
+//! | [`agreement`] | the plain question whether something held every time |
+
+mod estimate;
+mod resample;
+#[cfg(test)]
+mod simulations;
+mod verdict;
+
+pub use estimate::{Estimate, Family, Interval, deviation};
+pub use verdict::{Limit, Verdict};
 
 /// The middle of some values; `NaN` of none.
 pub fn median(mut values: Vec<f64>) -> f64 {
@@ -27,7 +44,7 @@ pub const ENOUGH: usize = 5;
 
 /// Whether something holds in every repetition, in none, or only in some of them or of too few.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Agreement {
     /// In every one.
     Yes,
     /// In none.
@@ -36,15 +53,15 @@ pub enum Verdict {
     CantTell,
 }
 
-/// Judges the ratios of pairs; none of them, no verdict.
-pub fn verdict(ratios: &[f64], good: impl Fn(f64) -> bool) -> Option<Verdict> {
+/// Judges the ratios of pairs; none of them, no agreement.
+pub fn agreement(ratios: &[f64], good: impl Fn(f64) -> bool) -> Option<Agreement> {
     let count = ratios.iter().filter(|ratio| good(**ratio)).count();
     match count {
         _ if ratios.is_empty() => None,
-        _ if ratios.len() < ENOUGH => Some(Verdict::CantTell),
-        0 => Some(Verdict::No),
-        _ if count == ratios.len() => Some(Verdict::Yes),
-        _ => Some(Verdict::CantTell),
+        _ if ratios.len() < ENOUGH => Some(Agreement::CantTell),
+        0 => Some(Agreement::No),
+        _ if count == ratios.len() => Some(Agreement::Yes),
+        _ => Some(Agreement::CantTell),
     }
 }
 
@@ -60,12 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_needs_enough_repetitions_that_agree() {
+    fn agreement_needs_enough_repetitions_that_agree() {
         let good = |ratio: f64| ratio >= 1.0;
-        assert_eq!(verdict(&[], good), None);
-        assert_eq!(verdict(&[2.0; 4], good), Some(Verdict::CantTell));
-        assert_eq!(verdict(&[2.0; 5], good), Some(Verdict::Yes));
-        assert_eq!(verdict(&[0.5; 5], good), Some(Verdict::No));
-        assert_eq!(verdict(&[0.5, 2.0, 2.0, 2.0, 2.0], good), Some(Verdict::CantTell));
+        assert_eq!(agreement(&[], good), None);
+        assert_eq!(agreement(&[2.0; 4], good), Some(Agreement::CantTell));
+        assert_eq!(agreement(&[2.0; 5], good), Some(Agreement::Yes));
+        assert_eq!(agreement(&[0.5; 5], good), Some(Agreement::No));
+        assert_eq!(agreement(&[0.5, 2.0, 2.0, 2.0, 2.0], good), Some(Agreement::CantTell));
     }
 }

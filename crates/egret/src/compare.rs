@@ -1,0 +1,81 @@
+//! `egret compare`: two runs of the lab beside each other.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use egret_lab::compare::{Comparison, Overall};
+use egret_lab::results::Run;
+use egret_lab::runner;
+
+/// Put two runs of the lab beside each other: two kernels, two versions, two hosts.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Ends with 0 if nothing was lost, 1 if something was, 2 if nobody can tell, and 3 if the runs \
+                        cannot be compared or read. docs/compare.md explains the table.")]
+pub struct Compare {
+    /// The run that the other is compared with: its directory, or its result.json
+    #[arg(value_name = "A")]
+    pub a: PathBuf,
+    /// The other
+    #[arg(value_name = "B")]
+    pub b: PathBuf,
+    /// Compare runs that are unlike in more than one thing
+    #[arg(long)]
+    pub force: bool,
+    /// The largest loss that is none, in percent [default: the plan's, which is 5 unless it says otherwise]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub threshold: Option<f64>,
+    /// Write the verdicts as JUnit XML, too
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim_end_matches('%').parse().ok();
+    let share = number.map(|percent| percent / 100.0).filter(|share| (0.0..1.0).contains(share));
+    share.ok_or_else(|| "0 up to, but not including, 100".into())
+}
+
+/// Runs `egret compare`, and ends as it says.
+pub fn run(arguments: &Compare) -> ExitCode {
+    match compare(arguments) {
+        Ok(overall) => ExitCode::from(overall.exit_code()),
+        Err(error) => {
+            crate::complain(&format!("{error:#}"));
+            ExitCode::from(Overall::NotComparable.exit_code())
+        }
+    }
+}
+
+fn compare(arguments: &Compare) -> Result<Overall> {
+    let (a, b) = (read(&arguments.a)?, read(&arguments.b)?);
+    let comparison = Comparison::of(&a, &b, arguments.threshold);
+    print!("{}", comparison.text());
+    if let Some(path) = &arguments.junit {
+        std::fs::write(path, comparison.junit(arguments.force)?).with_context(|| path.display().to_string())?;
+    }
+    let overall = comparison.overall(arguments.force);
+    if overall == Overall::NotComparable && !comparison.objections.is_empty() {
+        let objections = comparison.objections.join("; ");
+        crate::complain(&format!("the runs are unlike: {objections}. --force compares them nevertheless"));
+    } else {
+        println!("{}", sentence(overall));
+    }
+    Ok(overall)
+}
+
+/// A run by its directory, or by the result in it.
+fn read(path: &Path) -> Result<Run> {
+    let directory = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    Ok(runner::read(directory)?)
+}
+
+const fn sentence(overall: Overall) -> &'static str {
+    match overall {
+        Overall::Pass => "pass: nothing was lost",
+        Overall::Fail => "fail: something was lost",
+        Overall::CantTell => "can't tell: measure more repetitions",
+        Overall::NotComparable => "not comparable: nothing that both measured decides anything",
+    }
+}

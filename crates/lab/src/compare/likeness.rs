@@ -1,0 +1,167 @@
+//! Whether two runs may be compared at all.
+
+use crate::plan::{Load, Plan, expand};
+use crate::results::{Component, Host, Run};
+
+/// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
+const MEMORY: f64 = 0.1;
+
+/// What two runs differ in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// What it is.
+    pub about: &'static str,
+    /// There, of the first run.
+    pub a: String,
+    /// And of the second.
+    pub b: String,
+    /// What it means.
+    pub role: Role,
+}
+
+/// What a difference means to a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It may be what is compared: two kernels, or two versions of a program. One of them is; both together leave open
+    /// which of them made the difference.
+    Compared,
+    /// It changes no figure by itself, such as the host's name.
+    Told,
+    /// Figures cannot be compared across it.
+    Unlike,
+}
+
+/// Everything that two runs differ in.
+pub fn differences(a: &Run, b: &Run) -> Vec<Difference> {
+    let mut found = Found::default();
+    found.host(&a.host, &b.host);
+    found.plan(a, b);
+    found.0
+}
+
+/// Why they cannot be compared, in one line each; none if they can.
+pub fn objections(differences: &[Difference]) -> Vec<String> {
+    let unlike = differences.iter().filter(|difference| difference.role == Role::Unlike);
+    let mut objections: Vec<_> =
+        unlike.map(|Difference { about, a, b, .. }| format!("{about}: {a} against {b}")).collect();
+    let compared: Vec<_> =
+        differences.iter().filter(|difference| difference.role == Role::Compared).map(|d| d.about).collect();
+    if compared.contains(&KERNEL) && compared.len() > 1 {
+        objections.push(format!(
+            "both the kernel and programs ({}) differ: either could be what made a difference",
+            compared.iter().filter(|about| **about != KERNEL).copied().collect::<Vec<_>>().join(", ")
+        ));
+    }
+    objections
+}
+
+const KERNEL: &str = "kernel";
+
+/// The programs that do the serving; others, such as fio's version, are named by what they are.
+fn program(name: &str) -> &'static str {
+    match name {
+        "egret" => "egret",
+        "qemu-storage-daemon" => "qemu-storage-daemon",
+        "fio" => "fio",
+        name if name.starts_with("qemu-system") => "QEMU",
+        _ => "another program",
+    }
+}
+
+#[derive(Default)]
+struct Found(Vec<Difference>);
+
+impl Found {
+    fn note(&mut self, about: &'static str, role: Role, a: impl ToString, b: impl ToString) {
+        let (a, b) = (a.to_string(), b.to_string());
+        if a != b {
+            self.0.push(Difference { about, a, b, role });
+        }
+    }
+
+    fn host(&mut self, a: &Host, b: &Host) {
+        let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".into());
+        self.note("host", Role::Told, &a.name, &b.name);
+        self.note(KERNEL, Role::Compared, &a.kernel, &b.kernel);
+        self.note("kernel options", Role::Unlike, options(&a.kernel_options), options(&b.kernel_options));
+        self.note("CPU", Role::Unlike, &a.cpu.model, &b.cpu.model);
+        self.note("usable CPUs", Role::Unlike, a.cpu.usable.len(), b.cpu.usable.len());
+        self.note("cores", Role::Unlike, a.cpu.cores.len(), b.cpu.cores.len());
+        self.note("NUMA nodes", Role::Unlike, a.cpu.nodes, b.cpu.nodes);
+        self.note("frequency governor", Role::Unlike, or_none(&a.cpu.governor), or_none(&b.cpu.governor));
+        self.note("idle driver", Role::Unlike, or_none(&a.cpu.idle), or_none(&b.cpu.idle));
+        // Another kernel knows others, or words them otherwise, and they are then a part of what is compared.
+        let role = if a.kernel == b.kernel { Role::Unlike } else { Role::Told };
+        self.note("mitigations", role, mitigations(a), mitigations(b));
+        self.note("hypervisor", Role::Unlike, or_none(&a.hypervisor), or_none(&b.hypervisor));
+        if a.memory.abs_diff(b.memory) as f64 > MEMORY * a.memory.max(b.memory) as f64 {
+            self.note("memory", Role::Unlike, a.memory, b.memory);
+        }
+        self.disk(a, b);
+        for theirs in &b.components {
+            if let Some(ours) = a.components.iter().find(|ours| ours.name == theirs.name) {
+                self.component(ours, theirs);
+            }
+        }
+    }
+
+    fn disk(&mut self, a: &Host, b: &Host) {
+        let disk = |host: &Host| host.disk.clone().unwrap_or_default();
+        let (a, b) = (disk(a), disk(b));
+        let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".into());
+        self.note("disk", Role::Unlike, or_none(a.model), or_none(b.model));
+        self.note("I/O scheduler", Role::Unlike, or_none(a.scheduler), or_none(b.scheduler));
+        self.note("file system", Role::Unlike, or_none(a.file_system), or_none(b.file_system));
+    }
+
+    fn component(&mut self, a: &Component, b: &Component) {
+        // fio measures; it is not what is measured.
+        let role = if a.name == "fio" { Role::Unlike } else { Role::Compared };
+        if a.version != b.version {
+            self.note(program(&a.name), role, &a.version, &b.version);
+        } else if a.sha256 != b.sha256 {
+            let build = |component: &Component| {
+                format!("{}, built as {}", component.version, component.sha256.get(..12).unwrap_or(&component.sha256))
+            };
+            self.note(program(&a.name), if role == Role::Unlike { Role::Told } else { role }, build(a), build(b));
+        }
+    }
+
+    fn plan(&mut self, a: &Run, b: &Run) {
+        self.note("plan", Role::Unlike, &a.plan.name, &b.plan.name);
+        self.note("scale", Role::Unlike, a.scale, b.scale);
+        self.note("disk under test", Role::Unlike, disk_of(&a.plan), disk_of(&b.plan));
+        let loads = |plan: &Plan| plan.loads.iter().flat_map(expand).collect::<Vec<Load>>();
+        let (ours, theirs) = (loads(&a.plan), loads(&b.plan));
+        for load in &ours {
+            let same_name = theirs.iter().find(|other| other.name == load.name);
+            if let Some(other) = same_name.filter(|other| *other != load) {
+                self.note("load", Role::Unlike, format!("{load:?}"), format!("{other:?}"));
+            }
+        }
+        for subject in &a.plan.subjects {
+            let same_name = b.plan.subjects.iter().find(|other| other.name == subject.name);
+            if let Some(other) = same_name.filter(|other| *other != subject) {
+                self.note("subject", Role::Unlike, format!("{subject:?}"), format!("{other:?}"));
+            }
+        }
+    }
+}
+
+fn disk_of(plan: &Plan) -> String {
+    let size = plan.disk.size.map_or_else(|| "its own size".into(), |size| size.to_string());
+    format!("{:?} of {size}", plan.disk.kind)
+}
+
+/// The kernel's options without those that only say where it was found.
+fn options(line: &str) -> String {
+    let kept = line.split_whitespace().filter(|word| {
+        !["BOOT_IMAGE=", "root=", "initrd=", "resume="].iter().any(|found_at| word.starts_with(found_at))
+    });
+    kept.collect::<Vec<_>>().join(" ")
+}
+
+fn mitigations(host: &Host) -> String {
+    let each = host.cpu.mitigations.iter().map(|(against, state)| format!("{against}: {state}"));
+    each.collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,213 @@
+//! What subjects are put under: fio's words, with lists for a matrix.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::units::{Bytes, OneOrMany, Seconds};
+
+/// A load as a plan spells it. Keys with several values make a load for each combination.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoadKeys {
+    /// What the report calls it, where it is one; `randread 4k QD1` and the like without it.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// `read`, `write`, `rw`, `randread`, `randwrite` or `randrw`.
+    #[serde(default = "randread")]
+    pub rw: OneOrMany<String>,
+    /// The length of a request.
+    #[serde(default = "four_k")]
+    pub bs: OneOrMany<Bytes>,
+    /// Requests in flight, for each job.
+    #[serde(default = "one")]
+    pub iodepth: OneOrMany<u16>,
+    /// Jobs, each with a queue and a core of its own as far as there are cores.
+    #[serde(default = "one")]
+    pub numjobs: OneOrMany<u16>,
+    /// The share of reads where there are both, in percent.
+    #[serde(default = "half")]
+    pub rwmixread: OneOrMany<u8>,
+    /// Disks that are connected and idle beside the one under load.
+    #[serde(default = "none_idle")]
+    pub idle_disks: OneOrMany<u16>,
+    /// Disks under load at the same time.
+    #[serde(default = "one")]
+    pub disks: OneOrMany<u16>,
+    /// Queues of each disk; as many as there are jobs without it.
+    #[serde(default)]
+    pub queues: Option<u16>,
+    /// An open loop at this rate, in requests a second and job. A closed loop without it.
+    #[serde(default)]
+    pub rate_iops: Option<f64>,
+    /// How an open loop's requests are spaced.
+    #[serde(default)]
+    pub rate_process: Pacing,
+    /// Latency as load rises: the closed loop's peak first, then open loops at shares of it.
+    #[serde(default)]
+    pub curve: Option<Curve>,
+    /// Whether random addresses may come twice before all came once.
+    #[serde(default = "yes")]
+    pub norandommap: bool,
+    /// How much of the disk is used; all of it without this.
+    #[serde(default)]
+    pub size: Option<Bytes>,
+    /// Whether blocks are checked when they are read.
+    #[serde(default)]
+    pub verify: bool,
+    /// Whether the load, where it is the lab's own, waits by looking again and again instead of sleeping.
+    #[serde(default)]
+    pub polling: bool,
+    /// What is not measured, at first.
+    #[serde(default = "one_second")]
+    pub ramp_time: Seconds,
+    /// What is.
+    #[serde(default = "five_seconds")]
+    pub runtime: Seconds,
+    /// fio's own job file, on the stacks that take fio. All keys above but `name` are then the job file's.
+    #[serde(default)]
+    pub jobfile: Option<PathBuf>,
+    /// An application in a guest instead of fio: `rsync` or `pgbench`.
+    #[serde(default)]
+    pub application: Option<String>,
+}
+
+/// How an open loop's requests are spaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pacing {
+    /// As many independent users make them.
+    #[default]
+    Poisson,
+    /// All gaps alike.
+    Fixed,
+}
+
+/// Shares of a closed loop's peak at which latency is measured, in percent.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// The first.
+    pub from: f64,
+    /// The last.
+    pub to: f64,
+    /// How many there are.
+    pub points: u32,
+}
+
+fn randread() -> OneOrMany<String> {
+    OneOrMany::One("randread".into())
+}
+
+fn four_k() -> OneOrMany<Bytes> {
+    OneOrMany::One(Bytes(4096))
+}
+
+fn one() -> OneOrMany<u16> {
+    OneOrMany::One(1)
+}
+
+fn half() -> OneOrMany<u8> {
+    OneOrMany::One(50)
+}
+
+fn none_idle() -> OneOrMany<u16> {
+    OneOrMany::One(0)
+}
+
+fn one_second() -> Seconds {
+    Seconds(1.0)
+}
+
+fn five_seconds() -> Seconds {
+    Seconds(5.0)
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// One load: no lists left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// What the report calls it.
+    pub name: String,
+    /// As fio spells it.
+    pub rw: String,
+    /// The length of a request.
+    pub bs: Bytes,
+    /// Requests in flight, for each job.
+    pub iodepth: u16,
+    /// Jobs.
+    pub numjobs: u16,
+    /// The share of reads where there are both, in percent.
+    pub rwmixread: u8,
+    /// Disks that are connected and idle.
+    pub idle_disks: u16,
+    /// Disks under load.
+    pub disks: u16,
+    /// All the rest, as the plan has it.
+    pub keys: LoadKeys,
+}
+
+/// The loads that `keys` stand for, the first key's values outermost.
+pub fn expand(keys: &LoadKeys) -> Vec<Load> {
+    let mut loads = Vec::new();
+    for rw in keys.rw.all() {
+        for bs in keys.bs.all() {
+            for iodepth in keys.iodepth.all() {
+                for numjobs in keys.numjobs.all() {
+                    for rwmixread in keys.rwmixread.all() {
+                        for idle_disks in keys.idle_disks.all() {
+                            for disks in keys.disks.all() {
+                                let mut load = Load {
+                                    name: String::new(),
+                                    rw: rw.clone(),
+                                    bs: *bs,
+                                    iodepth: *iodepth,
+                                    numjobs: *numjobs,
+                                    rwmixread: *rwmixread,
+                                    idle_disks: *idle_disks,
+                                    disks: *disks,
+                                    keys: keys.clone(),
+                                };
+                                load.name = keys.name.clone().unwrap_or_else(|| load.described());
+                                loads.push(load);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    loads
+}
+
+impl Load {
+    /// `randrw70 4k QD8 x16`: what is as usual goes without saying.
+    fn described(&self) -> String {
+        if let Some(application) = &self.keys.application {
+            return application.clone();
+        }
+        if let Some(path) = &self.keys.jobfile {
+            return path.display().to_string();
+        }
+        let mix = if self.rw.ends_with("rw") { self.rwmixread.to_string() } else { String::new() };
+        let mut name = format!("{}{mix} {} QD{}", self.rw, self.bs, self.iodepth);
+        let more = [(self.numjobs, 1, "jobs"), (self.disks, 1, "disks"), (self.idle_disks, 0, "idle disks")];
+        for (count, usual, of) in more {
+            if count != usual {
+                name += &format!(" {count} {of}");
+            }
+        }
+        if self.keys.curve.is_some() {
+            name += " curve";
+        }
+        name
+    }
+
+    /// Whether it writes.
+    pub fn writes(&self) -> bool {
+        self.keys.application.is_some() || !matches!(self.rw.as_str(), "read" | "randread")
+    }
+}

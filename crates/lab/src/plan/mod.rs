@@ -1,0 +1,231 @@
+//! What the lab is to do: plans, as TOML files spell them.
+//!
+//! ```toml
+//! name = "modes"
+//! title = "Threads, native AIO or io_uring?"
+//! about = "Every I/O mode at queue depths 1 and 64, beside fio on the host."
+//! experiments = ["2a", "2b", "2c"]
+//! baseline = "io_uring"             # the subject that the others are compared with
+//!
+//! [disk]
+//! type = "file"
+//! size = "1G"
+//!
+//! [[subject]]
+//! name = "io_uring"
+//! stack = "egret"
+//! blockdev = { aio = "io_uring", "cache.direct" = true }
+//! iothread = { poll-policy = "weighted" }
+//!
+//! [[load]]                          # lists make a matrix
+//! rw = ["randread", "randwrite"]
+//! bs = "4k"
+//! iodepth = [1, 64]
+//! runtime = "5s"
+//!
+//! [[chart]]
+//! id = "2a"
+//! title = "Latency, 4k, queue depth 1"
+//! metric = "latency"
+//! loads = ["randread 4k QD1", "randwrite 4k QD1"]
+//! ```
+//!
+//! A plan says nothing of results: [`results`](crate::results) hold the plan that made them.
+
+mod load;
+mod read;
+mod subject;
+mod units;
+
+use serde::{Deserialize, Serialize};
+
+pub use load::{Curve, Load, LoadKeys, Pacing, expand};
+pub use read::{BUILT_IN, PlanError};
+pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
+pub use units::{Bytes, OneOrMany, Seconds};
+
+/// A plan: its subjects, under each of its loads, so many times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Plan {
+    /// What it is called on the command line.
+    pub name: String,
+    /// The question that it answers, in one line.
+    pub title: String,
+    /// What it does, in a few.
+    #[serde(default)]
+    pub about: String,
+    /// The rows of the published experiments that it reproduces, such as `2a` or `S0`.
+    #[serde(default)]
+    pub experiments: Vec<String>,
+    /// The subject that the others are compared with; the first if none is named.
+    #[serde(default)]
+    pub baseline: Option<String>,
+    /// How often each cell is measured.
+    #[serde(default = "five")]
+    pub repetitions: u32,
+    /// How large a loss against the baseline may be before it is one, as a share of it.
+    #[serde(default = "five_percent")]
+    pub threshold: f64,
+    /// Whether the baseline is measured twice in every round, as if it were two subjects: the noise floor.
+    #[serde(default = "yes")]
+    pub noise_floor: bool,
+    /// Cores for the load, dealt out to its jobs; the lab chooses if there are none.
+    #[serde(default)]
+    pub load_cpus: Vec<usize>,
+    /// Whether the host's hottest symbols are captured while each cell is measured, where `perf` is there.
+    #[serde(default)]
+    pub perf: bool,
+    /// What all subjects serve.
+    pub disk: DiskPlan,
+    /// What is compared.
+    #[serde(rename = "subject")]
+    pub subjects: Vec<Subject>,
+    /// What it is put under; lists of values make a matrix.
+    #[serde(rename = "load")]
+    pub loads: Vec<LoadKeys>,
+    /// How the report shows it. Without any it shows bars of latency, IOPS and CPU per I/O.
+    #[serde(rename = "chart", default)]
+    pub charts: Vec<Chart>,
+}
+
+fn five() -> u32 {
+    5
+}
+
+fn five_percent() -> f64 {
+    0.05
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The disk under test.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DiskPlan {
+    /// What it is.
+    #[serde(rename = "type")]
+    pub kind: DiskKind,
+    /// How large, where the lab makes it.
+    #[serde(default)]
+    pub size: Option<Bytes>,
+    /// A device's path, or the directory of a file.
+    #[serde(default)]
+    pub path: Option<std::path::PathBuf>,
+    /// The data on the device may be lost. Without this a plan that writes refuses a device that is not empty.
+    #[serde(default)]
+    pub destroy: bool,
+}
+
+/// What the disk under test is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskKind {
+    /// A file that the lab makes, fills and removes.
+    File,
+    /// A loop device over a file in memory, which needs root; a file where that is missing.
+    Loop,
+    /// A block device of the user's.
+    Device,
+    /// Nothing: a server's own null device. For the path alone.
+    Null,
+}
+
+/// What a chart shows of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Mean latency, in microseconds.
+    Latency,
+    /// The latency of one request in a hundred, in microseconds.
+    LatencyP99,
+    /// Requests per second.
+    Iops,
+    /// Megabytes (of 10^6 bytes) per second.
+    Throughput,
+    /// CPU time per request of all but the load, in microseconds: also milliseconds of CPU per 1000 requests.
+    CpuPerIo,
+    /// CPU time per gigabyte of all but the load, in seconds: also CPUs per 1 GB/s.
+    CpuPerGigabyte,
+    /// CPUs that all but the load kept busy.
+    Cpus,
+    /// How long a piece of work took, in seconds.
+    Duration,
+    /// Transactions per second, of a database.
+    Transactions,
+}
+
+impl Metric {
+    /// What it is called.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Latency => "mean latency",
+            Self::LatencyP99 => "p99 latency",
+            Self::Iops => "IOPS",
+            Self::Throughput => "throughput",
+            Self::CpuPerIo => "CPU per I/O",
+            Self::CpuPerGigabyte => "CPU per GB",
+            Self::Cpus => "CPUs",
+            Self::Duration => "duration",
+            Self::Transactions => "transactions",
+        }
+    }
+
+    /// What [`value`](crate::results::Measurement::value) counts it in.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Latency | Self::LatencyP99 | Self::CpuPerIo => "us",
+            Self::Iops | Self::Transactions => "1/s",
+            Self::Throughput => "MB/s",
+            Self::CpuPerGigabyte | Self::Duration => "s",
+            Self::Cpus => "CPUs",
+        }
+    }
+
+    /// Whether a larger value is the better one.
+    pub const fn more_is_better(self) -> bool {
+        matches!(self, Self::Iops | Self::Throughput | Self::Transactions)
+    }
+}
+
+/// How the report shows some cells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Chart {
+    /// The published figure that it reproduces, such as `2a`.
+    pub id: String,
+    /// Above it.
+    pub title: String,
+    /// Its form.
+    #[serde(default)]
+    pub form: Form,
+    /// What it shows; of a curve, its vertical axis.
+    pub metric: Metric,
+    /// The loads, by name; all if there are none.
+    #[serde(default)]
+    pub loads: Vec<String>,
+    /// The subjects, by name; all if there are none.
+    #[serde(default)]
+    pub subjects: Vec<String>,
+    /// The published table that is shown beside ours: `s0_iops`, `s0_cpu`, `s1_weight`, `s3_busy`, `s3_symbols`, `s4_devices`.
+    #[serde(default)]
+    pub published: Option<String>,
+}
+
+/// A chart's form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// A bar for each subject, in groups by load.
+    #[default]
+    Bars,
+    /// The metric against IOPS (or transactions) as load rises: a line for each subject.
+    Curve,
+    /// The metric against what the subjects have in number: the [`at`](Subject::at) of each, a line for each
+    /// [`line`](Subject::line).
+    Ladder,
+    /// A table, with differences to the baseline.
+    Table,
+}

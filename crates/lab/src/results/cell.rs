@@ -1,0 +1,250 @@
+//! One measurement of one subject under one load.
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Metric;
+
+/// Which cell.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CellId {
+    /// The load's name.
+    pub load: String,
+    /// The subject's name. The baseline's second measurement, for the noise floor, is called `NAME (again)`.
+    pub subject: String,
+    /// Counted from 0. Cells of one load and repetition were measured side by side and make pairs.
+    pub repetition: u32,
+    /// Of a curve: its point, counted from 1; the closed loop's peak is 0.
+    #[serde(default)]
+    pub point: u32,
+}
+
+/// A cell that has ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// Which.
+    pub id: CellId,
+    /// When it began, in seconds since 1970.
+    pub started: u64,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "is")]
+pub enum Outcome {
+    /// It was measured.
+    Measured(Box<Measurement>),
+    /// It was tried, and failed.
+    Failed {
+        /// Why, in one line.
+        reason: String,
+        /// The last lines of the server, the load or the kernel.
+        log: Vec<String>,
+    },
+    /// This machine cannot run it; says what it lacks.
+    Impossible {
+        /// What is missing, and what would bring it.
+        reason: String,
+    },
+}
+
+/// What was measured. Absent is what this stack cannot tell; it is never shown as zero.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// How long was measured, in seconds.
+    pub seconds: f64,
+    /// Reads.
+    pub reads: Option<Operations>,
+    /// Writes.
+    pub writes: Option<Operations>,
+    /// The rate that an open loop asked for, in requests per second, of all jobs together.
+    pub offered_iops: Option<f64>,
+    /// Transactions per second, of a database.
+    pub transactions: Option<f64>,
+    /// Who spent how much CPU time.
+    pub cpu: Ledger,
+    /// What limited it, where that was not the server.
+    pub limit: Option<Limit>,
+    /// It shows that it works, and says nothing of speed: a guest under emulation.
+    #[serde(default)]
+    pub functional_only: bool,
+    /// The hottest symbols of the host, where `perf` was there.
+    #[serde(default)]
+    pub symbols: Vec<Symbol>,
+    /// What the server's I/O threads said of their polling.
+    pub polling: Option<Polling>,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Operations {
+    /// How many completed.
+    pub requests: u64,
+    /// What they moved.
+    pub bytes: u64,
+    /// How long they took.
+    pub latency: Latency,
+}
+
+/// Latencies, in nanoseconds: of an open loop from when a request was to begin.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The mean.
+    pub mean: f64,
+    /// Half of them took less.
+    pub p50: f64,
+    /// Nine of ten.
+    pub p90: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// 999 of 1000.
+    pub p999: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// Who spent CPU time while it was measured, in nanoseconds. Parts that a stack does not have, or cannot tell, are absent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// I/O threads: finding and doing work, in user space.
+    pub io_thread_work: Option<u64>,
+    /// I/O threads: spinning that ended with work.
+    pub io_thread_spin_found: Option<u64>,
+    /// I/O threads: spinning in vain.
+    pub io_thread_spin_wasted: Option<u64>,
+    /// I/O threads: in the kernel.
+    pub io_thread_system: Option<u64>,
+    /// The server's other threads: workers, main loop.
+    pub server_other: Option<u64>,
+    /// All of the server, where it cannot be told apart.
+    pub server: Option<u64>,
+    /// The guest's processors and the rest of QEMU.
+    pub guest: Option<u64>,
+    /// Kernel threads.
+    pub kernel_threads: Option<u64>,
+    /// Interrupts, hard and soft, and time stolen by a hypervisor.
+    pub interrupts: Option<u64>,
+    /// The load itself.
+    pub load: Option<u64>,
+    /// All that the host was busy: what the others leave of it is somebody else's.
+    pub host_busy: Option<u64>,
+}
+
+/// What limited a measurement, where that was not the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limit {
+    /// The load itself: says why.
+    Load(String),
+    /// The disk: as fast as the host's own fio on it.
+    Device(String),
+}
+
+/// A symbol's share of all samples.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Symbol {
+    /// Its name.
+    pub name: String,
+    /// Of all samples, in percent.
+    pub percent: f64,
+}
+
+/// Polling, summed over a server's I/O threads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Polling {
+    /// Waits.
+    pub waits: u64,
+    /// Waits that ended while spinning.
+    pub hits: u64,
+    /// Waits that ended in sleep.
+    pub blocks: u64,
+    /// The mean window, in nanoseconds.
+    pub mean_window_ns: f64,
+    /// The share of windows that were 0.
+    pub windows_reset: f64,
+    /// The share of windows near the maximum.
+    pub windows_near_max: f64,
+}
+
+impl Measurement {
+    /// Requests of both kinds.
+    pub fn requests(&self) -> u64 {
+        [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.requests).sum()
+    }
+
+    /// Bytes of both kinds.
+    pub fn bytes(&self) -> u64 {
+        [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.bytes).sum()
+    }
+
+    /// A latency of both kinds, in nanoseconds: weighed by how many there were, which is exact for the mean and near
+    /// enough for quantiles of what is much alike. `None` without requests.
+    pub fn latency(&self, of: impl Fn(&Latency) -> f64) -> Option<f64> {
+        let weighed = [&self.reads, &self.writes].into_iter().flatten();
+        let sum: f64 = weighed.map(|operations| of(&operations.latency) * operations.requests as f64).sum();
+        (self.requests() > 0).then(|| sum / self.requests() as f64)
+    }
+}
+
+impl Measurement {
+    /// What a chart shows of it, in the [metric's unit](Metric::unit); `None` where this stack cannot tell.
+    pub fn value(&self, metric: Metric) -> Option<f64> {
+        let per_second = |count: u64| (count > 0).then(|| count as f64 / self.seconds);
+        let serving = || self.cpu.serving().map(|ns| ns as f64);
+        match metric {
+            Metric::Latency => self.latency(|latency| latency.mean / 1e3),
+            Metric::LatencyP99 => self.latency(|latency| latency.p99 / 1e3),
+            Metric::Iops => per_second(self.requests()),
+            Metric::Throughput => per_second(self.bytes()).map(|bytes| bytes / 1e6),
+            Metric::CpuPerIo => Some(serving()? / 1e3 / per_second(self.requests())? / self.seconds),
+            Metric::CpuPerGigabyte => Some(serving()? / per_second(self.bytes())? / self.seconds),
+            Metric::Cpus => Some(serving()? / 1e9 / self.seconds),
+            Metric::Duration => self.requests().eq(&0).then_some(self.seconds),
+            Metric::Transactions => self.transactions,
+        }
+    }
+}
+
+impl Ledger {
+    /// All times by a factor: for who could only be watched during a part of what was measured.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        let by = |time: Option<u64>| time.map(|time| (time as f64 * factor) as u64);
+        Self {
+            io_thread_work: by(self.io_thread_work),
+            io_thread_spin_found: by(self.io_thread_spin_found),
+            io_thread_spin_wasted: by(self.io_thread_spin_wasted),
+            io_thread_system: by(self.io_thread_system),
+            server_other: by(self.server_other),
+            server: by(self.server),
+            guest: by(self.guest),
+            kernel_threads: by(self.kernel_threads),
+            interrupts: by(self.interrupts),
+            load: by(self.load),
+            host_busy: by(self.host_busy),
+        }
+    }
+
+    /// CPU time of all but the load, in nanoseconds; `None` where nobody could tell.
+    pub fn serving(&self) -> Option<u64> {
+        let parts = [
+            self.io_thread_work,
+            self.io_thread_spin_found,
+            self.io_thread_spin_wasted,
+            self.io_thread_system,
+            self.server_other,
+            self.server,
+            self.guest,
+            self.kernel_threads,
+            self.interrupts,
+        ];
+        parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
+    }
+
+    /// What the host was busy with beside all this, in nanoseconds.
+    pub fn unaccounted(&self) -> Option<u64> {
+        let known = self.serving().unwrap_or(0) + self.load.unwrap_or(0);
+        Some(self.host_busy?.saturating_sub(known))
+    }
+}

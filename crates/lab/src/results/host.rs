@@ -1,0 +1,86 @@
+//! The machine's fingerprint.
+
+use serde::{Deserialize, Serialize};
+
+/// What a run was made on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its processors.
+    pub cpu: Cpu,
+    /// Its memory, in bytes.
+    pub memory: u64,
+    /// Huge pages that are free, in bytes.
+    pub huge_pages: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// The kernel's command line.
+    pub kernel_options: String,
+    /// `kvm`, `vmware`, ... where this is a virtual machine itself.
+    pub hypervisor: Option<String>,
+    /// The disk under test, as far as it is on one.
+    pub disk: Option<BlockDevice>,
+    /// The programs of the stacks.
+    pub components: Vec<Component>,
+    /// The load average of the last minute when the run began.
+    pub load_average: f64,
+    /// What a reader should mind.
+    pub warnings: Vec<Warning>,
+}
+
+/// Processors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cpu {
+    /// As the vendor calls it.
+    pub model: String,
+    /// Processors that this process may use.
+    pub usable: Vec<usize>,
+    /// Processors that share a core, in groups; a group of one where there is no SMT.
+    pub cores: Vec<Vec<usize>>,
+    /// NUMA nodes.
+    pub nodes: usize,
+    /// The frequency governor, where there is one.
+    pub governor: Option<String>,
+    /// The idle driver and governor, where there are.
+    pub idle: Option<String>,
+    /// Mitigations in force, as `/sys/devices/system/cpu/vulnerabilities` has them.
+    pub mitigations: Vec<(String, String)>,
+}
+
+/// A block device, or the one that a file is on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockDevice {
+    /// The path under test.
+    pub path: String,
+    /// The device's name in `/sys/block`.
+    pub device: Option<String>,
+    /// Its model.
+    pub model: Option<String>,
+    /// Its I/O scheduler.
+    pub scheduler: Option<String>,
+    /// The file system, of a file.
+    pub file_system: Option<String>,
+}
+
+/// A program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Component {
+    /// `egret`, `fio`, `qemu-storage-daemon`, ...
+    pub name: String,
+    /// Where it is.
+    pub path: String,
+    /// What it says of itself.
+    pub version: String,
+    /// Its SHA-256.
+    pub sha256: String,
+}
+
+/// What a reader should mind about the machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// A word for it: `smt-sibling`, `governor`, `scheduler`, `noisy-neighbour`, ...
+    pub about: String,
+    /// In one line.
+    pub text: String,
+}

@@ -1,0 +1,69 @@
+//! What a run found: a directory with `result.json`, `cells.csv`, the raw output and the report.
+//!
+//! [`Run`] is `result.json`, whole; [`FORMAT`] is its version. Everything that a report says is computed from it.
+
+mod cell;
+mod host;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Plan;
+
+pub use cell::{Cell, CellId, Latency, Ledger, Limit, Measurement, Operations, Outcome, Polling, Symbol};
+pub use host::{BlockDevice, Component, Cpu, Host, Warning};
+
+/// The version of `result.json` that this program writes, and the newest that it reads.
+pub const FORMAT: u32 = 1;
+
+/// A run of a plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// [`FORMAT`] when it was written.
+    pub format: u32,
+    /// What was to be done, after scaling.
+    pub plan: Plan,
+    /// By how much the plan's times and sizes were scaled.
+    pub scale: f64,
+    /// What the order of cells was drawn from.
+    pub seed: u64,
+    /// If only some cells were asked for: what the name of their load or their subject contains.
+    #[serde(default)]
+    pub only: Option<String>,
+    /// When it began, in seconds since 1970.
+    pub started: u64,
+    /// When it ended; not before all cells have.
+    pub ended: Option<u64>,
+    /// What it ran on, when it began.
+    pub host: Host,
+    /// Every cell that has ended, in the order in which they did. One that failed is a result.
+    pub cells: Vec<Cell>,
+    /// What the kernel or a server said meanwhile that a reader should know, by when it was said.
+    pub incidents: Vec<Incident>,
+}
+
+/// A crash, a hang, a line in the kernel's log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incident {
+    /// Seconds since 1970.
+    pub at: u64,
+    /// The cell that was being measured.
+    pub cell: Option<CellId>,
+    /// Who said it: `kernel`, or a subject's name.
+    pub source: String,
+    /// What was said.
+    pub text: String,
+}
+
+impl Run {
+    /// The cells of every subject under every load, each in the order of repetitions.
+    pub fn by_load(&self) -> BTreeMap<(&str, &str), Vec<&Cell>> {
+        let mut cells: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for cell in &self.cells {
+            cells.entry((cell.id.load.as_str(), cell.id.subject.as_str())).or_default().push(cell);
+        }
+        cells.values_mut().for_each(|cells| cells.sort_by_key(|cell| (cell.id.repetition, cell.id.point)));
+        cells
+    }
+}
