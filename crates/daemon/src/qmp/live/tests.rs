@@ -160,6 +160,20 @@ fn a_node_is_reopened_as_all_of_its_options_say() {
 }
 
 #[test]
+fn a_node_that_is_reopened_keeps_its_limits() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon(place.path());
+    let limits = json!({"id": "d0", "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 1000, "iops_rd": 0, "iops_wr": 0});
+    run(&mut daemon, "block_set_io_throttle", limits).unwrap();
+    let group = |daemon: &Daemon| daemon.disks_by_name()["d0"].throttle_group().expect("it is limited");
+    let before = group(&daemon);
+    let mut otherwise = file("d0", place.path());
+    otherwise["discard"] = json!("unmap");
+    run(&mut daemon, "blockdev-reopen", json!({"options": [otherwise]})).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&before, &group(&daemon)));
+}
+
+#[test]
 fn a_layer_and_what_is_inside_it_are_reopened_by_their_names() {
     let place = tempfile::tempdir().unwrap();
     std::fs::File::create(place.path().join("f0.img")).unwrap().set_len(1 << 20).unwrap();
