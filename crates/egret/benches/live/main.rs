@@ -32,6 +32,9 @@ struct Arguments {
     /// Load each cell for so long with changes, and for so long without
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
+    /// Measure a null disk too, whose requests take so many microseconds: nobody but the daemon works for it
+    #[arg(long, value_name = "US", default_value_t = 100)]
+    null: u64,
     /// Requests in flight on each of two queues
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
     depths: Vec<u16>,
@@ -55,28 +58,56 @@ impl Change {
         match self {
             Self::Move => "one queue moved",
             Self::Map => "both queues moved",
-            Self::Reopen => "engine changed",
+            Self::Reopen => "disk reopened",
         }
     }
 
     /// Runs the change for the `round`th time: how long a queue waited.
-    fn run(self, qmp: &mut Qmp, image: &Path, round: usize) -> Duration {
+    fn run(self, qmp: &mut Qmp, subject: &Subject<'_>, round: usize) -> Duration {
         let to = ["io1", "io0"][round % 2];
         let answer = match self {
             Self::Move => qmp.run("egret-move-queue", json!({"id": "e0", "queue": 0, "iothread": to})),
             Self::Map => qmp.run("egret-map-queues", json!({"id": "e0", "iothread": to})),
-            Self::Reopen => {
-                let aio = ["native", "threads", "io_uring"][round % 3];
-                qmp.run("blockdev-reopen", json!({"options": [blockdev(image, aio)]}))
-            }
+            Self::Reopen => qmp.run("blockdev-reopen", json!({"options": [subject.otherwise(round)]})),
         };
         Duration::from_nanos(answer["pause-ns"].as_u64().expect("every change says it"))
     }
 }
 
-fn blockdev(image: &Path, aio: &str) -> Value {
-    let driver = if image.starts_with("/dev") { "host_device" } else { "file" };
-    json!({"driver": driver, "node-name": "d0", "filename": image, "aio": aio, "cache": {"direct": true}})
+/// What is under the load.
+enum Subject<'a> {
+    Image(&'a Path),
+    /// A null disk of this latency, in nanoseconds.
+    Null(u64),
+}
+
+impl Subject<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Image(_) => "loop".to_owned(),
+            Self::Null(latency) => format!("null, {} us", latency / 1000),
+        }
+    }
+
+    fn options(&self) -> Options {
+        match self {
+            Self::Image(image) => Options::new().disk("d0", image, "aio=io_uring,cache.direct=on"),
+            Self::Null(latency) => Options::new().null("d0", &format!("latency-ns={latency}")),
+        }
+    }
+
+    /// How it is to be opened for the `round`th time: with another engine, or another latency that is hardly another.
+    fn otherwise(&self, round: usize) -> Value {
+        match self {
+            Self::Image(image) => {
+                let driver = if image.starts_with("/dev") { "host_device" } else { "file" };
+                let aio = ["native", "threads", "io_uring"][round % 3];
+                json!({"driver": driver, "node-name": "d0", "filename": image, "aio": aio, "cache": {"direct": true}})
+            }
+            Self::Null(latency) => json!({"driver": "null-co", "node-name": "d0", "size": 1 << 30,
+                                          "latency-ns": latency + 1 + round as u64 % 2}),
+        }
+    }
 }
 
 fn main() -> std::io::Result<()> {
@@ -89,26 +120,30 @@ fn main() -> std::io::Result<()> {
     }
     let disk = Disk::for_this_machine()?;
     println!("load: 4 KiB, random, 70 % reads, {QUEUES} queues\n");
-    println!("| in flight | change | times | pause p50 | p99 | most | client p99 | most | without: p99 | most |");
-    println!("|---|---|---|---|---|---|---|---|---|---|");
-    for &depth in &arguments.depths {
-        measure(&cores, disk.path(), depth, Duration::from_secs_f64(arguments.seconds));
+    println!(
+        "| disk | in flight | change | times | pause p50 | p99 | most | client p99 | most | without: p99 | most |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    for subject in [Subject::Null(arguments.null * 1000), Subject::Image(disk.path())] {
+        for &depth in &arguments.depths {
+            measure(&cores, &subject, depth, Duration::from_secs_f64(arguments.seconds));
+        }
     }
     println!("\n{}", machine::fingerprint());
     Ok(())
 }
 
 /// One row for each change.
-fn measure(cores: &Cores, image: &Path, depth: u16, length: Duration) {
+fn measure(cores: &Cores, subject: &Subject<'_>, depth: u16, length: Duration) {
     let scratch = Scratch::new();
     let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
-    let options = Options::new()
+    let options = subject
+        .options()
         .iothread("io0", "")
         .iothread("io1", "")
-        .disk("d0", image, "aio=io_uring,cache.direct=on")
         .export("e0", "d0", &socket, &format!("writable=on,num-queues={QUEUES},iothread=io0"))
         .monitor("m", &monitor);
-    let _server = cores.on_the_servers(|| Server::start(&Program::egret(), &options));
+    let server = cores.on_the_servers(|| Server::start(&Program::egret(), &options));
     let mut qmp = Qmp::connect(&monitor);
     let rw = Rw { reads: true, writes: true, random: true };
     let cpus_allowed = cores.pair().map(|(client, _)| client).into_iter().collect();
@@ -120,13 +155,14 @@ fn measure(cores: &Cores, image: &Path, depth: u16, length: Duration) {
     for change in Change::ALL {
         let mut pauses = Vec::new();
         let tally = run(&mut jobs, length, &mut || {
-            pauses.push(change.run(&mut qmp, image, pauses.len()));
+            pauses.push(change.run(&mut qmp, subject, pauses.len()));
         });
         pauses.sort_unstable();
         let at = |share: usize| us(pauses[(pauses.len() - 1) * share / 100]);
         let most = |tally: &Tally| us(Duration::from_nanos(tally.lat.max()));
         println!(
-            "| {depth} | {} | {} | {} | {} | {} | {:.0} us | {} | {:.0} us | {} |",
+            "| {} | {depth} | {} | {} | {} | {} | {} | {:.0} us | {} | {:.0} us | {} |",
+            subject.name(),
             change.name(),
             pauses.len(),
             at(50),
@@ -138,6 +174,9 @@ fn measure(cores: &Cores, image: &Path, depth: u16, length: Duration) {
             most(&left_alone),
         );
     }
+    drop(jobs);
+    // One that is killed may hold its locks for a moment longer.
+    server.terminate();
 }
 
 /// Loads the disk for `length`, and does `act` again and again meanwhile.
