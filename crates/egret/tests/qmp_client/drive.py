@@ -48,6 +48,8 @@ async def main():
     assert (await drive("query-block-exports"))[0]["id"] == "e0"
     reopened = {"driver": "file", "node-name": "d0", "filename": f"{PLACE}/disk.img", "discard": "unmap"}
     assert "pause-ns" in await drive("blockdev-reopen", {"options": [reopened]})
+    limits = {"bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 100000, "iops_rd": 0, "iops_wr": 0}
+    await drive("block_set_io_throttle", {"id": "d0"} | limits)
     await run("object-add", {"qom-type": "iothread", "id": "io1"})
     await drive("egret-move-queue", {"id": "e0", "queue": 0, "iothread": "io1"})
     assert (await run("query-block-exports"))[0]["iothread-vq-mapping"] == [{"iothread": "io1", "vqs": [0]}]
