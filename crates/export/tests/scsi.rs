@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Options};
+use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Exchange, Export, ExportError, LunConfig, ScsiExportConfig, exchange};
 use egret_virtio::memory::{GuestMemory, Region};
@@ -161,12 +161,16 @@ fn longs(longs: &[u64]) -> Vec<u8> {
 }
 
 fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {
+    started_with(io, disk(latency))
+}
+
+fn started_with(io: &IoThread, disk: Arc<Disk>) -> (Machine, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let config = ScsiExportConfig {
         id: "e0".into(),
         address: Address::Fd(theirs.into()),
         device: ScsiConfig { num_queues: 1, queue_size: 128 },
-        luns: vec![(FIRST, unit("first"), disk(latency))],
+        luns: vec![(FIRST, unit("first"), disk)],
     };
     let export = Export::start_scsi(config, vec![io.0.clone()]).unwrap();
     (Machine::boot(ours), export)
@@ -311,6 +315,36 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
     export.remove_lun(LATE).unwrap();
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
     assert_eq!(Arc::strong_count(&old), 1);
+}
+
+#[test]
+fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
+    // More than the system lets anybody have.
+    let loops = [IoThread::start(), IoThread::with_aio_depth(u32::MAX / 2)];
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(64 * MIB).unwrap();
+    let driver = Driver::File { filename: image.path().to_owned() };
+    let threads = Options { direct: true, ..Options::new("disk", driver) };
+    let native = Options { aio: Aio::Native, ..threads.clone() };
+    let old = Arc::new(Disk::open(&threads).unwrap());
+    let (mut machine, export) = started_with(&loops[1], Arc::clone(&old));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+
+    let new = Arc::new(old.reopen(&native).unwrap());
+    let change = [Exchange { old: Arc::clone(&old), new: Arc::clone(&new) }];
+    let refused = exchange(&[&export], &change).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+
+    // Where it can be had it is had, and then it is the queue that cannot go back.
+    export.run_on(&[loops[0].0.clone()]).unwrap();
+    exchange(&[&export], &change).unwrap();
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    let refused = export.run_on(&[loops[1].0.clone()]).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(export.run_on(&[loops[0].0.clone()]).unwrap(), Nanos::ZERO, "it never left");
 }
 
 #[test]

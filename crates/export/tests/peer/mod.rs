@@ -24,6 +24,11 @@ pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<std::
 
 impl IoThread {
     pub fn start() -> Self {
+        Self::with_aio_depth(EngineOptions::default().aio_depth)
+    }
+
+    /// One whose engine of Linux AIO is made for so many requests.
+    pub fn with_aio_depth(aio_depth: u32) -> Self {
         let options = LoopOptions {
             name: "io".into(),
             monitor: MonitorChoice::Auto,
@@ -32,8 +37,8 @@ impl IoThread {
             idle_after: Nanos::from_millis(1_000),
             calibrate: false,
         };
-        let (handle, thread) =
-            spawn(options, |ring| Engines::new(EngineOptions { ring, ..EngineOptions::default() })).unwrap();
+        let engines = move |ring| Engines::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
+        let (handle, thread) = spawn(options, engines).unwrap();
         Self(handle, Some(thread))
     }
 }
