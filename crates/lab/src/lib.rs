@@ -11,20 +11,26 @@
 //! | module | holds |
 //! |---|---|
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
+//! | [`ledger`] | who spends CPU time meanwhile |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
 //! | [`plan`] | what to measure: subjects under loads |
+//! | [`process`] | processes that end with the lab |
 //! | [`results`] | what was found, as it is kept |
 //! | [`replay`] | recorded waits, replayed under every polling policy |
+//! | [`stack`] | what can be put under load, and how it is started |
 //! | [`statistics`] | medians, ratios of pairs, verdicts |
 
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod ledger;
 pub mod load;
 pub mod machine;
 pub mod plan;
+pub mod process;
 pub mod random;
 pub mod replay;
 pub mod results;
+pub mod stack;
 pub mod statistics;

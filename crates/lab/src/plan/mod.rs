@@ -68,6 +68,12 @@ pub struct Plan {
     /// Whether the baseline is measured twice in every round, as if it were two subjects: the noise floor.
     #[serde(default = "yes")]
     pub noise_floor: bool,
+    /// Cores for the load, dealt out to its jobs; the lab chooses if there are none.
+    #[serde(default)]
+    pub load_cpus: Vec<usize>,
+    /// Whether the host's hottest symbols are captured while each cell is measured, where `perf` is there.
+    #[serde(default)]
+    pub perf: bool,
     /// What all subjects serve.
     pub disk: DiskPlan,
     /// What is compared.

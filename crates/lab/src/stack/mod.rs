@@ -1,0 +1,114 @@
+//! What can be put under load: programs that serve a disk, or use one, and how each is started, loaded and stopped.
+//!
+//! ```text
+//!   Subject, Load, Disk ── stand() ──► Stage ── measure(Task) ──► Measurement
+//!                            │            └── dropped: its processes end
+//!                            └──► Unable: Impossible here, or Failed
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::machine::Placement;
+use crate::plan::Load;
+use crate::process::Keeper;
+use crate::results::{Measurement, Outcome};
+
+/// What every stack gets to stand with.
+#[derive(Clone)]
+pub struct Context {
+    /// Starts processes so that they end with the lab.
+    pub keeper: Arc<Keeper>,
+    /// A directory for sockets, private and with a short path.
+    pub scratch: PathBuf,
+    /// Who runs where.
+    pub placement: Placement,
+    /// This program, which serves disks as `egret serve`.
+    pub egret: PathBuf,
+}
+
+/// One disk under test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// A file that the lab has made.
+    File(PathBuf),
+    /// A block device.
+    Device(PathBuf),
+    /// A server's own null device, of so many bytes.
+    Null(u64),
+}
+
+impl Disk {
+    /// Where it is, unless it is nowhere.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Device(path) => Some(path),
+            Self::Null(_) => None,
+        }
+    }
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Task<'a> {
+    /// The load.
+    pub load: &'a Load,
+    /// An open loop at this rate, in requests per second of all jobs and disks together; a closed loop without it.
+    pub rate_iops: Option<f64>,
+    /// The same addresses for the same number.
+    pub seed: u64,
+    /// Where raw output goes that should be kept, such as fio's: a path without its extension.
+    pub raw: &'a Path,
+}
+
+/// A subject that stands: its processes run, and wait for a load.
+pub trait Stage {
+    /// Whether it can take `load` as it stands. A stage is kept for another load, or for the next round, only if it can:
+    /// for what is dear to start. What starts in no time stands anew for every measurement, and brings nothing along.
+    fn takes(&self, load: &Load) -> bool {
+        let _ = load;
+        false
+    }
+
+    /// Puts it under load, once, and returns when that is over.
+    ///
+    /// # Errors
+    /// The server, the load, or what they said.
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable>;
+
+    /// Others are measured now: it should take no CPU time meanwhile.
+    fn pause(&mut self) {}
+
+    /// It will be measured next.
+    fn resume(&mut self) {}
+}
+
+/// Why there is no measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unable {
+    /// This machine cannot do it; says what it lacks, and what would bring that.
+    Impossible(String),
+    /// It should have worked.
+    Failed {
+        /// Why not, in one line.
+        reason: String,
+        /// The last lines of who knows more.
+        log: Vec<String>,
+    },
+}
+
+impl Unable {
+    /// A failure of which nobody said more.
+    pub fn failed(reason: impl ToString) -> Self {
+        Self::Failed { reason: reason.to_string(), log: Vec::new() }
+    }
+}
+
+impl From<Unable> for Outcome {
+    fn from(unable: Unable) -> Self {
+        match unable {
+            Unable::Impossible(reason) => Self::Impossible { reason },
+            Unable::Failed { reason, log } => Self::Failed { reason, log },
+        }
+    }
+}
