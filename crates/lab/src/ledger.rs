@@ -68,7 +68,6 @@ pub struct Meter {
 struct Host {
     busy: u64,
     interrupts: u64,
-    steal: u64,
 }
 
 /// From linux/sched.h.
@@ -151,12 +150,6 @@ impl Meter {
             [Some(begin), Some(end)] => end.duration_since(begin).as_secs_f64(),
             _ => 0.0,
         }
-    }
-
-    /// Time that a hypervisor took away in the interval, as a share of it.
-    pub fn stolen(&self) -> f64 {
-        let ticks = self.host[1].steal.saturating_sub(self.host[0].steal);
-        (ticks * self.tick_ns) as f64 / 1e9 / self.seconds().max(1e-9)
     }
 
     /// Who spent what between the edges. Parts of which nobody was followed are absent.
@@ -271,7 +264,7 @@ impl Host {
         let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
         let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
         let interrupts = at(5) + at(6) + at(7);
-        Self { busy: at(0) + at(1) + at(2) + interrupts, interrupts, steal: at(7) }
+        Self { busy: at(0) + at(1) + at(2) + interrupts, interrupts }
     }
 }
 
@@ -296,7 +289,7 @@ mod tests {
     #[test]
     fn a_host_is_busy_with_all_but_idling_and_waiting() {
         let host = Host::read("cpu  100 10 50 1000 500 3 4 5 20 0\ncpu0 1 2 3 4\n");
-        assert_eq!(host, Host { busy: 172, interrupts: 12, steal: 5 });
+        assert_eq!(host, Host { busy: 172, interrupts: 12 });
     }
 
     #[test]
@@ -310,7 +303,7 @@ mod tests {
         meter.threads.insert(3, thread(Role::ServerOther, spent(5, 0), spent(7, 1)));
         meter.late.insert(4, (Role::ServerOther, spent(40, 40)));
         meter.tick_ns = 10;
-        meter.host[1] = Host { busy: 100, interrupts: 2, steal: 1 };
+        meter.host[1] = Host { busy: 100, interrupts: 2 };
         let ledger = meter.ledger();
         assert_eq!((ledger.io_thread_work, ledger.io_thread_system), (Some(250), Some(100)));
         assert_eq!((ledger.server_other, ledger.interrupts, ledger.host_busy), (Some(42), Some(20), Some(1000)));

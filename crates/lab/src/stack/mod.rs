@@ -6,11 +6,24 @@
 //!                            └──► Unable: Impossible here, or Failed
 //! ```
 
+//!
+//! | module | stands for |
+//! |---|---|
+//! | `host` | fio on the file or device itself |
+//! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
+//! | [`fio`] | fio's job files and its JSON, wherever it runs |
+//! | `options` | a server's command line |
+
+pub mod fio;
+mod host;
+mod options;
+mod served;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::machine::Placement;
-use crate::plan::Load;
+use crate::plan::{Load, Stack, Subject};
 use crate::process::Keeper;
 use crate::results::{Measurement, Outcome};
 
@@ -81,6 +94,40 @@ pub trait Stage {
 
     /// It will be measured next.
     fn resume(&mut self) {}
+}
+
+/// Makes a subject stand for a load on `disks`, of which there are as many as the load asks for.
+///
+/// Call it from a thread that lives as long as the stage: its processes end with that thread.
+///
+/// # Errors
+/// It cannot be done here, or was tried and failed.
+pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Box<dyn Stage>, Unable> {
+    if let Some(missing) = missing(subject) {
+        return Err(Unable::Impossible(missing));
+    }
+    match subject.stack {
+        Stack::Host => host::stand(subject, load, disks, context),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
+        Stack::Guest => Err(Unable::Impossible("this build of the lab starts no guests".into())),
+    }
+}
+
+/// What a subject lacks on this machine, and what would bring it.
+pub fn missing(subject: &Subject) -> Option<String> {
+    let program = match subject.stack {
+        Stack::Host => ("fio", "fio"),
+        Stack::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
+        Stack::Egret | Stack::VhostUserBlk | Stack::Guest => return None,
+    };
+    let (name, package) = program;
+    find(name).is_none().then(|| format!("{name} is not installed: it comes with the package {package}"))
+}
+
+/// Where a program is, by the search path.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|place| place.join(program)).find(|place| place.is_file())
 }
 
 /// Why there is no measurement.
