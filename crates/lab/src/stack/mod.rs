@@ -9,12 +9,14 @@
 //!
 //! | module | stands for |
 //! |---|---|
+//! | [`guest`] | a virtual machine with fio, rsync or a database inside |
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line |
 
 pub mod fio;
+pub mod guest;
 mod host;
 mod options;
 mod served;
@@ -109,7 +111,7 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
     match subject.stack {
         Stack::Host => host::stand(subject, load, disks, context),
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
-        Stack::Guest => Err(Unable::Impossible("this build of the lab starts no guests".into())),
+        Stack::Guest => guest::stand(subject, load, disks, context),
     }
 }
 
@@ -118,7 +120,8 @@ pub fn missing(subject: &Subject) -> Option<String> {
     let program = match subject.stack {
         Stack::Host => ("fio", "fio"),
         Stack::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
-        Stack::Egret | Stack::VhostUserBlk | Stack::Guest => return None,
+        Stack::Guest => (guest::QEMU, "qemu-system-x86"),
+        Stack::Egret | Stack::VhostUserBlk => return None,
     };
     let (name, package) = program;
     find(name).is_none().then(|| format!("{name} is not installed: it comes with the package {package}"))

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::Disk;
-use crate::plan::{Load, Stack, Subject};
+use crate::plan::{DeviceModel, Load, Stack, Subject};
 
 /// What an I/O thread is called; its number follows.
 pub(super) const IO_THREAD: &str = "io";
@@ -25,10 +25,7 @@ pub(super) fn options(
 ) -> Vec<String> {
     let mut words = Vec::new();
     let mut object = |option: &str, object: Value| words.extend([option.to_owned(), object.to_string()]);
-    for number in 0..subject.iothreads {
-        let own = json!({ "qom-type": "iothread", "id": format!("{IO_THREAD}{number}") });
-        object("--object", with(own, nested(&subject.iothread)));
-    }
+    iothreads(subject).into_iter().for_each(|iothread| object("--object", iothread));
     let busy = disks.iter().enumerate().map(|(number, disk)| (format!("busy{number}"), disk.clone(), load.writes()));
     let idle = (0..load.idle_disks).map(|number| (format!("idle{number}"), Disk::Null(IDLE_SIZE), false));
     for (name, disk, writes) in busy.chain(idle) {
@@ -38,7 +35,14 @@ pub(super) fn options(
     words
 }
 
-fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
+/// The subject's I/O threads.
+pub(super) fn iothreads(subject: &Subject) -> Vec<Value> {
+    let own = |number| json!({ "qom-type": "iothread", "id": format!("{IO_THREAD}{number}") });
+    (0..subject.iothreads).map(|number| with(own(number), nested(&subject.iothread))).collect()
+}
+
+/// A disk, as `--blockdev` takes it.
+pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
     let mut given = nested(&subject.blockdev);
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
@@ -54,15 +58,21 @@ fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
 }
 
 fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: bool) -> Value {
-    let own = json!({
-        "type": "vhost-user-blk",
+    let mut own = json!({
         "id": format!("export-{name}"),
-        "node-name": name,
         "addr": { "type": "unix", "path": socket },
         "writable": writes,
         "num-queues": queues(load),
     });
-    let mut own = with(own, nested(&subject.export));
+    let kind = match subject.device {
+        DeviceModel::VirtioBlk => json!({ "type": "vhost-user-blk", "node-name": name }),
+        DeviceModel::VirtioScsi => {
+            json!({ "type": "vhost-user-scsi", "luns": [{ "lun": 0, "node-name": name }] })
+        }
+    };
+    for more in [kind, nested(&subject.export).into()] {
+        own = with(own, more.as_object().cloned().unwrap_or_default());
+    }
     let threads: Vec<String> = (0..subject.iothreads).map(|number| format!("{IO_THREAD}{number}")).collect();
     match threads.as_slice() {
         [] => {}

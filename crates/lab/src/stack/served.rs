@@ -118,7 +118,10 @@ fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
 }
 
 /// Waits until somebody listens at every socket, or a server has ended.
-fn await_listeners<'a>(servers: &mut [Process], sockets: impl Iterator<Item = &'a PathBuf>) -> Result<(), Unable> {
+pub(super) fn await_listeners<'a>(
+    servers: &mut [Process],
+    sockets: impl Iterator<Item = &'a PathBuf>,
+) -> Result<(), Unable> {
     let sockets: Vec<&PathBuf> = sockets.collect();
     let begin = Instant::now();
     while !are_listening(&sockets) {

@@ -1,0 +1,236 @@
+//! A virtual machine that uses the disk, with real fio inside, or an application.
+//!
+//! ```text
+//!   lab ── QMP ───────────► QEMU ── KVM or TCG ──► guest: agent ── sh ──► fio, rsync, pgbench
+//!    ├─── virtio-serial ────────────────────────────────►┘                       │
+//!    └─── console: what its kernel says                      /dev/vda ◄──────────┘
+//!                             QEMU's own virtio-blk or virtio-scsi, or ...
+//!                             egret serve ◄── vhost-user
+//! ```
+//!
+//! The lab sends scripts, which [`work`] and [`applications`] write, and gets back what they print. A guest is dear to
+//! start: it stands by, stopped by QEMU, while others are measured.
+
+mod agent;
+mod applications;
+mod image;
+mod memory;
+mod monitor;
+mod pinning;
+mod qemu;
+mod work;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use self::agent::AgentError;
+use self::image::{Accel, Image};
+use self::pinning::Pinning;
+use self::qemu::{Disks, Machine, Qemu};
+use self::work::Work;
+use super::options::{is_io_thread, options};
+use super::served::await_listeners;
+use super::{Context, Disk, Stage, Task, Unable};
+use crate::ledger::{Meter, Role};
+use crate::load::Edge;
+use crate::machine;
+use crate::plan::{Load, Server, Stack, Subject};
+use crate::process::Process;
+use crate::results::Measurement;
+
+pub use pinning::warnings;
+pub use qemu::QEMU;
+
+/// Numbers of sockets, so that stages which stand at the same time do not share any.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+struct Guest {
+    /// Ends before what serves its disks does.
+    qemu: Qemu,
+    server: Option<Process>,
+    accel: Accel,
+    subject: Subject,
+    /// What it has, and so what it can take.
+    memory: u64,
+    disks: usize,
+    writable: bool,
+    applications: bool,
+    /// The agent has failed: nobody knows what state the guest is in.
+    broken: bool,
+    /// The disks' paths in the guest.
+    paths: Vec<String>,
+}
+
+/// Boots a guest.
+pub(super) fn stand(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    context: &Context,
+) -> Result<Box<dyn Stage>, Unable> {
+    if load.idle_disks > 0 {
+        return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
+    }
+    let image = Image::find()?;
+    let applications = load.keys.application.as_ref().map(|_| image.applications()).transpose()?;
+    let (memory, writable) = (memory::needed(load), load.writes());
+    let accel = Accel::known(&image).unwrap_or_else(|| {
+        let found = if Qemu::runs_on_kvm(&image, subject, context) { Accel::Kvm } else { Accel::Tcg };
+        found.remember(&image);
+        found
+    });
+    let (server, sockets) = match subject.server {
+        Server::Qemu => (None, Vec::new()),
+        Server::Egret => {
+            let (server, sockets) = serve(subject, load, disks, context)?;
+            (Some(server), sockets)
+        }
+    };
+    let disks_of = match subject.server {
+        Server::Qemu => Disks::Own { disks, writable },
+        Server::Egret => Disks::VhostUser(&sockets),
+    };
+    let machine =
+        Machine { subject, image: &image, memory, disks: disks_of, applications: applications.as_deref() };
+    let qemu = Qemu::boot(&machine, accel, context)?;
+    let mut guest = Guest {
+        qemu,
+        server,
+        accel,
+        subject: subject.clone(),
+        memory,
+        disks: disks.len(),
+        writable,
+        applications: applications.is_some(),
+        broken: false,
+        paths: Vec::new(),
+    };
+    guest.place();
+    let found = guest.run(&work::find_disks(disks.len()), &mut |_| {})?;
+    guest.paths = found.lines().map(str::to_owned).collect();
+    Ok(Box::new(guest))
+}
+
+/// Egret, with as many queues for each disk as the guest has processors.
+fn serve(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    context: &Context,
+) -> Result<(Process, Vec<PathBuf>), Unable> {
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let socket = |name: &str| context.scratch.join(format!("guest{number}-{name}.sock"));
+    let mut load = load.clone();
+    load.keys.queues = Some(u16::try_from(subject.vcpus).unwrap_or(u16::MAX));
+    let mut command = Command::new(&context.egret);
+    command.arg("serve").args(options(subject, &load, disks, &socket)).stdout(Stdio::piped());
+    let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
+    for socket in &sockets {
+        // A server that was killed has left it.
+        let _ = fs::remove_file(socket);
+    }
+    let cpus = Pinning::of(subject).iothreads;
+    let mut server = machine::on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
+    await_listeners(std::slice::from_mut(&mut server), sockets.iter())?;
+    Ok((server, sockets))
+}
+
+impl Stage for Guest {
+    fn takes(&self, load: &Load) -> bool {
+        !self.broken
+            && self.memory >= memory::needed(load)
+            && self.disks == usize::from(load.disks)
+            && (self.writable || !load.writes())
+            && (self.applications || load.keys.application.is_none())
+            && load.idle_disks == 0
+    }
+
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
+        let work = Work::of(task, &self.paths)?;
+        let mut meter = self.meter();
+        let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
+        let output = self.run(&work, &mut |mark| {
+            match mark.split(' ').next() {
+                Some("begin") => meter.edge(Edge::Begin),
+                Some("end") => meter.edge(Edge::End),
+                _ => {}
+            }
+            facts += &format!("{mark}\n");
+        })?;
+        // What cannot be kept is missed by who looks for it, and by nobody else.
+        let _ = fs::write(task.raw.with_extension("json"), &output);
+        let _ = fs::write(task.raw.with_extension("guest"), &facts);
+
+        let mut measurement = work.measurement(&output, meter.seconds()).map_err(|reason| self.failed(reason))?;
+        measurement.offered_iops = task.rate_iops;
+        measurement.functional_only = self.accel == Accel::Tcg;
+        if meter.seconds() > 0.0 {
+            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+        }
+        Ok(measurement)
+    }
+
+    fn pause(&mut self) {
+        self.broken |= self.qemu.monitor.ask("stop").is_err();
+    }
+
+    fn resume(&mut self) {
+        self.broken |= self.qemu.monitor.ask("cont").is_err();
+    }
+}
+
+impl Guest {
+    /// Pins threads, where there are processors for them.
+    fn place(&self) {
+        Pinning::of(&self.subject).apply(&self.qemu.threads);
+    }
+
+    fn run(&mut self, work: &Work, mark: &mut dyn FnMut(&str)) -> Result<String, Unable> {
+        let ran = self.qemu.agent.run(&work.script, work.limit, mark);
+        if let Some(line) = qemu::complaint(&self.qemu.log()).filter(|_| ran.is_ok()) {
+            let reason = format!("the guest's kernel has complained: {line}");
+            self.broken = true;
+            return Err(self.failed(reason));
+        }
+        ran.map_err(|error| {
+            self.broken |= !matches!(error, AgentError::Failed(_));
+            self.failure(&error)
+        })
+    }
+
+    fn failed(&self, reason: String) -> Unable {
+        Unable::Failed { reason, log: self.qemu.log() }
+    }
+
+    /// A server that has crashed takes the guest's disk with it, and knows more than the guest.
+    fn failure(&mut self, error: &AgentError) -> Unable {
+        match self.server.as_mut().and_then(|server| Some((server.ended()?, server.log()))) {
+            Some((status, log)) => {
+                Unable::Failed { reason: format!("egret ended with {status} under load: {error}"), log }
+            }
+            None => self.qemu.failure(error),
+        }
+    }
+
+    fn meter(&self) -> Meter {
+        let mut meter = Meter::new();
+        let (threads, pid) = (self.qemu.threads.clone(), self.qemu.pid());
+        let (serves, iothreads) = (self.server.is_none(), self.subject.iothreads);
+        meter.follow(pid, move |tid, name| match name {
+            _ if threads.is_iothread(tid) || (serves && iothreads == 0 && tid == pid) => Role::IoThread,
+            // Of QEMU's pool, where it is QEMU that serves.
+            _ if serves && (name == "worker" || name.starts_with("iou-wrk"))  => Role::ServerOther,
+            _ => Role::Guest,
+        });
+        if let Some(server) = &self.server {
+            let pid = server.pid();
+            meter.follow(pid, move |tid, name| match is_io_thread(Stack::Egret, iothreads, tid == pid, name) {
+                true => Role::IoThread,
+                false => Role::ServerOther,
+            });
+        }
+        meter
+    }
+}
