@@ -33,12 +33,14 @@
 //! A plan says nothing of results: [`results`](crate::results) hold the plan that made them.
 
 mod load;
+mod read;
 mod subject;
 mod units;
 
 use serde::{Deserialize, Serialize};
 
 pub use load::{Curve, Load, LoadKeys, Pacing, expand};
+pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
 
