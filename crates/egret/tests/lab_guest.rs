@@ -135,7 +135,8 @@ impl Lab {
 
     /// A guest with the keys of a subject, for a load.
     fn stands(&self, subject: &str, keys: &str) -> Box<dyn Stage> {
-        let subject: Subject = toml::from_str(&format!("name = 'guest'\nstack = 'guest'\n{subject}")).expect("a subject");
+        let subject: Subject =
+            toml::from_str(&format!("name = 'guest'\nstack = 'guest'\n{subject}")).expect("a subject");
         stand(&subject, &load(keys), std::slice::from_ref(&self.disk), &self.context)
             .unwrap_or_else(|unable| panic!("{unable:#?}"))
     }

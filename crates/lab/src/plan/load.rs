@@ -67,7 +67,8 @@ pub struct LoadKeys {
     /// fio's own job file, on the stacks that take fio. All keys above but `name` are then the job file's.
     #[serde(default)]
     pub jobfile: Option<PathBuf>,
-    /// An application in a guest instead of fio: `rsync` or `pgbench`.
+    /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
+    /// `pgbench` with `iodepth` clients in `numjobs` threads on a database of about `size`.
     #[serde(default)]
     pub application: Option<String>,
 }
@@ -186,8 +187,11 @@ pub fn expand(keys: &LoadKeys) -> Vec<Load> {
 impl Load {
     /// `randrw70 4k QD8 x16`: what is as usual goes without saying.
     fn described(&self) -> String {
-        if let Some(application) = &self.keys.application {
-            return application.clone();
+        let curve = if self.keys.curve.is_some() { " curve" } else { "" };
+        match self.keys.application.as_deref() {
+            Some("pgbench") => return format!("pgbench {} clients{curve}", self.iodepth),
+            Some(application) => return application.to_owned(),
+            None => {}
         }
         if let Some(path) = &self.keys.jobfile {
             return path.display().to_string();
@@ -200,10 +204,7 @@ impl Load {
                 name += &format!(" {count} {of}");
             }
         }
-        if self.keys.curve.is_some() {
-            name += " curve";
-        }
-        name
+        name + curve
     }
 
     /// Whether it writes.

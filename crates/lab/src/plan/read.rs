@@ -18,7 +18,11 @@ macro_rules! built_in {
 }
 
 /// Plans that are always there, by name; the first is what is run when none is named.
-pub const BUILT_IN: &[(&str, &str)] = built_in!("quick", "modes", "curve", "iothreads", "polling", "plug", "devices");
+pub const BUILT_IN: &[(&str, &str)] =
+    built_in!("quick", "modes", "curve", "iothreads", "virtio", "pages", "apps", "polling", "plug", "devices");
+
+/// What runs in a guest beside fio.
+const APPLICATIONS: [&str; 2] = ["rsync", "pgbench"];
 
 /// How alike a name must be to one that is known for that one to be meant.
 const NEAR: f64 = 0.75;
@@ -142,6 +146,9 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
 
 fn check_load(load: &Load) -> Result<(), String> {
     let complain = |what: String| Err(format!("load '{}': {what}", load.name));
+    if let Some(application) = load.keys.application.as_deref().filter(|name| !APPLICATIONS.contains(name)) {
+        return complain(format!("application must be {}, got {application}", APPLICATIONS.join(" or ")));
+    }
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
         return match &load.keys.jobfile {
             Some(path) if !path.is_file() => complain(format!("there is no job file {}", path.display())),
@@ -260,6 +267,7 @@ mod tests {
                 .ends_with("did you mean 'randread 4k QD1'?")
         );
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
+        assert!(load("application = 'rsnyc'").ends_with("application must be rsync or pgbench, got rsnyc"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
     }

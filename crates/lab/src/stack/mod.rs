@@ -124,7 +124,10 @@ pub fn missing(subject: &Subject) -> Option<String> {
         Stack::Egret | Stack::VhostUserBlk => return None,
     };
     let (name, package) = program;
-    find(name).is_none().then(|| format!("{name} is not installed: it comes with the package {package}"))
+    if find(name).is_none() {
+        return Some(format!("{name} is not installed: it comes with the package {package}"));
+    }
+    if subject.stack == Stack::Guest { guest::missing() } else { None }
 }
 
 /// Where a program is, by the search path.

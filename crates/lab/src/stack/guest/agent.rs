@@ -73,12 +73,7 @@ impl Agent {
     ///
     /// # Errors
     /// A guest that hangs, ends or raves; a script that does not end with status 0, or not in time.
-    pub fn run(
-        &mut self,
-        script: &str,
-        limit: Duration,
-        mut mark: impl FnMut(&str),
-    ) -> Result<String, AgentError> {
+    pub fn run(&mut self, script: &str, limit: Duration, mut mark: impl FnMut(&str)) -> Result<String, AgentError> {
         self.jobs += 1;
         let (number, patience) = (self.jobs, limit + GRACE);
         let deadline = Instant::now() + patience;

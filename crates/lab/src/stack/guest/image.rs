@@ -29,7 +29,8 @@ impl Image {
         };
         found.map(|cache| Self { cache }).filter(|image| image.kernel().is_file()).ok_or_else(|| {
             Unable::Impossible(
-                "there is no guest: run scripts/make-guest in Egret's sources, or set EGRET_CACHE to where it is".into(),
+                "there is no guest: run scripts/make-guest in Egret's sources, or set EGRET_CACHE to where it is"
+                    .into(),
             )
         })
     }
@@ -53,7 +54,9 @@ impl Image {
         if path.is_file() {
             return Ok(path);
         }
-        Err(Unable::Impossible("there is no disk with rsync and PostgreSQL: run scripts/make-apps in Egret's sources".into()))
+        Err(Unable::Impossible(
+            "there is no disk with rsync and PostgreSQL: run scripts/make-apps in Egret's sources".into(),
+        ))
     }
 }
 

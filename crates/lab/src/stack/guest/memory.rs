@@ -37,6 +37,21 @@ pub fn backend(bytes: u64, pages: Pages) -> Result<String, Unable> {
     }
 }
 
+/// Whether a guest may stand by with so much while others are measured: if as much is left for the next one.
+pub fn may_be_held(bytes: u64, pages: Pages) -> bool {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    match pages {
+        Pages::Small => field(&meminfo, "MemAvailable") << 10 >= 2 * bytes,
+        Pages::Huge => HugePages::read(&meminfo).hold(bytes).is_ok(),
+    }
+}
+
+/// A number of `/proc/meminfo`; 0 if it is not there.
+fn field(meminfo: &str, name: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
 /// What `/proc/meminfo` says of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HugePages {
@@ -49,10 +64,7 @@ struct HugePages {
 
 impl HugePages {
     fn read(meminfo: &str) -> Self {
-        let field = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
-        };
+        let field = |name| field(meminfo, name);
         let free = field("HugePages_Free").saturating_sub(field("HugePages_Rsvd"));
         Self { total: field("HugePages_Total"), free, size: field("Hugepagesize") << 10 }
     }
@@ -88,7 +100,10 @@ mod tests {
         assert_eq!(pages, HugePages { total: 20, free: 10, size: 2 << 20 });
         assert_eq!(pages.hold(20 << 20), Ok(()));
         let Err(Unable::Impossible(reason)) = pages.hold((20 << 20) + 1) else { panic!("11 pages are not there") };
-        assert!(reason.ends_with("needs 11 huge pages of 2 MiB and 10 are free: sysctl vm.nr_hugepages=21"), "{reason}");
+        assert!(
+            reason.ends_with("needs 11 huge pages of 2 MiB and 10 are free: sysctl vm.nr_hugepages=21"),
+            "{reason}"
+        );
         assert!(HugePages::read("").hold(1).is_err());
     }
 

@@ -63,6 +63,14 @@ struct Guest {
     paths: Vec<String>,
 }
 
+/// What guests lack on this machine, and what would bring it.
+pub(super) fn missing() -> Option<String> {
+    match Image::find() {
+        Err(Unable::Impossible(reason)) => Some(reason),
+        _ => None,
+    }
+}
+
 /// Boots a guest.
 pub(super) fn stand(
     subject: &Subject,
@@ -92,8 +100,7 @@ pub(super) fn stand(
         Server::Qemu => Disks::Own { disks, writable },
         Server::Egret => Disks::VhostUser(&sockets),
     };
-    let machine =
-        Machine { subject, image: &image, memory, disks: disks_of, applications: applications.as_deref() };
+    let machine = Machine { subject, image: &image, memory, disks: disks_of, applications: applications.as_deref() };
     let qemu = Qemu::boot(&machine, accel, context)?;
     let mut guest = Guest {
         qemu,
@@ -114,12 +121,7 @@ pub(super) fn stand(
 }
 
 /// Egret, with as many queues for each disk as the guest has processors.
-fn serve(
-    subject: &Subject,
-    load: &Load,
-    disks: &[Disk],
-    context: &Context,
-) -> Result<(Process, Vec<PathBuf>), Unable> {
+fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<(Process, Vec<PathBuf>), Unable> {
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let socket = |name: &str| context.scratch.join(format!("guest{number}-{name}.sock"));
     let mut load = load.clone();
@@ -145,6 +147,7 @@ impl Stage for Guest {
             && (self.writable || !load.writes())
             && (self.applications || load.keys.application.is_none())
             && load.idle_disks == 0
+            && memory::may_be_held(self.memory, self.subject.pages)
     }
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
@@ -221,7 +224,7 @@ impl Guest {
         meter.follow(pid, move |tid, name| match name {
             _ if threads.is_iothread(tid) || (serves && iothreads == 0 && tid == pid) => Role::IoThread,
             // Of QEMU's pool, where it is QEMU that serves.
-            _ if serves && (name == "worker" || name.starts_with("iou-wrk"))  => Role::ServerOther,
+            _ if serves && (name == "worker" || name.starts_with("iou-wrk")) => Role::ServerOther,
             _ => Role::Guest,
         });
         if let Some(server) = &self.server {

@@ -92,8 +92,9 @@ impl Monitor {
 
 /// The `thread-id` of each, which are all different.
 fn numbers(list: &Value) -> io::Result<Vec<u32>> {
-    let all: Option<Vec<u32>> =
-        list.as_array().and_then(|list| list.iter().map(|one| u32::try_from(one["thread-id"].as_u64()?).ok()).collect());
+    let all: Option<Vec<u32>> = list
+        .as_array()
+        .and_then(|list| list.iter().map(|one| u32::try_from(one["thread-id"].as_u64()?).ok()).collect());
     let all = all.ok_or_else(|| unexpected(list))?;
     let different: BTreeSet<_> = all.iter().collect();
     if different.len() == all.len() { Ok(all) } else { Err(unexpected(list)) }

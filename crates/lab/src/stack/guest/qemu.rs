@@ -113,9 +113,7 @@ impl Machine<'_> {
     fn own_devices(&self, number: usize, node: &str) -> Vec<Value> {
         let vcpus = self.subject.vcpus;
         let (mut device, more) = match self.subject.device {
-            DeviceModel::VirtioBlk => {
-                (json!({ "driver": "virtio-blk-pci", "drive": node, "num-queues": vcpus }), None)
-            }
+            DeviceModel::VirtioBlk => (json!({ "driver": "virtio-blk-pci", "drive": node, "num-queues": vcpus }), None),
             DeviceModel::VirtioScsi => (
                 json!({ "driver": "virtio-scsi-pci", "id": format!("scsi{number}"), "num_queues": vcpus }),
                 Some(json!({ "driver": "scsi-hd", "bus": format!("scsi{number}.0"), "drive": node })),
@@ -133,7 +131,9 @@ impl Machine<'_> {
     fn vhost_user_device(&self, number: usize) -> Value {
         let (chardev, vcpus) = (format!("disk{number}"), self.subject.vcpus);
         match self.subject.device {
-            DeviceModel::VirtioBlk => json!({ "driver": "vhost-user-blk-pci", "chardev": chardev, "num-queues": vcpus }),
+            DeviceModel::VirtioBlk => {
+                json!({ "driver": "vhost-user-blk-pci", "chardev": chardev, "num-queues": vcpus })
+            }
             DeviceModel::VirtioScsi => {
                 json!({ "driver": "vhost-user-scsi-pci", "chardev": chardev, "num_queues": vcpus })
             }
@@ -174,12 +174,7 @@ impl Qemu {
         Self::boot_within(&machine, Accel::Kvm, context, TO_TRY_KVM).is_ok()
     }
 
-    fn boot_within(
-        machine: &Machine<'_>,
-        accel: Accel,
-        context: &Context,
-        patience: Duration,
-    ) -> Result<Self, Unable> {
+    fn boot_within(machine: &Machine<'_>, accel: Accel, context: &Context, patience: Duration) -> Result<Self, Unable> {
         let (agent, monitor) = (Door::new(&context.scratch, "agent")?, Door::new(&context.scratch, "monitor")?);
         let mut command = Command::new(QEMU);
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
@@ -226,7 +221,14 @@ impl Qemu {
             // Its last words arrive after it has ended.
             self.process.wait(Duration::from_secs(1));
         }
-        Trouble::of(error).with(self.log())
+        let log = self.log();
+        let last = log.iter().rev().find(|line| !line.is_empty()).cloned();
+        let trouble = match (error, last) {
+            // The script has said why.
+            (AgentError::Failed(_), Some(last)) => Trouble(format!("{error}: {last}")),
+            _ => Trouble::of(error),
+        };
+        trouble.with(log)
     }
 }
 
