@@ -13,6 +13,7 @@
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
 //! | [`disks`] | the disks under test |
 //! | [`fingerprint`] | what a reader must know of the machine |
+//! | [`import`] | what fio measured elsewhere |
 //! | [`ledger`] | who spends CPU time meanwhile |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
@@ -29,6 +30,7 @@
 pub mod client;
 pub mod disks;
 pub mod fingerprint;
+pub mod import;
 pub mod ledger;
 pub mod load;
 pub mod machine;

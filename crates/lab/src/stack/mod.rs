@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::machine::Placement;
-use crate::plan::{Load, Stack, Subject};
+use crate::plan::{DiskKind, Load, Stack, Subject};
 use crate::process::Keeper;
 use crate::results::{Measurement, Outcome};
 
@@ -113,6 +113,17 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
         Stack::Guest => guest::stand(subject, load, disks, context),
     }
+}
+
+/// The options that `egret serve` would get for a subject under a load, without starting it: to check them.
+pub fn egret_options(subject: &Subject, load: &Load, kind: DiskKind) -> Vec<String> {
+    let place = Path::new("/egret-bench");
+    let disk = match kind {
+        DiskKind::Null => Disk::Null(1 << 30),
+        DiskKind::File => Disk::File(place.join("disk")),
+        DiskKind::Loop | DiskKind::Device => Disk::Device(place.join("disk")),
+    };
+    options::options(subject, load, &vec![disk; load.disks.into()], &|name| place.join(name))
 }
 
 /// What a subject lacks on this machine, and what would bring it.
