@@ -40,7 +40,7 @@ use crate::plan::{Load, Server, Stack, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
 
-pub use pinning::warnings;
+pub use pinning::shared_core;
 pub use qemu::QEMU;
 
 /// Numbers of sockets, so that stages which stand at the same time do not share any.
@@ -69,6 +69,17 @@ pub(super) fn missing() -> Option<String> {
         Err(Unable::Impossible(reason)) => Some(reason),
         _ => None,
     }
+}
+
+/// What guests are booted from, as far as it is there.
+pub fn files() -> impl Iterator<Item = (&'static str, PathBuf)> {
+    let image = Image::find().ok().into_iter();
+    image.flat_map(|image| [("guest kernel", image.kernel()), ("guest initramfs", image.initramfs())])
+}
+
+/// Whether it is known that guests run under emulation here.
+pub fn is_emulated() -> bool {
+    Image::find().is_ok_and(|image| Accel::known(&image) == Some(Accel::Tcg))
 }
 
 /// Boots a guest.

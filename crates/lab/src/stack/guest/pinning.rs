@@ -6,7 +6,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::monitor::Threads;
 use crate::machine;
 use crate::plan::Subject;
-use crate::results::Warning;
 
 /// A processor for each thread; none at all where the scheduler places them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,12 +73,9 @@ impl Pinning {
     }
 }
 
-/// What a reader should mind about where a guest's threads run.
-pub fn warnings(subject: &Subject) -> Vec<Warning> {
-    let groups = machine::cores();
-    let shared = Pinning::on(&groups, subject).shared_core(&groups);
-    let text = shared.map(|shared| format!("{}: {shared} share a core: each slows the other down", subject.name));
-    text.into_iter().map(|text| Warning { about: "smt-sibling".into(), text }).collect()
+/// The first two of a guest's threads that are pinned to one of `groups` of processors, in a line.
+pub fn shared_core(groups: &[Vec<usize>], subject: &Subject) -> Option<String> {
+    Pinning::on(groups, subject).shared_core(groups)
 }
 
 #[cfg(test)]
