@@ -93,6 +93,10 @@ pub(super) fn stand(
         return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
     }
     let image = Image::find()?;
+    // Another guest may stand by with the same disk; only one at a time is under load.
+    let mut subject = subject.clone();
+    subject.blockdev.entry("locking".into()).or_insert_with(|| "off".into());
+    let subject = &subject;
     let applications = load.keys.application.as_ref().map(|_| image.applications()).transpose()?;
     let (memory, writable) = (memory::needed(load), load.writes());
     let accel = Accel::known(&image).unwrap_or_else(|| {

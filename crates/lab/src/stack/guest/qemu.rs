@@ -88,11 +88,7 @@ impl Machine<'_> {
             Disks::Own { disks, writable } => {
                 for (number, disk) in disks.iter().enumerate() {
                     let name = format!("disk{number}");
-                    let mut node = blockdev(self.subject, &name, disk, *writable);
-                    if matches!(disk, Disk::File(_)) && node.get("locking").is_none() {
-                        // Another guest may stand by with the same disk; only one at a time is under load.
-                        node["locking"] = json!("off");
-                    }
+                    let node = blockdev(self.subject, &name, disk, *writable);
                     add("-blockdev", node.to_string());
                     for device in self.own_devices(number, &name) {
                         add("-device", device.to_string());

@@ -59,6 +59,11 @@ cat /tmp/disks
     Work { script, limit: PATIENCE, kind: Kind::Preparation }
 }
 
+/// Sends the marks of a load of fio's. Each of its jobs runs this when it starts, and the first one counts: fio itself may
+/// take long to start.
+const MARKS: &str = "mkdir begun 2>/dev/null || exit 0
+(sleep $RAMP; mark begin; sleep $RUNTIME; mark end; mkdir ended) &";
+
 impl Work {
     /// For a load on the disks at `paths`.
     ///
@@ -82,21 +87,31 @@ impl Work {
         let keys = &task.load.keys;
         let (job, marks) = match &keys.jobfile {
             None => {
-                // The load is as it will be when fio's ramp is over, which is not before the ramp's time has passed, and
-                // ends by itself.
-                let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
-                let marks = format!("(sleep {ramp}; mark begin; sleep {runtime}; mark end) &");
-                (fio::job_file(task, &targets, "libaio"), marks)
+                let job = fio::job_file(task, &targets, "libaio");
+                (job.replacen("[global]\n", "[global]\nexec_prerun=dash /tmp/started\n", 1), MARKS)
             }
             Some(path) => {
                 let text = fs::read_to_string(path).map_err(|e| Unable::failed(format!("{}: {e}", path.display())))?;
-                (fio::with_target(&text, targets.first().copied().unwrap_or_default()), String::new())
+                (fio::with_target(&text, targets.first().copied().unwrap_or_default()), "")
             }
         };
+        let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
         let script = format!(
-            "{MARK}\ncat >/tmp/load.fio <<'{END}'\n{job}\n{END}\n{marks}\n\
-             fio --output-format=json --output=/tmp/fio.json /tmp/load.fio >&2\nstatus=$?\nwait\ncat /tmp/fio.json\n\
-             exit $status\n"
+            r#"cd /tmp
+cat >load.fio <<'{END}'
+{job}
+{END}
+rm -rf begun ended
+cat >started <<'{END}'
+{MARK}
+{marks}
+{END}
+RAMP={ramp} RUNTIME={runtime} fio --output-format=json --output=fio.json load.fio >&2
+status=$?
+while [ -d begun ] && ! [ -d ended ]; do sleep 0.1; done
+cat fio.json
+exit $status
+"#
         );
         Ok(Self { script, limit: PATIENCE + span(task.load), kind: Kind::Fio })
     }
