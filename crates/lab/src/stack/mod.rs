@@ -13,11 +13,13 @@
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line |
+//! | `telemetry` | what a server says of itself |
 
 pub mod fio;
 mod host;
 mod options;
 mod served;
+mod telemetry;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::options::{is_io_thread, options, queues};
+use super::options::{options, queues};
+use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::client::{self, Client, ClientError, Manner, Shape};
 use crate::ledger::{Meter, Role};
@@ -25,8 +26,8 @@ struct Served {
     _idle: Vec<client::Disk>,
     servers: Vec<Process>,
     sockets: Vec<PathBuf>,
-    stack: Stack,
-    iothreads: u32,
+    /// Of a server that can be asked.
+    telemetry: Option<Telemetry>,
     context: Context,
 }
 
@@ -52,17 +53,19 @@ pub(super) fn stand(
     let commands = match subject.stack {
         Stack::Egret => {
             let mut command = Command::new(&context.egret);
-            command.arg("serve").args(options(subject, load, disks, &socket));
+            command.arg("serve").args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
             vec![command]
         }
         Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
         _ => {
             let mut command = Command::new("qemu-storage-daemon");
-            command.args(options(subject, load, disks, &socket));
+            command.args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
             vec![command]
         }
     };
-    for socket in sockets.iter().chain(&idle) {
+    let qmp = (subject.stack != Stack::VhostUserBlk).then(|| socket("qmp"));
+    let all: Vec<&PathBuf> = sockets.iter().chain(&idle).chain(&qmp).collect();
+    for socket in &all {
         // A server that was killed has left it.
         let _ = fs::remove_file(socket);
     }
@@ -72,12 +75,19 @@ pub(super) fn stand(
         crate::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
     };
     let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
-    await_listeners(&mut servers, sockets.iter().chain(&idle))?;
+    await_listeners(&mut servers, &all)?;
+    let telemetry = qmp.map(|path| Telemetry::connect(&path)).transpose();
+    let telemetry = telemetry.map_err(|error| failed(&format!("QMP: {error}"), &servers))?;
     let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
     let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
-    let (stack, iothreads) = (subject.stack, subject.iothreads);
-    Ok(Box::new(Served { _idle: idle, servers, sockets, stack, iothreads, context: context.clone() }))
+    Ok(Box::new(Served { _idle: idle, servers, sockets, telemetry, context: context.clone() }))
+}
+
+/// The words that make a server listen for QMP.
+fn monitor(socket: &Path) -> [String; 4] {
+    let chardev = format!("socket,id=qmp,path={},server=on,wait=off", socket.display());
+    ["--chardev".into(), chardev, "--monitor".into(), "chardev=qmp".into()]
 }
 
 /// A process for each disk, as the shell understands the subject's command.
@@ -118,10 +128,9 @@ fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
 }
 
 /// Waits until somebody listens at every socket, or a server has ended.
-fn await_listeners<'a>(servers: &mut [Process], sockets: impl Iterator<Item = &'a PathBuf>) -> Result<(), Unable> {
-    let sockets: Vec<&PathBuf> = sockets.collect();
+fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> Result<(), Unable> {
     let begin = Instant::now();
-    while !are_listening(&sockets) {
+    while !are_listening(sockets) {
         if let Some(status) = servers.iter_mut().find_map(Process::ended) {
             // What it said last arrives after it has gone.
             std::thread::sleep(Duration::from_millis(20));
@@ -148,7 +157,16 @@ impl Stage for Served {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
-        let ran = self.jobs(&spec).and_then(|mut jobs| load::run(&mut jobs, spec.span(), &mut |edge| meter.edge(edge)));
+        let jobs = self.jobs(&spec);
+        let telemetry = &mut self.telemetry;
+        let ran = jobs.and_then(|mut jobs| {
+            load::run(&mut jobs, spec.span(), &mut |edge| {
+                if let Some(telemetry) = telemetry {
+                    telemetry.edge(edge);
+                }
+                meter.edge(edge);
+            })
+        });
         let tally = match ran {
             Ok(Some(tally)) => tally,
             Ok(None) => return Err(Unable::failed("no job ran")),
@@ -158,19 +176,25 @@ impl Stage for Served {
         measurement.offered_iops = task.rate_iops;
         measurement.cpu = meter.ledger();
         measurement.cpu.load = Some(tally.cpu_ns);
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.complete(&mut measurement);
+        }
         Ok(measurement)
     }
 }
 
 impl Served {
-    fn meter(&self) -> Meter {
+    fn meter(&mut self) -> Meter {
         let mut meter = Meter::new();
+        let io_threads = self.telemetry.as_mut().map(Telemetry::io_threads);
         for server in &self.servers {
-            let (stack, iothreads, pid) = (self.stack, self.iothreads, server.pid());
-            meter.follow(pid, move |tid, name| match stack {
-                Stack::VhostUserBlk => Role::Server,
-                _ if is_io_thread(stack, iothreads, tid == pid, name) => Role::IoThread,
-                _ => Role::ServerOther,
+            let (io_threads, pid) = (io_threads.clone(), server.pid());
+            meter.follow(pid, move |tid, _| match &io_threads {
+                None => Role::Server,
+                // Without I/O threads the main loop has their part.
+                Some(none) if none.is_empty() && tid == pid => Role::IoThread,
+                Some(io_threads) if io_threads.contains(&tid) => Role::IoThread,
+                Some(_) => Role::ServerOther,
             });
         }
         meter
