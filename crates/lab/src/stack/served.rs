@@ -1,5 +1,6 @@
 //! Programs that serve vhost-user-blk sockets, under the lab's own load.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use super::options::{options, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::client::{self, Client, ClientError, Manner, Shape};
-use crate::ledger::{Meter, Role};
+use crate::ledger::{Meter, Role, threads_of};
 use crate::load::{self, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
 use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
 use crate::process::Process;
@@ -28,6 +29,7 @@ struct Served {
     sockets: Vec<PathBuf>,
     /// Of a server that can be asked.
     telemetry: Option<Telemetry>,
+    iothreads: u32,
     context: Context,
 }
 
@@ -81,7 +83,14 @@ pub(super) fn stand(
     let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
     let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
-    Ok(Box::new(Served { _idle: idle, servers, sockets, telemetry, context: context.clone() }))
+    Ok(Box::new(Served {
+        _idle: idle,
+        servers,
+        sockets,
+        telemetry,
+        iothreads: subject.iothreads,
+        context: context.clone(),
+    }))
 }
 
 /// The words that make a server listen for QMP.
@@ -186,15 +195,16 @@ impl Stage for Served {
 impl Served {
     fn meter(&mut self) -> Meter {
         let mut meter = Meter::new();
-        let io_threads = self.telemetry.as_mut().map(Telemetry::io_threads);
         for server in &self.servers {
-            let (io_threads, pid) = (io_threads.clone(), server.pid());
-            meter.follow(pid, move |tid, _| match &io_threads {
-                None => Role::Server,
-                // Without I/O threads the main loop has their part.
-                Some(none) if none.is_empty() && tid == pid => Role::IoThread,
-                Some(io_threads) if io_threads.contains(&tid) => Role::IoThread,
-                Some(_) => Role::ServerOther,
+            let pid = server.pid();
+            let Some(telemetry) = &mut self.telemetry else {
+                meter.follow(pid, |_, _| Role::Server);
+                continue;
+            };
+            let io_threads = telemetry.io_threads().unwrap_or_else(|| by_order(pid, self.iothreads));
+            meter.follow(pid, move |tid, _| match io_threads.contains(&tid) {
+                true => Role::IoThread,
+                false => Role::ServerOther,
             });
         }
         meter
@@ -246,6 +256,17 @@ impl Served {
             None => failed(error, &self.servers),
         }
     }
+}
+
+/// The I/O threads of a `qemu-storage-daemon`, which has neither names nor a question for them: after its main thread and
+/// RCU's it starts those that its command line asks for, in that order. Without any, the main loop has their part.
+fn by_order(pid: u32, iothreads: u32) -> BTreeSet<u32> {
+    if iothreads == 0 {
+        return BTreeSet::from([pid]);
+    }
+    let mut threads: Vec<u32> = threads_of(pid).into_iter().map(|(tid, _)| tid).collect();
+    threads.sort_unstable();
+    threads.into_iter().skip(2).take(iothreads as usize).collect()
 }
 
 fn measurement(tally: &Tally, bs: u32) -> Measurement {

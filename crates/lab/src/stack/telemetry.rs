@@ -68,11 +68,11 @@ impl Telemetry {
         }
     }
 
-    /// The numbers of its I/O threads.
-    pub(super) fn io_threads(&mut self) -> BTreeSet<u32> {
-        let threads = self.ask("query-iothreads").unwrap_or_default();
+    /// The numbers of its I/O threads; nothing where it does not know the question.
+    pub(super) fn io_threads(&mut self) -> Option<BTreeSet<u32>> {
+        let threads = self.ask("query-iothreads").ok()?;
         let number = |thread: &Value| thread["thread-id"].as_u64().and_then(|number| u32::try_from(number).ok());
-        threads.as_array().into_iter().flatten().filter_map(number).collect()
+        Some(threads.as_array()?.iter().filter_map(number).collect())
     }
 
     /// Takes the counters down, where the server has any.
