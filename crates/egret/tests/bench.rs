@@ -186,6 +186,36 @@ fn fio_on_the_host_is_the_reference_line() {
 }
 
 #[test]
+fn fio_runs_on_several_hosts() {
+    if !has_or_skips("fio", "fio_runs_on_several_hosts") {
+        return;
+    }
+    let lab = Lab::new("");
+    let (one, other) = (lab.scratch.path("one"), lab.scratch.path("other"));
+    let servers = [&one, &other].map(|socket| {
+        let mut fio = Command::new("fio");
+        fio.arg(format!("--server=sock:{}", socket.display())).stdout(Stdio::null()).stderr(Stdio::null());
+        Reaped(fio.spawn().unwrap())
+    });
+    await_that("fio to listen", || one.exists() && other.exists());
+    let place = lab.plan.parent().unwrap().display();
+    let plan = format!(
+        "name = 'hosts'\ntitle = 't'\nrepetitions = 1\nnoise-floor = false\nhosts = ['sock:{}', 'sock:{}']\n\
+         [disk]\ntype = 'file'\npath = '{place}'\nsize = '16M'\n\
+         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '200ms'\n",
+        one.display(),
+        other.display()
+    );
+    fs::write(&lab.plan, plan).unwrap();
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    assert_eq!(run.cells.len(), 2);
+    assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0), "{run:?}");
+    drop(servers);
+    lab.await_nothing_left();
+}
+
+#[test]
 fn any_command_that_serves_a_socket_can_be_measured() {
     let egret = env!("CARGO_BIN_EXE_egret");
     let lab = Lab::new(&format!(

@@ -43,6 +43,8 @@ fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
         Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
+        // A disk on another host is none that a server here could serve, and a plan does not ask for that.
+        Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
             given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
             json!({ "driver": "null-co", "size": size })
