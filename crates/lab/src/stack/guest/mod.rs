@@ -15,7 +15,6 @@ mod agent;
 mod applications;
 mod image;
 mod memory;
-mod monitor;
 mod pinning;
 mod qemu;
 mod work;
@@ -30,13 +29,14 @@ use self::image::{Accel, Image};
 use self::pinning::Pinning;
 use self::qemu::{Disks, Machine, Qemu};
 use self::work::Work;
-use super::options::{is_io_thread, options};
-use super::served::await_listeners;
+use super::options::options;
+use super::served::{await_listeners, monitor};
+use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::ledger::{Meter, Role};
 use crate::load::Edge;
 use crate::machine;
-use crate::plan::{Load, Server, Stack, Subject};
+use crate::plan::{Load, Server, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
 
@@ -49,7 +49,7 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 struct Guest {
     /// Ends before what serves its disks does.
     qemu: Qemu,
-    server: Option<Process>,
+    server: Option<Egret>,
     accel: Accel,
     subject: Subject,
     /// What it has, and so what it can take.
@@ -61,6 +61,12 @@ struct Guest {
     broken: bool,
     /// The disks' paths in the guest.
     paths: Vec<String>,
+}
+
+/// The process that serves a guest's disks.
+struct Egret {
+    process: Process,
+    telemetry: Telemetry,
 }
 
 /// What guests lack on this machine, and what would bring it.
@@ -130,28 +136,29 @@ pub(super) fn stand(
         paths: Vec::new(),
     };
     guest.place();
-    let found = guest.run(&work::find_disks(disks.len()), &mut |_| {})?;
+    let work = work::find_disks(disks.len());
+    let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
+    let found = guest.settle(found)?;
     guest.paths = found.lines().map(str::to_owned).collect();
     Ok(Box::new(guest))
 }
 
 /// Egret, with as many queues for each disk as the guest has processors.
-fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<(Process, Vec<PathBuf>), Unable> {
+fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<(Egret, Vec<PathBuf>), Unable> {
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let socket = |name: &str| context.scratch.join(format!("guest{number}-{name}.sock"));
     let mut load = load.clone();
     load.keys.queues = Some(u16::try_from(subject.vcpus).unwrap_or(u16::MAX));
     let mut command = Command::new(&context.egret);
-    command.arg("serve").args(options(subject, &load, disks, &socket)).stdout(Stdio::piped());
+    let qmp = socket("qmp");
+    command.arg("serve").args(options(subject, &load, disks, &socket)).args(monitor(&qmp)).stdout(Stdio::piped());
     let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
-    for socket in &sockets {
-        // A server that was killed has left it.
-        let _ = fs::remove_file(socket);
-    }
+    let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
-    let mut server = machine::on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
-    await_listeners(std::slice::from_mut(&mut server), sockets.iter())?;
-    Ok((server, sockets))
+    let mut process = machine::on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
+    await_listeners(std::slice::from_mut(&mut process), &all)?;
+    let telemetry = Telemetry::connect(&qmp).map_err(Unable::failed)?;
+    Ok((Egret { process, telemetry }, sockets))
 }
 
 impl Stage for Guest {
@@ -169,14 +176,20 @@ impl Stage for Guest {
         let work = Work::of(task, &self.paths)?;
         let mut meter = self.meter();
         let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
-        let output = self.run(&work, &mut |mark| {
-            match mark.split(' ').next() {
-                Some("begin") => meter.edge(Edge::Begin),
-                Some("end") => meter.edge(Edge::End),
-                _ => {}
+        let Self { qemu, server, .. } = self;
+        let ran = qemu.agent.run(&work.script, work.limit, |mark| {
+            let edge = match mark.split(' ').next() {
+                Some("begin") => Some(Edge::Begin),
+                Some("end") => Some(Edge::End),
+                _ => None,
+            };
+            if let Some(edge) = edge {
+                meter.edge(edge);
+                server.iter_mut().for_each(|server| server.telemetry.edge(edge));
             }
             facts += &format!("{mark}\n");
-        })?;
+        });
+        let output = self.settle(ran)?;
         // What cannot be kept is missed by who looks for it, and by nobody else.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let _ = fs::write(task.raw.with_extension("guest"), &facts);
@@ -185,7 +198,11 @@ impl Stage for Guest {
         measurement.offered_iops = task.rate_iops;
         measurement.functional_only = self.accel == Accel::Tcg;
         if meter.seconds() > 0.0 {
-            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+            measurement.cpu = meter.ledger();
+            if let Some(server) = &self.server {
+                server.telemetry.complete(&mut measurement);
+            }
+            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds());
         }
         Ok(measurement)
     }
@@ -205,8 +222,8 @@ impl Guest {
         Pinning::of(&self.subject).apply(&self.qemu.threads);
     }
 
-    fn run(&mut self, work: &Work, mark: &mut dyn FnMut(&str)) -> Result<String, Unable> {
-        let ran = self.qemu.agent.run(&work.script, work.limit, mark);
+    /// What the agent has answered, unless there is something wrong with that or with the guest.
+    fn settle(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
         if let Some(line) = qemu::complaint(&self.qemu.log()).filter(|_| ran.is_ok()) {
             let reason = format!("the guest's kernel has complained: {line}");
             self.broken = true;
@@ -224,7 +241,7 @@ impl Guest {
 
     /// A server that has crashed takes the guest's disk with it, and knows more than the guest.
     fn failure(&mut self, error: &AgentError) -> Unable {
-        match self.server.as_mut().and_then(|server| Some((server.ended()?, server.log()))) {
+        match self.server.as_mut().and_then(|server| Some((server.process.ended()?, server.process.log()))) {
             Some((status, log)) => {
                 Unable::Failed { reason: format!("egret ended with {status} under load: {error}"), log }
             }
@@ -232,19 +249,19 @@ impl Guest {
         }
     }
 
-    fn meter(&self) -> Meter {
+    fn meter(&mut self) -> Meter {
         let mut meter = Meter::new();
         let (threads, pid) = (self.qemu.threads.clone(), self.qemu.pid());
         let (serves, iothreads) = (self.server.is_none(), self.subject.iothreads);
         meter.follow(pid, move |tid, name| match name {
-            _ if threads.is_iothread(tid) || (serves && iothreads == 0 && tid == pid) => Role::IoThread,
+            _ if threads.iothreads.contains(&tid) || (serves && iothreads == 0 && tid == pid) => Role::IoThread,
             // Of QEMU's pool, where it is QEMU that serves.
             _ if serves && (name == "worker" || name.starts_with("iou-wrk")) => Role::ServerOther,
             _ => Role::Guest,
         });
-        if let Some(server) = &self.server {
-            let pid = server.pid();
-            meter.follow(pid, move |tid, name| match is_io_thread(Stack::Egret, iothreads, tid == pid, name) {
+        if let Some(server) = &mut self.server {
+            let io_threads = server.telemetry.io_threads().unwrap_or_default();
+            meter.follow(server.process.pid(), move |tid, _| match io_threads.contains(&tid) {
                 true => Role::IoThread,
                 false => Role::ServerOther,
             });

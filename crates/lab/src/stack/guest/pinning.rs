@@ -3,7 +3,7 @@
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::monitor::Threads;
+use super::qemu::Threads;
 use crate::machine;
 use crate::plan::Subject;
 

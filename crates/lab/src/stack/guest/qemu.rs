@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use super::agent::{Agent, AgentError};
 use super::image::{Accel, Image};
 use super::memory;
-use super::monitor::{Monitor, Threads};
 use crate::plan::{DeviceModel, Subject};
 use crate::process::Process;
 use crate::stack::options::{IO_THREAD, blockdev, iothreads};
+use crate::stack::qmp::Qmp;
 use crate::stack::{Context, Disk, Unable};
 
 /// The program.
@@ -142,11 +142,26 @@ fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
+/// Threads of QEMU that have a part, by number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// The guest's processors, in order.
+    pub vcpus: Vec<u32>,
+    /// I/O threads, in the order in which they were made.
+    pub iothreads: Vec<u32>,
+}
+
+impl Threads {
+    fn of(monitor: &mut Qmp) -> io::Result<Self> {
+        Ok(Self { vcpus: monitor.threads("query-cpus-fast")?, iothreads: monitor.threads("query-iothreads")? })
+    }
+}
+
 /// A virtual machine whose guest has booted; ends when dropped.
 pub struct Qemu {
     process: Process,
     /// QEMU's monitor.
-    pub monitor: Monitor,
+    pub monitor: Qmp,
     /// The agent in the guest.
     pub agent: Agent,
     /// Who QEMU's threads are.
@@ -185,13 +200,13 @@ impl Qemu {
         let mut process = context.keeper.start(command).map_err(Unable::failed)?;
 
         let started = (|| {
-            let monitor = Monitor::greet(monitor.enter(&mut process)?)?;
+            let monitor = Qmp::greet(monitor.enter(&mut process)?)?;
             Ok::<_, io::Error>((monitor, agent.enter(&mut process)?))
         })();
         let booted = match started {
             Ok((mut monitor, stream)) => Agent::greet(stream, patience)
                 .map_err(|error| Trouble::of(&error))
-                .and_then(|agent| Ok((monitor.threads().map_err(|error| Trouble::of(&error))?, agent)))
+                .and_then(|agent| Ok((Threads::of(&mut monitor).map_err(|error| Trouble::of(&error))?, agent)))
                 .map(|(threads, agent)| (monitor, agent, threads)),
             Err(error) => Err(Trouble::of(&error)),
         };
