@@ -27,6 +27,7 @@ fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
     let lab = Lab::new();
     let mut stage = lab.stands("blockdev = { aio = 'native' }", FIO);
     fio_measures(&lab, stage.as_mut());
+    a_panic_is_seen(&lab, stage.as_mut());
 }
 
 #[test]
@@ -107,6 +108,17 @@ fn fio_measures(lab: &Lab, stage: &mut dyn Stage) {
     assert!(reason.contains("ended with status 1"), "{reason}");
     assert!(log.iter().any(|line| line.contains("sideways")), "{log:#?}");
     assert!(stage.takes(&read), "the guest is as it was");
+}
+
+/// Has fio bring the guest's kernel down.
+fn a_panic_is_seen(lab: &Lab, stage: &mut dyn Stage) {
+    let path = lab.scratch.image_path("panic.fio");
+    let job = "[job]\nrw=read\nsize=1M\nexec_prerun=echo c >/proc/sysrq-trigger; sleep 60;\n";
+    std::fs::write(&path, job).expect("our own directory");
+    let panic = load(&format!("jobfile = '{}'", path.display()));
+    let Err(Unable::Failed { reason, log }) = lab.measure(stage, &panic) else { panic!("the guest is down") };
+    assert!(reason.contains("the guest is gone") && reason.contains("Kernel panic"), "{reason}: {log:#?}");
+    assert!(!stage.takes(&load(FIO)), "it is of no use any more");
 }
 
 /// A disk in a file, and what guests are started with.

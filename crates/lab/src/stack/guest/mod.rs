@@ -8,7 +8,7 @@
 //!                             egret serve ◄── vhost-user
 //! ```
 //!
-//! The lab sends scripts, which [`work`] and [`applications`] write, and gets back what they print. A guest is dear to
+//! The lab sends scripts, which `work` and `applications` write, and gets back what they print. A guest is dear to
 //! start: it stands by, stopped by QEMU, while others are measured.
 
 mod agent;
