@@ -113,7 +113,7 @@ fn fio_measures(lab: &Lab, stage: &mut dyn Stage) {
 /// Has fio bring the guest's kernel down.
 fn a_panic_is_seen(lab: &Lab, stage: &mut dyn Stage) {
     let path = lab.scratch.image_path("panic.fio");
-    let job = "[job]\nrw=read\nsize=1M\nexec_prerun=echo c >/proc/sysrq-trigger; sleep 60;\n";
+    let job = "[job]\nrw=read\nsize=1M\nexec_prerun=dash -c \"echo c >/proc/sysrq-trigger\"\n";
     std::fs::write(&path, job).expect("our own directory");
     let panic = load(&format!("jobfile = '{}'", path.display()));
     let Err(Unable::Failed { reason, log }) = lab.measure(stage, &panic) else { panic!("the guest is down") };
