@@ -18,6 +18,7 @@ deps:
 
 guest: deps
 	scripts/make-guest
+	scripts/make-apps
 
 test: guest
 	$(CARGO) test --workspace --no-fail-fast

@@ -5,9 +5,7 @@
 
 mod support;
 
-use std::env;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,6 +14,7 @@ use support::announced::Announced;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
+use support::vm::{can_boot_or_skips, scripts_folder};
 
 /// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
 const DISK: u64 = 64 << 20;
@@ -285,29 +284,4 @@ fn hash(path: &Path) -> String {
     let line = String::from_utf8(output.stdout).expect("hexadecimal");
     // A backslash marks a file name with something odd in it.
     line.trim_start_matches('\\').split(' ').next().expect("a hash").to_owned()
-}
-
-fn scripts_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").canonicalize().expect("scripts/ lies beside crates/")
-}
-
-/// Whether there is what a guest needs; if not, says so under the test's name.
-///
-/// # Panics
-/// If not, and this is continuous integration, where nobody reads what a test that passes has to say.
-fn can_boot_or_skips(test: &str) -> bool {
-    let Some(missing) = missing() else { return true };
-    assert!(env::var_os("CI").is_none_or(|ci| ci != "true"), "{missing} is missing: run scripts/install-test-deps");
-    // Not eprintln!, whose words are dropped when a test passes.
-    let _ = writeln!(io::stderr(), "{test}: skipped, because {missing} is missing: run scripts/install-test-deps");
-    false
-}
-
-fn missing() -> Option<&'static str> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    if !env::split_paths(&path).any(|folder| folder.join("qemu-system-x86_64").is_file()) {
-        return Some("QEMU");
-    }
-    let cache = env::var_os("EGRET_CACHE").map_or_else(|| scripts_folder().join("../.cache"), PathBuf::from);
-    (!cache.join("kernel/boot").is_dir()).then_some("a kernel for the guest")
 }

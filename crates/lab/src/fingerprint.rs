@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::machine::{self, Placement};
 use crate::plan::{Plan, Stack};
 use crate::results::{BlockDevice, Component, Cpu, Host, Warning};
-use crate::stack::{self, Disk};
+use crate::stack::{self, Disk, guest};
 
 /// From this load average per processor on, others are at work.
 const BUSY: f64 = 0.25;
@@ -87,7 +87,7 @@ fn hypervisor(cpuinfo: &str) -> Option<String> {
         return None;
     }
     let vendor = read("/sys/class/dmi/id/sys_vendor").or_else(|| read("/sys/hypervisor/type"));
-    Some(vendor.unwrap_or_else(|| "of an unknown kind".into()))
+    Some(vendor.unwrap_or_else(|| "unknown".into()))
 }
 
 /// What is known of the device that is at `path`, or that the file at `path` is on.
@@ -132,7 +132,8 @@ fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
         programs.push(("qemu-storage-daemon", stack::find("qemu-storage-daemon")));
     }
     if has(Stack::Guest) {
-        programs.push(("qemu-system-x86_64", stack::find("qemu-system-x86_64")));
+        programs.push((guest::QEMU, stack::find(guest::QEMU)));
+        programs.extend(guest::files().map(|(name, path)| (name, Some(path))));
     }
     programs.into_iter().filter_map(|(name, path)| component(name, &path?)).collect()
 }
@@ -180,13 +181,16 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
     if let Some(hypervisor) = &host.hypervisor {
         warn(
             "virtual",
-            format!("this is a virtual machine ({hypervisor}): its neighbours and its host show in every figure"),
+            format!(
+                "this is a virtual machine (hypervisor: {hypervisor}): its neighbours and its host show in every figure"
+            ),
         );
     }
     if placement.load.is_empty() {
         warn("one-core", "there is but one processor: the load and the server share it".into());
     }
-    let servers = plan.subjects.iter().map(|subject| {
+    let (guests, others): (Vec<_>, Vec<_>) = plan.subjects.iter().partition(|subject| subject.stack == Stack::Guest);
+    let servers = others.iter().map(|subject| {
         let cpus = if subject.cpus.is_empty() { &placement.server } else { &subject.cpus };
         (subject.name.as_str(), cpus.as_slice())
     });
@@ -196,6 +200,14 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
             warn("smt-sibling", text);
             break;
         }
+    }
+    if let Some((name, shared)) =
+        guests.iter().find_map(|subject| Some((&subject.name, guest::shared_core(&host.cpu.cores, subject)?)))
+    {
+        warn("smt-sibling", format!("'{name}': {shared} share a core, so that each slows the other down"));
+    }
+    if !guests.is_empty() && guest::is_emulated() {
+        warn("emulation", "there is no KVM for guests here: they show that things work, and not how fast".into());
     }
     let known = |cpu: &&usize| !host.cpu.usable.contains(cpu);
     if let Some(cpu) = plan.load_cpus.iter().chain(plan.subjects.iter().flat_map(|subject| &subject.cpus)).find(known) {

@@ -8,6 +8,7 @@
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
+//! | [`vm`] | whether this machine can boot a Linux guest |
 //! | [`scratch`] | directories, images and loop devices that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
@@ -17,6 +18,7 @@ pub mod guest;
 pub mod qmp;
 pub mod scratch;
 pub mod server;
+pub mod vm;
 pub mod wire;
 
 use std::time::{Duration, Instant};

@@ -37,7 +37,7 @@ pub struct LoadKeys {
     /// Queues of each disk; as many as there are jobs without it.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// An open loop at this rate, in requests a second and job. A closed loop without it.
+    /// An open loop at this rate, in requests per second for each job and disk. A closed loop without it.
     #[serde(default)]
     pub rate_iops: Option<f64>,
     /// How an open loop's requests are spaced.
@@ -67,7 +67,8 @@ pub struct LoadKeys {
     /// fio's own job file, on the stacks that take fio. All keys above but `name` are then the job file's.
     #[serde(default)]
     pub jobfile: Option<PathBuf>,
-    /// An application in a guest instead of fio: `rsync` or `pgbench`.
+    /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
+    /// `pgbench` with `iodepth` clients in `numjobs` threads on a database of about `size`.
     #[serde(default)]
     pub application: Option<String>,
 }
@@ -186,8 +187,11 @@ pub fn expand(keys: &LoadKeys) -> Vec<Load> {
 impl Load {
     /// `randrw70 4k QD8 x16`: what is as usual goes without saying.
     fn described(&self) -> String {
-        if let Some(application) = &self.keys.application {
-            return application.clone();
+        let curve = if self.keys.curve.is_some() { " curve" } else { "" };
+        match self.keys.application.as_deref() {
+            Some("pgbench") => return format!("pgbench {} clients{curve}", self.iodepth),
+            Some(application) => return application.to_owned(),
+            None => {}
         }
         if let Some(path) = &self.keys.jobfile {
             return path.display().to_string();
@@ -200,14 +204,14 @@ impl Load {
                 name += &format!(" {count} {of}");
             }
         }
-        if self.keys.curve.is_some() {
-            name += " curve";
-        }
-        name
+        name + curve
     }
 
-    /// Whether it writes.
+    /// Whether it writes, or may.
     pub fn writes(&self) -> bool {
+        if let Some(path) = &self.keys.jobfile {
+            return std::fs::read_to_string(path).map_or(true, |text| crate::stack::fio::may_write(&text));
+        }
         self.keys.application.is_some() || !matches!(self.rw.as_str(), "read" | "randread")
     }
 }

@@ -9,15 +9,21 @@
 //!
 //! | module | stands for |
 //! |---|---|
+//! | [`guest`] | a virtual machine with fio, rsync or a database inside |
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
+//! | `qmp` | a monitor's client |
 //! | `options` | a server's command line |
+//! | `telemetry` | what a server says of itself |
 
 pub mod fio;
+pub mod guest;
 mod host;
 mod options;
+mod qmp;
 mod served;
+mod telemetry;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,14 +55,16 @@ pub enum Disk {
     Device(PathBuf),
     /// A server's own null device, of so many bytes.
     Null(u64),
+    /// A device on another host, or a file that fio makes there, of so many bytes.
+    Remote(PathBuf, Option<u64>),
 }
 
 impl Disk {
-    /// Where it is, unless it is nowhere.
+    /// Where it is on this host, if it is.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::File(path) | Self::Device(path) => Some(path),
-            Self::Null(_) => None,
+            Self::Null(_) | Self::Remote(..) => None,
         }
     }
 }
@@ -109,7 +117,7 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
     match subject.stack {
         Stack::Host => host::stand(subject, load, disks, context),
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
-        Stack::Guest => Err(Unable::Impossible("this build of the lab starts no guests".into())),
+        Stack::Guest => guest::stand(subject, load, disks, context),
     }
 }
 
@@ -129,10 +137,14 @@ pub fn missing(subject: &Subject) -> Option<String> {
     let program = match subject.stack {
         Stack::Host => ("fio", "fio"),
         Stack::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
-        Stack::Egret | Stack::VhostUserBlk | Stack::Guest => return None,
+        Stack::Guest => (guest::QEMU, "qemu-system-x86"),
+        Stack::Egret | Stack::VhostUserBlk => return None,
     };
     let (name, package) = program;
-    find(name).is_none().then(|| format!("{name} is not installed: it comes with the package {package}"))
+    if find(name).is_none() {
+        return Some(format!("{name} is not installed: it comes with the package {package}"));
+    }
+    if subject.stack == Stack::Guest { guest::missing() } else { None }
 }
 
 /// Where a program is, by the search path.

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::Disk;
-use crate::plan::{Load, Stack, Subject};
+use crate::plan::{DeviceModel, Load, Subject};
 
 /// What an I/O thread is called; its number follows.
 pub(super) const IO_THREAD: &str = "io";
@@ -25,10 +25,7 @@ pub(super) fn options(
 ) -> Vec<String> {
     let mut words = Vec::new();
     let mut object = |option: &str, object: Value| words.extend([option.to_owned(), object.to_string()]);
-    for number in 0..subject.iothreads {
-        let own = json!({ "qom-type": "iothread", "id": format!("{IO_THREAD}{number}") });
-        object("--object", with(own, nested(&subject.iothread)));
-    }
+    iothreads(subject).into_iter().for_each(|iothread| object("--object", iothread));
     let busy = disks.iter().enumerate().map(|(number, disk)| (format!("busy{number}"), disk.clone(), load.writes()));
     let idle = (0..load.idle_disks).map(|number| (format!("idle{number}"), Disk::Null(IDLE_SIZE), false));
     for (name, disk, writes) in busy.chain(idle) {
@@ -38,11 +35,20 @@ pub(super) fn options(
     words
 }
 
-fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
+/// The subject's I/O threads.
+pub(super) fn iothreads(subject: &Subject) -> Vec<Value> {
+    let own = |number| json!({ "qom-type": "iothread", "id": format!("{IO_THREAD}{number}") });
+    (0..subject.iothreads).map(|number| with(own(number), nested(&subject.iothread))).collect()
+}
+
+/// A disk, as `--blockdev` takes it.
+pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
     let mut given = nested(&subject.blockdev);
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
         Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
+        // A disk on another host is none that a server here could serve, and a plan does not ask for that.
+        Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
             given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
             json!({ "driver": "null-co", "size": size })
@@ -54,15 +60,21 @@ fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
 }
 
 fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: bool) -> Value {
-    let own = json!({
-        "type": "vhost-user-blk",
+    let mut own = json!({
         "id": format!("export-{name}"),
-        "node-name": name,
         "addr": { "type": "unix", "path": socket },
         "writable": writes,
         "num-queues": queues(load),
     });
-    let mut own = with(own, nested(&subject.export));
+    let kind = match subject.device {
+        DeviceModel::VirtioBlk => json!({ "type": "vhost-user-blk", "node-name": name }),
+        DeviceModel::VirtioScsi => {
+            json!({ "type": "vhost-user-scsi", "luns": [{ "lun": 0, "node-name": name }] })
+        }
+    };
+    for more in [kind, nested(&subject.export).into()] {
+        own = with(own, more.as_object().cloned().unwrap_or_default());
+    }
     let threads: Vec<String> = (0..subject.iothreads).map(|number| format!("{IO_THREAD}{number}")).collect();
     match threads.as_slice() {
         [] => {}
@@ -76,21 +88,6 @@ fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: boo
 /// Queues of each disk: one for each job, or more.
 pub(super) fn queues(load: &Load) -> u16 {
     load.keys.queues.unwrap_or(1).max(load.numjobs)
-}
-
-/// Whether anybody has told the server's name for the thread that is its main loop.
-pub(super) fn is_io_thread(stack: Stack, iothreads: u32, is_main: bool, name: &str) -> bool {
-    let ours = |name: &str| {
-        let number = name.strip_prefix(IO_THREAD);
-        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    match stack {
-        // Without one it makes one, which is called just `io`.
-        Stack::Egret => ours(name),
-        // It puts `IO ` before the object's name.
-        _ if iothreads > 0 => name.strip_prefix("IO ").is_some_and(ours),
-        _ => is_main,
-    }
 }
 
 fn with(object: Value, more: Map<String, Value>) -> Value {
@@ -161,15 +158,5 @@ mod tests {
         assert_eq!(words[1].get("aio"), None);
         assert_eq!((&words[4]["id"], &words[4]["num-queues"]), (&json!("export-idle0"), &json!(32)));
         assert_eq!(words[4]["iothread"], "io0");
-    }
-
-    #[test]
-    fn io_threads_are_told_by_their_names() {
-        assert!(is_io_thread(Stack::Egret, 1, false, "io0"));
-        assert!(is_io_thread(Stack::Egret, 0, false, "io"));
-        assert!(!is_io_thread(Stack::Egret, 1, false, "io0-worker"));
-        assert!(is_io_thread(Stack::QemuStorageDaemon, 1, false, "IO io0"));
-        assert!(!is_io_thread(Stack::QemuStorageDaemon, 1, true, "qemu-storage-da"));
-        assert!(is_io_thread(Stack::QemuStorageDaemon, 0, true, "qemu-storage-da"));
     }
 }

@@ -1,0 +1,138 @@
+//! What the agent is given to do: scripts for the guest's shell, and what to make of what they print.
+
+use std::fs;
+use std::time::Duration;
+
+use super::applications;
+use super::qemu::APPLICATIONS;
+use crate::plan::Load;
+use crate::results::Measurement;
+use crate::stack::{Task, Unable, fio};
+
+/// How much longer than it should fio may take: to start, and to write its report, under emulation.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Ends the job file in a script.
+const END: &str = "EGRET-END-OF-JOB-FILE";
+
+/// A script, how long it may take, and how to read what it prints.
+#[derive(Debug)]
+pub struct Work {
+    /// For the guest's shell.
+    pub script: String,
+    /// After that it has failed.
+    pub limit: Duration,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Preparation,
+    Fio,
+    Rsync,
+    Pgbench,
+}
+
+/// Tells the host when what is measured begins and ends, with the guest's own account of its processors so far.
+pub const MARK: &str = r#"mark() { echo "mark $JOB $1 $(sed -n 1p /proc/stat)" >&3; }"#;
+
+/// Finds so many disks under test, makes their requests go out as they come in, and prints their paths.
+pub fn find_disks(count: usize) -> Work {
+    let script = format!(
+        r#"
+set -eu
+look() {{
+  for disk in /sys/block/vd* /sys/block/sd*; do
+    [ -b "/dev/${{disk##*/}}" ] && [ "$(cat "$disk/serial" 2>/dev/null)" != {APPLICATIONS} ] || continue
+    echo none >"$disk/queue/scheduler"
+    echo "/dev/${{disk##*/}}"
+  done
+}}
+for attempt in $(seq 300); do # a SCSI disk may take its time
+  look >/tmp/disks
+  [ "$(wc -l </tmp/disks)" -lt {count} ] || break
+  sleep 0.1
+done
+[ "$(wc -l </tmp/disks)" = {count} ] || {{ echo "the guest should have {count} disks and has $(cat /tmp/disks)" >&2; exit 1; }}
+cat /tmp/disks
+"#
+    );
+    Work { script, limit: PATIENCE, kind: Kind::Preparation }
+}
+
+/// Sends the marks of a load of fio's. Each of its jobs runs this when it starts, and the first one counts: fio itself may
+/// take long to start.
+const MARKS: &str = "mkdir begun 2>/dev/null || exit 0
+(sleep $RAMP; mark begin; sleep $RUNTIME; mark end; mkdir ended) &";
+
+impl Work {
+    /// For a load on the disks at `paths`.
+    ///
+    /// # Errors
+    /// The plan's job file cannot be read, or nobody knows such an application.
+    pub fn of(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
+        let Some(application) = &task.load.keys.application else { return Self::fio(task, paths) };
+        let path = paths.first().map_or("", String::as_str);
+        let (script, kind) = match application.as_str() {
+            "rsync" => (applications::rsync(task, path), Kind::Rsync),
+            "pgbench" => (applications::pgbench(task, path), Kind::Pgbench),
+            other => {
+                return Err(Unable::Impossible(format!("application must be rsync or pgbench, not '{other}'")));
+            }
+        };
+        Ok(Self { script, limit: applications::LIMIT + span(task.load), kind })
+    }
+
+    fn fio(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
+        let targets: Vec<&str> = paths.iter().map(String::as_str).collect();
+        let keys = &task.load.keys;
+        let (job, marks) = match &keys.jobfile {
+            None => {
+                let job = fio::job_file(task, &targets, "libaio");
+                (job.replacen("[global]\n", "[global]\nexec_prerun=dash /tmp/started\n", 1), MARKS)
+            }
+            Some(path) => {
+                let text = fs::read_to_string(path).map_err(|e| Unable::failed(format!("{}: {e}", path.display())))?;
+                (fio::with_target(&text, targets.first().copied().unwrap_or_default()), "")
+            }
+        };
+        let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
+        let script = format!(
+            r#"cd /tmp
+cat >load.fio <<'{END}'
+{job}
+{END}
+rm -rf begun ended
+cat >started <<'{END}'
+{MARK}
+{marks}
+{END}
+RAMP={ramp} RUNTIME={runtime} fio --output-format=json --output=fio.json load.fio >&2
+status=$?
+while [ -d begun ] && ! [ -d ended ]; do sleep 0.1; done
+cat fio.json
+exit $status
+"#
+        );
+        Ok(Self { script, limit: PATIENCE + span(task.load), kind: Kind::Fio })
+    }
+
+    /// What it has printed, as a measurement without a ledger; `between` marks so many seconds have passed.
+    ///
+    /// # Errors
+    /// It has printed something else.
+    pub fn measurement(&self, output: &str, between: f64) -> Result<Measurement, String> {
+        match self.kind {
+            Kind::Preparation => Ok(Measurement::default()),
+            Kind::Fio => {
+                let groups = fio::groups(output).map_err(|error| format!("fio in the guest: {error}"))?;
+                fio::measurement(&groups).ok_or_else(|| "fio in the guest did nothing".into())
+            }
+            Kind::Rsync => Ok(Measurement { seconds: between, ..Measurement::default() }),
+            Kind::Pgbench => applications::transactions(output, between),
+        }
+    }
+}
+
+fn span(load: &Load) -> Duration {
+    load.keys.ramp_time.duration() + load.keys.runtime.duration()
+}

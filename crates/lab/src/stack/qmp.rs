@@ -1,0 +1,136 @@
+//! A client of QMP, the monitor protocol that QEMU, `qemu-storage-daemon` and Egret share.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// A server answers at once, or is in trouble: it may be on a machine with much else to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// No answer that is asked for here is longer.
+const LONGEST: u64 = 16 << 20;
+
+/// A connection to a monitor.
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+    /// The server's version, as it greets with it.
+    pub version: String,
+}
+
+impl Qmp {
+    /// Gets through the greeting.
+    ///
+    /// # Errors
+    /// It does not greet, or not as a monitor does.
+    pub fn greet(stream: UnixStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut new = Self { stream: BufReader::new(stream), version: String::new() };
+        let greeting = new.read()?;
+        let version = &greeting["QMP"]["version"]["qemu"];
+        let part = |name: &str| version[name].as_u64().ok_or_else(|| unexpected(&greeting));
+        new.version = format!("{}.{}.{}", part("major")?, part("minor")?, part("micro")?);
+        new.ask("qmp_capabilities")?;
+        Ok(new)
+    }
+
+    /// Runs a command without arguments and returns what it returns.
+    ///
+    /// # Errors
+    /// The server refuses, or is gone.
+    pub fn ask(&mut self, command: &str) -> io::Result<Value> {
+        writeln!(self.stream.get_mut(), "{}", json!({ "execute": command }))?;
+        loop {
+            let mut answer = self.read()?;
+            if let Some(error) = answer.get("error") {
+                let reason = error["desc"].as_str().unwrap_or("no reason");
+                return Err(io::Error::other(format!("{command} was refused: {reason}")));
+            }
+            // Everything else is an event.
+            if let Some(returned) = answer.get_mut("return") {
+                return Ok(returned.take());
+            }
+        }
+    }
+
+    /// The numbers of the threads that `command` lists, which are all different, in its order.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub fn threads(&mut self, command: &str) -> io::Result<Vec<u32>> {
+        let list = self.ask(command)?;
+        let number = |thread: &Value| u32::try_from(thread["thread-id"].as_u64()?).ok();
+        let all: Option<Vec<u32>> = list.as_array().and_then(|list| list.iter().map(number).collect());
+        let all = all.ok_or_else(|| unexpected(&list))?;
+        let different: BTreeSet<_> = all.iter().collect();
+        if different.len() == all.len() { Ok(all) } else { Err(unexpected(&list)) }
+    }
+
+    fn read(&mut self) -> io::Result<Value> {
+        let mut line = String::new();
+        if (&mut self.stream).take(LONGEST).read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+fn unexpected(answer: &Value) -> io::Error {
+    io::Error::other(format!("a monitor has said '{answer}'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that answers line by line, whatever it is asked.
+    fn saying(lines: &'static [&'static str]) -> io::Result<Qmp> {
+        let (host, qemu) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let mut asked = BufReader::new(&qemu);
+            for line in lines {
+                let _ = writeln!(&qemu, "{line}");
+                if !line.contains("event") {
+                    let _ = asked.read_line(&mut String::new());
+                }
+            }
+        });
+        Qmp::greet(host)
+    }
+
+    const GREETING: &str = r#"{"QMP":{"version":{"qemu":{"micro":2,"minor":0,"major":10}},"capabilities":["oob"]}}"#;
+
+    #[test]
+    fn threads_are_told_by_their_numbers_with_events_in_between() {
+        let mut monitor = saying(&[
+            GREETING,
+            r#"{"return":{}}"#,
+            r#"{"event":"NIC_RX_FILTER_CHANGED","data":{}}"#,
+            r#"{"return":[{"thread-id":11,"cpu-index":0},{"thread-id":12,"cpu-index":1}]}"#,
+            r#"{"return":[{"thread-id":9,"id":"io0"}]}"#,
+            r#"{"return":[{"thread-id":9,"id":"io0"},{"thread-id":9,"id":"io1"}]}"#,
+        ])
+        .unwrap();
+        assert_eq!(monitor.version, "10.0.2");
+        assert_eq!(monitor.threads("query-cpus-fast").unwrap(), [11, 12]);
+        assert_eq!(monitor.threads("query-iothreads").unwrap(), [9]);
+        assert!(monitor.threads("query-iothreads").is_err(), "one thread is not two");
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words() {
+        let mut monitor =
+            saying(&[GREETING, r#"{"return":{}}"#, r#"{"error":{"class":"GenericError","desc":"not now"}}"#]).unwrap();
+        assert_eq!(monitor.ask("stop").unwrap_err().to_string(), "stop was refused: not now");
+    }
+
+    #[test]
+    fn what_is_no_monitor_is_told_from_one() {
+        for line in ["", "hello", r#"{"QMP":{}}"#, "[]"] {
+            let lines: &'static [&'static str] = Vec::leak(vec![line]);
+            assert!(saying(lines).is_err(), "{line}");
+        }
+    }
+}
