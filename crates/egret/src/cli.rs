@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::{Parser, Subcommand};
 
+use crate::bench::Bench;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::replay::Replay;
@@ -25,6 +26,8 @@ pub enum Command {
     /// Serve disks until told to stop.
     #[command(display_name = "egret")]
     Serve(Box<Serve>),
+    /// Measure I/O modes side by side.
+    Bench(Box<Bench>),
     /// Replay recorded waits under every polling policy.
     Replay(Replay),
     /// Look at configuration files.

@@ -1,5 +1,6 @@
-//! The command: `egret serve`, `egret replay`, `egret config`, `egret ctl`.
+//! The command: `egret serve`, `egret bench`, `egret replay`, `egret config`, `egret ctl`.
 
+mod bench;
 mod cli;
 mod config;
 mod ctl;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Serve(arguments) => serve::run(*arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),

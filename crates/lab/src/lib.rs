@@ -11,20 +11,34 @@
 //! | module | holds |
 //! |---|---|
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
+//! | [`disks`] | the disks under test |
+//! | [`fingerprint`] | what a reader must know of the machine |
+//! | [`import`] | what fio measured elsewhere |
+//! | [`ledger`] | who spends CPU time meanwhile |
 //! | [`load`] | a load generator in fio's vocabulary |
 //! | [`machine`] | cores, clocks, and what to say of the machine |
 //! | [`plan`] | what to measure: subjects under loads |
+//! | [`process`] | processes that end with the lab |
 //! | [`results`] | what was found, as it is kept |
 //! | [`replay`] | recorded waits, replayed under every polling policy |
+//! | [`runner`] | runs a plan, cell by cell |
+//! | [`stack`] | what can be put under load, and how it is started |
 //! | [`statistics`] | medians, ratios of pairs, verdicts |
 
 #![deny(unsafe_code)]
 
 pub mod client;
+pub mod disks;
+pub mod fingerprint;
+pub mod import;
+pub mod ledger;
 pub mod load;
 pub mod machine;
 pub mod plan;
+pub mod process;
 pub mod random;
 pub mod replay;
 pub mod results;
+pub mod runner;
+pub mod stack;
 pub mod statistics;

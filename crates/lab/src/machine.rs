@@ -41,6 +41,68 @@ impl Cores {
     }
 }
 
+/// Who runs where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The load's cores, dealt out to its jobs; empty leaves them to the scheduler.
+    pub load: Vec<usize>,
+    /// The server's, or the virtual machine's; empty leaves it to the scheduler.
+    pub server: Vec<usize>,
+}
+
+impl Placement {
+    /// Deals `groups` of processors that share a core out: the load gets a core for each of its `jobs`, but at most half of
+    /// all, and one processor of each; the server gets the rest. Where there is only one core they share it, unpinned
+    /// unless it has several processors.
+    pub fn of(groups: &[Vec<usize>], jobs: usize) -> Self {
+        match groups {
+            [] => Self::default(),
+            [only] => match only.split_first() {
+                Some((first, rest)) if !rest.is_empty() => Self { load: vec![*first], server: rest.to_vec() },
+                _ => Self::default(),
+            },
+            groups => {
+                let (load, server) = groups.split_at(jobs.clamp(1, groups.len() / 2));
+                Self { load: load.iter().map(|group| group[0]).collect(), server: server.concat() }
+            }
+        }
+    }
+
+    /// Does `work`, such as starting a process, on the server's cores.
+    pub fn on_the_servers<T>(&self, work: impl FnOnce() -> T) -> T {
+        on_cores(&self.server, work)
+    }
+
+    /// Does `work` on the load's cores.
+    pub fn on_the_loads<T>(&self, work: impl FnOnce() -> T) -> T {
+        on_cores(&self.load, work)
+    }
+}
+
+/// Processors that this process may use, in groups of those that share a core.
+pub fn cores() -> Vec<Vec<usize>> {
+    let usable: Vec<usize> = allowed().collect();
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for cpu in &usable {
+        let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
+        let siblings = fs::read_to_string(path).map(|list| parse_list(list.trim())).unwrap_or_default();
+        match groups.iter_mut().find(|group| group.iter().any(|member| siblings.contains(member))) {
+            Some(group) => group.push(*cpu),
+            None => groups.push(vec![*cpu]),
+        }
+    }
+    groups
+}
+
+/// Numbers as the kernel lists them: `0-3,8`.
+pub fn parse_list(list: &str) -> Vec<usize> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse().ok()?..=last.trim().parse::<usize>().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
+}
+
 fn allowed() -> impl Iterator<Item = usize> {
     let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(move |core| allowed.is_set(*core))
@@ -57,9 +119,17 @@ fn on<T>(core: Option<usize>, work: impl FnOnce() -> T) -> T {
 ///
 /// A core that this process may not use is left alone, and `work` done anywhere.
 pub fn on_core<T>(core: usize, work: impl FnOnce() -> T) -> T {
+    on_cores(&[core], work)
+}
+
+/// Does `work` on some cores, as [`on_core`] does on one; anywhere if there are none.
+pub fn on_cores<T>(cores: &[usize], work: impl FnOnce() -> T) -> T {
+    if cores.is_empty() {
+        return work();
+    }
     let before = sched_getaffinity(None);
     let mut only = CpuSet::new();
-    only.set(core);
+    cores.iter().for_each(|core| only.set(*core));
     let moved = sched_setaffinity(None, &only).is_ok();
     let done = work();
     if let (true, Ok(before)) = (moved, before) {

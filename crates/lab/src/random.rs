@@ -107,6 +107,11 @@ impl Permutation {
 pub struct Shuffle(Random);
 
 impl Shuffle {
+    /// The same orders for the same `seed`.
+    pub fn seeded(seed: u64) -> Self {
+        Self(Random::new(seed))
+    }
+
     /// From the nanoseconds that it is now.
     pub fn seeded_by_the_clock() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

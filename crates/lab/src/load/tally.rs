@@ -27,6 +27,8 @@ pub struct Tally {
     /// From when a request was to begin to when its completion was seen, in nanoseconds. In a closed loop requests begin
     /// when they are made, and this is fio's `clat`.
     pub lat: Histogram<u64>,
+    /// The same of writes alone.
+    pub write_lat: Histogram<u64>,
     /// Of an open loop: how late requests were made (fio's `slat`, as far as there is one), and how long they took then.
     pub open: Option<OpenLoop>,
     /// CPU time of the jobs' threads, in nanoseconds.
@@ -66,6 +68,7 @@ impl Tally {
             writes: 0,
             bytes: 0,
             lat: histogram(),
+            write_lat: histogram(),
             open: open.then(|| OpenLoop { slat: histogram(), clat: histogram(), unstarted: 0 }),
             cpu_ns: 0,
             turns: 0,
@@ -83,6 +86,7 @@ impl Tally {
         self.writes += other.writes;
         self.bytes += other.bytes;
         self.lat += &other.lat;
+        self.write_lat += &other.write_lat;
         if let (Some(mine), Some(theirs)) = (&mut self.open, &other.open) {
             mine.slat += &theirs.slat;
             mine.clat += &theirs.clat;
@@ -98,7 +102,12 @@ impl Tally {
     /// Counts a request that ended at `now`.
     #[inline]
     pub(super) fn record(&mut self, flight: &Flight, now: u64, bytes: u32) {
-        *if flight.op == Op::Write { &mut self.writes } else { &mut self.reads } += 1;
+        if flight.op == Op::Write {
+            self.writes += 1;
+            self.write_lat.saturating_record(now - flight.intended);
+        } else {
+            self.reads += 1;
+        }
         self.bytes += u64::from(bytes);
         self.lat.saturating_record(now - flight.intended);
         if let Some(open) = &mut self.open {

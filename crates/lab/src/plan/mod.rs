@@ -33,12 +33,14 @@
 //! A plan says nothing of results: [`results`](crate::results) hold the plan that made them.
 
 mod load;
+mod read;
 mod subject;
 mod units;
 
 use serde::{Deserialize, Serialize};
 
 pub use load::{Curve, Load, LoadKeys, Pacing, expand};
+pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
 
@@ -68,6 +70,12 @@ pub struct Plan {
     /// Whether the baseline is measured twice in every round, as if it were two subjects: the noise floor.
     #[serde(default = "yes")]
     pub noise_floor: bool,
+    /// Cores for the load, dealt out to its jobs; the lab chooses if there are none.
+    #[serde(default)]
+    pub load_cpus: Vec<usize>,
+    /// Whether the host's hottest symbols are captured while each cell is measured, where `perf` is there.
+    #[serde(default)]
+    pub perf: bool,
     /// What all subjects serve.
     pub disk: DiskPlan,
     /// What is compared.

@@ -13,6 +13,10 @@ pub struct Subject {
     pub name: String,
     /// What serves the disk, or runs the guest that uses it.
     pub stack: Stack,
+    /// Whether the plan makes sense without it, where its programs are not installed. Its cells then say what is missing;
+    /// otherwise nothing starts.
+    #[serde(default)]
+    pub optional: bool,
     /// On ladders: the line that it belongs to; its name without one.
     #[serde(default)]
     pub line: Option<String>,

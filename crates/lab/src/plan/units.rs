@@ -1,9 +1,11 @@
 //! Sizes and times as fio spells them.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::de::{IntoDeserializer as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A number of bytes: `4096`, `4k`, `1G`, by powers of 1024.
@@ -95,7 +97,7 @@ by_its_spelling!(Bytes, u64);
 by_its_spelling!(Seconds, f64);
 
 /// One value, or a list of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum OneOrMany<T> {
     /// One.
@@ -111,6 +113,46 @@ impl<T> OneOrMany<T> {
             Self::One(one) => std::slice::from_ref(one),
             Self::Many(many) => many,
         }
+    }
+}
+
+/// By hand, because what serde says of an untagged value that fits nowhere does not say what would.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Values(PhantomData))
+    }
+}
+
+struct Values<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Values<T> {
+    type Value = OneOrMany<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value, or a list of them")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut many = Vec::new();
+        while let Some(one) = list.next_element()? {
+            many.push(one);
+        }
+        if many.is_empty() {
+            return Err(serde::de::Error::custom("a list of no values would be no load at all"));
+        }
+        Ok(OneOrMany::Many(many))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        T::deserialize(text.into_deserializer()).map(OneOrMany::One)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self::Value, E> {
+        T::deserialize(number.into_deserializer()).map(OneOrMany::One)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self::Value, E> {
+        T::deserialize(number.into_deserializer()).map(OneOrMany::One)
     }
 }
 

@@ -186,6 +186,25 @@ impl Measurement {
 }
 
 impl Ledger {
+    /// All times by a factor: for who could only be watched during a part of what was measured.
+    #[must_use]
+    pub fn scaled(&self, factor: f64) -> Self {
+        let by = |time: Option<u64>| time.map(|time| (time as f64 * factor) as u64);
+        Self {
+            io_thread_work: by(self.io_thread_work),
+            io_thread_spin_found: by(self.io_thread_spin_found),
+            io_thread_spin_wasted: by(self.io_thread_spin_wasted),
+            io_thread_system: by(self.io_thread_system),
+            server_other: by(self.server_other),
+            server: by(self.server),
+            guest: by(self.guest),
+            kernel_threads: by(self.kernel_threads),
+            interrupts: by(self.interrupts),
+            load: by(self.load),
+            host_busy: by(self.host_busy),
+        }
+    }
+
     /// CPU time of all but the load, in nanoseconds; `None` where nobody could tell.
     pub fn serving(&self) -> Option<u64> {
         let parts = [

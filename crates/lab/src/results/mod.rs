@@ -28,6 +28,9 @@ pub struct Run {
     pub scale: f64,
     /// What the order of cells was drawn from.
     pub seed: u64,
+    /// If only some cells were asked for: what the name of their load or their subject contains.
+    #[serde(default)]
+    pub only: Option<String>,
     /// When it began, in seconds since 1970.
     pub started: u64,
     /// When it ended; not before all cells have.

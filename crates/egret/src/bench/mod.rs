@@ -1,0 +1,301 @@
+//! `egret bench`: runs the lab's plans, and brings in what fio measured elsewhere.
+
+mod progress;
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use egret_lab::plan::{BUILT_IN, Plan, Stack, expand};
+use egret_lab::process::Keeper;
+use egret_lab::random::mix;
+use egret_lab::results::{Outcome, Run};
+use egret_lab::runner::{self, Ending, Runner, Wish};
+use egret_lab::{import, stack};
+
+use crate::serve::{self, Serve};
+use progress::Bar;
+
+/// Measure I/O modes side by side: on this machine, with confidence.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "docs/lab.md explains plans, the method, and how to resume a run.")]
+pub struct Bench {
+    /// What to measure: a built-in plan or a TOML file [default: quick]
+    #[arg(value_name = "PLAN")]
+    plans: Vec<String>,
+
+    /// Describe the built-in plans, and measure nothing
+    #[arg(long)]
+    list: bool,
+    /// Name the cells and how long they take, and measure nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Shrink sizes and times evenly, such as by 0.1
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    scale: f64,
+    /// Measure every cell so often [default: as the plan says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    repetitions: Option<u32>,
+    /// Only cells whose load or subject has this in its name
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// The baseline beside itself: what differs then is the noise floor
+    #[arg(long)]
+    aa: bool,
+    /// Where results go; a run that is there already is continued [default: ./egret-bench/PLAN-DATE-TIME]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Continue a run that was interrupted
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["plans", "output", "scale", "repetitions", "only", "aa"])]
+    resume: Option<PathBuf>,
+    /// Draw the order of cells from this number
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Bring in what fio wrote with --output-format=json elsewhere: [NAME=]FILE
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["plans", "resume"])]
+    import: Vec<String>,
+}
+
+/// Runs `egret bench`.
+pub fn run(asked: &Bench) -> Result<()> {
+    if asked.list {
+        print!("{}", list()?);
+        return Ok(());
+    }
+    if !asked.import.is_empty() {
+        return bring_in(asked);
+    }
+    if let Some(directory) = &asked.resume {
+        return resume(asked, directory);
+    }
+    if !(asked.scale > 0.0 && asked.scale.is_finite()) {
+        bail!("--scale must be above 0, got {}", asked.scale);
+    }
+    let names = if asked.plans.is_empty() { vec![BUILT_IN[0].0.to_owned()] } else { asked.plans.clone() };
+    if names.len() > 1 && asked.output.is_some() {
+        bail!("--output is one run's directory, and {} plans make {} runs", names.len(), names.len());
+    }
+    // All of them are looked at before the first is run.
+    let plans = names.iter().map(|name| plan(name, asked)).collect::<Result<Vec<_>>>()?;
+    for plan in plans {
+        if asked.dry_run {
+            print!("{}", dry_run(&plan, asked));
+            continue;
+        }
+        let directory = asked.output.clone().unwrap_or_else(|| Path::new("egret-bench").join(dated(&plan.name)));
+        let runs = directory.join(runner::RESULT).exists();
+        if runs {
+            let before = runner::read(&directory)?;
+            if before.plan != plan || before.only != asked.only {
+                bail!("{} holds a run of something else; --resume continues it as it was", directory.display());
+            }
+            resume(asked, &directory)?;
+        } else {
+            runner::check(&plan, &directory).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
+            conduct(|keeper| Ok(Runner::begin(plan, &wish(asked, &directory)?, keeper)?), &directory)?;
+        }
+    }
+    Ok(())
+}
+
+fn plan(name: &str, asked: &Bench) -> Result<Plan> {
+    let mut plan = Plan::named(name)?.scaled(asked.scale);
+    plan.repetitions = asked.repetitions.unwrap_or(plan.repetitions);
+    if asked.aa {
+        let baseline = plan.baseline().to_owned();
+        plan.subjects.retain(|subject| subject.name == baseline);
+        plan.noise_floor = true;
+    }
+    check_options(&plan).with_context(|| name.to_owned())?;
+    if runner::steps(&plan, 0, asked.only.as_deref()).is_empty() {
+        bail!("{name}: no load and no subject has '{}' in its name", asked.only.as_deref().unwrap_or_default());
+    }
+    Ok(plan)
+}
+
+/// Egret's own options in a plan meet the checks of `egret serve` before anything starts.
+fn check_options(plan: &Plan) -> Result<()> {
+    let loads: Vec<_> = plan.loads.iter().flat_map(expand).collect();
+    let Some(load) = loads.first() else { return Ok(()) };
+    for subject in plan.subjects.iter().filter(|subject| subject.stack == Stack::Egret) {
+        let mut arguments = Serve::default();
+        let words = stack::egret_options(subject, load, plan.disk.kind);
+        for pair in words.chunks_exact(2) {
+            let option = match pair[0].as_str() {
+                "--object" => &mut arguments.object,
+                "--blockdev" => &mut arguments.blockdev,
+                _ => &mut arguments.export,
+            };
+            option.push(pair[1].clone());
+        }
+        serve::config(&arguments).with_context(|| format!("subject '{}'", subject.name))?;
+    }
+    Ok(())
+}
+
+fn wish(asked: &Bench, directory: &Path) -> Result<Wish> {
+    let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    Ok(Wish {
+        scale: asked.scale,
+        seed: asked.seed.unwrap_or_else(|| mix(nanoseconds.into()) >> 16),
+        only: asked.only.clone(),
+        directory: directory.to_owned(),
+        egret: std::env::current_exe().context("where this program is")?,
+    })
+}
+
+fn resume(asked: &Bench, directory: &Path) -> Result<()> {
+    conduct(|keeper| Ok(Runner::resume(&wish(asked, directory)?, keeper)?), directory)
+}
+
+/// Runs what `begin` makes, to its end or to the first signal.
+fn conduct(begin: impl FnOnce(&Arc<Keeper>) -> Result<Runner>, directory: &Path) -> Result<()> {
+    let keeper = Keeper::new().context("/bin/sh")?;
+    stop_on_signals(&keeper)?;
+    let mut runner = begin(&keeper).map_err(|error| match keeper.has_stopped() {
+        true => anyhow::anyhow!("interrupted before the first cell"),
+        false => error,
+    })?;
+    let mut bar = Bar::new(&runner, std::io::stderr().is_terminal());
+    let ending = runner.go(&mut bar);
+    bar.finish();
+    let ending = ending?;
+    println!("{}", summary(runner.run(), directory));
+    if ending == Ending::Interrupted {
+        bail!("interrupted; to go on: egret bench --resume {}", directory.display());
+    }
+    Ok(())
+}
+
+/// The first signal lets what is kept be kept and ends the rest; the second ends the lab there and then, which its
+/// servers notice.
+fn stop_on_signals(keeper: &Arc<Keeper>) -> Result<()> {
+    static SEEN: AtomicBool = AtomicBool::new(false);
+    let keeper = Arc::downgrade(keeper);
+    let handled = ctrlc::set_handler(move || match keeper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
+        Some(keeper) => keeper.stop(),
+        None => std::process::exit(130),
+    });
+    match handled {
+        // Of several plans the second has it already; an interrupt ends the first, and with it all.
+        Ok(()) | Err(ctrlc::Error::MultipleHandlers) => Ok(()),
+        Err(error) => Err(error).context("signals"),
+    }
+}
+
+fn list() -> Result<String> {
+    let mut text = String::new();
+    for (name, _) in BUILT_IN {
+        let plan = Plan::named(name)?;
+        let steps = runner::steps(&plan, 0, None);
+        let length = minutes(runner::duration(&plan, &steps));
+        text += &format!("{name:<12}{}\n", plan.title);
+        for line in plan.about.trim().lines() {
+            text += &format!("{:12}{line}\n", "");
+        }
+        let experiments = plan.experiments.join(", ");
+        text += &format!("{:12}{} cells, {length}; reproduces {experiments}\n\n", "", steps.len());
+    }
+    Ok(text.trim_end().to_owned() + "\n")
+}
+
+fn dry_run(plan: &Plan, asked: &Bench) -> String {
+    let steps = runner::steps(plan, asked.seed.unwrap_or(0), asked.only.as_deref());
+    let mut text = String::new();
+    let mut cells: Vec<_> = steps.iter().filter(|step| step.id.repetition == 0).collect();
+    cells.sort_by_key(|step| (step.load, step.id.point, step.subject, step.id.subject.clone()));
+    for step in cells {
+        let point = step.share.map_or(String::new(), |share| format!(", {:.0}% of its peak", share * 100.0));
+        let missing = stack::missing(&plan.subjects[step.subject]).map_or(String::new(), |why| format!(" ({why})"));
+        text += &format!("{:<32} {}{point}{missing}\n", step.id.load, step.id.subject);
+    }
+    let length = minutes(runner::duration(plan, &steps));
+    text + &format!("{}: {} cells in {} repetitions, {length}\n", plan.name, steps.len(), plan.repetitions)
+}
+
+fn minutes(length: Duration) -> String {
+    match length.as_secs() {
+        seconds @ 0..90 => format!("about {seconds} s"),
+        seconds => format!("about {} min", seconds.div_ceil(60)),
+    }
+}
+
+fn summary(run: &Run, directory: &Path) -> String {
+    let count = |what: fn(&Outcome) -> bool| run.cells.iter().filter(|cell| what(&cell.outcome)).count();
+    let measured = count(|outcome| matches!(outcome, Outcome::Measured(_)));
+    let failed = count(|outcome| matches!(outcome, Outcome::Failed { .. }));
+    let impossible = count(|outcome| matches!(outcome, Outcome::Impossible { .. }));
+    let more = |count: usize, what: &str| if count > 0 { format!(", {count} {what}") } else { String::new() };
+    format!(
+        "{measured} cells measured{}{}: {}",
+        more(failed, "failed"),
+        more(impossible, "impossible here"),
+        directory.join(runner::RESULT).display()
+    )
+}
+
+fn bring_in(asked: &Bench) -> Result<()> {
+    let run = import::import(&asked.import).map_err(anyhow::Error::msg)?;
+    let directory = asked.output.clone().unwrap_or_else(|| Path::new("egret-bench").join(dated("import")));
+    drop(runner::Journal::create(&directory, &run)?);
+    println!("{}", summary(&run, &directory));
+    Ok(())
+}
+
+/// `NAME-20260102-030405`, in UTC.
+fn dated(name: &str) -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let (year, month, day) = civil(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{name}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// Year, month and day of a day counted from 1970-01-01: years begin in March, so that leap days end them.
+fn civil(day: u64) -> (u64, u64, u64) {
+    let day = day + 719_468;
+    let (era, of_era) = (day / 146_097, day % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    (era * 400 + year + u64::from(month <= 2), month, of_year - (153 * march + 2) / 5 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_have_dates() {
+        assert_eq!(civil(0), (1970, 1, 1));
+        assert_eq!(civil(11_016), (2000, 2, 29));
+        assert_eq!(civil(20_454), (2026, 1, 1));
+    }
+
+    #[test]
+    fn egrets_options_in_every_built_in_plan_are_egrets() {
+        for (name, _) in BUILT_IN {
+            check_options(&Plan::named(name).unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_built_in_plan_is_listed_with_its_length() {
+        let list = list().unwrap();
+        for (name, _) in BUILT_IN {
+            assert!(list.lines().any(|line| line.starts_with(name)), "{name}");
+        }
+        assert!(list.contains("cells, about "));
+    }
+
+    #[test]
+    fn quick_is_done_in_five_minutes() {
+        let plan = Plan::named("quick").unwrap();
+        let length = runner::duration(&plan, &runner::steps(&plan, 0, None));
+        assert!(length < Duration::from_secs(270), "{length:?}");
+    }
+}

@@ -1,0 +1,285 @@
+//! The disks under test: made, filled, checked, and gone afterwards.
+//!
+//! | `type` | what it is | who frees it after `kill -9` |
+//! |---|---|---|
+//! | `file` | files full of data, which are removed | the [keeper](crate::process::Keeper) |
+//! | `loop` | a loop device over such a file in memory | the kernel: it detaches itself with its last user |
+//! | `device` | the user's block device | nobody needs to |
+//! | `null` | nothing: each server has its own | nobody needs to |
+
+mod loop_device;
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, OFlags, fadvise, statvfs};
+
+use crate::plan::{DiskKind, DiskPlan, Plan, expand};
+use crate::process::{Keeper, Scratch};
+use crate::random::mix;
+use crate::results::Warning;
+use crate::stack::Disk;
+
+use loop_device::LoopDevice;
+
+/// The size of a disk where the plan names none.
+pub const SIZE: u64 = 256 << 20;
+/// Where files in memory are.
+const MEMORY: &str = "/dev/shm";
+/// How much is left free of a file system or of memory, at least.
+const RESERVE: u64 = 64 << 20;
+
+/// The disks of a run; gone when dropped.
+pub struct Disks {
+    /// As many as the largest load uses.
+    pub disks: Vec<Disk>,
+    /// What became of the plan's wish, where that is not what it wished for.
+    pub warnings: Vec<Warning>,
+    _devices: Vec<LoopDevice>,
+    _places: Vec<Scratch>,
+}
+
+/// How many disks a plan's loads use at the same time, at most.
+fn count(plan: &Plan) -> usize {
+    plan.loads.iter().flat_map(|keys| keys.disks.all()).copied().max().unwrap_or(1).into()
+}
+
+/// Whether any of a plan's loads writes.
+pub fn writes(plan: &Plan) -> bool {
+    plan.loads.iter().flat_map(expand).any(|load| load.writes())
+}
+
+fn size(plan: &DiskPlan) -> u64 {
+    plan.size.map_or(SIZE, |size| size.0).next_multiple_of(1 << 20)
+}
+
+/// Checks whether the disks can be had, and makes none. `directory` is where files go that have no place.
+///
+/// # Errors
+/// What is wrong, and what would be right, in one line.
+pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
+    match plan.disk.kind {
+        DiskKind::Null => Ok(()),
+        DiskKind::Device => check_device(&plan.disk, writes(plan), count(plan)),
+        DiskKind::File => check_space(plan, plan.disk.path.as_deref().unwrap_or(directory)),
+        DiskKind::Loop if loop_device::may_be_had() => check_space(plan, Path::new(MEMORY)),
+        DiskKind::Loop => check_space(plan, directory),
+    }
+}
+
+fn check_space(plan: &Plan, place: &Path) -> Result<(), String> {
+    let needed = size(&plan.disk) * count(plan) as u64 + RESERVE;
+    let there = statvfs(place).map_err(|error| format!("{}: {error}", place.display()))?;
+    let free = there.f_bavail * there.f_frsize;
+    if free < needed {
+        let (needed, free) = (needed.div_ceil(1 << 20), free >> 20);
+        return Err(format!(
+            "too little space in {}: the plan's disks need {needed} MiB, and {free} MiB are free; --scale shrinks them",
+            place.display()
+        ));
+    }
+    Ok(())
+}
+
+fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), String> {
+    let path = plan.path.as_deref().ok_or("a disk of type 'device' needs its path")?;
+    let shown = path.display();
+    let kind = fs::metadata(path).map_err(|error| format!("{shown}: {error}"))?.file_type();
+    if !kind.is_block_device() {
+        return Err(format!("{shown} is no block device; a disk of type 'file' makes a file"));
+    }
+    if count > 1 {
+        return Err(format!("the plan loads {count} disks at once, and {shown} is one; type 'file' makes several"));
+    }
+    let open = |flags: OFlags| File::options().read(true).write(writes).custom_flags(flags.bits() as i32).open(path);
+    let denied = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            format!("no permission for {shown}: be root, or in the group that it belongs to")
+        }
+        _ => format!("{shown}: {error}"),
+    };
+    if !writes {
+        return open(OFlags::empty()).map(drop).map_err(denied);
+    }
+    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
+    let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => {
+            format!("{shown} is in use{}, and the plan writes to it", mounted_at(path).unwrap_or_default())
+        }
+        _ => denied(error),
+    })?;
+    if let Some(place) = mounted_at(path) {
+        return Err(format!("{shown} is in use{place}, and the plan writes to it"));
+    }
+    if !plan.destroy && !is_empty(&mut device).map_err(|error| format!("{shown}: {error}"))? {
+        return Err(format!(
+            "{shown} is not empty, and the plan writes to it; say destroy = true if its data may be lost"
+        ));
+    }
+    Ok(())
+}
+
+/// Where it, or a part of it, is mounted: with the kernel's own check this only makes a message better.
+fn mounted_at(device: &Path) -> Option<String> {
+    let device = device.canonicalize().ok()?;
+    let mounts = fs::read_to_string("/proc/mounts").ok()?;
+    let place = mounts.lines().find_map(|line| {
+        let (source, rest) = line.split_once(' ')?;
+        let rest_of_name = source.strip_prefix(device.to_str()?)?;
+        let is_part = rest_of_name.chars().all(|c| c.is_ascii_digit() || c == 'p');
+        is_part.then(|| rest.split(' ').next())?
+    })?;
+    Some(format!(": mounted at {place}"))
+}
+
+/// Whether the first and the last MiB are zeroes: every partition table and file system has something there.
+fn is_empty(device: &mut File) -> io::Result<bool> {
+    let size = device.seek(SeekFrom::End(0))?;
+    let mut piece = vec![0; 1 << 20];
+    for at in [0, size.saturating_sub(1 << 20)] {
+        device.seek(SeekFrom::Start(at))?;
+        let mut len = 0;
+        while len < piece.len() {
+            match device.read(&mut piece[len..])? {
+                0 => break,
+                read => len += read,
+            }
+        }
+        if piece[..len].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl Disks {
+    /// Makes the disks of a plan. `directory` is where files go that have no place.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub fn make(plan: &Plan, directory: &Path, keeper: &Keeper) -> io::Result<Self> {
+        let mut new = Self { disks: Vec::new(), warnings: Vec::new(), _devices: Vec::new(), _places: Vec::new() };
+        let size = size(&plan.disk);
+        match plan.disk.kind {
+            DiskKind::Null => new.disks = vec![Disk::Null(size); count(plan)],
+            DiskKind::Device => new.disks.extend(plan.disk.path.clone().map(Disk::Device)),
+            DiskKind::File => {
+                let place = plan.disk.path.as_deref().unwrap_or(directory);
+                new.disks = new.files(place, count(plan), size, keeper)?.into_iter().map(Disk::File).collect();
+            }
+            DiskKind::Loop => new.loops(plan, directory, size, keeper)?,
+        }
+        Ok(new)
+    }
+
+    fn loops(&mut self, plan: &Plan, directory: &Path, size: u64, keeper: &Keeper) -> io::Result<()> {
+        let tried = if loop_device::may_be_had() {
+            self.files(Path::new(MEMORY), count(plan), size, keeper)
+                .and_then(|files| files.iter().map(|file| LoopDevice::over(file)).collect::<io::Result<Vec<_>>>())
+        } else {
+            Err(io::Error::other("it needs root and /dev/loop-control"))
+        };
+        match tried {
+            Ok(devices) => {
+                self.disks = devices.iter().map(|device| Disk::Device(device.path().to_owned())).collect();
+                self._devices = devices;
+            }
+            Err(error) => {
+                let text = format!("no loop device over memory ({error}): files in {} instead", directory.display());
+                self.warnings.push(Warning { about: "disk".into(), text });
+                self.disks = self.files(directory, count(plan), size, keeper)?.into_iter().map(Disk::File).collect();
+            }
+        }
+        Ok(())
+    }
+
+    fn files(&mut self, place: &Path, count: usize, size: u64, keeper: &Keeper) -> io::Result<Vec<PathBuf>> {
+        let scratch = Scratch::new(place, keeper)?;
+        let paths: Vec<PathBuf> = (0..count).map(|number| scratch.path().join(format!("disk{number}"))).collect();
+        self._places.push(scratch);
+        for (number, path) in (0..).zip(&paths) {
+            if keeper.has_stopped() {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
+            }
+            fill(path, size, number)?;
+        }
+        Ok(paths)
+    }
+}
+
+/// Makes a file of data that neither a file system nor a device can take for less than it is, and keeps it out of the
+/// page cache.
+fn fill(path: &Path, size: u64, seed: u64) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).open(path)?;
+    let mut piece = vec![0; 1 << 20];
+    let mut number = mix(seed);
+    for word in piece.chunks_exact_mut(8) {
+        number = mix(number);
+        word.copy_from_slice(&number.to_le_bytes());
+    }
+    for at in 0..size >> 20 {
+        piece[..8].copy_from_slice(&at.to_le_bytes());
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    // Whoever reads it past the cache should not find it there.
+    let _ = fadvise(file.as_fd(), 0, None, Advice::DontNeed);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(disk: &str) -> Plan {
+        let text = format!(
+            "name = 'p'\ntitle = 't'\n[disk]\n{disk}\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nrw = 'write'\ndisks = [1, 3]\n"
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn files_are_full_of_data_and_vanish() {
+        let place = tempfile::tempdir().unwrap();
+        let keeper = Keeper::new().unwrap();
+        let disks = Disks::make(&plan("type = 'file'\nsize = '2M'"), place.path(), &keeper).unwrap();
+        let paths: Vec<_> = disks.disks.iter().map(|disk| disk.path().unwrap().to_owned()).collect();
+        assert_eq!(paths.len(), 3);
+        let bytes = fs::read(&paths[2]).unwrap();
+        assert_eq!(bytes.len(), 2 << 20);
+        assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+        drop(disks);
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn too_little_space_is_said_before_anything_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let error = check(&plan("type = 'file'\nsize = '4096T'"), place.path()).unwrap_err();
+        assert!(error.starts_with("too little space in "), "{error}");
+        assert_eq!(check(&plan("type = 'file'\nsize = '1M'"), place.path()), Ok(()));
+    }
+
+    #[test]
+    fn a_device_is_a_device() {
+        let place = tempfile::NamedTempFile::new().unwrap();
+        let path = place.path().display();
+        let error = check(&plan(&format!("type = 'device'\npath = '{path}'")), Path::new("/")).unwrap_err();
+        assert_eq!(error, format!("{path} is no block device; a disk of type 'file' makes a file"));
+        let error = check(&plan("type = 'device'"), Path::new("/")).unwrap_err();
+        assert_eq!(error, "a disk of type 'device' needs its path");
+    }
+
+    #[test]
+    fn what_is_not_zero_at_its_ends_is_not_empty() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        assert!(is_empty(&mut file).unwrap());
+        file.seek(SeekFrom::Start((8 << 20) - 512)).unwrap();
+        file.write_all(b"EFI PART").unwrap();
+        assert!(!is_empty(&mut file).unwrap());
+    }
+}

@@ -1,0 +1,264 @@
+//! The machine's fingerprint: what a reader must know to trust a result, and what should make them doubt it.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::machine::{self, Placement};
+use crate::plan::{Plan, Stack};
+use crate::results::{BlockDevice, Component, Cpu, Host, Warning};
+use crate::stack::{self, Disk};
+
+/// From this load average per processor on, others are at work.
+const BUSY: f64 = 0.25;
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// This machine, for a plan whose load and servers run as `placement` says on `disks`. `egret` is this program.
+pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) -> Host {
+    let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
+    let meminfo = read("/proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| number_behind(&meminfo, name).unwrap_or(0) * 1024;
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut host = Host {
+        name,
+        cpu: cpu(&cpuinfo),
+        memory: kib("MemTotal:"),
+        huge_pages: number_behind(&meminfo, "HugePages_Free:").unwrap_or(0) * kib("Hugepagesize:"),
+        kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
+        kernel_options: read("/proc/cmdline").unwrap_or_default(),
+        hypervisor: hypervisor(&cpuinfo),
+        disk: disks.first().and_then(Disk::path).map(block_device),
+        components: components(plan, egret),
+        load_average: load_average(),
+        warnings: Vec::new(),
+    };
+    host.warnings = warnings(&host, plan, placement);
+    host
+}
+
+/// The load average of the last minute.
+pub fn load_average() -> f64 {
+    read("/proc/loadavg").and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0.0)
+}
+
+/// The number on the line that begins with `name`.
+fn number_behind(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+}
+
+fn cpu(cpuinfo: &str) -> Cpu {
+    const ROOT: &str = "/sys/devices/system/cpu";
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cores = machine::cores();
+    let idle = [read(format!("{ROOT}/cpuidle/current_driver")), read(format!("{ROOT}/cpuidle/current_governor"))];
+    let mut mitigations: Vec<(String, String)> = fs::read_dir(format!("{ROOT}/vulnerabilities"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, read(entry.path())?)))
+        .collect();
+    mitigations.sort();
+    Cpu {
+        model: model.map_or("unknown", |(_, model)| model).to_owned(),
+        usable: {
+            let mut usable = cores.concat();
+            usable.sort_unstable();
+            usable
+        },
+        nodes: read("/sys/devices/system/node/online").map_or(1, |list| machine::parse_list(&list).len()),
+        governor: read(format!("{ROOT}/cpu0/cpufreq/scaling_governor")),
+        idle: Some(idle.into_iter().flatten().collect::<Vec<_>>().join(", ")).filter(|idle| !idle.is_empty()),
+        cores,
+        mitigations,
+    }
+}
+
+fn hypervisor(cpuinfo: &str) -> Option<String> {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"))?;
+    if !flags.split(' ').any(|flag| flag == "hypervisor") {
+        return None;
+    }
+    let vendor = read("/sys/class/dmi/id/sys_vendor").or_else(|| read("/sys/hypervisor/type"));
+    Some(vendor.unwrap_or_else(|| "of an unknown kind".into()))
+}
+
+/// What is known of the device that is at `path`, or that the file at `path` is on.
+fn block_device(path: &Path) -> BlockDevice {
+    let mut new = BlockDevice { path: path.display().to_string(), ..BlockDevice::default() };
+    let Ok(metadata) = fs::metadata(path) else { return new };
+    let is_file = metadata.is_file();
+    let number = if is_file { metadata.dev() } else { metadata.rdev() };
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    if is_file {
+        new.file_system = read("/proc/self/mountinfo").and_then(|mounts| file_system(&mounts, major, minor));
+    }
+    let Ok(mut device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return new };
+    if device.join("partition").exists() {
+        device.pop();
+    }
+    new.device = device.file_name().map(|name| name.to_string_lossy().into_owned());
+    new.model = read(device.join("device/model"));
+    new.scheduler = read(device.join("queue/scheduler")).map(|all| scheduler(&all).to_owned());
+    new
+}
+
+/// `ext4` of a line `36 35 98:0 / /mnt rw - ext4 /dev/sda1 rw`.
+fn file_system(mounts: &str, major: u32, minor: u32) -> Option<String> {
+    let number = format!("{major}:{minor}");
+    let mine = mounts.lines().find(|line| line.split(' ').nth(2) == Some(number.as_str()))?;
+    mine.split_once(" - ")?.1.split(' ').next().map(str::to_owned)
+}
+
+/// `none` of `[none] mq-deadline`.
+fn scheduler(all: &str) -> &str {
+    all.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or(all, |(chosen, _)| chosen)
+}
+
+fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
+    let has = |stack| plan.subjects.iter().any(|subject| subject.stack == stack);
+    let mut programs = vec![("egret", Some(egret.to_owned()))];
+    if has(Stack::Host) || has(Stack::Guest) {
+        programs.push(("fio", stack::find("fio")));
+    }
+    if has(Stack::QemuStorageDaemon) {
+        programs.push(("qemu-storage-daemon", stack::find("qemu-storage-daemon")));
+    }
+    if has(Stack::Guest) {
+        programs.push(("qemu-system-x86_64", stack::find("qemu-system-x86_64")));
+    }
+    programs.into_iter().filter_map(|(name, path)| component(name, &path?)).collect()
+}
+
+fn component(name: &str, path: &Path) -> Option<Component> {
+    let path = path.canonicalize().ok()?;
+    let output = Command::new(&path).arg("--version").output().ok();
+    let said = output.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("").to_owned());
+    Some(Component {
+        name: name.to_owned(),
+        version: said.unwrap_or_default(),
+        sha256: sha256(&path)?,
+        path: path.display().to_string(),
+    })
+}
+
+fn sha256(path: &PathBuf) -> Option<String> {
+    let mut file = fs::File::open(path).ok()?;
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut piece).ok()? {
+            0 => break,
+            len => hash.update(&piece[..len]),
+        }
+    }
+    Some(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
+    let mut all = Vec::new();
+    let mut warn = |about: &str, text: String| all.push(Warning { about: about.to_owned(), text });
+    if let Some(governor) = host.cpu.governor.as_ref().filter(|governor| *governor != "performance") {
+        warn("governor", format!("the frequency governor is '{governor}': 'performance' keeps the clock still"));
+    }
+    let scheduler = host.disk.as_ref().and_then(|disk| disk.scheduler.as_ref());
+    if let Some(scheduler) = scheduler.filter(|scheduler| *scheduler != "none") {
+        warn("scheduler", format!("the disk's I/O scheduler is '{scheduler}': 'none' leaves requests as they are"));
+    }
+    let processors = host.cpu.usable.len().max(1) as f64;
+    if host.load_average / processors > BUSY {
+        let text = format!("the load average was {:.2} before the run began: others are at work", host.load_average);
+        warn("noisy-neighbour", text);
+    }
+    if let Some(hypervisor) = &host.hypervisor {
+        warn(
+            "virtual",
+            format!("this is a virtual machine ({hypervisor}): its neighbours and its host show in every figure"),
+        );
+    }
+    if placement.load.is_empty() {
+        warn("one-core", "there is but one processor: the load and the server share it".into());
+    }
+    let servers = plan.subjects.iter().map(|subject| {
+        let cpus = if subject.cpus.is_empty() { &placement.server } else { &subject.cpus };
+        (subject.name.as_str(), cpus.as_slice())
+    });
+    for (name, cpus) in servers {
+        if let Some((mine, theirs)) = shared_core(&host.cpu.cores, &placement.load, cpus) {
+            let text = format!("'{name}' may run on processor {theirs}, which shares a core with the load's {mine}");
+            warn("smt-sibling", text);
+            break;
+        }
+    }
+    let known = |cpu: &&usize| !host.cpu.usable.contains(cpu);
+    if let Some(cpu) = plan.load_cpus.iter().chain(plan.subjects.iter().flat_map(|subject| &subject.cpus)).find(known) {
+        warn(
+            "pinning",
+            format!("the plan pins to processor {cpu}, which this process may not use: nothing is pinned there"),
+        );
+    }
+    all
+}
+
+/// A processor of the load and one of the server that are the same core, if there are.
+fn shared_core(cores: &[Vec<usize>], load: &[usize], server: &[usize]) -> Option<(usize, usize)> {
+    cores.iter().find_map(|core| {
+        let mine = core.iter().find(|cpu| load.contains(cpu))?;
+        let theirs = core.iter().find(|cpu| server.contains(cpu))?;
+        Some((*mine, *theirs))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_are_understood() {
+        assert_eq!(scheduler("none [mq-deadline] kyber"), "mq-deadline");
+        assert_eq!(scheduler("none"), "none");
+        assert_eq!(number_behind("MemTotal:  24 kB\nHugePages_Free:   3\n", "HugePages_Free:"), Some(3));
+        let mounts = "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:24 / /dev/shm rw - tmpfs tmpfs rw";
+        assert_eq!(file_system(mounts, 254, 0), Some("ext4".into()));
+        assert_eq!(file_system(mounts, 1, 1), None);
+        assert_eq!(machine::parse_list("0-2,8"), [0, 1, 2, 8]);
+        assert_eq!(hypervisor("flags\t\t: fpu vme"), None);
+    }
+
+    #[test]
+    fn a_pinned_sibling_is_found() {
+        let cores = [vec![0, 4], vec![1, 5], vec![2, 6]];
+        assert_eq!(shared_core(&cores, &[0], &[1, 5]), None);
+        assert_eq!(shared_core(&cores, &[0], &[4]), Some((0, 4)));
+    }
+
+    #[test]
+    fn what_should_make_one_doubt_is_said() {
+        let plan: Plan = toml::from_str("name = 'p'\ntitle = 't'\nload-cpus = [9]\nload = []\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n").unwrap();
+        let cpu =
+            Cpu { usable: vec![0, 1], cores: vec![vec![0, 1]], governor: Some("powersave".into()), ..Cpu::default() };
+        let disk = Some(BlockDevice { scheduler: Some("mq-deadline".into()), ..BlockDevice::default() });
+        let host = Host { cpu, disk, load_average: 3.0, ..Host::default() };
+        let placement = Placement { load: vec![0], server: vec![1] };
+        let abouts: Vec<String> = warnings(&host, &plan, &placement).into_iter().map(|warning| warning.about).collect();
+        assert_eq!(abouts, ["governor", "scheduler", "noisy-neighbour", "smt-sibling", "pinning"]);
+    }
+
+    #[test]
+    fn this_machine_has_a_fingerprint() {
+        let plan: Plan =
+            toml::from_str("name = 'p'\ntitle = 't'\nload = []\nsubject = []\n[disk]\ntype = 'null'\n").unwrap();
+        let program = std::env::current_exe().unwrap();
+        let host = take(&plan, &Placement::default(), &[Disk::File(program.clone())], &program);
+        assert!(!host.kernel.is_empty() && host.memory > 0 && !host.cpu.usable.is_empty());
+        assert_eq!(host.components[0].sha256.len(), 64);
+        assert_eq!(host.disk.unwrap().path, program.display().to_string());
+    }
+}

@@ -1,0 +1,325 @@
+//! Who spends CPU time while something is measured.
+//!
+//! A [`Meter`] looks at both edges of the measured interval: at every thread of the processes that it follows, at every
+//! kernel thread, and at `/proc/stat` for the host as a whole. What it opens it opens before, so that a look is a read
+//! per thread and disturbs little.
+//!
+//! Threads are known to the nanosecond (`schedstat`); how they divide that into user and system time, and the host's
+//! busy time with its interrupts, the kernel counts in ticks, of 10 ms mostly. An interrupt that comes while a thread
+//! runs counts for both, unless the kernel accounts for interrupts by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::time::Instant;
+
+use crate::load::Edge;
+use crate::results::Ledger;
+
+/// What a thread's time counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// An I/O thread of the server.
+    IoThread,
+    /// Any other thread of the server: workers, main loop.
+    ServerOther,
+    /// A process that serves, and whose threads cannot be told apart.
+    Server,
+    /// A guest's processor, and what else a virtual machine has.
+    Guest,
+    /// The load.
+    Load,
+    /// A thread of the kernel.
+    Kernel,
+}
+
+/// What somebody has spent, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Spent {
+    total: u64,
+    system: u64,
+}
+
+/// Tells a thread's role by its number and its name.
+type Judge = Box<dyn Fn(u32, &str) -> Role + Send>;
+
+/// One thread, whose files are open.
+struct Thread {
+    role: Role,
+    schedstat: Option<File>,
+    stat: Option<File>,
+    before: Spent,
+    after: Spent,
+}
+
+/// Looks at who has spent what, at both edges of an interval.
+pub struct Meter {
+    processes: Vec<(u32, Judge)>,
+    threads: BTreeMap<u32, Thread>,
+    /// Threads that began after the interval did: all they spent counts.
+    late: BTreeMap<u32, (Role, Spent)>,
+    host: [Host; 2],
+    edges: [Option<Instant>; 2],
+    tick_ns: u64,
+}
+
+/// The host as a whole, in ticks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Host {
+    busy: u64,
+    interrupts: u64,
+}
+
+/// From linux/sched.h.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+impl Default for Meter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Meter {
+    /// Follows the kernel's threads and the host.
+    pub fn new() -> Self {
+        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        let mut meter = Self {
+            processes: Vec::new(),
+            threads: BTreeMap::new(),
+            late: BTreeMap::new(),
+            host: Default::default(),
+            edges: [None; 2],
+            tick_ns,
+        };
+        for pid in kernel_threads() {
+            meter.threads.insert(pid, Thread::open(&format!("/proc/{pid}"), Role::Kernel));
+        }
+        meter
+    }
+
+    /// Follows a process too; `role` tells what each of its threads is, by number and name.
+    pub fn follow(&mut self, pid: u32, role: impl Fn(u32, &str) -> Role + Send + 'static) {
+        for (tid, name) in threads_of(pid) {
+            self.threads.insert(tid, Thread::open(&format!("/proc/{pid}/task/{tid}"), role(tid, &name)));
+        }
+        self.processes.push((pid, Box::new(role)));
+    }
+
+    /// Looks. The first call is the interval's beginning, the second its end.
+    pub fn edge(&mut self, edge: Edge) {
+        match edge {
+            Edge::Begin => {
+                self.host[0] = Host::now();
+                self.edges[0] = Some(Instant::now());
+                for thread in self.threads.values_mut() {
+                    thread.before = thread.look(self.tick_ns).unwrap_or_default();
+                    thread.after = thread.before;
+                }
+            }
+            Edge::End => {
+                for thread in self.threads.values_mut() {
+                    // One that has ended meanwhile has spent what is lost, or what it had at first.
+                    thread.after = thread.look(self.tick_ns).unwrap_or(thread.before);
+                }
+                self.edges[1] = Some(Instant::now());
+                self.host[1] = Host::now();
+                self.look_for_late();
+            }
+        }
+    }
+
+    fn look_for_late(&mut self) {
+        let known: BTreeSet<u32> = self.threads.keys().copied().collect();
+        let mut late = Vec::new();
+        for (pid, role) in &self.processes {
+            let new = threads_of(*pid).into_iter().filter(|(tid, _)| !known.contains(tid));
+            late.extend(new.map(|(tid, name)| (tid, format!("/proc/{pid}/task/{tid}"), role(tid, &name))));
+        }
+        let new = kernel_threads().into_iter().filter(|pid| !known.contains(pid));
+        late.extend(new.map(|pid| (pid, format!("/proc/{pid}"), Role::Kernel)));
+        for (tid, place, role) in late {
+            if let Some(spent) = Thread::open(&place, role).look(self.tick_ns) {
+                self.late.insert(tid, (role, spent));
+            }
+        }
+    }
+
+    /// How long the interval was, in seconds; 0 before it has ended.
+    pub fn seconds(&self) -> f64 {
+        match self.edges {
+            [Some(begin), Some(end)] => end.duration_since(begin).as_secs_f64(),
+            _ => 0.0,
+        }
+    }
+
+    /// Who spent what between the edges. Parts of which nobody was followed are absent.
+    pub fn ledger(&self) -> Ledger {
+        let mut sums: BTreeMap<Role, Spent> = BTreeMap::new();
+        let known = self.threads.values().map(|thread| (thread.role, thread.spent()));
+        for (role, spent) in known.chain(self.late.values().copied()) {
+            let sum = sums.entry(role).or_default();
+            sum.total += spent.total;
+            sum.system += spent.system;
+        }
+        let total = |role| sums.get(&role).map(|spent: &Spent| spent.total);
+        let ticks = |of: fn(&Host) -> u64| of(&self.host[1]).saturating_sub(of(&self.host[0])) * self.tick_ns;
+        let io = sums.get(&Role::IoThread);
+        Ledger {
+            io_thread_work: io.map(|spent| spent.total - spent.system),
+            io_thread_spin_found: None,
+            io_thread_spin_wasted: None,
+            io_thread_system: io.map(|spent| spent.system),
+            server_other: total(Role::ServerOther),
+            server: total(Role::Server),
+            guest: total(Role::Guest),
+            kernel_threads: total(Role::Kernel),
+            interrupts: Some(ticks(|host| host.interrupts)),
+            load: total(Role::Load),
+            host_busy: Some(ticks(|host| host.busy)),
+        }
+    }
+}
+
+impl Thread {
+    fn open(place: &str, role: Role) -> Self {
+        let open = |name: &str| File::open(format!("{place}/{name}")).ok();
+        // A kernel thread has no user time to be told apart.
+        let stat = if role == Role::Kernel { None } else { open("stat") };
+        let schedstat = open("schedstat");
+        Self { role, stat, schedstat, before: Spent::default(), after: Spent::default() }
+    }
+
+    /// What it has spent so far; nothing of one that has ended.
+    fn look(&self, tick_ns: u64) -> Option<Spent> {
+        let run = self.schedstat.as_ref().and_then(reading).and_then(|text| text.split(' ').next()?.parse().ok());
+        let ticks = self.stat.as_ref().and_then(reading).and_then(|text| ticks_of(&text));
+        match (run, ticks) {
+            (Some(total), Some((user, system))) => Some(divide(total, user, system)),
+            (Some(total), None) if self.stat.is_none() => Some(Spent { total, system: total }),
+            // A kernel without schedstat counts in ticks alone.
+            (None, Some((user, system))) => Some(Spent { total: (user + system) * tick_ns, system: system * tick_ns }),
+            _ => None,
+        }
+    }
+
+    fn spent(&self) -> Spent {
+        let total = self.after.total.saturating_sub(self.before.total);
+        let system = self.after.system.saturating_sub(self.before.system).min(total);
+        Spent { total, system }
+    }
+}
+
+/// Divides what is known exactly as the ticks were.
+fn divide(total: u64, user: u64, system: u64) -> Spent {
+    let ticks = (user + system).max(1);
+    Spent { total, system: (u128::from(total) * u128::from(system) / u128::from(ticks)) as u64 }
+}
+
+fn reading(file: &File) -> Option<String> {
+    let mut buffer = [0; 1024];
+    let len = file.read_at(&mut buffer, 0).ok().filter(|len| *len > 0)?;
+    Some(String::from_utf8_lossy(&buffer[..len]).into_owned())
+}
+
+/// The fields of a `stat` file behind the name, which may itself have brackets and spaces; counted from the third.
+fn fields(stat: &str) -> impl Iterator<Item = &str> {
+    stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ')
+}
+
+/// User and system time.
+fn ticks_of(stat: &str) -> Option<(u64, u64)> {
+    let mut fields = fields(stat).skip(11);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+fn is_kernel_thread(stat: &str) -> bool {
+    let flags = fields(stat).nth(6).and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & PF_KTHREAD != 0)
+}
+
+fn numbers_in(directory: &str) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn kernel_threads() -> Vec<u32> {
+    let stat = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/stat"));
+    numbers_in("/proc").filter(|pid| stat(pid).is_ok_and(|stat| is_kernel_thread(&stat))).collect()
+}
+
+fn threads_of(pid: u32) -> Vec<(u32, String)> {
+    let name =
+        |tid: u32| Some((tid, fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).ok()?.trim().to_owned()));
+    numbers_in(&format!("/proc/{pid}/task")).filter_map(name).collect()
+}
+
+impl Host {
+    fn now() -> Self {
+        fs::read_to_string("/proc/stat").map(|stat| Self::read(&stat)).unwrap_or_default()
+    }
+
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal; a guest's time is in user already.
+    fn read(stat: &str) -> Self {
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
+        let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
+        let interrupts = at(5) + at(6) + at(7);
+        Self { busy: at(0) + at(1) + at(2) + interrupts, interrupts }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_whose_name_has_brackets_is_read_all_the_same() {
+        let stat = "42 (a) b (c)) S 1 42 42 0 -1 2129984 1 2 3 4 150 50 0 0 20 0 1 0 7 0 0";
+        assert_eq!(ticks_of(stat), Some((150, 50)));
+        assert!(is_kernel_thread(stat));
+        assert!(!is_kernel_thread(&stat.replace("2129984", "4194560")));
+    }
+
+    #[test]
+    fn exact_time_is_divided_as_the_ticks_were() {
+        assert_eq!(divide(1_000_003, 3, 1), Spent { total: 1_000_003, system: 250_000 });
+        assert_eq!(divide(500, 0, 0), Spent { total: 500, system: 0 });
+    }
+
+    #[test]
+    fn a_host_is_busy_with_all_but_idling_and_waiting() {
+        let host = Host::read("cpu  100 10 50 1000 500 3 4 5 20 0\ncpu0 1 2 3 4\n");
+        assert_eq!(host, Host { busy: 172, interrupts: 12 });
+    }
+
+    #[test]
+    fn time_is_booked_to_whom_the_thread_belongs() {
+        let mut meter = Meter::new();
+        meter.threads.clear();
+        let thread = |role, before, after| Thread { role, schedstat: None, stat: None, before, after };
+        let spent = |total, system| Spent { total, system };
+        meter.threads.insert(1, thread(Role::IoThread, spent(100, 10), spent(400, 60)));
+        meter.threads.insert(2, thread(Role::IoThread, spent(0, 0), spent(50, 50)));
+        meter.threads.insert(3, thread(Role::ServerOther, spent(5, 0), spent(7, 1)));
+        meter.late.insert(4, (Role::ServerOther, spent(40, 40)));
+        meter.tick_ns = 10;
+        meter.host[1] = Host { busy: 100, interrupts: 2 };
+        let ledger = meter.ledger();
+        assert_eq!((ledger.io_thread_work, ledger.io_thread_system), (Some(250), Some(100)));
+        assert_eq!((ledger.server_other, ledger.interrupts, ledger.host_busy), (Some(42), Some(20), Some(1000)));
+        assert_eq!((ledger.kernel_threads, ledger.guest, ledger.load), (None, None, None));
+        assert_eq!(ledger.unaccounted(), Some(1000 - 412));
+    }
+
+    #[test]
+    fn a_meter_sees_what_this_very_process_spends() {
+        let mut meter = Meter::new();
+        meter.follow(std::process::id(), |_, _| Role::Load);
+        meter.edge(Edge::Begin);
+        let begin = crate::machine::thread_cpu_time_ns();
+        while crate::machine::thread_cpu_time_ns() - begin < 20_000_000 {}
+        meter.edge(Edge::End);
+        assert!(meter.ledger().load.unwrap() > 0);
+        assert!(meter.seconds() > 0.0);
+    }
+}

@@ -1,0 +1,273 @@
+//! Plans from files, and those that are built in.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject, expand};
+use crate::load::Rw;
+
+/// What is wrong with a plan: `FILE:LINE: what`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlanError(String);
+
+macro_rules! built_in {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../../../../plans/", $name, ".toml")))),*]
+    };
+}
+
+/// Plans that are always there, by name; the first is what is run when none is named.
+pub const BUILT_IN: &[(&str, &str)] = built_in!("quick", "modes", "curve", "iothreads", "polling", "plug", "devices");
+
+/// How alike a name must be to one that is known for that one to be meant.
+const NEAR: f64 = 0.75;
+
+impl Plan {
+    /// A plan by the name of a built-in one, or by the path of a file.
+    ///
+    /// # Errors
+    /// There is none, or it is wrong.
+    pub fn named(name: &str) -> Result<Self, PlanError> {
+        if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+            return Self::read(name, text, Path::new("."));
+        }
+        let path = Path::new(name);
+        if !path.is_file() {
+            let names = BUILT_IN.iter().map(|(name, _)| *name);
+            let nearest = nearest(name, names.clone()).map_or(String::new(), |near| format!("did you mean '{near}'? "));
+            let all = names.collect::<Vec<_>>().join(", ");
+            return Err(PlanError(format!(
+                "no plan '{name}': neither a file nor built in; {nearest}built in are {all}"
+            )));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| PlanError(format!("{name}: {error}")))?;
+        Self::read(name, &text, path.parent().unwrap_or(Path::new(".")))
+    }
+
+    /// Reads a plan's text, which errors call `name`. Relative paths of job files begin at `directory`.
+    ///
+    /// # Errors
+    /// It is wrong, and where.
+    pub fn read(name: &str, text: &str, directory: &Path) -> Result<Self, PlanError> {
+        let mut plan: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start).min(text.len());
+            let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+            PlanError(format!("{name}:{line}: {}", told(error.message())))
+        })?;
+        for keys in &mut plan.loads {
+            if let Some(path) = &mut keys.jobfile {
+                *path = directory.join(&*path);
+            }
+        }
+        plan.check().map_err(|what| PlanError(format!("{name}: {what}")))?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.repetitions == 0 || self.subjects.is_empty() || self.loads.is_empty() {
+            return Err("a plan needs at least one repetition, one subject and one load".into());
+        }
+        if !(self.threshold > 0.0 && self.threshold < 1.0) {
+            return Err(format!("threshold must be a share between 0 and 1, got {}", self.threshold));
+        }
+        let subjects = distinct("subject", self.subjects.iter().map(|subject| subject.name.as_str()))?;
+        if let Some(baseline) = &self.baseline {
+            known("baseline", baseline, &subjects)?;
+        }
+        self.subjects.iter().try_for_each(check_subject)?;
+        let loads: Vec<Load> = self.loads.iter().flat_map(expand).collect();
+        let names = distinct("load", loads.iter().map(|load| load.name.as_str()))?;
+        loads.iter().try_for_each(check_load)?;
+        for chart in &self.charts {
+            let id = format!("chart '{}'", chart.id);
+            chart.loads.iter().try_for_each(|load| known(&id, load, &names))?;
+            chart.subjects.iter().try_for_each(|subject| known(&id, subject, &subjects))?;
+        }
+        if self.disk.kind == DiskKind::Device && self.disk.path.is_none() {
+            return Err("a disk of type 'device' needs its path".into());
+        }
+        Ok(())
+    }
+
+    /// Shrinks, or stretches, sizes and times evenly.
+    #[must_use]
+    pub fn scaled(mut self, scale: f64) -> Self {
+        let size = |bytes: Bytes, least: u64| Bytes((((bytes.0 as f64 * scale) as u64) >> 20 << 20).max(least));
+        let time = |seconds: Seconds| Seconds(seconds.0 * scale);
+        self.disk.size = self.disk.size.map(|bytes| size(bytes, 16 << 20));
+        for keys in &mut self.loads {
+            let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
+            keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
+            (keys.runtime, keys.ramp_time) = (time(keys.runtime), time(keys.ramp_time));
+        }
+        self
+    }
+
+    /// The subject that the others are compared with.
+    pub fn baseline(&self) -> &str {
+        self.baseline.as_deref().or_else(|| self.subjects.first().map(|first| first.name.as_str())).unwrap_or_default()
+    }
+}
+
+fn distinct<'a>(what: &str, names: impl Iterator<Item = &'a str>) -> Result<BTreeSet<&'a str>, String> {
+    let mut all = BTreeSet::new();
+    for name in names {
+        if !all.insert(name) {
+            return Err(format!("two {what}s are called '{name}'; give one of them another name"));
+        }
+    }
+    Ok(all)
+}
+
+fn known(who: &str, name: &str, names: &BTreeSet<&str>) -> Result<(), String> {
+    if names.contains(name) {
+        return Ok(());
+    }
+    let hint = nearest(name, names.iter().copied()).map_or(String::new(), |near| format!("; did you mean '{near}'?"));
+    Err(format!("{who} names '{name}', which is not in the plan{hint}"))
+}
+
+fn check_subject(subject: &Subject) -> Result<(), String> {
+    let complain = |what: &str| Err(format!("subject '{}': {what}", subject.name));
+    match (subject.stack, &subject.command) {
+        (Stack::VhostUserBlk, None) => complain("the stack vhost-user-blk needs a command, with {socket} in it"),
+        (Stack::VhostUserBlk, Some(command)) if !command.contains("{socket}") => {
+            complain("its command does not say {socket}, so nobody would know where it listens")
+        }
+        (Stack::VhostUserBlk, Some(_)) | (_, None) => Ok(()),
+        (_, Some(_)) => complain("only the stack vhost-user-blk has a command"),
+    }
+}
+
+fn check_load(load: &Load) -> Result<(), String> {
+    let complain = |what: String| Err(format!("load '{}': {what}", load.name));
+    if load.keys.jobfile.is_some() || load.keys.application.is_some() {
+        return match &load.keys.jobfile {
+            Some(path) if !path.is_file() => complain(format!("there is no job file {}", path.display())),
+            _ => Ok(()),
+        };
+    }
+    if let Err(error) = load.rw.parse::<Rw>() {
+        return complain(error.to_string());
+    }
+    let counts = [("bs", load.bs.0), ("iodepth", load.iodepth.into()), ("numjobs", load.numjobs.into())];
+    for (key, count) in counts.into_iter().chain([("disks", load.disks.into())]) {
+        if count == 0 {
+            return complain(format!("{key} must be at least 1"));
+        }
+    }
+    if load.rwmixread > 100 {
+        return complain(format!("rwmixread must be 0..=100, got {}", load.rwmixread));
+    }
+    if load.keys.rate_iops.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+        return complain("rate_iops must be above 0".into());
+    }
+    if load.keys.runtime.0 <= 0.0 {
+        return complain("runtime must be above 0".into());
+    }
+    match load.keys.curve {
+        Some(curve) if !(curve.from > 0.0 && curve.from <= curve.to && curve.points > 0) => {
+            complain("a curve goes from a share above 0 to one that is not below it, in at least one point".into())
+        }
+        Some(_) if load.keys.rate_iops.is_some() => {
+            complain("a curve finds its rates by itself: leave rate_iops out".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What serde says, in one line and with the nearest key where one is unknown.
+fn told(message: &str) -> String {
+    let line = message.lines().collect::<Vec<_>>().join(", ");
+    let Some(rest) = line.strip_prefix("unknown field `").or_else(|| line.strip_prefix("unknown variant `")) else {
+        return line;
+    };
+    let what = if line.starts_with("unknown field") { "key" } else { "word" };
+    let mut quoted = rest.split('`');
+    let unknown = quoted.next().unwrap_or_default();
+    let names: Vec<&str> = quoted.skip(1).step_by(2).collect();
+    match nearest(unknown, names.iter().copied()) {
+        Some(near) => format!("unknown {what} '{unknown}'; did you mean '{near}'?"),
+        None => format!("unknown {what} '{unknown}'; known are {}", names.join(", ")),
+    }
+}
+
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let near = names.map(|other| (strsim::jaro_winkler(name, other), other)).filter(|(near, _)| *near > NEAR);
+    near.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: &str = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nbs = '4k'\n";
+
+    fn complaint(text: &str) -> String {
+        Plan::read("x.toml", text, Path::new("/nowhere")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_built_in_plan_is_in_order() {
+        for (name, text) in BUILT_IN {
+            let plan = Plan::read(name, text, Path::new(".")).unwrap();
+            assert_eq!(plan.name, *name);
+            assert!(!plan.title.is_empty() && !plan.about.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_the_nearest_one() {
+        assert_eq!(
+            complaint(&format!("{PLAN}iodpeth = 4\n")),
+            "x.toml:10: unknown key 'iodpeth'; did you mean 'iodepth'?"
+        );
+        assert_eq!(
+            complaint(&PLAN.replace("'egret'", "'egert'")),
+            "x.toml:7: unknown word 'egert'; did you mean 'egret'?"
+        );
+        assert!(complaint("name = 3").starts_with("x.toml:1: "));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_says_what_could() {
+        assert_eq!(
+            complaint(&PLAN.replace("'4k'", "['4k', '4kb']")),
+            "x.toml:9: a size such as 4096, 4k, 16M or 1G, not '4kb'"
+        );
+        assert_eq!(
+            complaint(&PLAN.replace("'4k'", "'4kb'")),
+            "x.toml:9: a size such as 4096, 4k, 16M or 1G, not '4kb'"
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_said() {
+        let load = |more: &str| complaint(&format!("{PLAN}{more}\n"));
+        assert!(load("rw = 'trim'").contains("rw must be read, write"));
+        assert_eq!(
+            load("iodepth = [1, 1]"),
+            "x.toml: two loads are called 'randread 4k QD1'; give one of them another name"
+        );
+        assert_eq!(load("runtime = 0"), "x.toml: load 'randread 4k QD1': runtime must be above 0");
+        assert_eq!(
+            complaint(&PLAN.replace("title", "baseline = 'S'\ntitle")),
+            "x.toml: baseline names 'S', which is not in the plan"
+        );
+        assert!(
+            load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nloads = ['randread 4k QD2']")
+                .ends_with("did you mean 'randread 4k QD1'?")
+        );
+        assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
+        assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
+        assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn a_plan_shrinks_evenly() {
+        let plan = Plan::read("p", &PLAN.replace("'null'", "'file'\nsize = '1G'"), Path::new(".")).unwrap().scaled(0.5);
+        assert_eq!(plan.disk.size, Some(Bytes(512 << 20)));
+        assert_eq!((plan.loads[0].runtime, plan.loads[0].ramp_time), (Seconds(2.5), Seconds(0.5)));
+    }
+}

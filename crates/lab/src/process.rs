@@ -1,0 +1,305 @@
+//! Processes that do not outlive the lab, and places that it does not leave behind.
+//!
+//! Three things see to that, so that even `kill -9` of the lab leaves nothing:
+//!
+//! | what | when |
+//! |---|---|
+//! | [`Process`] and [`Scratch`] end with their owners | the lab ends as it should |
+//! | the kernel kills a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
+//! | a [`Keeper`], a shell that waits on a pipe from the lab, kills process groups and removes directories | the same |
+//!
+//! If the machine goes down, the next [`Scratch::new`] at the same place finds that nobody holds the lock of what is
+//! left, and removes it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// How long a process may take to end before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long somebody else may hold on to the streams of a process that has ended.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How many of a process's last lines are kept.
+const LINES: usize = 200;
+
+/// What the keeper does. A line names a group (`group 12`), one that has ended (`ended 12`) or a directory; the end of
+/// the lab is the end of the lines.
+const KEEPER: &str = r#"
+trap '' INT TERM HUP
+groups=' '
+while IFS= read -r line; do
+    case $line in
+    "group "*) groups="$groups${line#group } " ;;
+    "ended "*) one=${line#ended }; case $groups in *" $one "*) groups="${groups%% "$one" *} ${groups#* "$one" }" ;; esac ;;
+    "directory "*) set -- "$@" "${line#directory }" ;;
+    esac
+done
+for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
+[ $# -eq 0 ] || rm -rf -- "$@"
+"#;
+
+/// Starts processes, and sees to it that they end with the lab.
+///
+/// Processes end when the *thread* that started them does: start them from one that lives as long as they should.
+pub struct Keeper {
+    lines: Mutex<Option<ChildStdin>>,
+    shell: Mutex<Child>,
+    running: Mutex<Vec<u32>>,
+    stopped: AtomicBool,
+}
+
+impl Keeper {
+    /// Starts the keeper itself.
+    ///
+    /// # Errors
+    /// There is no shell.
+    pub fn new() -> io::Result<Arc<Self>> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", KEEPER, "egret-bench-keeper"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        let mut shell = command.spawn()?;
+        let lines = Mutex::new(shell.stdin.take());
+        let (shell, running) = (Mutex::new(shell), Mutex::default());
+        Ok(Arc::new(Self { lines, shell, running, stopped: AtomicBool::new(false) }))
+    }
+
+    fn tell(&self, line: &str) {
+        if let Some(lines) = &mut *held(&self.lines) {
+            // Without a keeper there is still what the lab does itself.
+            let _ = writeln!(lines, "{line}");
+        }
+    }
+
+    /// Starts a process in a group of its own. What it says on its standard error is kept; its standard output, too,
+    /// unless that goes somewhere else already.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    #[allow(unsafe_code)]
+    pub fn start(self: &Arc<Self>, mut command: Command) -> io::Result<Process> {
+        if self.has_stopped() {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
+        }
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        let lab = rustix::process::getpid();
+        // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                // It may have happened already.
+                if rustix::process::getppid() == Some(lab) { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
+            });
+        }
+        let mut child = command.spawn()?;
+        self.tell(&format!("group {}", child.id()));
+        held(&self.running).push(child.id());
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let streams: [Option<Box<dyn io::Read + Send>>; 2] = [
+            child.stderr.take().map(|stream| Box::new(stream) as _),
+            child.stdout.take().map(|stream| Box::new(stream) as _),
+        ];
+        let readers = streams.into_iter().flatten().map(|stream| keep_lines(stream, Arc::clone(&log))).collect();
+        Ok(Process { child, keeper: Arc::clone(self), log, readers, ended: None })
+    }
+
+    /// Kills all that runs, and starts nothing more: for an interrupt, from any thread.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        for pid in held(&self.running).iter() {
+            kill_group(*pid);
+        }
+    }
+
+    /// Whether [`stop`](Self::stop) was called.
+    pub fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn forget(&self, pid: u32) {
+        held(&self.running).retain(|running| *running != pid);
+        self.tell(&format!("ended {pid}"));
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // It removes what is left, of which there should be nothing, and ends.
+        held(&self.lines).take();
+        let _ = held(&self.shell).wait();
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kill_group(pid: u32) {
+    if let Some(pid) = Pid::from_raw(pid as i32) {
+        // It may be gone.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+fn keep_lines(stream: Box<dyn io::Read + Send>, log: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            let mut log = held(&log);
+            if log.len() == LINES {
+                log.remove(0);
+            }
+            log.push(line);
+        }
+    })
+}
+
+/// A process; ended and reaped when dropped, with all that it started.
+pub struct Process {
+    child: Child,
+    keeper: Arc<Keeper>,
+    log: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The last lines that it said.
+    pub fn log(&self) -> Vec<String> {
+        held(&self.log).clone()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits until it ends by itself, at most so long.
+    pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let begin = Instant::now();
+        loop {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            if begin.elapsed() >= patience {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Asks it to end, insists after a while, and tells how it ended and what it said.
+    pub fn end(mut self) -> (Option<ExitStatus>, Vec<String>) {
+        self.finish();
+        (self.ended, self.log())
+    }
+
+    fn finish(&mut self) {
+        if self.ended().is_none() {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+            // Whoever was stopped must wake to end.
+            let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
+            self.wait(GRACE);
+        }
+        // What it has left in its group goes with it.
+        kill_group(self.pid());
+        if self.ended.is_none() {
+            self.ended = self.child.wait().ok();
+        }
+        self.keeper.forget(self.pid());
+        let begin = Instant::now();
+        for reader in self.readers.drain(..) {
+            // It ends with the last who holds the stream, and that may be somebody who left the group.
+            while !reader.is_finished() && begin.elapsed() < LAST_WORDS {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.readers.is_empty() {
+            self.finish();
+        }
+    }
+}
+
+/// A directory of the lab's own, gone with its owner.
+pub struct Scratch {
+    path: PathBuf,
+    /// Locked as long as its owner lives.
+    _lock: File,
+}
+
+/// How the names of all of them begin.
+const PREFIX: &str = "egret-bench-";
+const LOCK: &str = ".lock";
+
+impl Scratch {
+    /// Makes one in `parent`, and removes what labs that are dead have left there.
+    ///
+    /// # Errors
+    /// It cannot be made there.
+    pub fn new(parent: &Path, keeper: &Keeper) -> io::Result<Self> {
+        remove_abandoned(parent);
+        let mut number = 0;
+        let path = loop {
+            let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => break path.canonicalize()?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(error),
+            }
+        };
+        let lock = File::create(path.join(LOCK))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+        if let Some(name) = path.to_str().filter(|name| !name.contains('\n')) {
+            keeper.tell(&format!("directory {name}"));
+        }
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn remove_abandoned(parent: &Path) {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+        // One without a lock is being made, or is none of ours.
+        let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Where sockets go: their paths have room for 107 bytes.
+pub fn short_directory() -> PathBuf {
+    let temporary = std::env::temp_dir();
+    if temporary.as_os_str().len() > 50 { "/tmp".into() } else { temporary }
+}

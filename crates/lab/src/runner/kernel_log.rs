@@ -1,0 +1,75 @@
+//! The kernel's log, as far as it tells of crashes and hangs.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use rustix::fs::OFlags;
+
+/// What a reader should know, whatever its priority is.
+const TELLING: [&str; 12] = [
+    "BUG:",
+    "Oops",
+    "Call Trace",
+    "hung_task",
+    "blocked for more than",
+    "segfault",
+    "general protection",
+    "soft lockup",
+    "Out of memory",
+    "I/O error",
+    "traps:",
+    "RCU stall",
+];
+/// Errors and worse.
+const ERROR: u32 = 3;
+
+/// Reads what the kernel says from now on.
+pub struct KernelLog(Option<File>);
+
+impl KernelLog {
+    /// From now on; nothing where the log may not be read.
+    pub fn open() -> Self {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let log = File::options().read(true).custom_flags(flags).open("/dev/kmsg").ok();
+        Self(log.and_then(|mut log| log.seek(SeekFrom::End(0)).ok().map(|_| log)))
+    }
+
+    /// What it has said since the last look that a reader should know.
+    pub fn news(&mut self) -> Vec<String> {
+        let Some(log) = &mut self.0 else { return Vec::new() };
+        let mut news = Vec::new();
+        let mut record = [0; 8192];
+        loop {
+            match log.read(&mut record) {
+                Ok(len) if len > 0 => news.extend(telling(&String::from_utf8_lossy(&record[..len]))),
+                // It was overwritten before it was read: the next one is there.
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
+                _ => return news,
+            }
+        }
+    }
+}
+
+/// The text of a record, `PRIORITY,NUMBER,TIME,FLAGS;TEXT`, if a reader should know.
+fn telling(record: &str) -> Option<String> {
+    let (head, text) = record.split_once(';')?;
+    let text = text.lines().next()?;
+    let priority = head.split(',').next()?.parse::<u32>().ok()? & 7;
+    (priority <= ERROR || TELLING.iter().any(|word| text.contains(word))).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crashes_hangs_and_errors_are_told_and_the_rest_is_not() {
+        let hang = "4,812,5140900,-;task qemu:12 blocked for more than 120 seconds.\n SUBSYSTEM=x\n";
+        assert_eq!(telling(hang), Some("task qemu:12 blocked for more than 120 seconds.".into()));
+        assert_eq!(telling("6,1,2,-;egret[7]: segfault at 0 ip 0\n"), Some("egret[7]: segfault at 0 ip 0".into()));
+        assert_eq!(telling("3,1,2,-;blk_update: lost\n"), Some("blk_update: lost".into()));
+        assert_eq!(telling("6,339,5140900,-;loop0: detected capacity change\n"), None);
+        assert_eq!(telling("30,339,5140900,-;systemd: hello\n"), None);
+    }
+}

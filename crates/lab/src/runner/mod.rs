@@ -1,0 +1,349 @@
+//! Runs a plan: every cell in its turn, each kept before the next begins.
+//!
+//! ```text
+//!   Plan ── steps() ──► for each cell that is not kept yet:
+//!                         stand ── measure ──► Cell ──► cells.jsonl
+//!                                    └── kernel log, perf
+//!                       at the end, and when interrupted ──► result.json
+//! ```
+//!
+//! A cell that failed is a result, and the run goes on. One that was interrupted is none: it is measured when the run is
+//! resumed.
+
+mod journal;
+mod kernel_log;
+mod marks;
+mod order;
+mod perf;
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::disks::{self, Disks};
+use crate::fingerprint;
+use crate::machine::{self, Placement};
+use crate::plan::{Load, Plan, expand};
+use crate::process::{Keeper, Scratch, short_directory};
+use crate::random::mix;
+use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
+use crate::stack::{self, Context, Disk, Stage, Task, Unable};
+
+pub use journal::{JOURNAL, Journal, RESULT, read};
+pub use marks::{mark_device_bound, noise};
+pub use order::{AGAIN, Step, steps};
+
+/// What a cell takes beside its load: starting, connecting, ending.
+const OVERHEAD: Duration = Duration::from_millis(300);
+/// From this share of all processors' time on, a hypervisor takes enough away to show.
+const STOLEN: f64 = 0.01;
+
+/// Hears how a run goes.
+pub trait Progress {
+    /// A cell is about to be measured.
+    fn measuring(&mut self, id: &CellId);
+
+    /// A cell has ended: `done` of `total` have, and the rest will take about so long.
+    fn ended(&mut self, cell: &Cell, done: usize, total: usize, left: Duration);
+
+    /// Something else that one should know.
+    fn says(&mut self, text: &str);
+}
+
+/// How a run came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Every cell has ended.
+    Finished,
+    /// Some are left.
+    Interrupted,
+}
+
+/// What is asked for beside the plan.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// By how much the plan was scaled.
+    pub scale: f64,
+    /// What the order is drawn from.
+    pub seed: u64,
+    /// Only cells whose load or subject has this in its name.
+    pub only: Option<String>,
+    /// Where the run's directory is, or will be.
+    pub directory: PathBuf,
+    /// This program, which serves disks as `egret serve`.
+    pub egret: PathBuf,
+}
+
+/// Tells before anything starts whether a plan can be run here.
+///
+/// # Errors
+/// What it lacks, and what would bring it, in one line.
+pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
+    for subject in plan.subjects.iter().filter(|subject| !subject.optional) {
+        if let Some(missing) = stack::missing(subject) {
+            return Err(format!("subject '{}': {missing}", subject.name));
+        }
+    }
+    let place = directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
+    disks::check(plan, place)
+}
+
+/// How long a plan's cells take, one after the other.
+pub fn duration(plan: &Plan, steps: &[Step]) -> Duration {
+    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
+    steps.iter().map(|step| length(&loads[step.load])).sum()
+}
+
+fn length(load: &Load) -> Duration {
+    load.keys.ramp_time.duration() + load.keys.runtime.duration() + OVERHEAD
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// A run in progress.
+pub struct Runner {
+    run: Run,
+    loads: Vec<Load>,
+    steps: Vec<Step>,
+    journal: Journal,
+    context: Context,
+    /// Those that are dear to start, by the subject's place in the plan. They end before their disks do.
+    kept: HashMap<usize, Box<dyn Stage>>,
+    disks: Disks,
+    kernel: kernel_log::KernelLog,
+    directory: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Runner {
+    /// Makes the disks and the run's directory.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    pub fn begin(plan: Plan, wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
+        let mut run = Run {
+            format: FORMAT,
+            plan,
+            scale: wish.scale,
+            seed: wish.seed,
+            only: wish.only.clone(),
+            started: now(),
+            ended: None,
+            host: Default::default(),
+            cells: Vec::new(),
+            incidents: Vec::new(),
+        };
+        // Nothing is filled in a directory that holds somebody else's run.
+        let journal = Journal::create(&wish.directory, &run)?;
+        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+        let placement = placement(&run.plan);
+        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        run.host.warnings.extend(disks.warnings.iter().cloned());
+        journal.result(&run)?;
+        Self::new(run, journal, disks, placement, wish, keeper)
+    }
+
+    /// Goes on with the run in the wish's directory.
+    ///
+    /// # Errors
+    /// There is none, or its disks cannot be made.
+    pub fn resume(wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
+        let (mut journal, mut run) = Journal::resume(&wish.directory)?;
+        check(&run.plan, &wish.directory).map_err(io::Error::other)?;
+        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+        let placement = placement(&run.plan);
+        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        if let Some(text) = differs(&run.host, &host) {
+            let incident = Incident { at: now(), cell: None, source: "egret bench".into(), text };
+            journal.incident(&incident)?;
+            run.incidents.push(incident);
+        }
+        Self::new(run, journal, disks, placement, wish, keeper)
+    }
+
+    fn new(
+        run: Run,
+        journal: Journal,
+        disks: Disks,
+        placement: Placement,
+        wish: &Wish,
+        keeper: &Arc<Keeper>,
+    ) -> io::Result<Self> {
+        machine::allow_many_descriptors();
+        fs::create_dir_all(wish.directory.join("raw"))?;
+        let scratch = Scratch::new(&short_directory(), keeper)?;
+        let loads = run.plan.loads.iter().flat_map(expand).collect();
+        let steps = steps(&run.plan, run.seed, run.only.as_deref());
+        let context = Context {
+            keeper: Arc::clone(keeper),
+            scratch: scratch.path().to_owned(),
+            placement,
+            egret: wish.egret.clone(),
+        };
+        let kernel = kernel_log::KernelLog::open();
+        let (kept, directory) = (HashMap::new(), wish.directory.clone());
+        Ok(Self { run, loads, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
+    }
+
+    /// What there is so far.
+    pub fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// Measures what is left. Call it from the thread that will still be there when it returns: servers end with it.
+    ///
+    /// # Errors
+    /// What was found could not be kept.
+    pub fn go(&mut self, progress: &mut dyn Progress) -> io::Result<Ending> {
+        let finished: HashSet<CellId> = self.run.cells.iter().map(|cell| cell.id.clone()).collect();
+        let left: Vec<Step> = self.steps.iter().filter(|step| !finished.contains(&step.id)).cloned().collect();
+        let (total, begin, stolen) = (self.steps.len(), Instant::now(), stolen_ns());
+        let mut planned = Duration::ZERO;
+        for (number, step) in left.iter().enumerate() {
+            if self.context.keeper.has_stopped() {
+                break;
+            }
+            progress.measuring(&step.id);
+            let started = now();
+            let outcome = self.outcome(step);
+            if self.context.keeper.has_stopped() {
+                break;
+            }
+            let cell = Cell { id: step.id.clone(), started, outcome };
+            self.journal.cell(&cell)?;
+            self.note_incidents(&step.id, progress)?;
+            planned += length(&self.loads[step.load]);
+            let pace = begin.elapsed().as_secs_f64() / planned.as_secs_f64();
+            let rest = duration(&self.run.plan, &left[number + 1..]).mul_f64(pace);
+            progress.ended(&cell, total - left.len() + number + 1, total, rest);
+            self.run.cells.push(cell);
+        }
+        self.kept.clear();
+        self.finish(begin.elapsed(), stolen_ns().saturating_sub(stolen))
+    }
+
+    fn finish(&mut self, elapsed: Duration, stolen: u64) -> io::Result<Ending> {
+        let run = &mut self.run;
+        let interrupted = run.cells.len() < self.steps.len();
+        run.ended = (!interrupted).then(now);
+        mark_device_bound(&run.plan, &mut run.cells);
+        let processors = run.host.cpu.usable.len();
+        let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
+        let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
+        if share > STOLEN {
+            let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
+            warnings.push(Warning { about: "steal".into(), text });
+        }
+        for warning in warnings {
+            // What was said before the run began stays: the one is of before, the other of meanwhile.
+            run.host.warnings.retain(|old| *old != warning);
+            run.host.warnings.push(warning);
+        }
+        self.journal.result(run)?;
+        Ok(if interrupted { Ending::Interrupted } else { Ending::Finished })
+    }
+
+    fn note_incidents(&mut self, id: &CellId, progress: &mut dyn Progress) -> io::Result<()> {
+        for text in self.kernel.news() {
+            progress.says(&format!("the kernel: {text}"));
+            let incident = Incident { at: now(), cell: Some(id.clone()), source: "kernel".into(), text };
+            self.journal.incident(&incident)?;
+            self.run.incidents.push(incident);
+        }
+        Ok(())
+    }
+
+    fn outcome(&mut self, step: &Step) -> Outcome {
+        match self.measure(step) {
+            Ok(measurement) => Outcome::Measured(Box::new(measurement)),
+            Err(unable) => unable.into(),
+        }
+    }
+
+    fn measure(&mut self, step: &Step) -> Result<Measurement, Unable> {
+        let load = self.loads[step.load].clone();
+        let rate_iops = match step.share {
+            Some(share) => Some(self.peak(&step.id)? * share),
+            None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
+        };
+        let mut stage = self.stage(step.subject, &load)?;
+        stage.resume();
+        let raw = self.directory.join("raw").join(file_name(&step.id));
+        // The same addresses for all of a pair.
+        let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
+        let perf = self.run.plan.perf.then(|| perf::record(&self.context.keeper, load.keys.ramp_time.duration(), &raw));
+        let measured = stage.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
+        let symbols = perf.flatten().map(perf::Recording::symbols);
+        // One that failed is of no use any more.
+        if measured.is_ok() && stage.takes(&load) {
+            stage.pause();
+            self.kept.insert(step.subject, stage);
+        }
+        measured.map(|measurement| Measurement { symbols: symbols.unwrap_or_default(), ..measurement })
+    }
+
+    fn stage(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Stage>, Unable> {
+        if let Some(stage) = self.kept.remove(&subject)
+            && stage.takes(load)
+        {
+            return Ok(stage);
+        }
+        let count = usize::from(load.disks);
+        let disks: &[Disk] = self.disks.disks.get(..count).unwrap_or(&self.disks.disks);
+        stack::stand(&self.run.plan.subjects[subject], load, disks, &self.context)
+    }
+
+    /// Requests per second of the closed loop that a curve's points are shares of.
+    fn peak(&self, id: &CellId) -> Result<f64, Unable> {
+        let peak = self.run.cells.iter().find(|cell| cell.id == CellId { point: 0, ..id.clone() });
+        match peak.map(|cell| &cell.outcome) {
+            Some(Outcome::Measured(peak)) => Ok(peak.requests() as f64 / peak.seconds.max(1e-9)),
+            Some(Outcome::Impossible { reason }) => Err(Unable::Impossible(reason.clone())),
+            _ => Err(Unable::failed("its peak was not measured, and its points are shares of that")),
+        }
+    }
+}
+
+/// Who runs where, by the plan or else by what the machine has.
+fn placement(plan: &Plan) -> Placement {
+    let jobs = plan.loads.iter().flat_map(|keys| keys.numjobs.all()).copied().max().unwrap_or(1);
+    let mut placement = Placement::of(&machine::cores(), jobs.into());
+    if !plan.load_cpus.is_empty() {
+        placement.load.clone_from(&plan.load_cpus);
+        let rest = machine::cores().concat();
+        placement.server = rest.into_iter().filter(|cpu| !plan.load_cpus.contains(cpu)).collect();
+    }
+    placement
+}
+
+/// What makes a machine another one for a run that is resumed.
+fn differs(before: &crate::results::Host, now: &crate::results::Host) -> Option<String> {
+    let hash = |host: &crate::results::Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
+    let what = [
+        ("the kernel", before.kernel != now.kernel),
+        ("the processors", before.cpu != now.cpu),
+        ("the programs", hash(before) != hash(now)),
+    ];
+    let changed: Vec<&str> = what.iter().filter(|(_, differs)| *differs).map(|(what, _)| *what).collect();
+    (!changed.is_empty()).then(|| format!("resumed with other conditions than it began with: {}", changed.join(", ")))
+}
+
+/// Time that a hypervisor has taken from all processors, in nanoseconds.
+fn stolen_ns() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse::<u64>().ok());
+    ticks.unwrap_or(0) * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
+}
+
+/// A cell's name as one of a file.
+fn file_name(id: &CellId) -> String {
+    let plain = |text: &str| -> String {
+        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
+    };
+    format!("{}--{}--r{}-p{}", plain(&id.load), plain(&id.subject), id.repetition, id.point)
+}

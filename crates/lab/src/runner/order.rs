@@ -1,0 +1,132 @@
+//! In which order cells are measured.
+//!
+//! A round is one repetition of everything. Within it loads come in random order, and under each load the subjects do,
+//! one right after the other: what disturbs the machine for longer than a cell disturbs all of a pair alike. The baseline
+//! comes twice where the plan wants its noise floor. Of a curve the closed loop's peak comes first, of all subjects, and
+//! then each point, again of all.
+//!
+//! The order follows from the run's seed, so that a run that is resumed goes on in the same one.
+
+use crate::plan::{Load, Plan, expand};
+use crate::random::{Shuffle, mix};
+use crate::results::CellId;
+
+/// What the baseline's second measurement is called.
+pub const AGAIN: &str = " (again)";
+
+/// A cell to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Which.
+    pub id: CellId,
+    /// The load's place in the plan's expanded loads.
+    pub load: usize,
+    /// The subject's place in the plan.
+    pub subject: usize,
+    /// Of a curve's point: the share of its peak.
+    pub share: Option<f64>,
+}
+
+/// Every cell of a plan, in order; with `only`, those whose load or subject has it in its name.
+pub fn steps(plan: &Plan, seed: u64, only: Option<&str>) -> Vec<Step> {
+    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
+    let mut steps = Vec::new();
+    for repetition in 0..plan.repetitions {
+        let mut shuffle = Shuffle::seeded(mix(seed ^ u64::from(repetition)));
+        for load in shuffle.of((0..loads.len()).collect()) {
+            for (point, share) in points(&loads[load]) {
+                for (subject, name) in shuffle.of(contenders(plan)) {
+                    let id = CellId { load: loads[load].name.clone(), subject: name, repetition, point };
+                    steps.push(Step { id, load, subject, share });
+                }
+            }
+        }
+    }
+    steps.retain(|step| only.is_none_or(|only| step.id.load.contains(only) || step.id.subject.contains(only)));
+    steps
+}
+
+/// Subjects by place and name, the baseline twice.
+fn contenders(plan: &Plan) -> Vec<(usize, String)> {
+    let mut all: Vec<_> = plan.subjects.iter().map(|subject| subject.name.clone()).enumerate().collect();
+    let baseline = all.iter().find(|(_, name)| plan.noise_floor && name == plan.baseline());
+    let again = baseline.map(|(place, name)| (*place, format!("{name}{AGAIN}")));
+    all.extend(again);
+    all
+}
+
+fn points(load: &Load) -> Vec<(u32, Option<f64>)> {
+    let mut points = vec![(0, None)];
+    if let Some(curve) = load.keys.curve {
+        let step = if curve.points > 1 { (curve.to - curve.from) / f64::from(curve.points - 1) } else { 0.0 };
+        points.extend((0..curve.points).map(|point| (point + 1, Some((curve.from + step * f64::from(point)) / 100.0))));
+    }
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn plan(more: &str) -> Plan {
+        let subjects: String =
+            ["a", "b", "c"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+        let text = format!(
+            "name = 'p'\ntitle = 't'\nbaseline = 'b'\nrepetitions = 4\n[disk]\ntype = 'null'\n{subjects}[[load]]\niodepth = [1, 2, 3]\n{more}"
+        );
+        toml::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn every_cell_comes_once_and_the_baseline_twice_a_round() {
+        let steps = steps(&plan(""), 7, None);
+        let ids: BTreeSet<&CellId> = steps.iter().map(|step| &step.id).collect();
+        assert_eq!((steps.len(), ids.len()), (4 * 3 * 4, 4 * 3 * 4));
+        assert!(ids.iter().any(|id| id.subject == "b (again)"));
+    }
+
+    #[test]
+    fn subjects_of_a_pair_are_neighbours_and_their_order_is_random() {
+        let steps = steps(&plan(""), 7, None);
+        let mut orders = BTreeSet::new();
+        for pair in steps.chunks(4) {
+            assert!(
+                pair.iter().all(|step| step.id.load == pair[0].id.load && step.id.repetition == pair[0].id.repetition)
+            );
+            orders.insert(pair.iter().map(|step| step.id.subject.clone()).collect::<Vec<_>>());
+        }
+        assert!(orders.len() > 4, "{orders:?}");
+        let loads: BTreeSet<Vec<usize>> =
+            steps.chunks(12).map(|round| round.iter().map(|step| step.load).collect()).collect();
+        assert!(loads.len() > 1);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_order_and_another_one_another() {
+        let plan = plan("");
+        assert_eq!(steps(&plan, 7, None), steps(&plan, 7, None));
+        assert_ne!(steps(&plan, 7, None), steps(&plan, 8, None));
+    }
+
+    #[test]
+    fn of_a_curve_the_peaks_come_first() {
+        let plan = plan("curve = { from = 10, to = 90, points = 3 }");
+        let all = steps(&plan, 7, Some("QD2"));
+        assert_eq!(all.len(), 4 * 4 * 4);
+        let shares: Vec<_> = all.iter().step_by(4).take(4).map(|step| step.share).collect();
+        assert_eq!(shares, [None, Some(0.1), Some(0.5), Some(0.9)]);
+        assert_eq!(
+            all.iter().take(16).map(|step| step.id.point).collect::<Vec<_>>(),
+            [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+        );
+    }
+
+    #[test]
+    fn some_can_be_chosen_by_name() {
+        let all = steps(&plan(""), 7, Some("QD3"));
+        assert_eq!(all.len(), 4 * 4);
+        assert!(steps(&plan(""), 7, Some("nobody")).is_empty());
+    }
+}

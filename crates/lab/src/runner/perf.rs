@@ -1,0 +1,66 @@
+//! The host's hottest symbols while a cell is measured, where `perf` is there.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::process::{Keeper, Process};
+use crate::results::Symbol;
+
+/// How many symbols are kept.
+const SYMBOLS: usize = 40;
+
+/// A recording.
+pub struct Recording {
+    perf: Process,
+    file: std::path::PathBuf,
+}
+
+/// Starts recording all processors, after `ramp`; nothing where there is no `perf`.
+///
+/// By the clock, which a virtual machine has too; and 99 times a second, which disturbs little and in step with nothing.
+pub fn record(keeper: &Arc<Keeper>, ramp: Duration, raw: &Path) -> Option<Recording> {
+    crate::stack::find("perf")?;
+    let file = raw.with_extension("perf");
+    let mut command = Command::new("perf");
+    command.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "99", "-D", &ramp.as_millis().to_string(), "-o"]);
+    command.arg(&file).stdout(Stdio::piped());
+    Some(Recording { perf: keeper.start(command).ok()?, file })
+}
+
+impl Recording {
+    /// Ends it, and tells the hottest symbols; none if `perf` was not allowed to look.
+    pub fn symbols(self) -> Vec<Symbol> {
+        self.perf.end();
+        let mut report = Command::new("perf");
+        report.args(["report", "--stdio", "-q", "--no-children", "-g", "none", "-s", "symbol", "-i"]).arg(&self.file);
+        let output = report.stdin(Stdio::null()).output();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        // What it was made of is large, and of no use on another machine.
+        let _ = std::fs::remove_file(&self.file);
+        symbols(&text)
+    }
+}
+
+/// Lines such as `     2.41%  [k] cpupri_set`; what is no line of the table has no percent sign first.
+fn symbols(report: &str) -> Vec<Symbol> {
+    let line = |line: &str| {
+        let (percent, rest) = line.trim().split_once('%')?;
+        let name = rest.trim_start().split_once("] ").map_or(rest, |(_, name)| name).trim();
+        Some(Symbol { name: name.to_owned(), percent: percent.trim().parse().ok()? })
+    };
+    report.lines().filter_map(line).filter(|symbol| !symbol.name.is_empty()).take(SYMBOLS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_a_list_of_symbols() {
+        let report = "# Samples: 5\n\n     2.41%  [k] cpupri_set\n     0.75%  [.] a::b<c>\n";
+        let symbol = |name: &str, percent| Symbol { name: name.into(), percent };
+        assert_eq!(symbols(report), [symbol("cpupri_set", 2.41), symbol("a::b<c>", 0.75)]);
+    }
+}

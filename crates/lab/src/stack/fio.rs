@@ -1,0 +1,250 @@
+//! fio: a job file for a load, and what its JSON says.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::Task;
+use crate::plan::Pacing;
+use crate::results::{Latency, Ledger, Measurement, Operations};
+
+/// The engine that is fio's counterpart of `--blockdev`'s `aio`.
+pub fn engine(aio: Option<&str>) -> &'static str {
+    match aio {
+        Some("io_uring") => "io_uring",
+        // Threads that do one request each.
+        Some("threads") => "posixaio",
+        _ => "libaio",
+    }
+}
+
+/// The job file for a task: a section for each of `targets`, which is a disk's path.
+pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
+    let (load, keys) = (task.load, &task.load.keys);
+    let milliseconds = |time: crate::plan::Seconds| time.duration().as_millis();
+    let mut text = String::from("[global]\n");
+    let mut key = |name: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(text, "{name}={value}");
+    };
+    key("ioengine", &engine);
+    for always in ["direct", "thread", "group_reporting", "time_based", "lat_percentiles"] {
+        key(always, &1);
+    }
+    key("percentile_list", &"50:90:99:99.9");
+    key("rw", &load.rw);
+    key("bs", &load.bs.0);
+    key("iodepth", &load.iodepth);
+    key("numjobs", &load.numjobs);
+    if load.rw.ends_with("rw") {
+        key("rwmixread", &load.rwmixread);
+    }
+    if keys.norandommap {
+        key("norandommap", &1);
+    }
+    if let Some(size) = keys.size {
+        key("size", &size.0);
+    }
+    if keys.verify && load.writes() {
+        key("verify", &"crc32c");
+    }
+    if let Some(total) = task.rate_iops {
+        let each = total / f64::from(load.numjobs) / targets.len().max(1) as f64;
+        key("rate_iops", &(each.round().max(1.0)));
+        key("rate_process", &if keys.rate_process == Pacing::Poisson { "poisson" } else { "linear" });
+    }
+    key("randseed", &(task.seed >> 16));
+    key("ramp_time", &format_args!("{}ms", milliseconds(keys.ramp_time)));
+    key("runtime", &format_args!("{}ms", milliseconds(keys.runtime).max(1)));
+    for (number, target) in targets.iter().enumerate() {
+        let _ = writeln!(text, "[disk{number}]\nfilename={}", escaped(target));
+    }
+    text
+}
+
+/// What a group of fio's jobs did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Group {
+    /// The name of the group's first job.
+    pub name: String,
+    /// How long it ran, in seconds.
+    pub seconds: f64,
+    /// Reads, if there were any.
+    pub reads: Option<Operations>,
+    /// Writes, if there were any.
+    pub writes: Option<Operations>,
+    /// CPU time of the jobs, in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+/// The groups in fio's output; lines before the JSON are passed over.
+///
+/// # Errors
+/// It is no output of fio's, or a job in it has failed.
+pub fn groups(output: &str) -> Result<Vec<Group>, String> {
+    let begin = if output.starts_with('{') { Some(0) } else { output.find("\n{").map(|at| at + 1) };
+    let json = begin.map(|at| &output[at..]).ok_or("it has no JSON")?;
+    // What follows the object, such as a warning, is none of ours.
+    let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
+    let value = values.next().transpose().map_err(|error| format!("not JSON: {error}"))?.unwrap_or_default();
+    let clients = value["client_stats"].as_array().map(|all| all.iter().filter(|one| one["jobname"] != "All clients"));
+    let jobs: Vec<&Value> = match clients {
+        Some(clients) => clients.collect(),
+        None => value["jobs"].as_array().ok_or("it has no 'jobs', which fio's JSON has")?.iter().collect(),
+    };
+    jobs.into_iter().map(group).collect()
+}
+
+fn group(job: &Value) -> Result<Group, String> {
+    let name = job["jobname"].as_str().unwrap_or("fio").to_owned();
+    if let Some(error) = job["error"].as_i64().filter(|error| *error != 0) {
+        let error = std::io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(0));
+        return Err(format!("job '{name}' failed: {error}"));
+    }
+    let runtime = |kind: &str| job[kind]["runtime"].as_f64().unwrap_or(0.0) / 1e3;
+    let seconds = runtime("read").max(runtime("write"));
+    // Shares of the time that all jobs of the group ran, in percent.
+    let cpu = |kind: &str| job[kind].as_f64().unwrap_or(0.0) / 100.0;
+    let elapsed = job["job_runtime"].as_f64().unwrap_or(seconds * 1e3) / 1e3;
+    Ok(Group {
+        reads: operations(&job["read"]),
+        writes: operations(&job["write"]),
+        seconds,
+        cpu_ns: ((cpu("usr_cpu") + cpu("sys_cpu")) * elapsed * 1e9) as u64,
+        name,
+    })
+}
+
+fn operations(of: &Value) -> Option<Operations> {
+    let requests = of["total_ios"].as_u64().filter(|requests| *requests > 0)?;
+    Some(Operations { requests, bytes: of["io_bytes"].as_u64().unwrap_or(0), latency: latency(of) })
+}
+
+/// Whole latencies where fio was asked for their percentiles, or else from submission to completion.
+fn latency(of: &Value) -> Latency {
+    let whole = &of["lat_ns"];
+    let from = if whole["percentile"].is_object() { whole } else { &of["clat_ns"] };
+    let value = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let percentile = |of: &str| value(&from["percentile"][of]);
+    Latency {
+        mean: value(&from["mean"]),
+        p50: percentile("50.000000"),
+        p90: percentile("90.000000"),
+        p99: percentile("99.000000"),
+        p999: percentile("99.900000"),
+        max: value(&from["max"]),
+    }
+}
+
+/// All groups together, as one measurement without a ledger but for fio's own CPU time; nothing where none did anything.
+pub fn measurement(groups: &[Group]) -> Option<Measurement> {
+    let seconds = groups.iter().map(|group| group.seconds).fold(0.0, f64::max);
+    let cpu = Ledger { load: Some(groups.iter().map(|group| group.cpu_ns).sum()), ..Ledger::default() };
+    let measurement = Measurement {
+        seconds,
+        reads: groups.iter().filter_map(|group| group.reads.clone()).reduce(joined),
+        writes: groups.iter().filter_map(|group| group.writes.clone()).reduce(joined),
+        cpu,
+        ..Measurement::default()
+    };
+    (measurement.requests() > 0 && seconds > 0.0).then_some(measurement)
+}
+
+/// Quantiles of both are weighed by how many requests there were: near enough where they are much alike.
+fn joined(one: Operations, other: Operations) -> Operations {
+    let requests = one.requests + other.requests;
+    let share = one.requests as f64 / requests.max(1) as f64;
+    let weighed = |of: fn(&Latency) -> f64| of(&one.latency) * share + of(&other.latency) * (1.0 - share);
+    let latency = Latency {
+        mean: weighed(|latency| latency.mean),
+        p50: weighed(|latency| latency.p50),
+        p90: weighed(|latency| latency.p90),
+        p99: weighed(|latency| latency.p99),
+        p999: weighed(|latency| latency.p999),
+        max: one.latency.max.max(other.latency.max),
+    };
+    Operations { requests, bytes: one.bytes + other.bytes, latency }
+}
+
+/// Somebody's job file, on this disk unless a job names a file of its own.
+pub fn with_target(job_file: &str, target: &str) -> String {
+    format!("[global]\nfilename={}\n\n{job_file}", escaped(target))
+}
+
+/// A colon parts file names.
+fn escaped(path: &str) -> String {
+    path.replace(':', "\\:")
+}
+
+/// Whether a job file may write: it has a line `rw=` or `readwrite=` that is not a read's, or none at all that says so.
+pub fn may_write(job_file: &str) -> bool {
+    let lines = job_file.lines().map(str::trim);
+    let values = lines.filter_map(|line| line.strip_prefix("rw=").or_else(|| line.strip_prefix("readwrite=")));
+    values.map(str::trim).any(|value| !matches!(value, "read" | "randread"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{LoadKeys, expand};
+
+    fn load(keys: &str) -> crate::plan::Load {
+        expand(&toml::from_str::<LoadKeys>(keys).unwrap()).remove(0)
+    }
+
+    #[test]
+    fn a_load_is_written_as_fios_job_file() {
+        let load = load("rw = 'randrw'\nrwmixread = 70\nbs = '8k'\niodepth = 4\nnumjobs = 2\nruntime = '500ms'");
+        let raw = std::path::Path::new("raw");
+        let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, raw };
+        let text = job_file(&task, &["/dev/a", "/tmp/b:c"], engine(Some("io_uring")));
+        for line in [
+            "ioengine=io_uring",
+            "rw=randrw",
+            "rwmixread=70",
+            "bs=8192",
+            "iodepth=4",
+            "numjobs=2",
+            "runtime=500ms",
+            "ramp_time=1000ms",
+            "rate_iops=250",
+            "rate_process=poisson",
+            "randseed=7",
+            "norandommap=1",
+            "[disk1]",
+            "filename=/tmp/b\\:c",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} in {text}");
+        }
+    }
+
+    const OUTPUT: &str = r#"fio: a warning
+{ "fio version": "fio-3.33", "jobs": [ { "jobname": "disk0", "error": 0, "job_runtime": 2000,
+  "usr_cpu": 10.0, "sys_cpu": 15.0,
+  "read": { "io_bytes": 8192, "runtime": 1000, "total_ios": 2,
+    "clat_ns": { "mean": 1.0, "max": 2 },
+    "lat_ns": { "mean": 1500.5, "max": 2000, "percentile": { "50.000000": 1000, "90.000000": 1900,
+      "99.000000": 1990, "99.900000": 1999 } } },
+  "write": { "io_bytes": 0, "runtime": 0, "total_ios": 0 } } ] }"#;
+
+    #[test]
+    fn what_fio_says_is_understood() {
+        let groups = groups(OUTPUT).unwrap();
+        let latency = Latency { mean: 1500.5, p50: 1000.0, p90: 1900.0, p99: 1990.0, p999: 1999.0, max: 2000.0 };
+        let reads = Some(Operations { requests: 2, bytes: 8192, latency });
+        let group = Group { name: "disk0".into(), seconds: 1.0, reads, writes: None, cpu_ns: 500_000_000 };
+        assert_eq!(groups, [group]);
+    }
+
+    #[test]
+    fn a_job_that_failed_is_no_result() {
+        let error = groups(&OUTPUT.replace("\"error\": 0", "\"error\": 28")).unwrap_err();
+        assert_eq!(error, "job 'disk0' failed: No space left on device (os error 28)");
+        assert!(groups("fio: nothing worked").is_err());
+    }
+
+    #[test]
+    fn a_job_file_writes_if_one_of_its_jobs_does() {
+        assert!(!may_write("[global]\nrw=randread\n[a]\n readwrite = x\nrw=read"));
+        assert!(may_write("rw=randread\n[b]\nrw=randrw"));
+    }
+}

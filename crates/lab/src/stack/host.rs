@@ -1,0 +1,110 @@
+//! The reference line: fio on the file or device itself.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Context, Disk, Stage, Task, Unable, fio};
+use crate::ledger::{Meter, Role};
+use crate::load::Edge;
+use crate::plan::{Load, Subject};
+use crate::process::Process;
+use crate::results::Measurement;
+
+/// How much longer than it should fio may take: to lay out files, to start, to write its report.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// At first fio starts its threads and calibrates its clock; the ledger begins when that is over.
+const SETTLING: Duration = Duration::from_millis(300);
+
+struct Host {
+    targets: Vec<PathBuf>,
+    engine: &'static str,
+    context: Context,
+}
+
+/// fio, on the load's cores: it is both the load and the path.
+pub(super) fn stand(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    context: &Context,
+) -> Result<Box<dyn Stage>, Unable> {
+    if load.idle_disks > 0 {
+        return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
+    }
+    let targets: Option<Vec<_>> = disks.iter().map(|disk| disk.path().map(Into::into)).collect();
+    let targets =
+        targets.ok_or_else(|| Unable::Impossible("a null disk is a server's own, and there is none".into()))?;
+    let engine = fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str()));
+    Ok(Box::new(Host { targets, engine, context: context.clone() }))
+}
+
+impl Stage for Host {
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
+        let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
+        fs::write(&job, self.job(task)?).map_err(Unable::failed)?;
+        let mut command = Command::new("fio");
+        command.arg("--output-format=json").arg("--output").arg(&output).arg(&job).stdout(Stdio::piped());
+        let keeper = &self.context.keeper;
+        let mut fio = self.context.placement.on_the_loads(|| keeper.start(command)).map_err(Unable::failed)?;
+        let watched = watch(&mut fio, task);
+        let status = fio.wait(task.load.keys.runtime.duration() + PATIENCE);
+        let (_, log) = fio.end();
+        let failed = |reason: String| Unable::Failed { reason, log: log.clone() };
+        match status {
+            None => return Err(failed("fio does not end".into())),
+            Some(status) if !status.success() => {
+                let last = log.last().cloned().unwrap_or_else(|| status.to_string());
+                return Err(failed(format!("fio: {last}")));
+            }
+            Some(_) => {}
+        }
+        let text = fs::read_to_string(&output).map_err(Unable::failed)?;
+        let groups = fio::groups(&text).map_err(|error| failed(format!("fio: {error}")))?;
+        let mut measurement = fio::measurement(&groups).ok_or_else(|| failed("fio did nothing".into()))?;
+        measurement.offered_iops = task.rate_iops;
+        if let Some(meter) = watched {
+            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+        }
+        Ok(measurement)
+    }
+}
+
+impl Host {
+    fn job(&self, task: &Task<'_>) -> Result<String, Unable> {
+        let targets: Vec<&str> = self.targets.iter().filter_map(|target| target.to_str()).collect();
+        match &task.load.keys.jobfile {
+            None => Ok(fio::job_file(task, &targets, self.engine)),
+            Some(path) => {
+                let text =
+                    fs::read_to_string(path).map_err(|error| Unable::failed(format!("{}: {error}", path.display())))?;
+                Ok(fio::with_target(&text, targets.first().copied().unwrap_or_default()))
+            }
+        }
+    }
+}
+
+/// Looks at the host while fio measures; nothing if fio ended too soon.
+///
+/// fio does not tell when its measuring begins, but it is later than its start by at least the ramp, and lasts as long as
+/// it was told: what lies between [`SETTLING`] after the one and the other's end lies within.
+fn watch(fio: &mut Process, task: &Task<'_>) -> Option<Meter> {
+    let keys = &task.load.keys;
+    if keys.jobfile.is_some() {
+        return None;
+    }
+    let length = keys.runtime.duration();
+    let settling = SETTLING.min(length / 4);
+    if fio.wait(keys.ramp_time.duration() + settling).is_some() {
+        return None;
+    }
+    let mut meter = Meter::new();
+    meter.follow(fio.pid(), |_, _| Role::Load);
+    meter.edge(Edge::Begin);
+    if fio.wait(length.saturating_sub(settling).mul_f64(0.98)).is_some() {
+        return None;
+    }
+    meter.edge(Edge::End);
+    Some(meter)
+}

@@ -1,0 +1,172 @@
+//! What can be put under load: programs that serve a disk, or use one, and how each is started, loaded and stopped.
+//!
+//! ```text
+//!   Subject, Load, Disk ── stand() ──► Stage ── measure(Task) ──► Measurement
+//!                            │            └── dropped: its processes end
+//!                            └──► Unable: Impossible here, or Failed
+//! ```
+
+//!
+//! | module | stands for |
+//! |---|---|
+//! | `host` | fio on the file or device itself |
+//! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
+//! | [`fio`] | fio's job files and its JSON, wherever it runs |
+//! | `options` | a server's command line |
+
+pub mod fio;
+mod host;
+mod options;
+mod served;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::machine::Placement;
+use crate::plan::{DiskKind, Load, Stack, Subject};
+use crate::process::Keeper;
+use crate::results::{Measurement, Outcome};
+
+/// What every stack gets to stand with.
+#[derive(Clone)]
+pub struct Context {
+    /// Starts processes so that they end with the lab.
+    pub keeper: Arc<Keeper>,
+    /// A directory for sockets, private and with a short path.
+    pub scratch: PathBuf,
+    /// Who runs where.
+    pub placement: Placement,
+    /// This program, which serves disks as `egret serve`.
+    pub egret: PathBuf,
+}
+
+/// One disk under test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// A file that the lab has made.
+    File(PathBuf),
+    /// A block device.
+    Device(PathBuf),
+    /// A server's own null device, of so many bytes.
+    Null(u64),
+}
+
+impl Disk {
+    /// Where it is, unless it is nowhere.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Device(path) => Some(path),
+            Self::Null(_) => None,
+        }
+    }
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Task<'a> {
+    /// The load.
+    pub load: &'a Load,
+    /// An open loop at this rate, in requests per second of all jobs and disks together; a closed loop without it.
+    pub rate_iops: Option<f64>,
+    /// The same addresses for the same number.
+    pub seed: u64,
+    /// Where raw output goes that should be kept, such as fio's: a path without its extension.
+    pub raw: &'a Path,
+}
+
+/// A subject that stands: its processes run, and wait for a load.
+pub trait Stage {
+    /// Whether it can take `load` as it stands. A stage is kept for another load, or for the next round, only if it can:
+    /// for what is dear to start. What starts in no time stands anew for every measurement, and brings nothing along.
+    fn takes(&self, load: &Load) -> bool {
+        let _ = load;
+        false
+    }
+
+    /// Puts it under load, once, and returns when that is over.
+    ///
+    /// # Errors
+    /// The server, the load, or what they said.
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable>;
+
+    /// Others are measured now: it should take no CPU time meanwhile.
+    fn pause(&mut self) {}
+
+    /// It will be measured next.
+    fn resume(&mut self) {}
+}
+
+/// Makes a subject stand for a load on `disks`, of which there are as many as the load asks for.
+///
+/// Call it from a thread that lives as long as the stage: its processes end with that thread.
+///
+/// # Errors
+/// It cannot be done here, or was tried and failed.
+pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Box<dyn Stage>, Unable> {
+    if let Some(missing) = missing(subject) {
+        return Err(Unable::Impossible(missing));
+    }
+    match subject.stack {
+        Stack::Host => host::stand(subject, load, disks, context),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
+        Stack::Guest => Err(Unable::Impossible("this build of the lab starts no guests".into())),
+    }
+}
+
+/// The options that `egret serve` would get for a subject under a load, without starting it: to check them.
+pub fn egret_options(subject: &Subject, load: &Load, kind: DiskKind) -> Vec<String> {
+    let place = Path::new("/egret-bench");
+    let disk = match kind {
+        DiskKind::Null => Disk::Null(1 << 30),
+        DiskKind::File => Disk::File(place.join("disk")),
+        DiskKind::Loop | DiskKind::Device => Disk::Device(place.join("disk")),
+    };
+    options::options(subject, load, &vec![disk; load.disks.into()], &|name| place.join(name))
+}
+
+/// What a subject lacks on this machine, and what would bring it.
+pub fn missing(subject: &Subject) -> Option<String> {
+    let program = match subject.stack {
+        Stack::Host => ("fio", "fio"),
+        Stack::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
+        Stack::Egret | Stack::VhostUserBlk | Stack::Guest => return None,
+    };
+    let (name, package) = program;
+    find(name).is_none().then(|| format!("{name} is not installed: it comes with the package {package}"))
+}
+
+/// Where a program is, by the search path.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|place| place.join(program)).find(|place| place.is_file())
+}
+
+/// Why there is no measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unable {
+    /// This machine cannot do it; says what it lacks, and what would bring that.
+    Impossible(String),
+    /// It should have worked.
+    Failed {
+        /// Why not, in one line.
+        reason: String,
+        /// The last lines of who knows more.
+        log: Vec<String>,
+    },
+}
+
+impl Unable {
+    /// A failure of which nobody said more.
+    pub fn failed(reason: impl ToString) -> Self {
+        Self::Failed { reason: reason.to_string(), log: Vec::new() }
+    }
+}
+
+impl From<Unable> for Outcome {
+    fn from(unable: Unable) -> Self {
+        match unable {
+            Unable::Impossible(reason) => Self::Impossible { reason },
+            Unable::Failed { reason, log } => Self::Failed { reason, log },
+        }
+    }
+}

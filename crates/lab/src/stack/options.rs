@@ -1,0 +1,175 @@
+//! A server's command line, from a subject's tables: the vocabulary that Egret and `qemu-storage-daemon` share.
+//!
+//! Every object is given as JSON, which both take, so that a value arrives as the plan has it.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::Disk;
+use crate::plan::{Load, Stack, Subject};
+
+/// What an I/O thread is called; its number follows.
+pub(super) const IO_THREAD: &str = "io";
+/// The size of an idle disk, which nobody reads.
+const IDLE_SIZE: u64 = 1 << 30;
+/// Keys of `--blockdev` that a null device has no use for.
+const NOT_OF_NULL: [&str; 4] = ["aio", "aio-max-batch", "locking", "filename"];
+
+/// The options that serve `disks` for a load: busy disk N at `socket("busyN")`, idle ones at `socket("idleN")`.
+pub(super) fn options(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    socket: &dyn Fn(&str) -> std::path::PathBuf,
+) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut object = |option: &str, object: Value| words.extend([option.to_owned(), object.to_string()]);
+    for number in 0..subject.iothreads {
+        let own = json!({ "qom-type": "iothread", "id": format!("{IO_THREAD}{number}") });
+        object("--object", with(own, nested(&subject.iothread)));
+    }
+    let busy = disks.iter().enumerate().map(|(number, disk)| (format!("busy{number}"), disk.clone(), load.writes()));
+    let idle = (0..load.idle_disks).map(|number| (format!("idle{number}"), Disk::Null(IDLE_SIZE), false));
+    for (name, disk, writes) in busy.chain(idle) {
+        object("--blockdev", blockdev(subject, &name, &disk, writes));
+        object("--export", export(subject, load, &name, &socket(&name), writes));
+    }
+    words
+}
+
+fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
+    let mut given = nested(&subject.blockdev);
+    let own = match disk {
+        Disk::File(path) => json!({ "driver": "file", "filename": path }),
+        Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
+        Disk::Null(size) => {
+            given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
+            json!({ "driver": "null-co", "size": size })
+        }
+    };
+    let all = json!({ "node-name": name, "read-only": !writes, "cache": { "direct": disk.path().is_some() } });
+    let Value::Object(own) = own else { return all };
+    with(with(all, own), given)
+}
+
+fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: bool) -> Value {
+    let own = json!({
+        "type": "vhost-user-blk",
+        "id": format!("export-{name}"),
+        "node-name": name,
+        "addr": { "type": "unix", "path": socket },
+        "writable": writes,
+        "num-queues": queues(load),
+    });
+    let mut own = with(own, nested(&subject.export));
+    let threads: Vec<String> = (0..subject.iothreads).map(|number| format!("{IO_THREAD}{number}")).collect();
+    match threads.as_slice() {
+        [] => {}
+        [only] => own["iothread"] = json!(only),
+        // A server that knows but one for each export refuses a list, and says so.
+        several => own["iothread"] = json!(several),
+    }
+    own
+}
+
+/// Queues of each disk: one for each job, or more.
+pub(super) fn queues(load: &Load) -> u16 {
+    load.keys.queues.unwrap_or(1).max(load.numjobs)
+}
+
+/// Whether anybody has told the server's name for the thread that is its main loop.
+pub(super) fn is_io_thread(stack: Stack, iothreads: u32, is_main: bool, name: &str) -> bool {
+    let ours = |name: &str| {
+        let number = name.strip_prefix(IO_THREAD);
+        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    match stack {
+        // Without one it makes one, which is called just `io`.
+        Stack::Egret => ours(name),
+        // It puts `IO ` before the object's name.
+        _ if iothreads > 0 => name.strip_prefix("IO ").is_some_and(ours),
+        _ => is_main,
+    }
+}
+
+fn with(object: Value, more: Map<String, Value>) -> Value {
+    let Value::Object(mut object) = object else { return object };
+    for (key, value) in more {
+        match (object.get_mut(&key), value) {
+            (Some(there @ Value::Object(_)), Value::Object(value)) => *there = with(there.take(), value),
+            (_, value) => {
+                object.insert(key, value);
+            }
+        }
+    }
+    Value::Object(object)
+}
+
+/// A table as JSON; a key with dots leads into objects.
+fn nested(table: &std::collections::BTreeMap<String, toml::Value>) -> Map<String, Value> {
+    let mut object = Map::new();
+    for (key, value) in table {
+        let value = serde_json::to_value(value).unwrap_or_default();
+        let value = key.rsplit('.').fold(value, |value, part| json!({ part: value }));
+        if let Value::Object(value) = value {
+            let merged = with(Value::Object(std::mem::take(&mut object)), value);
+            object = merged.as_object().cloned().unwrap_or_default();
+        }
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::plan::{LoadKeys, expand};
+
+    fn words(subject: &str, load: &str, disks: &[Disk]) -> Vec<Value> {
+        let subject = toml::from_str(subject).unwrap();
+        let load = expand(&toml::from_str::<LoadKeys>(load).unwrap()).remove(0);
+        let words = options(&subject, &load, disks, &|name| PathBuf::from(format!("/run/{name}")));
+        words.into_iter().skip(1).step_by(2).map(|word| serde_json::from_str(&word).unwrap()).collect()
+    }
+
+    #[test]
+    fn tables_become_objects_and_dots_lead_into_them() {
+        let subject = "name = 'n'\nstack = 'egret'\niothreads = 2\niothread = { poll-policy = 'off' }\n\
+                       blockdev = { aio = 'native', 'cache.no-flush' = true }";
+        let words = words(subject, "rw = 'write'\nnumjobs = 4", &[Disk::File("/d".into())]);
+        assert_eq!(words[1], json!({ "qom-type": "iothread", "id": "io1", "poll-policy": "off" }));
+        assert_eq!(
+            words[2],
+            json!({ "driver": "file", "filename": "/d", "node-name": "busy0", "read-only": false, "aio": "native",
+                    "cache": { "direct": true, "no-flush": true } })
+        );
+        let addr = json!({ "type": "unix", "path": "/run/busy0" });
+        assert_eq!(
+            words[3],
+            json!({ "type": "vhost-user-blk", "id": "export-busy0", "node-name": "busy0", "addr": addr,
+                    "writable": true, "num-queues": 4, "iothread": ["io0", "io1"] })
+        );
+    }
+
+    #[test]
+    fn a_null_disk_has_no_engine_and_idle_ones_have_as_many_queues() {
+        let subject = "name = 'n'\nstack = 'qemu-storage-daemon'\nblockdev = { aio = 'native', latency-ns = 5 }";
+        let words = words(subject, "idle_disks = 1\nqueues = 32", &[Disk::Null(4096)]);
+        assert_eq!(words[1]["latency-ns"], 5);
+        assert_eq!(words[1].get("aio"), None);
+        assert_eq!((&words[4]["id"], &words[4]["num-queues"]), (&json!("export-idle0"), &json!(32)));
+        assert_eq!(words[4]["iothread"], "io0");
+    }
+
+    #[test]
+    fn io_threads_are_told_by_their_names() {
+        assert!(is_io_thread(Stack::Egret, 1, false, "io0"));
+        assert!(is_io_thread(Stack::Egret, 0, false, "io"));
+        assert!(!is_io_thread(Stack::Egret, 1, false, "io0-worker"));
+        assert!(is_io_thread(Stack::QemuStorageDaemon, 1, false, "IO io0"));
+        assert!(!is_io_thread(Stack::QemuStorageDaemon, 1, true, "qemu-storage-da"));
+        assert!(is_io_thread(Stack::QemuStorageDaemon, 0, true, "qemu-storage-da"));
+    }
+}

@@ -1,0 +1,252 @@
+//! Programs that serve vhost-user-blk sockets, under the lab's own load.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::options::{is_io_thread, options, queues};
+use super::{Context, Disk, Stage, Task, Unable};
+use crate::client::{self, Client, ClientError, Manner, Shape};
+use crate::ledger::{Meter, Role};
+use crate::load::{self, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
+use crate::process::Process;
+use crate::results::{Latency, Limit, Measurement, Operations};
+
+/// How long a server may take to listen.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Requests that an open loop may have in flight on each disk of a job, at least.
+const ROOM: u16 = 128;
+
+/// Servers that listen, and connections to their idle disks.
+struct Served {
+    /// Closed before the servers end.
+    _idle: Vec<client::Disk>,
+    servers: Vec<Process>,
+    sockets: Vec<PathBuf>,
+    stack: Stack,
+    iothreads: u32,
+    context: Context,
+}
+
+pub(super) fn stand(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    context: &Context,
+) -> Result<Box<dyn Stage>, Unable> {
+    if subject.device == DeviceModel::VirtioScsi {
+        return Err(Unable::Impossible("the lab's own load speaks virtio-blk; virtio-scsi takes a guest".into()));
+    }
+    if load.keys.jobfile.is_some() || load.keys.application.is_some() {
+        return Err(Unable::Impossible(
+            "the lab's own load is neither fio nor an application; they take a guest".into(),
+        ));
+    }
+    let socket = |name: &str| context.scratch.join(format!("{name}.sock"));
+    let names = |kind: &'static str, count: usize| (0..count).map(move |number| format!("{kind}{number}"));
+    let sockets: Vec<PathBuf> = names("busy", disks.len()).map(|name| socket(&name)).collect();
+    let idle: Vec<PathBuf> = names("idle", load.idle_disks.into()).map(|name| socket(&name)).collect();
+
+    let commands = match subject.stack {
+        Stack::Egret => {
+            let mut command = Command::new(&context.egret);
+            command.arg("serve").args(options(subject, load, disks, &socket));
+            vec![command]
+        }
+        Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
+        _ => {
+            let mut command = Command::new("qemu-storage-daemon");
+            command.args(options(subject, load, disks, &socket));
+            vec![command]
+        }
+    };
+    for socket in sockets.iter().chain(&idle) {
+        // A server that was killed has left it.
+        let _ = fs::remove_file(socket);
+    }
+    let cores = if subject.cpus.is_empty() { &context.placement.server } else { &subject.cpus };
+    let start = |mut command: Command| {
+        command.stdout(Stdio::piped());
+        crate::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
+    };
+    let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    await_listeners(&mut servers, sockets.iter().chain(&idle))?;
+    let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
+    let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(socket, shape)).collect();
+    let idle = connected.map_err(|error| failed(&error, &servers))?;
+    let (stack, iothreads) = (subject.stack, subject.iothreads);
+    Ok(Box::new(Served { _idle: idle, servers, sockets, stack, iothreads, context: context.clone() }))
+}
+
+/// A process for each disk, as the shell understands the subject's command.
+fn shell_commands(subject: &Subject, disks: &[Disk], sockets: &[PathBuf], load: &Load) -> Result<Vec<Command>, Unable> {
+    let text = subject.command.as_deref().unwrap_or_default();
+    if load.idle_disks > 0 {
+        return Err(Unable::Impossible(
+            "a command serves one disk, and nobody knows how it would serve idle ones".into(),
+        ));
+    }
+    let command = |(disk, socket): (&Disk, &PathBuf)| {
+        let path = match disk.path() {
+            Some(path) => path,
+            None if text.contains("{disk}") => {
+                return Err(Unable::Impossible("a null disk has no path, and the command asks for one".into()));
+            }
+            None => Path::new(""),
+        };
+        let text = text.replace("{socket}", &quoted(socket)).replace("{disk}", &quoted(path));
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", &text]);
+        Ok(command)
+    };
+    disks.iter().zip(sockets).map(command).collect()
+}
+
+/// A path as one word of the shell's.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
+}
+
+fn connect(socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
+    Client::connect(socket, Manner::default())?.start(shape)
+}
+
+fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
+    Unable::Failed { reason: reason.to_string(), log: servers.iter().flat_map(Process::log).collect() }
+}
+
+/// Waits until somebody listens at every socket, or a server has ended.
+fn await_listeners<'a>(servers: &mut [Process], sockets: impl Iterator<Item = &'a PathBuf>) -> Result<(), Unable> {
+    let sockets: Vec<&PathBuf> = sockets.collect();
+    let begin = Instant::now();
+    while !are_listening(&sockets) {
+        if let Some(status) = servers.iter_mut().find_map(Process::ended) {
+            // What it said last arrives after it has gone.
+            std::thread::sleep(Duration::from_millis(20));
+            let said = servers.iter().flat_map(Process::log).next_back();
+            return Err(failed(&format!("the server ended with {status}: {}", said.unwrap_or_default()), servers));
+        }
+        if begin.elapsed() > PATIENCE {
+            return Err(failed(&format!("the server does not listen after {} s", PATIENCE.as_secs()), servers));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The kernel's table tells, so that looking is not itself a client.
+fn are_listening(sockets: &[&PathBuf]) -> bool {
+    const ACCEPTS: &str = "00010000";
+    let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let listening: Vec<&str> = table.lines().filter(|line| line.split_whitespace().nth(3) == Some(ACCEPTS)).collect();
+    sockets.iter().all(|socket| listening.iter().any(|line| line.ends_with(&*socket.to_string_lossy())))
+}
+
+impl Stage for Served {
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
+        let mut meter = self.meter();
+        let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
+        let ran = self.jobs(&spec).and_then(|mut jobs| load::run(&mut jobs, spec.span(), &mut |edge| meter.edge(edge)));
+        let tally = match ran {
+            Ok(Some(tally)) => tally,
+            Ok(None) => return Err(Unable::failed("no job ran")),
+            Err(error) => return Err(self.failure(&error)),
+        };
+        let mut measurement = measurement(&tally, spec.bs);
+        measurement.offered_iops = task.rate_iops;
+        measurement.cpu = meter.ledger();
+        measurement.cpu.load = Some(tally.cpu_ns);
+        Ok(measurement)
+    }
+}
+
+impl Served {
+    fn meter(&self) -> Meter {
+        let mut meter = Meter::new();
+        for server in &self.servers {
+            let (stack, iothreads, pid) = (self.stack, self.iothreads, server.pid());
+            meter.follow(pid, move |tid, name| match stack {
+                Stack::VhostUserBlk => Role::Server,
+                _ if is_io_thread(stack, iothreads, tid == pid, name) => Role::IoThread,
+                _ => Role::ServerOther,
+            });
+        }
+        meter
+    }
+
+    fn spec(&self, task: &Task<'_>) -> Result<Spec, LoadError> {
+        let (load, keys) = (task.load, &task.load.keys);
+        let process = match keys.rate_process {
+            Pacing::Poisson => Spacing::Poisson,
+            Pacing::Fixed => Spacing::Fixed,
+        };
+        let rate = |total: f64| Rate { iops: total / f64::from(load.numjobs.max(1)), process };
+        Ok(Spec {
+            rw: load.rw.parse()?,
+            bs: u32::try_from(load.bs.0).unwrap_or(u32::MAX),
+            iodepth: if task.rate_iops.is_some() { load.iodepth.max(ROOM) } else { load.iodepth },
+            numjobs: load.numjobs,
+            rwmixread: load.rwmixread,
+            rate_iops: task.rate_iops.map(rate),
+            norandommap: keys.norandommap,
+            offset: 0,
+            size: keys.size.map(|size| size.0),
+            verify: keys.verify.then_some(task.seed),
+            ramp_time: keys.ramp_time.duration(),
+            runtime: keys.runtime.duration(),
+            randseed: task.seed,
+            waiting: if keys.polling { Waiting::Polling } else { Waiting::Blocking },
+            cpus_allowed: self.context.placement.load.clone(),
+        })
+    }
+
+    /// Job N has queue N of every disk.
+    fn jobs(&self, spec: &Spec) -> Result<Vec<Job>, LoadError> {
+        let mut queues: Vec<Vec<_>> = (0..spec.numjobs).map(|_| Vec::new()).collect();
+        for socket in &self.sockets {
+            let disk = connect(socket, spec.shape())?;
+            for (mine, queue) in queues.iter_mut().zip(disk.queues) {
+                mine.push((disk.info, queue));
+            }
+        }
+        (0..).zip(queues).map(|(number, disks)| Job::new(spec, number, disks)).collect()
+    }
+
+    fn failure(&mut self, error: &LoadError) -> Unable {
+        // A server that crashes hangs up first.
+        let crashed = self.servers.iter_mut().find_map(|server| server.wait(Duration::from_millis(200)));
+        match crashed {
+            Some(status) => failed(&format!("the server ended with {status} under load"), &self.servers),
+            None => failed(error, &self.servers),
+        }
+    }
+}
+
+fn measurement(tally: &Tally, bs: u32) -> Measurement {
+    let operations = |requests: u64, of: &hdrhistogram::Histogram<u64>| {
+        let at = |quantile| of.value_at_quantile(quantile) as f64;
+        let latency = Latency {
+            mean: of.mean(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: of.max() as f64,
+        };
+        (requests > 0).then(|| Operations { requests, bytes: requests * u64::from(bs), latency })
+    };
+    let mut reads = tally.lat.clone();
+    if tally.writes > 0 {
+        // What is in the one is in the other, so this cannot fail.
+        let _ = reads.subtract(&tally.write_lat);
+    }
+    Measurement {
+        seconds: tally.elapsed.as_secs_f64(),
+        reads: operations(tally.reads, &reads),
+        writes: operations(tally.writes, &tally.write_lat),
+        limit: tally.limit().map(Limit::Load),
+        ..Measurement::default()
+    }
+}
