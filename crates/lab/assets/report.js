@@ -94,9 +94,13 @@ function bars(element, shown) {
   });
 }
 
-function percent(ratio) {
-  if (ratio == null || ratio >= 2) return ratio == null ? "∞" : "×" + ratio.toFixed(2);
-  return ((ratio - 1) * 100 >= 0 ? "+" : "−") + Math.abs((ratio - 1) * 100).toFixed(1) + " %";
+// As Rust's differences(); null is infinite.
+function differences([ratio, low, high]) {
+  const percent = value => (value >= 1 ? "+" : "−") + Math.abs((value - 1) * 100).toFixed(1) + " %";
+  const times = value => "×" + value.toFixed(2);
+  const form = low >= 2 || ratio >= 2 || high >= 3 ? times : percent;
+  const text = value => value == null ? "∞" : form(value);
+  return `${text(ratio)} to the baseline [${text(low)}, ${text(high)}]`;
 }
 
 function tip(shown, row) {
@@ -104,7 +108,7 @@ function tip(shown, row) {
   const { mark } = row;
   const lines = [`<b>${escaped(mark.subject)}</b>`];
   if (mark.value) lines.push(`${figure(mark.value.median)} ${shown.unit}, median of ${mark.value.count}`, `range ${figure(mark.value.low)} … ${figure(mark.value.high)}`);
-  if (mark.ratio) lines.push(`${percent(mark.ratio[0])} to the baseline [${percent(mark.ratio[1])}, ${percent(mark.ratio[2])}]`);
+  if (mark.ratio) lines.push(differences(mark.ratio));
   if (mark.note) lines.push(`<i>${escaped(mark.note)}</i>`);
   return lines.join("<br>");
 }

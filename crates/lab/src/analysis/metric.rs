@@ -109,13 +109,23 @@ fn grouped(value: i64) -> String {
     text
 }
 
-/// A ratio as a difference: `+12.3 %`, and from double on `×2.4`.
+/// A ratio as a difference: `+12.3 %`, and from double on `×2.40`.
 pub fn difference(ratio: f64) -> String {
-    match ratio {
-        ratio if !ratio.is_finite() => "∞".into(),
-        2.0.. => format!("×{ratio:.2}"),
-        _ => format!("{:+.1} %", (ratio - 1.0) * 100.0).replace('-', "−"),
-    }
+    if ratio < 2.0 { percent(ratio) } else { times(ratio) }
+}
+
+/// A ratio with its interval, all three in one form: `−3.1 % [−5.0 %, −1.2 %]`.
+pub fn differences([ratio, low, high]: [f64; 3]) -> String {
+    let form = if low >= 2.0 || ratio >= 2.0 || high >= 3.0 { times } else { percent };
+    format!("{} [{}, {}]", form(ratio), form(low), form(high))
+}
+
+fn percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:+.1} %", (ratio - 1.0) * 100.0).replace('-', "−") } else { "∞".into() }
+}
+
+fn times(ratio: f64) -> String {
+    if ratio.is_finite() { format!("×{ratio:.2}") } else { "∞".into() }
 }
 
 #[cfg(test)]
@@ -142,5 +152,7 @@ mod tests {
         let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234].map(figure);
         assert_eq!(texts, ["1\u{202f}234\u{202f}568", "1\u{202f}000", "123", "12.3", "1.23", "0.123"]);
         assert_eq!([1.0512, 0.9, 2.5].map(difference), ["+5.1 %", "−10.0 %", "×2.50"]);
+        assert_eq!(differences([0.97, 0.95, 1.0]), "−3.0 % [−5.0 %, +0.0 %]");
+        assert_eq!(differences([2.5, 1.9, 3.0]), "×2.50 [×1.90, ×3.00]");
     }
 }

@@ -23,7 +23,7 @@ use crate::results::{Limit, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Family, Verdict, deviation, median};
 
-pub use metric::{difference, figure};
+pub use metric::{difference, differences, figure};
 pub use table::{Place, Standing, Table, counterpart};
 
 /// A run, understood.

@@ -2,7 +2,7 @@
 
 use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
-use crate::analysis::{Analysis, Judged, Standing, difference, figure};
+use crate::analysis::{Analysis, Judged, Standing, difference, differences, figure};
 use crate::plan::Form;
 use crate::statistics::{Estimate, Verdict};
 
@@ -38,11 +38,10 @@ impl Grid {
 
 /// `−3.1 % [−5.0 %, −1.2 %]`.
 pub fn interval(estimate: &Estimate) -> String {
-    let [low, high] = [estimate.alone.low, estimate.alone.high].map(difference);
-    if estimate.pairs < 2 {
-        return format!("{} (one pair)", difference(estimate.median));
+    match estimate.pairs {
+        1 => format!("{} (one pair)", difference(estimate.median)),
+        _ => differences([estimate.median, estimate.alone.low, estimate.alone.high]),
     }
-    format!("{} [{low}, {high}]", difference(estimate.median))
 }
 
 /// A verdict in words, and the kind of its row.
@@ -50,9 +49,10 @@ pub fn verdict(judged: &Judged) -> (&'static str, String) {
     match &judged.decision {
         Ok(Verdict::Pass) => ("pass", "pass".into()),
         Ok(Verdict::Fail) => ("fail", "fail".into()),
-        Ok(Verdict::CantTell { more_pairs: Some(more) }) => {
-            ("cant-tell", format!("can't tell; about {more} more pairs would decide"))
-        }
+        Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
+            "cant-tell",
+            format!("can't tell; about {more} more {} would decide", if *more == 1 { "pair" } else { "pairs" }),
+        ),
         Ok(Verdict::CantTell { more_pairs: None }) => {
             ("cant-tell", "can't tell; too close to the threshold for more pairs to help".into())
         }
@@ -122,9 +122,7 @@ pub fn chart(shown: &Figure) -> Grid {
             cells
                 .push(mark.value.map_or("–".into(), |value| format!("{} … {}", figure(value.low), figure(value.high))));
             if !matches!(shown.form, Form::Curve) {
-                cells.push(mark.ratio.map_or("–".into(), |[ratio, low, high]| {
-                    format!("{} [{}, {}]", difference(ratio), difference(low), difference(high))
-                }));
+                cells.push(mark.ratio.map_or("–".into(), differences));
             }
             cells.push(note(mark));
             grid.push(cells);
@@ -208,7 +206,7 @@ pub fn summary(analysis: &Analysis<'_>) -> Grid {
             (1.., _, _) => "fail",
             (_, 1.., _) => "cant-tell",
             (_, _, 1..) => "pass",
-            _ => "undecided",
+            _ => continue, // the reference
         };
         let counts = ["pass", "fail", "cant-tell", "undecided"].map(|kind| count(kind).to_string());
         let cells = [key.0.to_owned(), key.1.to_owned()].into_iter().chain(counts).collect();
