@@ -80,7 +80,7 @@ function bars(element, shown) {
     ...base(), legend: undefined,
     tooltip: { ...base().tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: points => tip(shown, rows[points[0].dataIndex]) },
     grid: { left: 4, right: narrow() ? 52 : 80, top: 4, bottom: 36, containLabel: true },
-    xAxis: axis(`${shown.metric}, ${shown.unit}`, { max: most > 0 ? undefined : 1, min: 0 }),
+    xAxis: axis(shown.label, { max: most > 0 ? undefined : 1, min: 0 }),
     yAxis: {
       type: "category", inverse: true, data: rows.map(row => row.key), axisTick: { show: false }, axisLine: { show: false },
       axisLabel: { interval: 0, formatter: label, color: ink, rich: { heading: { color: quiet, fontWeight: 600, fontSize: 12 } } },
@@ -120,23 +120,34 @@ function lines(element, shown) {
   const loads = [...new Set(shown.groups.map(group => group.load))];
   const names = [...new Set(shown.groups.map(group => group.line))];
   const hue = line => data.subjects.includes(line) ? colour(line) : style("--c" + names.indexOf(line) % 8);
-  const series = shown.groups.map(group => ({
-    name: loads.length > 1 ? `${group.line} · ${group.load}` : group.line,
-    type: "line", symbolSize: 7, emphasis: { focus: "series" },
-    lineStyle: { type: dashes[loads.indexOf(group.load) % 3], width: 2 }, itemStyle: { color: hue(group.line) }, color: hue(group.line),
-    data: group.marks.filter(mark => mark.value && mark.x != null).map(mark => ({ value: [mark.x, mark.value.median], mark })),
-  }));
+  const line = group => ({
+    name: group.line, symbolSize: 7, emphasis: { focus: "series" }, color: hue(group.line), itemStyle: { color: hue(group.line) },
+    lineStyle: { type: dashes[loads.indexOf(group.load) % 3], width: 2 },
+  });
+  const points = (group, closed) => group.marks.filter(mark => mark.value && mark.x != null && (shown.form === "curve" && mark.closed) === closed)
+    .map(mark => ({ value: [mark.x, mark.value.median], mark, load: group.load }));
+  const series = shown.groups.flatMap(group => [
+    { ...line(group), type: "line", data: points(group, false) },
+    // A closed loop waits for itself: its latency is not on the line of the open ones.
+    { ...line(group), type: "scatter", symbol: "diamond", symbolSize: 12, data: points(group, true) },
+  ]).filter(one => one.data.length);
+  const values = series.flatMap(one => one.data.map(point => point.value[1]));
+  const wide = shown.form === "curve" && Math.max(...values) > 20 * Math.min(...values);
+  const slider = {
+    type: "slider", filterMode: "none", showDataShadow: false, brushSelect: false, borderColor: style("--line"), backgroundColor: "transparent",
+    fillerColor: style("--accent") + "22", moveHandleSize: 0, handleStyle: { color: style("--card"), borderColor: style("--accent") }, textStyle: { color: style("--quiet") },
+  };
   const ladder = shown.form === "ladder";
   draw(element, narrow() ? 340 : 420, {
     ...base(),
-    tooltip: { ...base().tooltip, trigger: "item", formatter: point => `${tip(shown, { mark: { ...point.data.mark, subject: point.seriesName } })}<br>at ${figure(point.value[0])} ${ladder ? "" : escaped(shown.across)}` },
+    tooltip: { ...base().tooltip, trigger: "item", formatter: point => `${tip(shown, { mark: { ...point.data.mark, subject: `${point.seriesName} · ${point.data.load}` } })}<br>at ${figure(point.value[0])} ${ladder ? "" : escaped(shown.across)}` },
     grid: { left: 12, right: 24, top: 24, bottom: 100, containLabel: true },
     xAxis: axis(ladder ? "" : shown.across, ladder ? { minInterval: 1, scale: true } : {}),
-    yAxis: axis(`${shown.metric}, ${shown.unit}`, { nameLocation: "end", nameGap: 8, nameTextStyle: { color: style("--quiet"), align: "left" } }),
+    yAxis: axis(shown.label, { type: wide ? "log" : "value", nameLocation: "end", nameGap: 8, nameTextStyle: { color: style("--quiet"), align: "left" } }),
     dataZoom: [
       { type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl" },
-      { type: "slider", filterMode: "none", bottom: 34, height: 18, borderColor: style("--line"), textStyle: { color: style("--quiet") }, labelFormatter: short, showDataShadow: false },
-      { type: "slider", filterMode: "none", yAxisIndex: 0, right: 0, width: 14, showDetail: false, borderColor: style("--line"), showDataShadow: false },
+      { ...slider, bottom: 34, height: 16, labelFormatter: short },
+      { ...slider, yAxisIndex: 0, right: 0, width: 14, showDetail: false },
     ],
     series,
   });
@@ -151,8 +162,10 @@ function ledger(element) {
   const first = index => index === 0 || rows[index - 1].load !== rows[index].load;
   const hues = [0, 2, 4, 5, 3, 0, 6, 1, 7];
   const hue = part => part.name === "unaccounted" ? style("--line") : part.name === "the load" ? quiet : style("--c" + hues[part.index]);
+  const other = data.parts.indexOf("unaccounted"), all = data.parts.length - 1;
+  const dwarfs = rows.some(row => row.parts[other] > row.parts[all] / 2);
   draw(element, 110 + 36 * rows.length, {
-    ...base(),
+    ...base(), legend: { ...base().legend, selected: { unaccounted: !dwarfs } },
     tooltip: { ...base().tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: points => {
       const row = rows[points[0].dataIndex];
       const parts = stacked.filter(part => row.parts[part.index] != null).map(part => `<span class="swatch" style="background:${hue(part)}"></span>${escaped(part.name)}: ${row.parts[part.index].toFixed(2)} µs`);
@@ -201,7 +214,7 @@ function recommend(best) {
   const close = best.slice(1).filter(point => !alike.includes(point) && overlaps(point));
   const names = points => points.map(point => escaped(point.subject)).join(", ");
   byId("answer").innerHTML = !top ? "Nothing that was measured fits. Spend more CPUs, or allow more latency."
-    : `Choose <b>${escaped(top.subject)}</b>: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
+    : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
       + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Ranges overlap, so can’t tell: ${names(close)}.` : "");
   table.tBodies[0].innerHTML = best.map((point, index) => `<tr${index ? "" : ' class="best"'}>
     <td><span class="swatch" style="background:${colour(point.subject)}"></span>${escaped(point.subject)}</td>

@@ -21,6 +21,8 @@ pub struct Figure {
     pub metric: &'static str,
     /// In what unit.
     pub unit: &'static str,
+    /// Both, as an axis has them.
+    pub label: String,
     /// Of what the horizontal axis is.
     pub across: &'static str,
     /// Whether more is better.
@@ -49,6 +51,8 @@ pub struct Mark {
     pub subject: String,
     /// Of a point: where it stands on the horizontal axis.
     pub x: Option<f64>,
+    /// Of a curve: whether it is its closed loop, and not a point of it.
+    pub closed: bool,
     /// Its value; none where it was not measured.
     pub value: Option<Summary>,
     /// The ratio to the baseline with its interval, where the chart compares.
@@ -106,6 +110,7 @@ impl Analysis<'_> {
             form: chart.form,
             metric: chart.metric.name(),
             unit: chart.metric.unit(),
+            label: chart.metric.label(),
             across: if transactions { "transactions, 1/s" } else { "IOPS" },
             more_is_better: chart.metric.more_is_better(),
             published: chart.published.clone(),
@@ -136,7 +141,7 @@ impl Analysis<'_> {
             }),
         };
         let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);
-        Mark { subject: place.subject.into(), x: None, value, ratio, note }
+        Mark { subject: place.subject.into(), x: None, closed: place.point == 0, value, ratio, note }
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {

@@ -3,10 +3,13 @@
 use serde::Serialize;
 
 use super::chart::anchor;
-use super::{Analysis, Place, Standing, difference, figure};
+use super::{Analysis, Place, Standing, difference};
 use crate::plan::{Load, Metric, Stack};
 use crate::results::Limit;
 use crate::statistics::{Estimate, Family};
+
+/// How a choice begins that others may equal.
+pub const PERHAPS: &str = "Perhaps ";
 
 /// What a subject did under a load: a point that a reader can choose.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -189,9 +192,9 @@ impl Analysis<'_> {
             (_, true, true) => "No meaningful difference".to_owned(),
             (true, true, _) => leader.to_owned(),
             (false, true, _) => format!("{leader}, or {}", alike.join(", ")),
-            (_, false, _) => format!("Perhaps {leader}"),
+            (_, false, _) => format!("{PERHAPS}{leader}"),
         };
-        let mut reasons = vec![format!("{leader}: {} {}", figure(best), metric.unit())];
+        let mut reasons = vec![format!("{leader}: {}", metric.say(best))];
         let lists = [("no meaningful difference", alike), ("can't tell", unknown), ("worse", worse)];
         reasons.extend(
             lists

@@ -45,7 +45,7 @@ impl Metric {
             Self::Throughput => "throughput",
             Self::CpuPerIo => "CPU per I/O",
             Self::CpuPerGigabyte => "CPU per gigabyte",
-            Self::Cpus => "CPUs busy",
+            Self::Cpus => "CPUs",
             Self::Duration => "duration",
             Self::Transactions => "transactions",
         }
@@ -55,12 +55,23 @@ impl Metric {
     pub fn unit(self) -> &'static str {
         match self {
             Self::Latency | Self::LatencyP99 | Self::CpuPerIo => "µs",
-            Self::Iops | Self::Transactions => "1/s",
+            Self::Iops => "IOPS",
+            Self::Transactions => "1/s",
             Self::Throughput => "MB/s",
             Self::CpuPerGigabyte => "s/GB",
             Self::Cpus => "CPUs",
             Self::Duration => "s",
         }
+    }
+
+    /// A value with its unit.
+    pub fn say(self, value: f64) -> String {
+        format!("{} {}", figure(value), self.unit())
+    }
+
+    /// Its name and unit, as an axis has them.
+    pub fn label(self) -> String {
+        if self.name() == self.unit() { self.name().into() } else { format!("{}, {}", self.name(), self.unit()) }
     }
 
     /// A column of a table for programs: name and unit.
@@ -116,12 +127,15 @@ pub fn difference(ratio: f64) -> String {
 
 /// A ratio with its interval, all three in one form: `−3.1 % [−5.0 %, −1.2 %]`.
 pub fn differences([ratio, low, high]: [f64; 3]) -> String {
+    if high / low > 100.0 {
+        return format!("{} [too few pairs]", difference(ratio));
+    }
     let form = if low >= 2.0 || ratio >= 2.0 || high >= 3.0 { times } else { percent };
     format!("{} [{}, {}]", form(ratio), form(low), form(high))
 }
 
 fn percent(ratio: f64) -> String {
-    if ratio.is_finite() { format!("{:+.1} %", (ratio - 1.0) * 100.0).replace('-', "−") } else { "∞".into() }
+    if ratio.is_finite() { format!("{:+.1}\u{a0}%", (ratio - 1.0) * 100.0).replace('-', "−") } else { "∞".into() }
 }
 
 fn times(ratio: f64) -> String {
@@ -151,8 +165,8 @@ mod tests {
     fn figures_are_as_exact_as_they_are_worth() {
         let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234].map(figure);
         assert_eq!(texts, ["1\u{202f}234\u{202f}568", "1\u{202f}000", "123", "12.3", "1.23", "0.123"]);
-        assert_eq!([1.0512, 0.9, 2.5].map(difference), ["+5.1 %", "−10.0 %", "×2.50"]);
-        assert_eq!(differences([0.97, 0.95, 1.0]), "−3.0 % [−5.0 %, +0.0 %]");
+        assert_eq!([1.0512, 0.9, 2.5].map(difference), ["+5.1\u{a0}%", "−10.0\u{a0}%", "×2.50"]);
+        assert_eq!(differences([0.97, 0.95, 1.0]), "−3.0\u{a0}% [−5.0\u{a0}%, +0.0\u{a0}%]");
         assert_eq!(differences([2.5, 1.9, 3.0]), "×2.50 [×1.90, ×3.00]");
     }
 }

@@ -100,14 +100,12 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Whom a subject is compared with: the baseline, or on a ladder whoever of the baseline's line has the same place.
-pub fn counterpart<'a>(plan: &'a Plan, subject: &str) -> Option<&'a str> {
+/// Whom a subject is compared with: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
+pub fn counterpart<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
     let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
-    let (baseline, subject) = (named(plan.baseline())?, named(subject)?);
-    let same = |other: &&crate::plan::Subject| {
-        subject.at.is_some() && other.line.is_some() && other.line == baseline.line && other.at == subject.at
-    };
-    let place = plan.subjects.iter().find(same);
-    let other = place.filter(|other| other.name != subject.name && subject.line != baseline.line).unwrap_or(baseline);
+    let (baseline, subject) = (named(plan.baseline())?, named(name)?);
+    let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
+    let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line);
+    let other = beside.find(|other| on_line && other.iothreads == subject.iothreads).unwrap_or(baseline);
     (other.name != subject.name).then_some(&other.name)
 }

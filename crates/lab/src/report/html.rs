@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::tables::Grid;
 use super::{machine, published, tables};
 use crate::analysis::chart::Figure;
-use crate::analysis::choice::{Advice, OperatingPoint};
+use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, figure};
 use crate::plan::Form;
@@ -83,11 +83,11 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             h1 { (run.plan.title) }
             p.about { (run.plan.about.trim()) }
             p.meta { (machine::line(run)) }
-            @if emulated {
-                p.warning { strong { "Emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." }
-            }
-            @for warning in &run.host.warnings {
-                p.warning { strong { (warning.about) ". " } (warning.text) }
+            @if emulated || !run.host.warnings.is_empty() {
+                ul.warnings {
+                    @if emulated { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
+                    @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
+                }
             }
         }
     }
@@ -115,7 +115,7 @@ fn choice(advice: &[Advice], points: &[OperatingPoint]) -> Markup {
                 @for one in advice {
                     li {
                         p.aim { (one.aim) }
-                        p.pick { (one.choice) }
+                        p.pick { @if let Some(name) = one.choice.strip_prefix(PERHAPS) { span.perhaps { (PERHAPS) } (name) } @else { (one.choice) } }
                         @for reason in &one.reasons { p.reason { (reason) } }
                         p.evidence { @for (text, anchor) in &one.evidence { a href={ "#" (anchor) } { (text) } " " } }
                     }
@@ -174,7 +174,7 @@ fn verdicts(analysis: &Analysis<'_>) -> Markup {
             h2 { "Verdicts" }
             @if analysis.judged.is_empty() { p.quiet { "Nothing is compared: there is one subject." } }
             @else {
-                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line at the same place). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
+                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line with as many I/O threads). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
                 (grid(&tables::summary(analysis)))
                 details open[analysis.judged.len() <= 24] {
                     summary { "Every comparison, with its interval and the noise floor beside it" }
@@ -193,7 +193,7 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     html! {
         article.card id=(shown.anchor) {
             h3 { span.id { (shown.id) } " " (shown.title) }
-            p.quiet { (shown.metric) ", " (shown.unit) "; " (better) }
+            p.quiet { (shown.label) "; " (better) @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
             @if drawn {
                 div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
                 details { summary { "Figures" } (grid(&table)) }
@@ -207,6 +207,14 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     }
 }
 
+/// How a chart of lines tells its loads apart, where there are several.
+fn dashes(shown: &Figure) -> Vec<(&'static str, &str)> {
+    let mut loads: Vec<&str> = shown.groups.iter().map(|group| group.load.as_str()).collect();
+    loads.dedup();
+    let lines = matches!(shown.form, Form::Curve | Form::Ladder) && loads.len() > 1;
+    if lines { ["solid", "dashed", "dotted"].into_iter().cycle().zip(loads).collect() } else { Vec::new() }
+}
+
 fn ledger(analysis: &Analysis<'_>) -> Markup {
     let table = tables::ledger(analysis);
     html! {
@@ -215,7 +223,7 @@ fn ledger(analysis: &Analysis<'_>) -> Markup {
             @if table.rows.is_empty() { p.quiet { "No stack could tell." } }
             @else {
                 div.card {
-                    p.quiet { "CPU time per I/O, µs, medians. “Unaccounted” is what the host was busy with beside all that is named here." }
+                    p.quiet { "CPU time per I/O, µs, medians. “Unaccounted” is what the host was busy with beside all that is named here; where it would dwarf the rest it is switched off at first, and the legend switches it on." }
                     div.chart #ledger role="img" aria-label="CPU time per I/O by who spent it: the figures are in the table below" {}
                     details { summary { "Figures" } (grid(&table)) }
                 }

@@ -40,9 +40,9 @@ pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
     let mut lines = source.csv.lines();
     let columns: Vec<&str> = lines.next()?.split(',').collect();
     let ours = ours(name, analysis);
-    let mut grid = Grid::default();
-    grid.columns = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " "))).collect();
-    grid.columns.extend(ours.iter().map(|(heading, _)| format!("#Here: {heading}")));
+    let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
+    let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
+    let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
     for line in lines {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |column: &str| columns.iter().position(|one| *one == column).map_or("", |index| fields[index]);

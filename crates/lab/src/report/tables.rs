@@ -77,7 +77,7 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
     for judged in &analysis.judged {
         let (kind, verdict) = verdict(judged);
         let median = |summary: &Option<crate::analysis::Summary>| {
-            summary.map_or("–".into(), |summary| format!("{} {}", figure(summary.median), judged.metric.unit()))
+            summary.map_or("–".into(), |summary| judged.metric.say(summary.median))
         };
         let anchor = (judged.load != last).then(|| anchor("verdict", &judged.load));
         last = &judged.load;
@@ -99,7 +99,7 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
 
 /// What a chart shows.
 pub fn chart(shown: &Figure) -> Grid {
-    let value = format!("#{}, {}", capital(shown.metric), shown.unit);
+    let value = format!("#{}", capital(&shown.label));
     let across = format!("#{}", shown.across);
     let mut columns = match shown.form {
         Form::Curve => vec!["Load", "Subject", &across],
