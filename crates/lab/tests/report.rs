@@ -158,6 +158,14 @@ fn a_loss_fails_and_what_is_alike_passes() {
 }
 
 #[test]
+fn of_a_single_subject_the_noise_floor_is_what_is_judged() {
+    let mut run = run(|_| {});
+    run.plan.subjects.truncate(1);
+    run.cells.retain(|cell| cell.id.subject.starts_with("base"));
+    assert_eq!(decisions(&run, "base (again)", Metric::Iops), vec![Ok(Verdict::Pass); 3]);
+}
+
+#[test]
 fn what_the_disk_or_the_load_limits_decides_nothing() {
     for limit in [Limit::Device("as fast as fio".into()), Limit::Load("its core is full".into())] {
         let run = run(|cell| {

@@ -92,9 +92,12 @@ impl<'a> Analysis<'a> {
         let table = Table::new(run);
         let seen = |name: &str| table.places().any(|place| place.load == name);
         let loads = run.plan.loads.iter().flat_map(expand).filter(|load| seen(&load.name)).collect();
-        let named = |name: &str| table.places().any(|place| place.subject == name);
-        let subjects =
-            run.plan.subjects.iter().map(|subject| subject.name.as_str()).filter(|name| named(name)).collect();
+        let named = run.plan.subjects.iter().map(|subject| subject.name.as_str());
+        let mut subjects: Vec<&str> = named.filter(|name| table.places().any(|place| place.subject == *name)).collect();
+        if subjects.len() == 1 {
+            // The baseline beside itself is then what the run is about.
+            subjects.extend(table.places().map(|place| place.subject).find(|name| name.ends_with(AGAIN)));
+        }
         let mut new = Self { run, table, loads, subjects, judged: Vec::new() };
         new.judged = new.judge();
         new

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::plan::{Metric, Plan};
 use crate::results::{Cell, Limit, Measurement, Outcome, Run};
+use crate::runner::AGAIN;
 
 /// Where cells that are repetitions of each other belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,6 +104,9 @@ impl<'a> Table<'a> {
 /// Whom a subject is compared with: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
 pub fn counterpart<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
     let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
+    if name.ends_with(AGAIN) {
+        return Some(plan.baseline());
+    }
     let (baseline, subject) = (named(plan.baseline())?, named(name)?);
     let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
     let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line);
