@@ -10,6 +10,7 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`analysis`] | what a run says: ratios, verdicts, ledgers, advice |
 //! | [`client`] | a vhost-user-blk front-end on the driver's half of a ring |
 //! | [`compare`] | two runs beside each other |
 //! | [`disks`] | the disks under test |
@@ -22,12 +23,14 @@
 //! | [`process`] | processes that end with the lab |
 //! | [`results`] | what was found, as it is kept |
 //! | [`replay`] | recorded waits, replayed under every polling policy |
+//! | [`report`] | a page, a text and a table of a run |
 //! | [`runner`] | runs a plan, cell by cell |
 //! | [`stack`] | what can be put under load, and how it is started |
 //! | [`statistics`] | medians, ratios of pairs, verdicts |
 
 #![deny(unsafe_code)]
 
+pub mod analysis;
 pub mod client;
 pub mod compare;
 pub mod disks;
@@ -40,6 +43,7 @@ pub mod plan;
 pub mod process;
 pub mod random;
 pub mod replay;
+pub mod report;
 pub mod results;
 pub mod runner;
 pub mod stack;

@@ -1,0 +1,179 @@
+//! What the charts of a plan show.
+
+use serde::Serialize;
+
+use super::{Analysis, Place, Standing, Summary};
+use crate::plan::{Chart, Form, Load, Metric};
+use crate::results::Limit;
+
+/// A chart with its figures.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// In links.
+    pub anchor: String,
+    /// What the plan calls it.
+    pub id: String,
+    /// Above it.
+    pub title: String,
+    /// Its form.
+    pub form: Form,
+    /// What is shown.
+    pub metric: &'static str,
+    /// In what unit.
+    pub unit: &'static str,
+    /// Both, as an axis has them.
+    pub label: String,
+    /// Of what the horizontal axis is.
+    pub across: &'static str,
+    /// Whether more is better.
+    pub more_is_better: bool,
+    /// The table published with the experiment.
+    pub published: Option<String>,
+    /// Loads of bars and tables, lines of curves and ladders.
+    pub groups: Vec<Group>,
+}
+
+/// Bars that stand together, or a line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Group {
+    /// The load.
+    pub load: String,
+    /// Of a line: what it is called.
+    pub line: Option<String>,
+    /// Bars, or points.
+    pub marks: Vec<Mark>,
+}
+
+/// A bar, or a point.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mark {
+    /// Whose.
+    pub subject: String,
+    /// Of a point: where it stands on the horizontal axis.
+    pub x: Option<f64>,
+    /// Of a curve: whether it is its closed loop, and not a point of it.
+    pub closed: bool,
+    /// Its value; none where it was not measured.
+    pub value: Option<Summary>,
+    /// The ratio to the baseline with its interval, where the chart compares.
+    pub ratio: Option<[f64; 3]>,
+    /// What a reader should know: why there is no value, or what limits it.
+    pub note: Option<String>,
+}
+
+/// A name for a link: letters, digits and dashes.
+pub fn anchor(kind: &str, name: &str) -> String {
+    let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    format!("{kind}-{}", plain.collect::<String>())
+}
+
+/// What is shown where a plan asks for nothing.
+fn usual() -> [Chart; 3] {
+    [(Metric::Latency, "Latency"), (Metric::Iops, "IOPS"), (Metric::CpuPerIo, "CPU per I/O")].map(|(metric, title)| {
+        Chart {
+            id: title.to_lowercase(),
+            title: title.into(),
+            form: Form::Bars,
+            metric,
+            loads: Vec::new(),
+            subjects: Vec::new(),
+            published: None,
+        }
+    })
+}
+
+impl Analysis<'_> {
+    /// The plan's charts; bars of latency, IOPS and CPU per I/O where it has none.
+    pub fn figures(&self) -> Vec<Figure> {
+        let charts = &self.run.plan.charts;
+        if charts.is_empty() {
+            usual().iter().map(|one| self.chart(one)).collect()
+        } else {
+            charts.iter().map(|one| self.chart(one)).collect()
+        }
+    }
+
+    fn chart(&self, chart: &Chart) -> Figure {
+        let wanted = |names: &[String], name: &str| names.is_empty() || names.iter().any(|one| one == name);
+        let loads: Vec<&Load> = self.loads.iter().filter(|load| wanted(&chart.loads, &load.name)).collect();
+        let subjects: Vec<&str> = self.subjects.iter().copied().filter(|name| wanted(&chart.subjects, name)).collect();
+        let groups = match chart.form {
+            Form::Bars | Form::Table => loads.iter().map(|load| self.bars(load, &subjects, chart.metric)).collect(),
+            Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),
+            Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart.metric)).collect(),
+        };
+        let transactions = loads.iter().any(|load| load.keys.application.as_deref() == Some("pgbench"));
+        Figure {
+            anchor: anchor("chart", &chart.id),
+            id: chart.id.clone(),
+            title: chart.title.clone(),
+            form: chart.form,
+            metric: chart.metric.name(),
+            unit: chart.metric.unit(),
+            label: chart.metric.label(),
+            across: if transactions { "transactions, 1/s" } else { "IOPS" },
+            more_is_better: chart.metric.more_is_better(),
+            published: chart.published.clone(),
+            groups,
+        }
+    }
+
+    fn each(&self, loads: &[&Load], subjects: &[&str], of: impl Fn(&Load, &str) -> Option<Group>) -> Vec<Group> {
+        loads.iter().flat_map(|load| subjects.iter().filter_map(|subject| of(load, subject))).collect()
+    }
+
+    fn mark(&self, place: Place<'_>, metric: Metric) -> Mark {
+        let judged = self.judged.iter().find(|judged| {
+            judged.metric == metric && judged.load == place.load && judged.subject == place.subject && place.point == 0
+        });
+        let ratio = judged.and_then(|judged| judged.ratio);
+        let value = self.summary(place, metric);
+        let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
+        let note = match self.table.standing(place) {
+            Standing::Failed(reason, _) => Some(format!("failed: {reason}")),
+            Standing::Impossible(reason) => Some(reason.to_owned()),
+            Standing::Missing => Some("not measured".into()),
+            Standing::Measured if value.is_none() => cannot(),
+            Standing::Measured if self.table.is_functional_only(place) => Some("functional only: emulated".into()),
+            Standing::Measured => self.table.limit(place).map(|limit| match limit {
+                Limit::Load(why) => format!("load-bound: {why}"),
+                Limit::Device(why) => format!("device-bound: {why}"),
+            }),
+        };
+        let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);
+        Mark { subject: place.subject.into(), x: None, closed: place.point == 0, value, ratio, note }
+    }
+
+    fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {
+        let marks = subjects.iter().map(|subject| self.mark(Place { load: &load.name, subject, point: 0 }, metric));
+        Group { load: load.name.clone(), line: None, marks: marks.collect() }
+    }
+
+    /// A line of what was measured at each point, by what was reached there.
+    fn curve(&self, load: &Load, subject: &str, metric: Metric) -> Option<Group> {
+        let places = self.table.places().filter(|place| place.load == load.name && place.subject == subject);
+        let across =
+            if load.keys.application.as_deref() == Some("pgbench") { Metric::Transactions } else { Metric::Iops };
+        let point = |place: Place<'_>| {
+            let x = self.summary(place, across)?.median;
+            Some(Mark { x: Some(x), ratio: None, ..self.mark(place, metric) })
+        };
+        let mut marks: Vec<Mark> = places.filter_map(point).filter(|mark| mark.value.is_some()).collect();
+        marks.sort_by(|a, b| a.x.unwrap_or(0.0).total_cmp(&b.x.unwrap_or(0.0)));
+        (!marks.is_empty()).then(|| Group { load: load.name.clone(), line: Some(subject.into()), marks })
+    }
+
+    fn ladder(&self, load: &Load, subjects: &[&str], metric: Metric) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for name in subjects {
+            let Some(subject) = self.run.plan.subjects.iter().find(|subject| subject.name == *name) else { continue };
+            let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
+            let mark = Mark { x: subject.at, ..self.mark(Place { load: &load.name, subject: name, point: 0 }, metric) };
+            match groups.iter_mut().find(|group| group.line.as_ref() == Some(&line)) {
+                Some(group) => group.marks.push(mark),
+                None => groups.push(Group { load: load.name.clone(), line: Some(line), marks: vec![mark] }),
+            }
+        }
+        groups
+    }
+}

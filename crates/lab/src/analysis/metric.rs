@@ -1,0 +1,172 @@
+//! What is measured: names, units, and which way is better.
+
+use crate::plan::Metric;
+use crate::results::Measurement;
+
+impl Metric {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Latency,
+        Self::LatencyP99,
+        Self::Iops,
+        Self::Throughput,
+        Self::CpuPerIo,
+        Self::CpuPerGigabyte,
+        Self::Cpus,
+        Self::Duration,
+        Self::Transactions,
+    ];
+
+    /// Its value, in its [`unit`](Self::unit); `None` where the stack could not tell, or nothing was done.
+    pub fn of(self, measurement: &Measurement) -> Option<f64> {
+        let seconds = measurement.seconds;
+        let requests = measurement.requests() as f64;
+        let serving = || measurement.cpu.serving().map(|nanoseconds| nanoseconds as f64);
+        let value = match self {
+            Self::Latency => measurement.latency(|latency| latency.mean)? / 1e3,
+            Self::LatencyP99 => measurement.latency(|latency| latency.p99)? / 1e3,
+            Self::Iops => requests / seconds,
+            Self::Throughput => measurement.bytes() as f64 / seconds / 1e6,
+            Self::CpuPerIo => serving()? / 1e3 / requests,
+            Self::CpuPerGigabyte => serving()? / measurement.bytes() as f64,
+            Self::Cpus => serving()? / 1e9 / seconds,
+            Self::Duration => seconds,
+            Self::Transactions => measurement.transactions?,
+        };
+        (value.is_finite() && value > 0.0).then_some(value)
+    }
+
+    /// As a heading has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "mean latency",
+            Self::LatencyP99 => "p99 latency",
+            Self::Iops => "IOPS",
+            Self::Throughput => "throughput",
+            Self::CpuPerIo => "CPU per I/O",
+            Self::CpuPerGigabyte => "CPU per gigabyte",
+            Self::Cpus => "CPUs",
+            Self::Duration => "duration",
+            Self::Transactions => "transactions",
+        }
+    }
+
+    /// What its values are in.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Latency | Self::LatencyP99 | Self::CpuPerIo => "µs",
+            Self::Iops => "IOPS",
+            Self::Transactions => "1/s",
+            Self::Throughput => "MB/s",
+            Self::CpuPerGigabyte => "s/GB",
+            Self::Cpus => "CPUs",
+            Self::Duration => "s",
+        }
+    }
+
+    /// A value with its unit.
+    pub fn say(self, value: f64) -> String {
+        format!("{} {}", figure(value), self.unit())
+    }
+
+    /// Its name and unit, as an axis has them.
+    pub fn label(self) -> String {
+        if self.name() == self.unit() { self.name().into() } else { format!("{}, {}", self.name(), self.unit()) }
+    }
+
+    /// A column of a table for programs: name and unit.
+    pub fn column(self) -> &'static str {
+        match self {
+            Self::Latency => "latency_mean_us",
+            Self::LatencyP99 => "latency_p99_us",
+            Self::Iops => "iops",
+            Self::Throughput => "throughput_mb_per_s",
+            Self::CpuPerIo => "cpu_per_io_us",
+            Self::CpuPerGigabyte => "cpu_per_gb_s",
+            Self::Cpus => "cpus",
+            Self::Duration => "duration_s",
+            Self::Transactions => "transactions_per_s",
+        }
+    }
+
+    /// Whether more of it is better.
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Self::Iops | Self::Throughput | Self::Transactions)
+    }
+}
+
+/// A number with three or four digits that mean something, as a table shows it.
+pub fn figure(value: f64) -> String {
+    let digits = match value.abs() {
+        1000.0.. => return grouped(value.round() as i64),
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+/// Thousands apart, by a space that does not break.
+fn grouped(value: i64) -> String {
+    let digits = value.abs().to_string();
+    let mut text = if value < 0 { "-".to_owned() } else { String::new() };
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A ratio as a difference: `+12.3 %`, and from double on `×2.40`.
+pub fn difference(ratio: f64) -> String {
+    if ratio < 2.0 { percent(ratio) } else { times(ratio) }
+}
+
+/// A ratio with its interval, all three in one form: `−3.1 % [−5.0 %, −1.2 %]`.
+pub fn differences([ratio, low, high]: [f64; 3]) -> String {
+    if high / low > 100.0 {
+        return format!("{} [too few pairs]", difference(ratio));
+    }
+    let form = if low >= 2.0 || ratio >= 2.0 || high >= 3.0 { times } else { percent };
+    format!("{} [{}, {}]", form(ratio), form(low), form(high))
+}
+
+fn percent(ratio: f64) -> String {
+    if ratio.is_finite() { format!("{:+.1}\u{a0}%", (ratio - 1.0) * 100.0).replace('-', "−") } else { "∞".into() }
+}
+
+fn times(ratio: f64) -> String {
+    if ratio.is_finite() { format!("×{ratio:.2}") } else { "∞".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{Latency, Ledger, Operations};
+
+    #[test]
+    fn a_metric_that_the_stack_cannot_tell_is_absent_and_not_zero() {
+        let mut measurement = Measurement { seconds: 2.0, ..Measurement::default() };
+        assert_eq!(Metric::Iops.of(&measurement), None);
+        let latency = Latency { mean: 50_000.0, ..Latency::default() };
+        measurement.reads = Some(Operations { requests: 1000, bytes: 4_096_000, latency });
+        assert_eq!(Metric::Iops.of(&measurement), Some(500.0));
+        assert_eq!(Metric::Latency.of(&measurement), Some(50.0));
+        assert_eq!(Metric::CpuPerIo.of(&measurement), None);
+        measurement.cpu = Ledger { server: Some(10_000_000), load: Some(1), ..Ledger::default() };
+        assert_eq!(Metric::CpuPerIo.of(&measurement), Some(10.0));
+        assert_eq!(Metric::Cpus.of(&measurement), Some(0.005));
+    }
+
+    #[test]
+    fn figures_are_as_exact_as_they_are_worth() {
+        let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234].map(figure);
+        assert_eq!(texts, ["1\u{202f}234\u{202f}568", "1\u{202f}000", "123", "12.3", "1.23", "0.123"]);
+        assert_eq!([1.0512, 0.9, 2.5].map(difference), ["+5.1\u{a0}%", "−10.0\u{a0}%", "×2.50"]);
+        assert_eq!(differences([0.97, 0.95, 1.0]), "−3.0\u{a0}% [−5.0\u{a0}%, +0.0\u{a0}%]");
+        assert_eq!(differences([2.5, 1.9, 3.0]), "×2.50 [×1.90, ×3.00]");
+    }
+}

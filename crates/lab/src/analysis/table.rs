@@ -1,0 +1,115 @@
+//! The cells of a run, by where they belong.
+
+use std::collections::BTreeMap;
+
+use crate::plan::{Metric, Plan};
+use crate::results::{Cell, Limit, Measurement, Outcome, Run};
+use crate::runner::AGAIN;
+
+/// Where cells that are repetitions of each other belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place<'a> {
+    /// The load's name.
+    pub load: &'a str,
+    /// The subject's.
+    pub subject: &'a str,
+    /// The point of a curve; 0 is a closed loop.
+    pub point: u32,
+}
+
+/// All cells, by place.
+#[derive(Debug)]
+pub struct Table<'a>(BTreeMap<Place<'a>, Vec<&'a Cell>>);
+
+/// What became of a place's cells, seen together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Standing<'a> {
+    /// Some were measured.
+    Measured,
+    /// All that ended failed; the last lines that somebody said.
+    Failed(&'a str, &'a [String]),
+    /// This machine cannot run them.
+    Impossible(&'a str),
+    /// None has ended.
+    Missing,
+}
+
+impl<'a> Table<'a> {
+    /// Of a run.
+    pub fn new(run: &'a Run) -> Self {
+        let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for cell in &run.cells {
+            let id = &cell.id;
+            let place = Place { load: &id.load, subject: &id.subject, point: id.point };
+            places.entry(place).or_default().push(cell);
+        }
+        Self(places)
+    }
+
+    /// Those that have cells.
+    pub fn places(&self) -> impl Iterator<Item = Place<'a>> {
+        self.0.keys().copied()
+    }
+
+    fn cells(&self, place: Place<'_>) -> &[&'a Cell] {
+        self.0.iter().find(|(other, _)| **other == place).map_or(&[], |(_, cells)| cells)
+    }
+
+    /// What was measured, with its repetition.
+    pub fn measured(&self, place: Place<'_>) -> impl Iterator<Item = (u32, &'a Measurement)> {
+        self.cells(place).iter().filter_map(|cell| match &cell.outcome {
+            Outcome::Measured(measurement) => Some((cell.id.repetition, measurement.as_ref())),
+            _ => None,
+        })
+    }
+
+    /// The values of a metric.
+    pub fn values(&self, place: Place<'_>, metric: Metric) -> Vec<f64> {
+        self.measured(place).filter_map(|(_, measurement)| metric.of(measurement)).collect()
+    }
+
+    /// The ratios of one place's values to another's, of the same repetitions.
+    pub fn ratios(&self, place: Place<'_>, to: Place<'_>, metric: Metric) -> Vec<f64> {
+        let others: BTreeMap<u32, &Measurement> = self.measured(to).collect();
+        let ratio = |(repetition, measurement)| Some(metric.of(measurement)? / metric.of(others.get(&repetition)?)?);
+        self.measured(place).filter_map(ratio).collect()
+    }
+
+    /// What became of it.
+    pub fn standing(&self, place: Place<'_>) -> Standing<'a> {
+        let mut standing = Standing::Missing;
+        for cell in self.cells(place) {
+            match &cell.outcome {
+                Outcome::Measured(_) => return Standing::Measured,
+                Outcome::Failed { reason, log } => standing = Standing::Failed(reason, log),
+                Outcome::Impossible { reason } => standing = Standing::Impossible(reason),
+            }
+        }
+        standing
+    }
+
+    /// What limited most of a place's cells beside the server.
+    pub fn limit(&self, place: Place<'_>) -> Option<&'a Limit> {
+        let limits: Vec<_> = self.measured(place).map(|(_, measurement)| measurement.limit.as_ref()).collect();
+        let limited = limits.iter().flatten().count();
+        (2 * limited > limits.len()).then(|| limits.iter().flatten().next().copied()).flatten()
+    }
+
+    /// Whether its speed means nothing.
+    pub fn is_functional_only(&self, place: Place<'_>) -> bool {
+        self.measured(place).any(|(_, measurement)| measurement.functional_only)
+    }
+}
+
+/// Whom a subject is compared with: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
+pub fn counterpart<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
+    let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
+    if name.ends_with(AGAIN) {
+        return Some(plan.baseline());
+    }
+    let (baseline, subject) = (named(plan.baseline())?, named(name)?);
+    let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
+    let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line);
+    let other = beside.find(|other| on_line && other.iothreads == subject.iothreads).unwrap_or(baseline);
+    (other.name != subject.name).then_some(&other.name)
+}

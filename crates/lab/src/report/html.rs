@@ -1,0 +1,280 @@
+//! `report.html`: one file.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde::Serialize;
+
+use super::tables::Grid;
+use super::{machine, published, tables};
+use crate::analysis::chart::Figure;
+use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS};
+use crate::analysis::ledger::{PARTS, Spent};
+use crate::analysis::{Analysis, figure};
+use crate::plan::Form;
+
+const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
+const SCRIPT: &str = include_str!("../../assets/report.js");
+const STYLE: &str = include_str!("../../assets/report.css");
+
+/// What the script draws.
+#[derive(Serialize)]
+struct Data<'a> {
+    subjects: &'a [&'a str],
+    figures: &'a [Figure],
+    points: &'a [OperatingPoint],
+    alike: Vec<[String; 3]>,
+    parts: &'a [&'a str],
+    ledgers: Vec<Spent>,
+}
+
+/// The page.
+pub fn page(analysis: &Analysis<'_>) -> String {
+    let (run, figures, points) = (analysis.run, analysis.figures(), analysis.operating_points());
+    let data = Data {
+        subjects: &analysis.subjects,
+        figures: &figures,
+        points: &points,
+        alike: analysis.alike(),
+        parts: &PARTS,
+        ledgers: analysis.ledgers(),
+    };
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (run.plan.title) " – Egret lab" }
+                link rel="icon" href="data:,";
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                (head(analysis))
+                (contents())
+                main {
+                    (choice(&analysis.advice(), &points))
+                    (verdicts(analysis))
+                    section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
+                    (ledger(analysis))
+                    (wrong(analysis))
+                    section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
+                    (method(analysis))
+                }
+                script type="application/json" id="data" { (PreEscaped(json(&data))) }
+                script { (PreEscaped(ECHARTS)) }
+                script { (PreEscaped(SCRIPT)) }
+            }
+        }
+    };
+    markup.into_string()
+}
+
+/// JSON that cannot end the element that it is in: whatever a name in a plan is, no `<` is left.
+fn json(data: &Data<'_>) -> String {
+    serde_json::to_string(data).unwrap_or_else(|_| "null".into()).replace('<', "\\u003c")
+}
+
+fn head(analysis: &Analysis<'_>) -> Markup {
+    let run = analysis.run;
+    let emulated = analysis.table.places().any(|place| analysis.table.is_functional_only(place));
+    html! {
+        header {
+            p.eyebrow { "Egret lab · " @if run.plan.experiments.is_empty() { "a plan of its own" } @else { "experiments " (run.plan.experiments.join(", ")) } }
+            h1 { (run.plan.title) }
+            p.about { (run.plan.about.trim()) }
+            p.meta { (machine::line(run)) }
+            @if emulated || !run.host.warnings.is_empty() {
+                ul.warnings {
+                    @if emulated { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
+                    @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
+                }
+            }
+        }
+    }
+}
+
+fn contents() -> Markup {
+    let links = [
+        ("choose", "Choose"),
+        ("verdicts", "Verdicts"),
+        ("charts", "Charts"),
+        ("cpu", "CPU"),
+        ("wrong", "What went wrong"),
+        ("machine", "Machine"),
+        ("method", "Method"),
+    ];
+    html! { nav aria-label="Contents" { @for (anchor, text) in links { a href={ "#" (anchor) } { (text) } } } }
+}
+
+fn choice(advice: &[Advice], points: &[OperatingPoint]) -> Markup {
+    html! {
+        section #choose {
+            h2 { "Which option should I choose?" }
+            @if advice.is_empty() { p.quiet { "Too little was measured to say." } }
+            ul.advice {
+                @for one in advice {
+                    li {
+                        p.aim { (one.aim) }
+                        p.pick { @if let Some(name) = one.choice.strip_prefix(PERHAPS) { span.perhaps { (PERHAPS) } (name) } @else { (one.choice) } }
+                        @for reason in &one.reasons { p.reason { (reason) } }
+                        p.evidence { @for (text, anchor) in &one.evidence { a href={ "#" (anchor) } { (text) } " " } }
+                    }
+                }
+            }
+            @if !points.is_empty() {
+                div.card #constraints {
+                    h3 { "Under your constraints" }
+                    div.controls hidden {
+                        label { span { "Workload" } select #workload {} }
+                        label { span { "CPUs I may spend: " output #cores-shown {} } input #cores type="range" min="0" max="100" value="100"; }
+                        label { span { "Mean latency I need: " output #latency-shown {} } input #latency type="range" min="0" max="100" value="100"; }
+                    }
+                    p #answer aria-live="polite" {}
+                    div.scroll { table #recommended hidden { thead { tr {
+                        th { "Option" } th.number { "IOPS" } th.number { "Mean latency, µs" } th.number { "p99, µs" }
+                        th.number { "CPUs" } th.number { "CPU per I/O, µs" } th { "At" }
+                    } } tbody {} } }
+                    div.chart #front role="img" aria-label="Latency against IOPS of every option; its size is the CPUs it keeps busy" {}
+                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs; nothing beats these in one without losing in another. Faded: outside your constraints." }
+                    details { summary { "All operating points" } (grid(&operating_points(points))) }
+                }
+            }
+        }
+    }
+}
+
+fn operating_points(points: &[OperatingPoint]) -> Grid {
+    let mut grid = Grid::new(&[
+        "Load",
+        "#Point",
+        "Option",
+        "#IOPS",
+        "#Mean latency, µs",
+        "#p99 latency, µs",
+        "#CPUs",
+        "#CPU per I/O, µs",
+        "Pareto front",
+        "Limit",
+    ]);
+    for point in points {
+        let figures = [point.iops, point.latency, point.p99, point.cpus, point.cpu_per_io].map(figure);
+        let mut cells = vec![point.load.clone(), point.point.to_string(), point.subject.clone()];
+        cells.extend(figures);
+        cells.push(if point.on_front { "on it" } else { "" }.into());
+        cells.push(point.limit.clone().unwrap_or_default());
+        grid.push(cells);
+    }
+    grid
+}
+
+fn verdicts(analysis: &Analysis<'_>) -> Markup {
+    let plan = &analysis.run.plan;
+    html! {
+        section #verdicts {
+            h2 { "Verdicts" }
+            @if analysis.judged.is_empty() { p.quiet { "Nothing is compared: there is one subject." } }
+            @else {
+                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line with as many I/O threads). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
+                (grid(&tables::summary(analysis)))
+                details open[analysis.judged.len() <= 24] {
+                    summary { "Every comparison, with its interval and the noise floor beside it" }
+                    (grid(&tables::verdicts(analysis)))
+                }
+            }
+        }
+    }
+}
+
+fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
+    let better = if shown.more_is_better { "more is better" } else { "less is better" };
+    let beside = shown.published.as_deref().and_then(|name| published::beside(name, analysis));
+    let table = tables::chart(shown);
+    let drawn = !matches!(shown.form, Form::Table);
+    html! {
+        article.card id=(shown.anchor) {
+            h3 { span.id { (shown.id) } " " (shown.title) }
+            p.quiet { (shown.label) "; " (better) @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
+            @if drawn {
+                div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
+                details { summary { "Figures" } (grid(&table)) }
+            } @else { (grid(&table)) }
+            @if let Some(beside) = beside {
+                h4 { "Published: " (beside.title) }
+                (grid(&beside.grid))
+                @if let Some(remark) = beside.remark { p.quiet { (remark) } }
+            }
+        }
+    }
+}
+
+/// How a chart of lines tells its loads apart, where there are several.
+fn dashes(shown: &Figure) -> Vec<(&'static str, &str)> {
+    let mut loads: Vec<&str> = shown.groups.iter().map(|group| group.load.as_str()).collect();
+    loads.dedup();
+    let lines = matches!(shown.form, Form::Curve | Form::Ladder) && loads.len() > 1;
+    if lines { ["solid", "dashed", "dotted"].into_iter().cycle().zip(loads).collect() } else { Vec::new() }
+}
+
+fn ledger(analysis: &Analysis<'_>) -> Markup {
+    let table = tables::ledger(analysis);
+    html! {
+        section #cpu {
+            h2 { "Who spends CPU time on a request" }
+            @if table.rows.is_empty() { p.quiet { "No stack could tell." } }
+            @else {
+                div.card {
+                    p.quiet { "CPU time per I/O, µs, medians. “Unaccounted” is what the host was busy with beside all that is named here; where it would dwarf the rest it is switched off at first, and the legend switches it on." }
+                    div.chart #ledger role="img" aria-label="CPU time per I/O by who spent it: the figures are in the table below" {}
+                    details { summary { "Figures" } (grid(&table)) }
+                }
+            }
+        }
+    }
+}
+
+fn wrong(analysis: &Analysis<'_>) -> Markup {
+    let (unmeasured, incidents) = (tables::unmeasured(analysis), tables::incidents(analysis));
+    html! {
+        section #wrong {
+            h2 { "What went wrong" }
+            @if unmeasured.rows.is_empty() && incidents.rows.is_empty() {
+                p.quiet { "Nothing: every cell was measured, and neither the kernel nor a server complained." }
+            }
+            (grid(&unmeasured))
+            @if !incidents.rows.is_empty() { h3 { "Said meanwhile" } (grid(&incidents)) }
+        }
+    }
+}
+
+fn method(analysis: &Analysis<'_>) -> Markup {
+    html! {
+        section #method {
+            h2 { "Method" }
+            p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round. Shown is the median of " (analysis.run.plan.repetitions) " rounds. Whiskers are the whole range." }
+            p { "An interval of 95 % is the bootstrap of the median ratio; of few pairs it is Student’s, of the logarithms, and at least the range of what was seen. It is never narrower than the noise of this plan makes it." }
+            p { strong { "Pass" } ": the interval lies within the threshold. " strong { "Fail" } ": the interval that is right for all comparisons together, by Bonferroni, lies beyond it. " strong { "Can’t tell" } ": anything else. Cells that the disk or the load limits decide nothing." }
+            p { "The noise floor is the baseline beside itself. Latency of an open loop is counted from when a request was due. CPU time is of all but the load." }
+        }
+    }
+}
+
+/// A table, in a box of its own that scrolls; nothing of an empty one.
+fn grid(grid: &Grid) -> Markup {
+    let numeric = |index: usize| grid.columns[index].starts_with('#').then_some("number");
+    html! {
+        @if !grid.rows.is_empty() {
+            div.scroll {
+                table {
+                    thead { tr { @for (index, name) in grid.columns.iter().enumerate() {
+                        th scope="col" class=[numeric(index)] { (name.trim_start_matches('#')) }
+                    } } }
+                    tbody { @for row in &grid.rows {
+                        tr id=[row.anchor.as_deref()] class=(row.kind) { @for (index, cell) in row.cells.iter().enumerate() {
+                            td class=[numeric(index)] { @if cell.contains('\n') { pre { (cell) } } @else { (cell) } }
+                        } }
+                    } }
+                }
+            }
+        }
+    }
+}

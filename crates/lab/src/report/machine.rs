@@ -1,0 +1,97 @@
+//! The machine's fingerprint, in rows.
+
+use super::tables::Grid;
+use crate::results::Run;
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// What the run was made on.
+pub fn fingerprint(run: &Run) -> Grid {
+    let mut grid = Grid::new(&["What", "Is"]);
+    let host = &run.host;
+    let mut row = |what: &str, is: String| {
+        if !is.is_empty() {
+            grid.push(vec![what.into(), is]);
+        }
+    };
+    let shared = host.cpu.cores.iter().filter(|core| core.len() > 1).count();
+    let smt = if shared > 0 { "with SMT" } else { "without SMT" };
+    row("Processor", host.cpu.model.clone());
+    let topology = format!(
+        "{} usable on {} cores {smt}, NUMA nodes: {}",
+        host.cpu.usable.len(),
+        host.cpu.cores.len(),
+        host.cpu.nodes
+    );
+    row("Processors", topology);
+    row("Governor", host.cpu.governor.clone().unwrap_or_else(|| "none to be seen".into()));
+    row("Idle driver", host.cpu.idle.clone().unwrap_or_else(|| "none to be seen".into()));
+    row("Hypervisor", host.hypervisor.clone().unwrap_or_else(|| "none".into()));
+    row(
+        "Memory",
+        format!("{:.1} GiB, free huge pages {:.1} GiB", host.memory as f64 / GIB, host.huge_pages as f64 / GIB),
+    );
+    row("Kernel", host.kernel.clone());
+    row("Kernel's options", host.kernel_options.clone());
+    if let Some(disk) = &host.disk {
+        let parts = [
+            Some(disk.path.clone()),
+            disk.device.as_ref().map(|device| format!("on {device}")),
+            disk.model.clone(),
+            disk.file_system.as_ref().map(|system| format!("in {system}")),
+            disk.scheduler.as_ref().map(|scheduler| format!("I/O scheduler {scheduler}")),
+        ];
+        row("Disk", parts.into_iter().flatten().collect::<Vec<_>>().join(", "));
+    }
+    row("Load average at the start", format!("{:.2}", host.load_average));
+    for component in &host.components {
+        let digest = component.sha256.get(..16).unwrap_or(&component.sha256);
+        row(&component.name, format!("{}, {}, SHA-256 {digest}…", component.version, component.path));
+    }
+    for (name, state) in &host.cpu.mitigations {
+        row(&format!("Mitigation: {name}"), state.clone());
+    }
+    grid
+}
+
+/// What the run was, in one line.
+pub fn line(run: &Run) -> String {
+    let repetitions = run.plan.repetitions;
+    let scale =
+        if (run.scale - 1.0).abs() > f64::EPSILON { format!(", scaled by {}", run.scale) } else { String::new() };
+    let ended = if run.ended.is_some() { "" } else { "; not finished" };
+    format!(
+        "{} · {} · plan {}, {repetitions} repetitions{scale}, seed {} · {} cells{ended}",
+        run.host.name,
+        date(run.started),
+        run.plan.name,
+        run.seed,
+        run.cells.len()
+    )
+}
+
+/// `2026-11-21 04:36 UTC`, by Howard Hinnant's civil_from_days.
+pub fn date(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", rest / 3600, rest % 3600 / 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_782_399), "2000-02-28 23:59 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(date(1_795_235_760), "2026-11-21 04:36 UTC");
+    }
+}

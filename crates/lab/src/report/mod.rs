@@ -1,0 +1,29 @@
+//! A run for people and for programs: `report.html`, `report.md` and `cells.csv`.
+//!
+//! The page is one file that asks the network for nothing: its script, ECharts and the figures are in it. What it says is
+//! computed here and is in its tables; the script draws it, and answers the reader's constraints.
+
+mod csv;
+mod html;
+mod machine;
+mod markdown;
+mod published;
+mod tables;
+
+use std::path::Path;
+use std::{fs, io};
+
+use crate::analysis::Analysis;
+use crate::results::Run;
+
+/// Writes all three into a directory that is there.
+///
+/// # Errors
+///
+/// What the file system says.
+pub fn write(run: &Run, directory: &Path) -> io::Result<()> {
+    let analysis = Analysis::new(run);
+    fs::write(directory.join("report.html"), html::page(&analysis))?;
+    fs::write(directory.join("report.md"), markdown::text(&analysis))?;
+    fs::write(directory.join("cells.csv"), csv::cells(run))
+}

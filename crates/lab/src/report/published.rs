@@ -1,0 +1,182 @@
+//! Figures that others published, with ours beside them where the plan measured the same.
+
+use super::tables::{Grid, interval};
+use crate::analysis::{Analysis, Place, figure};
+use crate::plan::{Load, Metric, Subject};
+use crate::statistics::median;
+
+/// A published table: its name in plans, where it is from, and its figures.
+struct Source {
+    name: &'static str,
+    title: &'static str,
+    csv: &'static str,
+}
+
+macro_rules! sources {
+    ($($name:literal: $title:literal),* $(,)?) => {
+        [$(Source { name: $name, title: $title, csv: include_str!(concat!("../../assets/published/", $name, ".csv")) }),*]
+    };
+}
+
+const SOURCES: [Source; 6] = sources![
+    "s0_iops": "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
+    "s0_cpu": "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
+    "s1_weight": "QEMU's poll-weight (cover letter of the same series)",
+    "s3_busy": "A plug around every bio, Linux, 2026: change of the host's busy time",
+    "s3_symbols": "A plug around every bio, Linux, 2026: the hottest symbols",
+    "s4_devices": "QEMU with 1 and 100 devices, one of them busy",
+];
+
+/// A published table with our columns, its title, and what is to be said of the comparison.
+pub struct Beside {
+    pub title: &'static str,
+    pub grid: Grid,
+    pub remark: Option<&'static str>,
+}
+
+/// The named table beside ours; `None` of a name that nobody published.
+pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
+    let source = SOURCES.iter().find(|source| source.name == name)?;
+    let mut lines = source.csv.lines();
+    let columns: Vec<&str> = lines.next()?.split(',').collect();
+    let ours = ours(name, analysis);
+    let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
+    let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
+    let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
+    for line in lines {
+        let fields: Vec<&str> = line.split(',').collect();
+        let field = |column: &str| columns.iter().position(|one| *one == column).map_or("", |index| fields[index]);
+        let mut cells: Vec<String> =
+            fields.iter().map(|field| if field.is_empty() { "–".into() } else { (*field).into() }).collect();
+        cells.extend(ours.iter().map(|(_, value)| value(&field).unwrap_or_else(|| "not measured".into())));
+        grid.push(cells);
+    }
+    let remark = match name {
+        "s3_busy" => {
+            Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
+        }
+        "s0_iops" | "s0_cpu" | "s1_weight" => {
+            Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
+        }
+        _ => None,
+    };
+    Some(Beside { title: source.title, grid, remark })
+}
+
+type Column<'a> = (String, Box<dyn Fn(&dyn Fn(&'static str) -> &'a str) -> Option<String> + 'a>);
+
+fn ours<'a>(name: &str, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    match name {
+        "s0_iops" => s0_iops(analysis),
+        "s0_cpu" => s0_cpu(analysis),
+        "s1_weight" => s1_weight(analysis),
+        "s3_symbols" => s3_symbols(analysis),
+        "s4_devices" => s4_devices(analysis),
+        _ => Vec::new(),
+    }
+}
+
+fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
+    let mut lines: Vec<&str> = Vec::new();
+    for line in analysis.run.plan.subjects.iter().filter_map(|subject| subject.line.as_deref()) {
+        if !lines.contains(&line) && line != "weight" {
+            lines.push(line);
+        }
+    }
+    lines
+}
+
+fn on_line<'a>(analysis: &'a Analysis<'_>, line: &str, iothreads: &str) -> Option<&'a Subject> {
+    let mut subjects = analysis.run.plan.subjects.iter();
+    subjects.find(|one| one.line.as_deref() == Some(line) && one.iothreads.to_string() == iothreads)
+}
+
+/// The difference of a subject to its baseline under a load.
+fn judged(analysis: &Analysis<'_>, load: &str, subject: &str, metric: Metric) -> Option<String> {
+    let mut judged = analysis.judged.iter();
+    let judged = judged.find(|one| one.load == load && one.subject == subject && one.metric == metric)?;
+    judged.ratio.as_ref().map(interval)
+}
+
+fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |line: &'a str, is_first: bool| -> Column<'a> {
+        let heading = if is_first { format!("{line}, IOPS") } else { format!("{line}, difference") };
+        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+            let same = |load: &&Load| {
+                let keys = [load.rw.clone(), load.bs.to_string(), load.numjobs.to_string()];
+                keys == [field("rw"), field("bs"), field("numjobs")] && load.iodepth == 8
+            };
+            let load = analysis.loads.iter().find(same)?;
+            let subject = on_line(analysis, line, field("iothreads"))?;
+            if !is_first {
+                return judged(analysis, &load.name, &subject.name, Metric::Iops);
+            }
+            let place = Place { load: &load.name, subject: &subject.name, point: 0 };
+            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+        };
+        (heading, Box::new(value))
+    };
+    lines(analysis).into_iter().enumerate().map(|(index, line)| column(line, index == 0)).collect()
+}
+
+fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |line: &'a str| -> Column<'a> {
+        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+            let iothreads = field("iothreads");
+            let subject = on_line(analysis, line, iothreads)?;
+            let cpus = analysis.loads.iter().filter_map(|load| {
+                let place = Place { load: &load.name, subject: &subject.name, point: 0 };
+                analysis.summary(place, Metric::Cpus).map(|summary| summary.median)
+            });
+            let cpus: Vec<f64> = cpus.collect();
+            let threads: f64 = iothreads.parse().ok()?;
+            (!cpus.is_empty()).then(|| format!("{:.1} %", median(cpus) * 100.0 / threads))
+        };
+        (format!("{line}, median over the loads, per I/O thread"), Box::new(value))
+    };
+    lines(analysis).into_iter().map(column).collect()
+}
+
+/// poll-weight 3 is the weighted policy's own, and the baseline here.
+fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |metric: Metric| -> Column<'a> {
+        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+            let weight = field("weight");
+            let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
+            let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
+            let of_load = |load: &Load| judged(analysis, &load.name, &subject.name, metric);
+            analysis.loads.iter().rev().find_map(of_load)
+        };
+        (format!("{}, difference to the baseline", metric.name()), Box::new(value))
+    };
+    [Metric::Iops, Metric::CpuPerIo].map(column).into()
+}
+
+fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |subject: &'a str| -> Column<'a> {
+        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+            let name = field("symbol");
+            let places = analysis.table.places().filter(|place| place.subject == subject);
+            let measured = places.flat_map(|place| analysis.table.measured(place));
+            let shares = measured.flat_map(|(_, one)| &one.symbols).filter(|symbol| symbol.name == name);
+            let shares: Vec<f64> = shares.map(|symbol| symbol.percent).collect();
+            (!shares.is_empty()).then(|| format!("{:.2} %", median(shares)))
+        };
+        (subject.to_owned(), Box::new(value))
+    };
+    analysis.subjects.iter().map(|subject| column(subject)).collect()
+}
+
+fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |subject: &'a str| -> Column<'a> {
+        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+            let devices: u16 = field("devices").parse().ok()?;
+            let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == field("rw");
+            let load = analysis.loads.iter().find(same)?;
+            let place = Place { load: &load.name, subject, point: 0 };
+            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+        };
+        (format!("{subject}, IOPS"), Box::new(value))
+    };
+    analysis.subjects.iter().map(|subject| column(subject)).collect()
+}

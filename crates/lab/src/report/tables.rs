@@ -1,0 +1,216 @@
+//! The report's tables, for the page and the text alike.
+
+use crate::analysis::chart::{Figure, Mark, anchor};
+use crate::analysis::ledger::PARTS;
+use crate::analysis::{Analysis, Judged, Standing, difference, differences, figure};
+use crate::plan::Form;
+use crate::statistics::{Estimate, Verdict};
+
+/// A table.
+#[derive(Debug, Default)]
+pub struct Grid {
+    /// Headings; those that begin with `#` are over numbers.
+    pub columns: Vec<String>,
+    /// Rows.
+    pub rows: Vec<Row>,
+}
+
+/// A row.
+#[derive(Debug, Default)]
+pub struct Row {
+    /// In links.
+    pub anchor: Option<String>,
+    /// A word for how it looks: `pass`, `fail`, `cant-tell`, `undecided`.
+    pub kind: &'static str,
+    /// Its texts.
+    pub cells: Vec<String>,
+}
+
+impl Grid {
+    pub fn new(columns: &[&str]) -> Self {
+        Self { columns: columns.iter().map(|name| (*name).to_owned()).collect(), rows: Vec::new() }
+    }
+
+    pub fn push(&mut self, cells: Vec<String>) {
+        self.rows.push(Row { cells, ..Row::default() });
+    }
+}
+
+/// `−3.1 % [−5.0 %, −1.2 %]`.
+pub fn interval(estimate: &Estimate) -> String {
+    match estimate.pairs {
+        1 => format!("{} (one pair)", difference(estimate.median)),
+        _ => differences([estimate.median, estimate.alone.low, estimate.alone.high]),
+    }
+}
+
+/// A verdict in words, and the kind of its row.
+pub fn verdict(judged: &Judged) -> (&'static str, String) {
+    match &judged.decision {
+        Ok(Verdict::Pass) => ("pass", "pass".into()),
+        Ok(Verdict::Fail) => ("fail", "fail".into()),
+        Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
+            "cant-tell",
+            format!("can't tell; about {more} more {} would decide", if *more == 1 { "pair" } else { "pairs" }),
+        ),
+        Ok(Verdict::CantTell { more_pairs: None }) => {
+            ("cant-tell", "can't tell; too close to the threshold for more pairs to help".into())
+        }
+        Err(why) => ("undecided", why.clone()),
+    }
+}
+
+/// Every comparison.
+pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
+    let mut grid = Grid::new(&[
+        "Load",
+        "Subject",
+        "What",
+        "#Median",
+        "#Baseline",
+        "#Difference [95 %]",
+        "#Noise floor [95 %]",
+        "#Pairs",
+        "Verdict",
+    ]);
+    let mut last = "";
+    for judged in &analysis.judged {
+        let (kind, verdict) = verdict(judged);
+        let median = |summary: &Option<crate::analysis::Summary>| {
+            summary.map_or("–".into(), |summary| judged.metric.say(summary.median))
+        };
+        let anchor = (judged.load != last).then(|| anchor("verdict", &judged.load));
+        last = &judged.load;
+        let cells = vec![
+            judged.load.clone(),
+            judged.subject.clone(),
+            judged.metric.name().into(),
+            median(&judged.ours),
+            median(&judged.theirs),
+            judged.ratio.as_ref().map_or("–".into(), interval),
+            judged.floor.as_ref().map_or("–".into(), interval),
+            judged.ratio.map_or(0, |ratio| ratio.pairs).to_string(),
+            verdict,
+        ];
+        grid.rows.push(Row { anchor, kind, cells });
+    }
+    grid
+}
+
+/// What a chart shows.
+pub fn chart(shown: &Figure) -> Grid {
+    let value = format!("#{}", capital(&shown.label));
+    let across = format!("#{}", shown.across);
+    let mut columns = match shown.form {
+        Form::Curve => vec!["Load", "Subject", &across],
+        Form::Ladder => vec!["Load", "Line", "#At"],
+        Form::Bars | Form::Table => vec!["Load", "Subject"],
+    };
+    columns.extend([value.as_str(), "#Range"]);
+    if !matches!(shown.form, Form::Curve) {
+        columns.push("#Difference to baseline [95 %]");
+    }
+    columns.push("Note");
+    let mut grid = Grid::new(&columns);
+    for group in &shown.groups {
+        for mark in &group.marks {
+            let mut cells = vec![group.load.clone(), group.line.clone().unwrap_or_else(|| mark.subject.clone())];
+            if matches!(shown.form, Form::Curve | Form::Ladder) {
+                cells.push(mark.x.map_or("–".into(), plain));
+            }
+            cells.push(mark.value.map_or("–".into(), |value| figure(value.median)));
+            cells
+                .push(mark.value.map_or("–".into(), |value| format!("{} … {}", figure(value.low), figure(value.high))));
+            if !matches!(shown.form, Form::Curve) {
+                cells.push(mark.ratio.map_or("–".into(), differences));
+            }
+            cells.push(note(mark));
+            grid.push(cells);
+        }
+    }
+    grid
+}
+
+fn note(mark: &Mark) -> String {
+    mark.note.clone().unwrap_or_default()
+}
+
+/// A number of things, or a rate.
+fn plain(value: f64) -> String {
+    if value.fract() == 0.0 && value < 1000.0 { format!("{value}") } else { figure(value) }
+}
+
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+/// CPU time per I/O.
+pub fn ledger(analysis: &Analysis<'_>) -> Grid {
+    let spent = analysis.ledgers();
+    let shown: Vec<usize> =
+        (0..PARTS.len()).filter(|part| spent.iter().any(|one| one.parts[*part].is_some())).collect();
+    let mut columns = vec!["Load".to_owned(), "Subject".to_owned()];
+    columns.extend(shown.iter().map(|part| format!("#{}, µs", capital(PARTS[*part]))));
+    let mut grid = Grid { columns, rows: Vec::new() };
+    for one in &spent {
+        let mut cells = vec![one.load.clone(), one.subject.clone()];
+        cells.extend(shown.iter().map(|part| one.parts[*part].map_or("–".into(), |value| format!("{value:.2}"))));
+        grid.push(cells);
+    }
+    grid
+}
+
+/// What failed, and what this machine cannot do.
+pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
+    let mut grid = Grid::new(&["Load", "Subject", "What happened", "Why", "Last lines"]);
+    for (place, standing) in analysis.unmeasured() {
+        let (kind, what, why, log) = match standing {
+            Standing::Failed(reason, log) => ("fail", "failed", reason, log.join("\n")),
+            Standing::Impossible(reason) => ("undecided", "cannot run here", reason, String::new()),
+            Standing::Measured | Standing::Missing => continue,
+        };
+        let cells = vec![place.load.into(), place.subject.into(), what.into(), why.into(), log];
+        grid.rows.push(Row { anchor: None, kind, cells });
+    }
+    grid
+}
+
+/// What the kernel or a server said.
+pub fn incidents(analysis: &Analysis<'_>) -> Grid {
+    let mut grid = Grid::new(&["#Second of the run", "Cell", "Who", "What"]);
+    for incident in &analysis.run.incidents {
+        let cell = incident.cell.as_ref();
+        let cell =
+            cell.map_or("–".into(), |id| format!("{}, {}, repetition {}", id.load, id.subject, id.repetition + 1));
+        let at = incident.at.saturating_sub(analysis.run.started).to_string();
+        grid.push(vec![at, cell, incident.source.clone(), incident.text.clone()]);
+    }
+    grid
+}
+
+/// How many comparisons each subject passed, by what was compared.
+pub fn summary(analysis: &Analysis<'_>) -> Grid {
+    let mut grid = Grid::new(&["Subject", "What", "#Pass", "#Fail", "#Can't tell", "#Decides nothing"]);
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    for judged in &analysis.judged {
+        let key = (judged.subject.as_str(), judged.metric.name());
+        if seen.contains(&key) {
+            continue;
+        }
+        seen.push(key);
+        let alike = analysis.judged.iter().filter(|one| (one.subject.as_str(), one.metric.name()) == key);
+        let kinds: Vec<&str> = alike.map(|one| verdict(one).0).collect();
+        let count = |kind: &str| kinds.iter().filter(|one| **one == kind).count();
+        let kind = match (count("fail"), count("cant-tell"), count("pass")) {
+            (1.., _, _) => "fail",
+            (_, 1.., _) => "cant-tell",
+            (_, _, 1..) => "pass",
+            _ => continue, // the reference
+        };
+        let counts = ["pass", "fail", "cant-tell", "undecided"].map(|kind| count(kind).to_string());
+        let cells = [key.0.to_owned(), key.1.to_owned()].into_iter().chain(counts).collect();
+        grid.rows.push(Row { anchor: None, kind, cells });
+    }
+    grid
+}

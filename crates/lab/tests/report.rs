@@ -1,0 +1,279 @@
+//! What a report says of a run whose truth is known, and whether a browser shows it.
+
+mod browser;
+
+use std::fs;
+
+use browser::Browser;
+use egret_lab::analysis::{Analysis, Standing};
+use egret_lab::plan::{Metric, Plan};
+use egret_lab::random::Random;
+use egret_lab::results::{
+    Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Limit, Measurement, Operations, Outcome, Run, Warning,
+};
+use egret_lab::statistics::Verdict;
+
+const PLAN: &str = r#"
+name = "made-up"
+title = "Which of them?"
+baseline = "base"
+
+[disk]
+type = "null"
+size = "1G"
+
+[[subject]]
+name = "base"
+stack = "egret"
+line = "base"
+at = 1
+
+[[subject]]
+name = "slow"
+stack = "egret"
+line = "slow"
+at = 1
+
+[[subject]]
+name = "alike"
+stack = "egret"
+line = "alike"
+at = 1
+
+[[subject]]
+name = "</script><b>guest"
+stack = "guest"
+
+[[load]]
+rw = "randread"
+iodepth = [1, 64]
+
+[[load]]
+rw = "randwrite"
+iodepth = 8
+curve = { from = 10, to = 90, points = 3 }
+
+[[chart]]
+id = "2a"
+title = "Latency"
+metric = "latency"
+
+[[chart]]
+id = "2g"
+title = "Latency against IOPS"
+form = "curve"
+metric = "latency"
+loads = ["randwrite 4k QD8 curve"]
+
+[[chart]]
+id = "2k"
+title = "By number"
+form = "ladder"
+metric = "iops"
+
+[[chart]]
+id = "S4"
+title = "Beside what was published"
+form = "table"
+metric = "iops"
+published = "s4_devices"
+"#;
+
+/// How fast each is, in requests per second at depth 1.
+const SPEEDS: [(&str, f64); 4] =
+    [("base", 10_000.0), ("base (again)", 10_000.0), ("slow", 6000.0), ("alike", 10_000.0)];
+
+fn measurement(iops: f64, depth: f64, cpu_us: f64) -> Measurement {
+    let requests = (iops * 5.0) as u64;
+    let mean = depth * 1e9 / iops;
+    let latency = Latency { mean, p50: 0.9 * mean, p90: 1.5 * mean, p99: 3.0 * mean, ..Latency::default() };
+    let spent = (requests as f64 * cpu_us * 1e3) as u64;
+    let cpu = Ledger {
+        io_thread_work: Some(spent / 2),
+        io_thread_system: Some(spent / 2),
+        load: Some(spent / 3),
+        host_busy: Some(spent * 3 / 2),
+        ..Ledger::default()
+    };
+    let reads = Some(Operations { requests, bytes: requests * 4096, latency });
+    Measurement { seconds: 5.0, reads, cpu, ..Measurement::default() }
+}
+
+/// A run of [`PLAN`] with a noise of half a percent, and what `change` makes of its cells.
+fn run(change: impl Fn(&mut Cell)) -> Run {
+    let plan: Plan = toml::from_str(PLAN).expect("a plan");
+    let mut random = Random::new(1);
+    let mut cells = Vec::new();
+    for repetition in 0..plan.repetitions {
+        for (load, speedup, depth, points) in [
+            ("randread 4k QD1", 1.0, 1.0, 0..=0),
+            ("randread 4k QD64", 20.0, 64.0, 0..=0),
+            ("randwrite 4k QD8 curve", 5.0, 8.0, 0..=3),
+        ] {
+            for point in points {
+                for (subject, iops) in SPEEDS {
+                    let share = if point == 0 { 1.0 } else { 0.1 + 0.4 * f64::from(point - 1) };
+                    let noise = 1.0 + 0.01 * (random.unit() - 0.5);
+                    let measured = measurement(iops * speedup * share * noise, depth, 12.0 / speedup.sqrt());
+                    let id = CellId { load: load.into(), subject: subject.into(), repetition, point };
+                    let mut cell = Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measured)) };
+                    change(&mut cell);
+                    cells.push(cell);
+                }
+            }
+        }
+    }
+    let id = CellId { load: "randread 4k QD1".into(), subject: "</script><b>guest".into(), repetition: 0, point: 0 };
+    cells.push(Cell { id, started: 0, outcome: Outcome::Impossible { reason: "no /dev/kvm".into() } });
+    let warnings = vec![Warning { about: "governor".into(), text: "powersave & <slow>".into() }];
+    Run {
+        format: FORMAT,
+        plan,
+        scale: 1.0,
+        seed: 1,
+        only: None,
+        started: 1_795_235_760,
+        ended: Some(1_795_236_000),
+        host: Host { name: "here".into(), warnings, ..Host::default() },
+        cells,
+        incidents: vec![Incident { at: 1_795_235_770, cell: None, source: "kernel".into(), text: "hung task".into() }],
+    }
+}
+
+fn decisions(run: &Run, subject: &str, metric: Metric) -> Vec<Result<Verdict, String>> {
+    let judged = Analysis::new(run).judged;
+    judged.into_iter().filter(|one| one.subject == subject && one.metric == metric).map(|one| one.decision).collect()
+}
+
+#[test]
+fn a_loss_fails_and_what_is_alike_passes() {
+    let run = run(|_| {});
+    assert_eq!(decisions(&run, "slow", Metric::Iops), vec![Ok(Verdict::Fail); 3]);
+    assert_eq!(decisions(&run, "alike", Metric::Iops), vec![Ok(Verdict::Pass); 3]);
+    let advice = Analysis::new(&run).advice();
+    let either = ["base, or alike", "alike, or base"];
+    assert!(either.contains(&advice[0].choice.as_str()), "{advice:#?}");
+    assert!(advice.iter().any(|one| one.aim == "Leave out slow"), "{advice:#?}");
+    assert!(advice.iter().all(|one| !one.evidence.is_empty()));
+}
+
+#[test]
+fn of_a_single_subject_the_noise_floor_is_what_is_judged() {
+    let mut run = run(|_| {});
+    run.plan.subjects.truncate(1);
+    run.cells.retain(|cell| cell.id.subject.starts_with("base"));
+    assert_eq!(decisions(&run, "base (again)", Metric::Iops), vec![Ok(Verdict::Pass); 3]);
+}
+
+#[test]
+fn what_the_disk_or_the_load_limits_decides_nothing() {
+    for limit in [Limit::Device("as fast as fio".into()), Limit::Load("its core is full".into())] {
+        let run = run(|cell| {
+            if let (Outcome::Measured(measured), "randread 4k QD64") = (&mut cell.outcome, cell.id.load.as_str()) {
+                measured.limit = Some(limit.clone());
+            }
+        });
+        let decisions = decisions(&run, "slow", Metric::Iops);
+        assert!(
+            decisions[0].is_ok() && decisions[1].as_ref().is_err_and(|why| why.contains("-bound")),
+            "{decisions:?}"
+        );
+    }
+}
+
+#[test]
+fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
+    let run = run(|cell| {
+        if cell.id.subject == "slow" && cell.id.load == "randread 4k QD1" {
+            cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: vec!["signal 11".into()] };
+        }
+    });
+    let analysis = Analysis::new(&run);
+    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Standing::Failed("it crashed", _))));
+    let mark = &analysis.figures()[0].groups[0].marks[1];
+    assert_eq!((mark.value, mark.note.as_deref()), (None, Some("failed: it crashed")));
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    for name in ["report.html", "report.md"] {
+        let text = fs::read_to_string(directory.path().join(name)).expect(name);
+        for said in ["it crashed", "signal 11", "no /dev/kvm", "hung task"] {
+            assert!(text.contains(said), "{name} says nothing of '{said}'");
+        }
+    }
+    let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
+    let measured = run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count();
+    assert_eq!(csv.lines().count(), 1 + measured);
+    let columns = csv.lines().map(|line| line.split(',').count());
+    assert!(columns.min() == columns_of(&csv) && csv.starts_with("load,subject,"), "{csv}");
+}
+
+fn columns_of(csv: &str) -> Option<usize> {
+    csv.lines().map(|line| line.split(',').count()).max()
+}
+
+#[test]
+fn a_name_cannot_leave_its_place_on_the_page() {
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
+    let page = fs::read_to_string(directory.path().join("report.html")).expect("a page");
+    assert!(!page.contains("</script><b>guest") && page.contains("powersave &amp; &lt;slow&gt;"));
+    assert!(!page.contains("src=\"http") && !page.contains("href=\"http"));
+}
+
+#[test]
+fn a_run_of_which_nothing_ended_yet_has_a_report() {
+    let run = Run { cells: Vec::new(), ended: None, ..run(|_| {}) };
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+}
+
+#[test]
+fn a_browser_draws_the_report_and_answers_the_reader() {
+    let Some(program) = browser::installed() else {
+        eprintln!("skipped: a_browser_draws_the_report_and_answers_the_reader: no Chromium");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
+    let mut browser = Browser::start(program, 1280, 900);
+    browser.open(&directory.path().join("report.html"));
+    let drawn = "[...document.querySelectorAll('.chart')].map(one => one.querySelectorAll('svg path').length)";
+    let paths = browser.evaluate(drawn);
+    assert!(
+        paths.as_array().is_some_and(|all| all.len() == 5 && all.iter().all(|one| one.as_u64() > Some(5))),
+        "{paths}"
+    );
+
+    let [left, top, width, _] = browser.bounds("#chart-2a .chart");
+    browser.mouse("mouseMoved", left + width / 3.0, top + 44.0);
+    browser.wait("document.querySelector('#chart-2a .chart').innerText.includes('median of 5')");
+
+    let labels = "document.querySelector('#chart-2g svg').textContent";
+    let before = browser.evaluate(labels);
+    let [left, top, width, height] = browser.bounds("#chart-2g .chart");
+    browser.mouse("mouseMoved", left + width / 2.0, top + height / 3.0);
+    browser.mouse("mouseWheel", left + width / 2.0, top + height / 3.0);
+    browser.wait(&format!("{labels} !== {before}"));
+
+    let answer = "document.querySelector('#answer').innerText";
+    let before = browser.evaluate(answer);
+    assert!(
+        before.as_str().is_some_and(|text| text.contains("Choose ") && text.contains("No meaningful difference")),
+        "{before}"
+    );
+    let slide = |to: u32| {
+        format!(
+            "(() => {{ const one = document.querySelector('#latency'); one.value = {to}; one.dispatchEvent(new Event('input')); }})()"
+        )
+    };
+    browser.evaluate(&slide(20));
+    let rows = "document.querySelectorAll('#recommended tbody tr').length";
+    assert_ne!(browser.evaluate(answer), before);
+    assert_eq!(browser.evaluate("document.querySelector('#latency-shown').value.startsWith('up to')"), true);
+    let fitting = browser.evaluate(rows);
+    assert_eq!(fitting, 2, "the slow one is too slow");
+    browser.evaluate("(() => { const one = document.querySelector('#workload'); one.value = 'randwrite 4k'; one.dispatchEvent(new Event('change')); })()");
+    browser.wait(&format!("{answer}.includes('IOPS')"));
+
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
