@@ -1,6 +1,5 @@
 //! Four opinions on the next window, and which of them has been cheapest of late.
 
-use super::PROBE_EVERY;
 use super::histogram::Histogram;
 use super::price::Price;
 use super::situation::{CLASSES, Class};
@@ -29,7 +28,6 @@ pub(super) struct Panel {
     losses: [u64; SEATS],
     /// The opinion that is followed.
     trusted: usize,
-    until_probe: u32,
 }
 
 impl Panel {
@@ -41,7 +39,6 @@ impl Panel {
             own_last: Class::default(),
             losses: [0; SEATS],
             trusted: 1,
-            until_probe: PROBE_EVERY,
         }
     }
 
@@ -56,23 +53,6 @@ impl Panel {
     /// The window to follow.
     pub(super) fn trusted(&self, opinions: &Opinions) -> u64 {
         opinions[self.trusted]
-    }
-
-    /// Whether the coming wait is to be spun for in spite of a short window; to be asked once for each such wait.
-    pub(super) fn probe_is_due(&mut self) -> bool {
-        self.until_probe -= 1;
-        let due = self.until_probe == 0;
-        if due {
-            self.until_probe = PROBE_EVERY;
-        }
-        due
-    }
-
-    /// Has the next wait probed too: this one was a surprise, and one surprise seldom comes alone.
-    ///
-    /// A row of surprises costs nothing, as each is a block saved; it ends with the first miss.
-    pub(super) fn probe_next(&mut self) {
-        self.until_probe = 1;
     }
 
     /// Learns from a wait of `length` that followed one of class `last` and for which `opinions` were given.
@@ -112,8 +92,8 @@ mod tests {
     use crate::{BlockCost, Nanos};
 
     fn price() -> Price {
-        let mut price = Price::new(Nanos(32_768));
-        price.set_block(BlockCost::from_total(Nanos(30_000)), 1);
+        let mut price = Price::new(Nanos(32_768), 1);
+        price.set_block(BlockCost::from_total(Nanos(30_000)));
         price
     }
 
@@ -145,16 +125,5 @@ mod tests {
         assert_eq!(panel.trusted, 2);
         assert_eq!(step(&mut panel, Class::of(short), long), 0);
         assert!(step(&mut panel, Class::of(long), short) >= short);
-    }
-
-    #[test]
-    fn a_probe_comes_around_and_a_surprise_brings_the_next_at_once() {
-        let mut panel = Panel::new();
-        let waits_until_due = |panel: &mut Panel| (1..).find(|_| panel.probe_is_due()).unwrap();
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
-        panel.probe_next();
-        assert_eq!(waits_until_due(&mut panel), 1);
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
     }
 }
