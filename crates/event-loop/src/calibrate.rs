@@ -13,33 +13,49 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock;
 
-/// Enough wake-ups for a median; fewer if they are slow.
-const ROUNDS: u32 = 200;
-/// How long the measuring may take.
-const AT_MOST: Nanos = Nanos::from_millis(10);
+/// How many wake-ups are measured, if they are quick.
+const ROUNDS: usize = 200;
+/// How many are measured even if they are slow.
+const ENOUGH: usize = 64;
+/// Wake-ups at first that do not count: threads move, and processors notice that they are needed.
+const SETTLING: usize = 16;
+/// How long the measuring takes, if that is enough.
+const BRIEFLY: Nanos = Nanos::from_millis(10);
+/// How long it may take on a machine that is busy otherwise.
+const AT_MOST: Nanos = Nanos::from_millis(50);
+
+/// What a block was found to cost before there was anything to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Calibration {
+    /// All of it.
+    pub cost: BlockCost,
+    /// The part of `cost.cpu` that whoever wakes the thread pays; the loop can measure the rest as it goes.
+    pub waking: Nanos,
+}
 
 /// Measures what it costs the calling thread to sleep and be woken: it plays ping-pong with another, each sleeping
-/// while the other runs, for 10 ms at most.
+/// while the other runs, for 10 ms, or up to 50 ms where the machine is busy.
 ///
 /// The two are kept on different processors, where there are two: whoever wakes an I/O thread (a guest, a kernel thread)
-/// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does.
+/// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does. All figures are
+/// lower quartiles: whoever else is busy on the machine makes some rounds dearer, sometimes most, and none cheaper.
 ///
 /// # Errors
 ///
 /// No thread or descriptor to be had.
-pub fn block_cost() -> io::Result<BlockCost> {
+pub fn calibrate() -> io::Result<Calibration> {
     let allowed = sched_getaffinity(None)?;
     let here = sched_getcpu();
     let mut only_here = CpuSet::new();
     only_here.set(here);
     // Refused where nothing of it is allowed, which leaves things as they are.
     let _ = sched_setaffinity(None, &only_here);
-    let cost = play(here);
+    let found = play(here);
     let _ = sched_setaffinity(None, &allowed);
-    cost
+    found
 }
 
-fn play(here: usize) -> io::Result<BlockCost> {
+fn play(here: usize) -> io::Result<Calibration> {
     let ping = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let pong = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let sent = Arc::new(AtomicU64::new(0));
@@ -50,29 +66,63 @@ fn play(here: usize) -> io::Result<BlockCost> {
             (0..CpuSet::MAX_CPU).filter(|&cpu| cpu != here).for_each(|cpu| elsewhere.set(cpu));
             // Refused on a machine with one processor.
             let _ = sched_setaffinity(None, &elsewhere);
-            let before = thread_cpu();
+            let mut cpu = Spent::new();
             // A count of two says goodbye.
             while receive(&ping)? == 1 {
                 sent.store(clock::now().0, Ordering::Relaxed);
                 rustix::io::write(&*pong, &1u64.to_ne_bytes())?;
+                cpu.note();
             }
-            Ok::<_, io::Error>(thread_cpu() - before)
+            Ok::<_, io::Error>(cpu.typical())
         })?
     };
-    let (before, start) = (thread_cpu(), clock::now());
-    let mut latencies = Vec::with_capacity(ROUNDS as usize);
-    while latencies.len() < ROUNDS as usize && clock::now() - start < AT_MOST {
+    let start = clock::now();
+    let (mut latencies, mut wakings, mut cpu) = (Vec::new(), Vec::new(), Spent::new());
+    while latencies.len() < ROUNDS {
+        let before = clock::now();
+        if before - start >= if latencies.len() < ENOUGH { AT_MOST } else { BRIEFLY } {
+            break;
+        }
         rustix::io::write(&*ping, &1u64.to_ne_bytes())?;
+        wakings.push(clock::now() - before);
         receive(&pong)?;
         latencies.push(clock::now() - Nanos(sent.load(Ordering::Relaxed)));
+        cpu.note();
     }
-    let own = thread_cpu() - before;
     rustix::io::write(&*ping, &2u64.to_ne_bytes())?;
     let theirs = partner.join().map_err(|_| io::Error::other("the calibrating thread panicked"))??;
-    latencies.sort_unstable();
     // Each round is a sleep and a wake-up on either side.
-    let wakeups = 2 * latencies.len() as u64;
-    Ok(BlockCost { cpu: Nanos((own + theirs).0 / wakeups), latency: latencies[latencies.len() / 2] })
+    let each = Nanos((cpu.typical() + theirs).0 / 2);
+    Ok(Calibration { cost: BlockCost { cpu: each, latency: typical(latencies) }, waking: typical(wakings).min(each) })
+}
+
+/// What a thread spent in each round.
+struct Spent {
+    at: Nanos,
+    rounds: Vec<Nanos>,
+}
+
+impl Spent {
+    fn new() -> Self {
+        Self { at: thread_cpu(), rounds: Vec::with_capacity(ROUNDS) }
+    }
+
+    fn note(&mut self) {
+        let now = thread_cpu();
+        self.rounds.push(now - self.at);
+        self.at = now;
+    }
+
+    fn typical(self) -> Nanos {
+        typical(self.rounds)
+    }
+}
+
+/// The lower quartile of what came after the first few, or of all where there are hardly more than those.
+fn typical(mut rounds: Vec<Nanos>) -> Nanos {
+    let settled = if rounds.len() > 2 * SETTLING { &mut rounds[SETTLING..] } else { &mut rounds[..] };
+    settled.sort_unstable();
+    settled.get(settled.len() / 4).copied().unwrap_or_default()
 }
 
 fn receive(fd: &impl std::os::fd::AsFd) -> io::Result<u64> {
@@ -81,7 +131,8 @@ fn receive(fd: &impl std::os::fd::AsFd) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(count))
 }
 
-fn thread_cpu() -> Nanos {
+/// CPU time of the calling thread.
+pub(crate) fn thread_cpu() -> Nanos {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
@@ -137,8 +188,9 @@ mod tests {
 
     #[test]
     fn blocking_costs_something_on_every_machine() {
-        let cost = block_cost().unwrap();
+        let Calibration { cost, waking } = calibrate().unwrap();
         assert!(cost.cpu > Nanos::ZERO && cost.latency > Nanos::ZERO, "{cost:?}");
+        assert!(waking > Nanos::ZERO && waking <= cost.cpu, "{waking:?} of {cost:?}");
     }
 
     #[test]

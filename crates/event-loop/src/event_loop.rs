@@ -28,7 +28,7 @@ use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
 use crate::timers::Timers;
-use crate::{Backend, LoopStats, Source, SourceId, Turn, clock};
+use crate::{Backend, Calibration, LoopStats, Source, SourceId, Turn, clock};
 
 /// How a loop is to be.
 pub struct LoopOptions {
@@ -42,8 +42,8 @@ pub struct LoopOptions {
     pub window_max: Nanos,
     /// A source without an event for so long is left to the monitor.
     pub idle_after: Nanos,
-    /// Whether a thread of the loop's own finds out, before its first turn, what blocking costs it: 10 ms, for policies
-    /// that weigh it.
+    /// Whether a thread of the loop's own finds out, before its first turn, what blocking costs it: 10 to 50 ms, for
+    /// policies that weigh it.
     pub calibrate: bool,
 }
 
@@ -152,7 +152,7 @@ impl<S: Source> EventLoop<S> {
         self.polling.set_policy(policy, window_max);
     }
 
-    /// What blocking costs on this thread, once it has been told.
+    /// What blocking costs on this thread, as far as it is known.
     pub fn block_cost(&self) -> Option<BlockCost> {
         self.polling.block_cost()
     }
@@ -162,8 +162,8 @@ impl<S: Source> EventLoop<S> {
     /// # Errors
     ///
     /// The kernel does not tell threads how they fare.
-    pub fn set_block_cost(&mut self, cost: BlockCost) -> io::Result<()> {
-        self.polling.set_block_cost(cost)
+    pub fn set_calibration(&mut self, calibration: Calibration) -> io::Result<()> {
+        self.polling.set_calibration(calibration)
     }
 
     /// Records waits from here on: the newest `capacity` of them, in memory that is taken now.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use egret_polling::BlockCost;
 
-use crate::calibrate::block_cost;
+use crate::calibrate::calibrate;
 use crate::mailbox::Mailbox;
 use crate::ring::SharedRing;
 use crate::source::Command;
@@ -95,9 +95,9 @@ impl<S: Source> LoopHandle<S> {
         if let Some(cost) = self.call(|target| target.block_cost()).map_err(io::Error::other)? {
             return Ok(cost);
         }
-        let cost = block_cost()?;
-        self.call(move |target| target.set_block_cost(cost)).map_err(io::Error::other)??;
-        Ok(cost)
+        let calibration = calibrate()?;
+        self.call(move |target| target.set_calibration(calibration)).map_err(io::Error::other)??;
+        Ok(calibration.cost)
     }
 
     /// Gives a source to the loop.
@@ -134,10 +134,10 @@ pub fn spawn<S: Source>(
     let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
         // A deadline means that moment, not one up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let calibrate = options.calibrate;
+        let wants_calibration = options.calibrate;
         let made = EventLoop::new(options, backend).and_then(|mut new| {
-            if calibrate {
-                new.set_block_cost(block_cost()?)?;
+            if wants_calibration {
+                new.set_calibration(calibrate()?)?;
             }
             Ok(new)
         });

@@ -15,6 +15,7 @@
 mod backend;
 mod calibrate;
 pub mod clock;
+mod cost;
 mod doorbell;
 mod entry;
 mod event_loop;
@@ -34,7 +35,7 @@ mod sync {
 }
 
 pub use backend::Backend;
-pub use calibrate::block_cost;
+pub use calibrate::{Calibration, calibrate};
 pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;
 pub use event_loop::{EventLoop, LoopOptions};

@@ -6,12 +6,8 @@ use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::LoopStats;
-use crate::calibrate::Strain;
-
-/// How often the thread's struggle for its core is looked at, while it takes turns at all.
-const LOOK_AT_STRAIN_EVERY: Nanos = Nanos::from_millis(100);
-/// Sleeps that make an average of what one is delayed by.
-const ENOUGH_BLOCKS: u64 = 16;
+use crate::calibrate::Calibration;
+use crate::cost::RunningCost;
 
 /// The policy, what it has been told, and what came of it.
 pub(crate) struct Polling {
@@ -19,17 +15,9 @@ pub(crate) struct Polling {
     window_max: Nanos,
     before: Standing,
     observed: Vec<Active>,
-    cost: Option<Measured>,
+    cost: Option<RunningCost>,
     recorder: Option<Recorder>,
     pub(crate) stats: LoopStats,
-}
-
-/// The price of a block as it was calibrated, and what has happened since.
-struct Measured {
-    calibrated: BlockCost,
-    strain: Strain,
-    at: Nanos,
-    blocks: u64,
 }
 
 impl Polling {
@@ -47,23 +35,23 @@ impl Polling {
 
     /// Replaces the policy by one that has learned nothing.
     pub(crate) fn set_policy(&mut self, mut policy: Box<dyn Policy>, window_max: Nanos) {
-        if let Some(measured) = &self.cost {
-            policy.set_block_cost(measured.calibrated);
+        if let Some(cost) = self.block_cost() {
+            policy.set_block_cost(cost);
         }
         self.policy = policy;
         self.window_max = window_max;
     }
 
     /// Tells the policy what a block costs, and keeps an eye on it from here on. On the loop's own thread.
-    pub(crate) fn set_block_cost(&mut self, calibrated: BlockCost) -> io::Result<()> {
-        let strain = Strain::of_this_thread()?;
-        self.policy.set_block_cost(calibrated);
-        self.cost = Some(Measured { calibrated, strain, at: Nanos::ZERO, blocks: self.stats.blocks });
+    pub(crate) fn set_calibration(&mut self, calibration: Calibration) -> io::Result<()> {
+        self.cost = Some(RunningCost::new(calibration)?);
+        self.policy.set_block_cost(calibration.cost);
         Ok(())
     }
 
+    /// What a block costs, as far as it is known.
     pub(crate) fn block_cost(&self) -> Option<BlockCost> {
-        self.cost.as_ref().map(|measured| measured.calibrated)
+        self.cost.as_ref().map(RunningCost::cost)
     }
 
     /// Keeps the newest `capacity` waits from here on.
@@ -114,24 +102,13 @@ impl Polling {
         self.before.last = LastWait { kind, length };
     }
 
-    /// Now and then: whether somebody else wants this core, and what that does to the price of a block.
-    ///
-    /// Two small reads from `/proc` ten times a second; none for policies that were told no price.
+    /// Now and then: tells the policy how the thread fares; nothing to policies that were told no price.
     pub(crate) fn look_at_strain(&mut self, now: Nanos) {
-        let Some(measured) = &mut self.cost else { return };
-        if now - measured.at < LOOK_AT_STRAIN_EVERY {
-            return;
-        }
-        measured.at = now;
-        let Ok(evidence) = measured.strain.since_last() else { return };
-        self.policy.contend(evidence);
-        let blocks = self.stats.blocks - measured.blocks;
-        measured.blocks = self.stats.blocks;
-        if blocks >= ENOUGH_BLOCKS {
-            // A thread that wakes up to a busy core waits for it: that is part of what blocking costs here and now.
-            let queued = Nanos(evidence.delayed.0 / blocks);
-            let BlockCost { cpu, latency } = measured.calibrated;
-            self.policy.set_block_cost(BlockCost { cpu, latency: latency.max(queued) });
+        let Some(running) = &mut self.cost else { return };
+        let Some((contention, cost)) = running.look(now, &self.stats) else { return };
+        self.policy.contend(contention);
+        if let Some(cost) = cost {
+            self.policy.set_block_cost(cost);
         }
     }
 }

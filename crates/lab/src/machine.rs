@@ -165,6 +165,27 @@ pub fn cpu_time_ns(pid: u32) -> io::Result<u64> {
     Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
+/// Time that the threads of process `pid` that are called `name` have been on a core, in nanoseconds.
+///
+/// A thread that is running is counted up to its last scheduler tick, a few milliseconds back at worst.
+///
+/// # Errors
+/// There is no such process or thread, or the kernel does not keep count (`CONFIG_SCHED_INFO`).
+pub fn named_threads_cpu_time_ns(pid: u32, name: &str) -> io::Result<u64> {
+    let mut total = None;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?.path();
+        // A thread may end between the listing and the look; one that did is not the one that is asked for.
+        if fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim_end() == name) {
+            let schedstat = fs::read_to_string(task.join("schedstat"))?;
+            let ran = schedstat.split_ascii_whitespace().next().and_then(|ran| ran.parse::<u64>().ok());
+            let ran = ran.ok_or_else(|| io::Error::other(format!("{}/schedstat: no time", task.display())))?;
+            total = Some(total.unwrap_or(0) + ran);
+        }
+    }
+    total.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("process {pid} has no thread '{name}'")))
+}
+
 /// Lets this process, and those that it starts, have as many descriptors as it may: a hundred connections take many.
 pub fn allow_many_descriptors() {
     let limit = getrlimit(Resource::Nofile);
@@ -185,6 +206,8 @@ pub fn fingerprint() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
@@ -206,5 +229,31 @@ mod tests {
         let mut all = cores().concat();
         all.sort_unstable();
         assert_eq!(all, allowed().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_time_of_a_thread_is_found_by_its_name_and_that_of_others_is_not_in_it() {
+        static DONE: AtomicBool = AtomicBool::new(false);
+        let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let burner = named("burner")
+            .spawn(|| {
+                while !DONE.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            })
+            .unwrap();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let sleeper = named("sleeper").spawn(move || stopped.recv()).unwrap();
+        let time_of = |name| named_threads_cpu_time_ns(std::process::id(), name);
+        // A thread takes its name itself, when it comes to run.
+        while time_of("burner").unwrap_or(0) < 20_000_000 || time_of("sleeper").is_err() {
+            std::thread::yield_now();
+        }
+        assert!(time_of("sleeper").unwrap() < 20_000_000);
+        assert_eq!(time_of("nobody").unwrap_err().kind(), io::ErrorKind::NotFound);
+        DONE.store(true, Ordering::Relaxed);
+        drop(stop);
+        burner.join().unwrap();
+        sleeper.join().unwrap().unwrap_err();
     }
 }

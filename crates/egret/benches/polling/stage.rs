@@ -17,6 +17,8 @@ use crate::support::server::{Options, Program, Server};
 
 /// Into how many turns a measurement is cut.
 const TURNS: u32 = 10;
+/// The I/O thread's name, and its thread's.
+const IO_THREAD: &str = "io0";
 /// What is not measured, at first.
 const WARM_UP: Duration = Duration::from_millis(200);
 
@@ -42,10 +44,12 @@ pub struct Outcome {
     pub iops: f64,
     pub p50_us: f64,
     pub p99_us: f64,
-    /// Of the daemon, per request.
+    /// Of the I/O thread, per request.
     pub cpu_us: f64,
-    /// Of the daemon: how many cores it kept busy.
+    /// Of the I/O thread: how much of a core it kept busy.
     pub cores: f64,
+    /// Of the daemon with all its threads, per request.
+    pub daemon_cpu_us: f64,
     /// Of the load, per request.
     pub load_cpu_us: f64,
     /// Why the load, and not the server, was measured, if it was.
@@ -59,9 +63,30 @@ pub struct Stage {
     server: Server,
     job: Job,
     tally: Tally,
-    cpu_ns: u64,
+    cpu: CpuTimes,
     _idle: Vec<Disk>,
     _scratch: Scratch,
+}
+
+/// What a daemon has used, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct CpuTimes {
+    io_thread: u64,
+    daemon: u64,
+}
+
+impl CpuTimes {
+    fn of(pid: u32) -> Self {
+        Self {
+            io_thread: machine::named_threads_cpu_time_ns(pid, IO_THREAD).expect("our child's I/O thread, counted"),
+            daemon: machine::cpu_time_ns(pid).expect("our child lives"),
+        }
+    }
+
+    fn add(&mut self, before: Self, after: Self) {
+        self.io_thread += after.io_thread.saturating_sub(before.io_thread);
+        self.daemon += after.daemon.saturating_sub(before.daemon);
+    }
 }
 
 /// What a stage is set up with.
@@ -85,13 +110,18 @@ impl Stage {
     pub fn set_up(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> Result<Self, LoadError> {
         let scratch = Scratch::new();
         let socket = |kind: &str, n: usize| scratch.path(&format!("{kind}{n}"));
-        let mut options = blockdevs(Options::new().iothread("io0", &plan.contender.iothread));
+        let mut options = blockdevs(Options::new().iothread(IO_THREAD, &plan.contender.iothread));
         for n in 0..plan.disks {
-            options = options.export(&format!("e{n}"), &format!("d{n}"), &socket("busy", n), "iothread=io0");
+            options = options.export(
+                &format!("e{n}"),
+                &format!("d{n}"),
+                &socket("busy", n),
+                &format!("iothread={IO_THREAD}"),
+            );
         }
         for n in 0..plan.company {
             let node = format!("idle{n}");
-            let queues = format!("iothread=io0,num-queues={IDLE_QUEUES}");
+            let queues = format!("iothread={IO_THREAD},num-queues={IDLE_QUEUES}");
             options = options.null(&node, "").export(&node, &node, &socket("idle", n), &queues);
         }
         let server = plan.cores.on_the_servers(|| Server::start(&Program::egret(), &options));
@@ -105,7 +135,10 @@ impl Stage {
         }
         let job = Job::new(&plan.spec, 0, disks)?;
         let tally = job.tally();
-        let stage = Self { is_parked: plan.park, server, job, tally, cpu_ns: 0, _idle: idle, _scratch: scratch };
+        // Where the kernel does not count, that is said before anything is measured.
+        CpuTimes::of(server.pid());
+        let stage =
+            Self { is_parked: plan.park, server, job, tally, cpu: CpuTimes::default(), _idle: idle, _scratch: scratch };
         stage.signal(Signal::STOP);
         Ok(stage)
     }
@@ -118,20 +151,16 @@ impl Stage {
         kill_process(pid, signal).expect("our child lives");
     }
 
-    fn cpu_time_ns(&self) -> u64 {
-        machine::cpu_time_ns(self.server.pid()).expect("our child lives")
-    }
-
     /// Loads the daemon, and puts it to sleep again.
     pub fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
         self.signal(Signal::CONT);
         let pid = self.server.pid();
-        let (mut before, mut after) = (0, 0);
+        let (mut before, mut after) = (CpuTimes::default(), CpuTimes::default());
         let ran = self.job.run(span, &mut self.tally, &mut |edge| {
-            let now = machine::cpu_time_ns(pid).unwrap_or_default();
+            let now = CpuTimes::of(pid);
             *if edge == Edge::Begin { &mut before } else { &mut after } = now;
         });
-        self.cpu_ns += after - before;
+        self.cpu.add(before, after);
         self.signal(Signal::STOP);
         ran
     }
@@ -141,9 +170,9 @@ impl Stage {
         self.signal(Signal::CONT);
         // What came before may settle first.
         std::thread::sleep(watch / 2);
-        let before = self.cpu_time_ns();
+        let before = CpuTimes::of(self.server.pid()).daemon;
         std::thread::sleep(watch);
-        let spent = self.cpu_time_ns() - before;
+        let spent = CpuTimes::of(self.server.pid()).daemon - before;
         self.signal(Signal::STOP);
         spent as f64 / watch.as_nanos() as f64
     }
@@ -151,13 +180,15 @@ impl Stage {
     /// Sums up what was measured since the last time.
     pub fn outcome(&mut self) -> Outcome {
         let tally = std::mem::replace(&mut self.tally, self.job.tally());
-        let cpu_ns = std::mem::take(&mut self.cpu_ns) as f64;
+        let CpuTimes { io_thread, daemon } = std::mem::take(&mut self.cpu);
+        let us_per_request = |ns: u64| ns as f64 / 1e3 / tally.requests().max(1) as f64;
         Outcome {
             iops: tally.iops(),
             p50_us: tally.lat_us(0.5),
             p99_us: tally.lat_us(0.99),
-            cpu_us: cpu_ns / 1e3 / tally.requests().max(1) as f64,
-            cores: cpu_ns / tally.elapsed.as_nanos() as f64,
+            cpu_us: us_per_request(io_thread),
+            cores: io_thread as f64 / tally.elapsed.as_nanos() as f64,
+            daemon_cpu_us: us_per_request(daemon),
             load_cpu_us: tally.cpu_us(),
             limit: tally.limit(),
         }

@@ -39,7 +39,7 @@ fn case(row: &Row) -> Option<TestCase> {
     if verdict != Verdict::Pass {
         status.set_message(row.sentence());
     }
-    let mut case = TestCase::new(format!("{}: {}", row.load, row.metric.title()), status);
+    let mut case = TestCase::new(format!("{}: {}", row.load, row.metric.name()), status);
     case.set_classname(&row.subject).set_time(Duration::ZERO);
     Some(case)
 }

@@ -59,7 +59,7 @@ pub(super) fn rows(a: &Run, b: &Run, threshold: f64) -> (Vec<Row>, Vec<(String, 
     for (key, ours) in &ours {
         let Some(theirs) = theirs.get(key) else { continue };
         for metric in METRICS {
-            let values = |of: &[&Measurement]| of.iter().filter_map(|one| one.value(metric)).collect::<Vec<_>>();
+            let values = |of: &[&Measurement]| of.iter().filter_map(|one| value(metric, one)).collect::<Vec<_>>();
             let (a, b) = (values(ours), values(theirs));
             if !a.is_empty() && !b.is_empty() {
                 samples.push((*key, metric, decides(metric, ours, theirs), a, b));
@@ -89,6 +89,11 @@ pub(super) fn rows(a: &Run, b: &Run, threshold: f64) -> (Vec<Row>, Vec<(String, 
     let mut unmatched = [only(&ours, &theirs, Side::A), only(&theirs, &ours, Side::B)].concat();
     unmatched.dedup();
     (rows, unmatched)
+}
+
+/// A load's duration is the plan's; a piece of work takes what it takes.
+fn value(metric: Metric, measurement: &Measurement) -> Option<f64> {
+    metric.of(measurement).filter(|_| metric != Metric::Duration || measurement.requests() == 0)
 }
 
 /// Whether a metric decides, and else why not.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::{Table, presets};
 
 use super::{Comparison, Difference, Role, Row, Side};
+use crate::analysis::figure;
 use crate::statistics::Verdict;
 
 impl Comparison {
@@ -41,7 +42,7 @@ impl Comparison {
             table.add_row([
                 format!("{}{point}", row.load),
                 row.subject.clone(),
-                format!("{}, {}", row.metric.title(), row.metric.unit()),
+                row.metric.label(),
                 figure(row.a),
                 figure(row.b),
                 format!("{:.3}", row.ratio.median),
@@ -77,24 +78,14 @@ impl Row {
     pub(super) fn sentence(&self) -> String {
         let Self { metric, a, b, ratio, .. } = self;
         format!(
-            "{} {} -> {} {}, ratio {:.3} ({:.3}..{:.3}): {}",
-            metric.title(),
+            "{} {} -> {}, ratio {:.3} ({:.3}..{:.3}): {}",
+            metric.name(),
             figure(*a),
-            figure(*b),
-            metric.unit(),
+            metric.say(*b),
             ratio.median,
             ratio.together.low,
             ratio.together.high,
             self.word()
         )
-    }
-}
-
-/// Four digits are more than anybody can measure.
-fn figure(value: f64) -> String {
-    match value.abs() {
-        large if large >= 1000.0 => format!("{value:.0}"),
-        middling if middling >= 10.0 => format!("{value:.1}"),
-        _ => format!("{value:.3}"),
     }
 }

@@ -144,7 +144,7 @@ fn symbols_that_moved_are_listed_the_farthest_first() {
 fn a_ci_reads_a_test_for_each_row_that_decides() {
     let xml = Comparison::of(&run(1e5), &run(0.67e5), None).junit(false).unwrap();
     assert!(xml.contains(r#"tests="4" "#) && xml.contains(r#"failures="2""#), "{xml}");
-    assert!(xml.contains("IOPS 102000 -&gt; 68340 1/s"), "{xml}");
+    assert!(xml.contains("IOPS 102\u{202f}000 -&gt; 68\u{202f}340 IOPS"), "{xml}");
     let mut other = run(1e5);
     other.host.cpu.model = "another".into();
     let xml = Comparison::of(&run(1e5), &other, None).junit(false).unwrap();

@@ -161,39 +161,6 @@ pub enum Metric {
     Transactions,
 }
 
-impl Metric {
-    /// What it is called.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Latency => "mean latency",
-            Self::LatencyP99 => "p99 latency",
-            Self::Iops => "IOPS",
-            Self::Throughput => "throughput",
-            Self::CpuPerIo => "CPU per I/O",
-            Self::CpuPerGigabyte => "CPU per GB",
-            Self::Cpus => "CPUs",
-            Self::Duration => "duration",
-            Self::Transactions => "transactions",
-        }
-    }
-
-    /// What [`value`](crate::results::Measurement::value) counts it in.
-    pub const fn unit(self) -> &'static str {
-        match self {
-            Self::Latency | Self::LatencyP99 | Self::CpuPerIo => "us",
-            Self::Iops | Self::Transactions => "1/s",
-            Self::Throughput => "MB/s",
-            Self::CpuPerGigabyte | Self::Duration => "s",
-            Self::Cpus => "CPUs",
-        }
-    }
-
-    /// Whether a larger value is the better one.
-    pub const fn more_is_better(self) -> bool {
-        matches!(self, Self::Iops | Self::Throughput | Self::Transactions)
-    }
-}
-
 /// How the report shows some cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

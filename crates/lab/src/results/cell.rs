@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Metric;
-
 /// Which cell.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CellId {
@@ -184,25 +182,6 @@ impl Measurement {
         let weighed = [&self.reads, &self.writes].into_iter().flatten();
         let sum: f64 = weighed.map(|operations| of(&operations.latency) * operations.requests as f64).sum();
         (self.requests() > 0).then(|| sum / self.requests() as f64)
-    }
-}
-
-impl Measurement {
-    /// What a chart shows of it, in the [metric's unit](Metric::unit); `None` where this stack cannot tell.
-    pub fn value(&self, metric: Metric) -> Option<f64> {
-        let per_second = |count: u64| (count > 0).then(|| count as f64 / self.seconds);
-        let serving = || self.cpu.serving().map(|ns| ns as f64);
-        match metric {
-            Metric::Latency => self.latency(|latency| latency.mean / 1e3),
-            Metric::LatencyP99 => self.latency(|latency| latency.p99 / 1e3),
-            Metric::Iops => per_second(self.requests()),
-            Metric::Throughput => per_second(self.bytes()).map(|bytes| bytes / 1e6),
-            Metric::CpuPerIo => Some(serving()? / 1e3 / per_second(self.requests())? / self.seconds),
-            Metric::CpuPerGigabyte => Some(serving()? / per_second(self.bytes())? / self.seconds),
-            Metric::Cpus => Some(serving()? / 1e9 / self.seconds),
-            Metric::Duration => self.requests().eq(&0).then_some(self.seconds),
-            Metric::Transactions => self.transactions,
-        }
     }
 }
 

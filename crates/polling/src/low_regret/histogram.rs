@@ -102,8 +102,8 @@ mod tests {
 
     /// K = 30 us.
     fn price(max: u64) -> Price {
-        let mut price = Price::new(Nanos(max));
-        price.set_block(BlockCost::from_total(Nanos(30_000)), 1);
+        let mut price = Price::new(Nanos(max), 1);
+        price.set_block(BlockCost::from_total(Nanos(30_000)));
         price
     }
 

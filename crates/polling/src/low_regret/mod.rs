@@ -11,15 +11,18 @@
 //! | `histogram.rs` | the waits of late, and the window that would have been cheapest for them |
 //! | `situation.rs` | what the loop knows before a wait, sorted into a few cases |
 //! | `panel.rs` | four opinions on the next window, and which of them has been cheapest of late |
+//! | `trial.rs` | what a block adds to a wait, found by experiment |
+//! | `case.rs` | all of this for one situation |
 
 mod buckets;
+mod case;
 mod histogram;
 mod panel;
 mod price;
 mod situation;
+mod trial;
 
-use self::histogram::Histogram;
-use self::panel::{Opinions, Panel};
+use self::case::{Case, Decision};
 use self::price::Price;
 use self::situation::{Class, Situation};
 use crate::{BlockCost, Contention, Nanos, Parameters, Policy, Slot, Standing, Wait};
@@ -33,89 +36,58 @@ const PROBE_EVERY: u32 = 128;
 
 /// The policy `low-regret`.
 pub(crate) struct LowRegret {
-    /// `poll-price`.
-    latency_price: u32,
-    price: Price,
-    /// One panel for each situation.
-    panels: Vec<Panel>,
+    is_off: bool,
+    /// One for each situation.
+    cases: Vec<Case>,
     /// How long the last wait truly was.
     last: Class,
     /// The wait that `window` was asked about and `observe` will tell of.
-    coming: Coming,
-}
-
-/// A wait between `window` and `observe`.
-#[derive(Default)]
-struct Coming {
-    situation: Situation,
-    opinions: Opinions,
-    /// The window that is trusted, whether or not a probe was longer.
-    window: u64,
-    probing: bool,
+    coming: Situation,
+    decision: Decision,
 }
 
 impl LowRegret {
     pub(crate) fn new(parameters: &Parameters) -> Self {
-        let mut policy = Self {
-            latency_price: parameters.price_or_default(),
-            price: Price::new(parameters.max),
-            panels: (0..Situation::COUNT).map(|_| Panel::new()).collect(),
+        let price = Price::new(parameters.max, parameters.price_or_default());
+        Self {
+            is_off: parameters.max == Nanos::ZERO,
+            cases: Situation::depths().map(|depth| Case::new(depth, price.clone())).collect(),
             last: Class::default(),
-            coming: Coming::default(),
-        };
-        policy.set_block_cost(BlockCost::default());
-        policy
-    }
-
-    /// Has every window reconsidered at its next wait.
-    fn reprice(&mut self) {
-        self.panels.iter_mut().flat_map(Panel::histograms).for_each(Histogram::hurry);
+            coming: Situation::default(),
+            decision: Decision::default(),
+        }
     }
 }
 
 impl Policy for LowRegret {
     fn window(&mut self, before: &Standing) -> Nanos {
-        if self.price.longest() == 0 {
+        if self.is_off {
             return Nanos::ZERO;
         }
-        let break_even = self.price.break_even();
-        let situation = Situation::of(before);
-        let panel = &mut self.panels[situation.index()];
-        let opinions = panel.opinions(self.last, break_even);
-        let window = panel.trusted(&opinions);
-        let probing = window < break_even && panel.probe_is_due();
-        self.coming = Coming { situation, opinions, window, probing };
-        Nanos(if probing { break_even } else { window })
+        self.coming = Situation::of(before);
+        self.decision = self.cases[self.coming.index()].decide(self.last);
+        Nanos(self.decision.window)
     }
 
     fn observe(&mut self, wait: &Wait<'_>) {
-        if self.price.longest() == 0 {
+        if self.is_off {
             return;
         }
-        let length = self.price.true_length(wait);
-        let panel = &mut self.panels[self.coming.situation.index()];
-        if self.coming.probing && !wait.blocked && length > self.coming.window {
-            panel.probe_next();
-        }
-        panel.learn(&self.coming.opinions, self.last, length, &self.price);
-        self.last = Class::of(length);
+        self.last = self.cases[self.coming.index()].observe(&self.decision, self.last, wait);
     }
 
     fn forget(&mut self, _slot: Slot) {}
 
     fn window_now(&self) -> Nanos {
-        Nanos(self.coming.window)
+        Nanos(self.decision.trusted())
     }
 
     fn set_block_cost(&mut self, cost: BlockCost) {
-        self.price.set_block(cost, self.latency_price);
-        self.reprice();
+        self.cases.iter_mut().for_each(|case| case.set_block(cost));
     }
 
     fn contend(&mut self, evidence: Contention) {
-        if self.price.contend(evidence) {
-            self.reprice();
-        }
+        self.cases.iter_mut().for_each(|case| case.contend(evidence));
     }
 }
 
@@ -163,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn short_waits_are_spun_for_and_long_ones_slept_through_but_for_the_probes() {
+    fn short_waits_are_spun_for_and_long_ones_slept_through_but_for_probes_and_trials() {
         let short = play(&mut policy(32_768), [10_000; 2_000], WAKEUP);
-        assert_eq!(hits(&short, 10_000), 2_000);
+        assert!(hits(&short, 10_000) > 1_940, "{}", hits(&short, 10_000));
         assert!(short[100..].iter().filter(|&&window| window > 13_000).count() <= 15);
 
         let long = play(&mut policy(32_768), [150_000; 2_000], WAKEUP);
         let probes = long[100..].iter().filter(|&&window| window > 0).count();
-        assert!((10..=15).contains(&probes), "{probes}");
+        assert!((10..=25).contains(&probes), "{probes}");
     }
 
     #[test]
@@ -178,7 +150,7 @@ mod tests {
         let mut policy = policy(32_768);
         play(&mut policy, [2_000_000; 3_000], 5 * WAKEUP);
         let windows = play(&mut policy, [10_000; 3_000], 5 * WAKEUP);
-        assert!(hits(&windows, 10_000) > 2_800, "{}", hits(&windows, 10_000));
+        assert!(hits(&windows, 10_000) > 2_750, "{}", hits(&windows, 10_000));
     }
 
     #[test]
@@ -204,7 +176,7 @@ mod tests {
         assert_eq!(hits(&cheap[2..], 20_000), 0);
         policy.set_block_cost(BlockCost::from_total(Nanos(30_000)));
         let dear = play(&mut policy, [20_000; 1_000], WAKEUP);
-        assert!(hits(&dear[1..], 20_000) > 990);
+        assert!(hits(&dear[1..], 20_000) > 900);
     }
 
     #[test]
@@ -214,10 +186,10 @@ mod tests {
         let contended = Contention { ran: Nanos(50_000_000), delayed: Nanos(50_000_000), preempted: 20 };
         (0..10).for_each(|_| policy.contend(contended));
         let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
-        assert_eq!(hits(&windows[2..], 20_000), 0);
+        assert!(hits(&windows[2..], 20_000) < 40);
         (0..30).for_each(|_| policy.contend(Contention { delayed: Nanos::ZERO, ..contended }));
         let windows = play(&mut policy, [20_000; 1_000], WAKEUP);
-        assert!(hits(&windows[1..], 20_000) > 990);
+        assert!(hits(&windows[1..], 20_000) > 950);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Four opinions on the next window, and which of them has been cheapest of late.
 
-use super::PROBE_EVERY;
 use super::histogram::Histogram;
 use super::price::Price;
 use super::situation::{CLASSES, Class};
@@ -29,7 +28,6 @@ pub(super) struct Panel {
     losses: [u64; SEATS],
     /// The opinion that is followed.
     trusted: usize,
-    until_probe: u32,
 }
 
 impl Panel {
@@ -41,7 +39,6 @@ impl Panel {
             own_last: Class::default(),
             losses: [0; SEATS],
             trusted: 1,
-            until_probe: PROBE_EVERY,
         }
     }
 
@@ -58,23 +55,6 @@ impl Panel {
         opinions[self.trusted]
     }
 
-    /// Whether the coming wait is to be spun for in spite of a short window; to be asked once for each such wait.
-    pub(super) fn probe_is_due(&mut self) -> bool {
-        self.until_probe -= 1;
-        let due = self.until_probe == 0;
-        if due {
-            self.until_probe = PROBE_EVERY;
-        }
-        due
-    }
-
-    /// Has the next wait probed too: this one was a surprise, and one surprise seldom comes alone.
-    ///
-    /// A row of surprises costs nothing, as each is a block saved; it ends with the first miss.
-    pub(super) fn probe_next(&mut self) {
-        self.until_probe = 1;
-    }
-
     /// Learns from a wait of `length` that followed one of class `last` and for which `opinions` were given.
     pub(super) fn learn(&mut self, opinions: &Opinions, last: Class, length: u64, price: &Price) {
         self.hold_to_account(opinions, length, price);
@@ -86,6 +66,12 @@ impl Panel {
 
     /// Adds up what every opinion would have cost, and trusts the cheapest if it is cheaper by a fiftieth.
     fn hold_to_account(&mut self, opinions: &Opinions, length: u64, price: &Price) {
+        let (least, most) =
+            opinions.iter().fold((u64::MAX, 0), |(low, high), &window| (low.min(window), high.max(window)));
+        if length <= least || least == most {
+            // All would have come to the same: most waits are of this sort, and it is no reason to change one's mind.
+            return;
+        }
         let mut cheapest = self.trusted;
         for (seat, &window) in opinions.iter().enumerate() {
             let loss = &mut self.losses[seat];
@@ -112,8 +98,8 @@ mod tests {
     use crate::{BlockCost, Nanos};
 
     fn price() -> Price {
-        let mut price = Price::new(Nanos(32_768));
-        price.set_block(BlockCost::from_total(Nanos(30_000)), 1);
+        let mut price = Price::new(Nanos(32_768), 1);
+        price.set_block(BlockCost::from_total(Nanos(30_000)));
         price
     }
 
@@ -145,16 +131,5 @@ mod tests {
         assert_eq!(panel.trusted, 2);
         assert_eq!(step(&mut panel, Class::of(short), long), 0);
         assert!(step(&mut panel, Class::of(long), short) >= short);
-    }
-
-    #[test]
-    fn a_probe_comes_around_and_a_surprise_brings_the_next_at_once() {
-        let mut panel = Panel::new();
-        let waits_until_due = |panel: &mut Panel| (1..).find(|_| panel.probe_is_due()).unwrap();
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
-        panel.probe_next();
-        assert_eq!(waits_until_due(&mut panel), 1);
-        assert_eq!(waits_until_due(&mut panel), PROBE_EVERY);
     }
 }

@@ -15,6 +15,10 @@ const HARM: u64 = 2;
 /// The terms on which spinning and blocking compete.
 #[derive(Clone, Debug)]
 pub(super) struct Price {
+    /// `poll-price`.
+    latency_price: u32,
+    /// What a block costs as far as it is known without looking at the waits.
+    cost: BlockCost,
     /// K, in nanoseconds.
     block: u64,
     /// The longest window allowed, in nanoseconds.
@@ -28,10 +32,14 @@ pub(super) struct Price {
 }
 
 impl Price {
-    /// Blocking is free until [`set_block`](Self::set_block) says otherwise.
-    pub(super) fn new(max: Nanos) -> Self {
+    /// A block costs what it does by default until [`set_block`](Self::set_block) says otherwise.
+    pub(super) fn new(max: Nanos, latency_price: u32) -> Self {
         // Beyond the scale of the histograms nobody could tell what a longer window would find.
-        Self { block: 0, longest: max.0.min(LONGEST / 2), wakeup: 0, spin: UNIT, smoothed: UNIT }
+        let longest = max.0.min(LONGEST / 2);
+        let cost = BlockCost::default();
+        let mut new = Self { latency_price, cost, block: 0, longest, wakeup: 0, spin: UNIT, smoothed: UNIT };
+        new.set_block(cost);
+        new
     }
 
     pub(super) fn block(&self) -> u64 {
@@ -65,11 +73,40 @@ impl Price {
         length.min(LONGEST)
     }
 
-    /// Learns what a block costs, with a nanosecond of latency worth `latency_price` of CPU.
-    pub(super) fn set_block(&mut self, cost: BlockCost, latency_price: u32) {
+    /// Learns what a block costs, and takes its latency for what it adds to a wait.
+    pub(super) fn set_block(&mut self, cost: BlockCost) {
+        self.cost = cost;
+        self.set_added(cost.latency.0.min(LONGEST).cast_signed());
+    }
+
+    /// Learns by how many nanoseconds a block makes a wait longer, which may be fewer than none.
+    pub(super) fn set_added(&mut self, added: i64) {
+        self.block = self.total(added);
+        self.wakeup = added.max(0).cast_unsigned();
+    }
+
+    /// What a block costs that makes a wait longer by `added`.
+    fn total(&self, added: i64) -> u64 {
+        let latency = added.saturating_mul(self.latency_price.into());
+        let cpu = self.cost.cpu.0.min(LONGEST).cast_signed();
         // Dearer than the longest wait is dear enough, and keeps the sums small.
-        self.block = cost.total(latency_price).0.min(LONGEST);
-        self.wakeup = cost.latency.0;
+        cpu.saturating_add(latency).clamp(0, LONGEST.cast_signed()).cast_unsigned()
+    }
+
+    /// A window that finds all that could be worth spinning for, even if a block costs twice what it is known to.
+    pub(super) fn reach(&self) -> u64 {
+        (2 * self.block.max(self.total(self.latency()))).min(self.longest)
+    }
+
+    /// Whether blocking could be cheaper than spinning for waits of `length`: if at all, where a block takes nothing
+    /// away but the wait.
+    pub(super) fn may_pay_to_block(&self, length: u64) -> bool {
+        self.total(-length.min(LONGEST).cast_signed()) < self.spinning(length.min(LONGEST))
+    }
+
+    /// How late a thread that blocked is known to wake up.
+    pub(super) fn latency(&self) -> i64 {
+        self.cost.latency.0.min(LONGEST).cast_signed()
     }
 
     /// Learns of contention; returns whether the price of spinning moved.
@@ -90,8 +127,8 @@ mod tests {
     use super::*;
 
     fn price() -> Price {
-        let mut price = Price::new(Nanos(1_000_000));
-        price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(20_000) }, 1);
+        let mut price = Price::new(Nanos(1_000_000), 1);
+        price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(20_000) });
         price
     }
 
@@ -112,6 +149,18 @@ mod tests {
     }
 
     #[test]
+    fn what_a_block_adds_counts_in_its_cost_and_comes_off_the_wait() {
+        let mut price = price();
+        let wait = Wait { length: Nanos(25_000), spun: Nanos(0), blocked: true, active: &[] };
+        price.set_added(12_000);
+        assert_eq!((price.block(), price.true_length(&wait)), (22_000, 13_000));
+        price.set_added(-4_000);
+        assert_eq!((price.block(), price.true_length(&wait)), (6_000, 25_000));
+        price.set_added(i64::MIN);
+        assert_eq!(price.block(), 0);
+    }
+
+    #[test]
     fn contention_raises_the_price_of_spinning_and_its_end_brings_it_back() {
         let mut price = price();
         let shared = Contention { ran: Nanos(40_000_000), delayed: Nanos(40_000_000), preempted: 10 };
@@ -124,8 +173,8 @@ mod tests {
 
     #[test]
     fn no_evidence_however_wild_overflows() {
-        let mut price = Price::new(Nanos::MAX);
-        price.set_block(BlockCost { cpu: Nanos::MAX, latency: Nanos::MAX }, u32::MAX);
+        let mut price = Price::new(Nanos::MAX, u32::MAX);
+        price.set_block(BlockCost { cpu: Nanos::MAX, latency: Nanos::MAX });
         (0..99).for_each(|_| _ = price.contend(Contention { ran: Nanos(0), delayed: Nanos::MAX, preempted: u64::MAX }));
         assert!(price.spin > DEAREST / 10 * 9);
         assert!(price.cost(LONGEST, price.longest()) > LONGEST);

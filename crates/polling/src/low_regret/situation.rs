@@ -9,6 +9,17 @@ use crate::{Kind, Standing};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Situation(usize);
 
+/// How many requests are in flight, as far as it changes what a wait can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// None: a guest ends the wait.
+    None,
+    /// One: the wait is the disk's latency.
+    One,
+    /// Several: a longer wait may end with more of them.
+    Many,
+}
+
 impl Situation {
     const DEPTHS: usize = 4;
     const KINDS: usize = 3;
@@ -28,6 +39,15 @@ impl Situation {
             Kind::Other => Self::KINDS - 1,
         };
         Self(depth * Self::KINDS + kind)
+    }
+
+    /// The depths of all situations, by [`index`](Self::index).
+    pub(super) fn depths() -> impl Iterator<Item = Depth> {
+        (0..Self::COUNT).map(|index| match index / Self::KINDS {
+            0 => Depth::None,
+            1 => Depth::One,
+            _ => Depth::Many,
+        })
     }
 
     /// Below [`COUNT`](Self::COUNT).

@@ -1,220 +1,18 @@
 //! What a loop promises, whichever monitor it sleeps in and whether it spins or not.
 
+mod bell;
+
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 
 use egret_event_loop::ring::{Ring, RingError};
-use egret_event_loop::{Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Source, SourceId, Turn, spawn};
-use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
-use rustix::event::{EventfdFlags, eventfd};
+use egret_event_loop::{EventLoop, MonitorChoice, Source, SourceId};
+use egret_polling::Nanos;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-/// A policy with one window for ever.
-struct Fixed(Nanos);
-
-impl Policy for Fixed {
-    fn window(&mut self, _before: &Standing) -> Nanos {
-        self.0
-    }
-    fn observe(&mut self, _wait: &Wait<'_>) {}
-    fn forget(&mut self, _slot: Slot) {}
-    fn window_now(&self) -> Nanos {
-        self.0
-    }
-}
-
-/// Engines that finish what they are given when it is submitted.
-#[derive(Default)]
-struct Echo {
-    pushed: Vec<u64>,
-    done: Vec<u64>,
-}
-
-impl Backend for Echo {
-    type Completion = u64;
-    fn has_completions(&mut self) -> bool {
-        !self.done.is_empty()
-    }
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(u64)) {
-        self.done.drain(..).for_each(done);
-    }
-    fn submit(&mut self, _now: Nanos) {
-        self.done.append(&mut self.pushed);
-    }
-    fn in_flight(&self) -> u32 {
-        (self.pushed.len() + self.done.len()) as u32
-    }
-    fn deadline(&self) -> Option<Nanos> {
-        None
-    }
-    fn arm(&mut self) -> bool {
-        self.done.is_empty()
-    }
-    fn suppress(&mut self) {}
-    fn descriptors(&self) -> Vec<RawFd> {
-        Vec::new()
-    }
-}
-
-/// What a test hears from its source, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heard {
-    Dispatched { work: u64 },
-    Notified,
-}
-
-type Act = Box<dyn FnMut(&mut Turn<'_, Bell>) + Send>;
-
-/// A source in the likeness of a queue: a counter in memory and an eventfd, which is written only when armed.
-struct Bell {
-    outside: Arc<Outside>,
-    seen: u64,
-    in_flight: u64,
-    index: u32,
-    heard: Sender<Heard>,
-    act: Option<Act>,
-    /// How many of its completions leave it with more to do.
-    unfinished: u64,
-    stopped: bool,
-}
-
-struct Outside {
-    work: AtomicU64,
-    /// How often the loop looked.
-    looks: AtomicU64,
-    armed: AtomicU64,
-    fd: OwnedFd,
-}
-
-impl Outside {
-    fn ring(&self) {
-        self.work.fetch_add(1, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) == 1 {
-            rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
-        }
-    }
-}
-
-fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
-    let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
-    let (heard, hear) = channel();
-    let mine = Arc::clone(&outside);
-    let bell = Bell { outside: mine, seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0, stopped: false };
-    (bell, outside, hear)
-}
-
-impl Source for Bell {
-    type Backend = Echo;
-    fn route(completion: &u64) -> u32 {
-        (*completion >> 32) as u32
-    }
-    fn attached(&mut self, id: SourceId, _backend: &mut Echo) -> io::Result<()> {
-        self.index = id.index();
-        self.stopped = false;
-        Ok(())
-    }
-    fn detached(&mut self, _backend: &mut Echo) {}
-    fn poll(&mut self) -> bool {
-        self.outside.looks.fetch_add(1, Ordering::Relaxed);
-        !self.stopped && self.outside.work.load(Ordering::SeqCst) != self.seen
-    }
-    fn dispatch(&mut self, backend: &mut Echo, turn: &mut Turn<'_, Self>) {
-        let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };
-        self.seen += work;
-        for _ in 0..work {
-            backend.pushed.push(u64::from(self.index) << 32);
-        }
-        self.in_flight += work;
-        if let Some(act) = &mut self.act {
-            act(turn);
-        }
-        let _ = self.heard.send(Heard::Dispatched { work });
-    }
-    fn complete(&mut self, _completion: u64, _now: Nanos) -> bool {
-        self.in_flight -= 1;
-        let more = self.unfinished > 0;
-        self.unfinished -= u64::from(more);
-        more
-    }
-    fn notify(&mut self) {
-        let _ = self.heard.send(Heard::Notified);
-    }
-    fn suppress(&mut self) {
-        self.outside.armed.store(0, Ordering::SeqCst);
-    }
-    fn arm(&mut self) -> bool {
-        self.outside.armed.store(1, Ordering::SeqCst);
-        !self.poll()
-    }
-    fn stop(&mut self, _engines: &mut Self::Backend) {
-        self.stopped = true;
-    }
-    fn resume(&mut self, _engines: &mut Self::Backend) {
-        self.stopped = false;
-    }
-    fn is_drained(&self) -> bool {
-        self.in_flight == 0
-    }
-    fn descriptor(&self) -> Option<RawFd> {
-        Some(self.outside.fd.as_raw_fd())
-    }
-}
-
-fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
-    LoopOptions {
-        name: format!("{monitor}"),
-        monitor,
-        policy: Box::new(Fixed(window)),
-        window_max: window,
-        idle_after: Nanos::from_millis(1),
-        calibrate: false,
-    }
-}
-
-/// Runs `test` on a loop of every kind: three monitors, each without spinning, spinning a little, and never sleeping.
-fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
-    for monitor in [MonitorChoice::IoUring, MonitorChoice::Epoll, MonitorChoice::Ppoll] {
-        if monitor == MonitorChoice::IoUring && !has_io_uring() {
-            continue;
-        }
-        for window in [Nanos::ZERO, Nanos::from_micros(100), Nanos::MAX] {
-            let (handle, thread) = spawn(options(monitor, window), |_ring| Echo::default()).unwrap();
-            test(&handle);
-            handle.send(EventLoop::stop);
-            thread.join().unwrap().unwrap();
-        }
-    }
-}
-
-fn has_io_uring() -> bool {
-    match Ring::new() {
-        Ok(_) => true,
-        Err(e @ (RingError::Sysctl(_) | RingError::Refused | RingError::Missing)) => {
-            eprintln!("skipped for the io_uring monitor: {e}");
-            false
-        }
-        Err(e) => panic!("{e}"),
-    }
-}
-
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Waits until so much work in all has been dispatched.
-fn hear_work(hear: &Receiver<Heard>, expected: u64) {
-    let mut work = 0;
-    while work < expected {
-        if let Heard::Dispatched { work: more } = hear.recv_timeout(PATIENCE).expect("the loop sees the work") {
-            work += more;
-        }
-    }
-    assert_eq!(work, expected, "no work is seen twice");
-}
+use bell::{Bell, Echo, Fixed, Heard, PATIENCE, bell, hear_work, on_every_loop, options};
 
 #[test]
 fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
@@ -542,9 +340,11 @@ fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause(
             // The loop waits as soon as it is left alone for a moment.
             while handle.call(|target| target.stats().waits).unwrap() == before {}
         }
-        let trace = handle.call(|target| target.take_recording("a test".into())).unwrap().expect("it was recording");
+        let take = |target: &mut EventLoop<Bell>| (target.take_recording("a test".into()), target.block_cost());
+        let (trace, cost) = handle.call(take).unwrap();
+        let trace = trace.expect("it was recording");
         assert!(!trace.waits.is_empty());
-        assert_eq!(Some(trace.block), handle.call(|target| target.block_cost()).unwrap());
+        assert_eq!(Some(trace.block), cost);
         assert!(handle.call(|target| target.take_recording(String::new())).unwrap().is_none());
     });
 }

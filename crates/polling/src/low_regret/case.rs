@@ -1,0 +1,131 @@
+//! One situation: what has been learned in it, and what a block costs in it.
+
+use super::PROBE_EVERY;
+use super::buckets::LONGEST;
+use super::histogram::Histogram;
+use super::panel::{Opinions, Panel};
+use super::price::Price;
+use super::situation::{Class, Depth};
+use super::trial::{Order, Trial};
+use crate::{BlockCost, Contention, Wait};
+
+/// A situation's panel, its price of a block, and the trials that find that out.
+pub(super) struct Case {
+    depth: Depth,
+    panel: Panel,
+    price: Price,
+    trial: Trial,
+    /// By how much a block makes waits of this situation longer, as far as trials have shown.
+    added: Option<i64>,
+    until_probe: u32,
+}
+
+/// What was decided about a wait.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Decision {
+    opinions: Opinions,
+    /// The window that is trusted, whatever was tried instead.
+    trusted: u64,
+    /// The window.
+    pub(super) window: u64,
+    reason: Reason,
+}
+
+/// Why a wait has the window it has.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Reason {
+    #[default]
+    Trusted,
+    Probe,
+    Trial(Order),
+}
+
+impl Decision {
+    pub(super) fn trusted(&self) -> u64 {
+        self.trusted
+    }
+}
+
+impl Case {
+    pub(super) fn new(depth: Depth, price: Price) -> Self {
+        Self { depth, panel: Panel::new(), price, trial: Trial::new(), added: None, until_probe: PROBE_EVERY }
+    }
+
+    /// How long the coming wait is to be spun for, after one of class `last`.
+    pub(super) fn decide(&mut self, last: Class) -> Decision {
+        let break_even = self.price.break_even();
+        let opinions = self.panel.opinions(last, break_even);
+        let trusted = self.panel.trusted(&opinions);
+        let (window, reason) = match self.trial.order() {
+            Order::AsUsual if trusted < break_even && self.probe_is_due() => (break_even, Reason::Probe),
+            Order::AsUsual => (trusted, Reason::Trusted),
+            Order::Block => (0, Reason::Trial(Order::Block)),
+            Order::Spin => (self.price.reach(), Reason::Trial(Order::Spin)),
+        };
+        Decision { opinions, trusted, window, reason }
+    }
+
+    /// Learns from a wait; returns the class of the last wait, as what follows should take it.
+    pub(super) fn observe(&mut self, decision: &Decision, last: Class, wait: &Wait<'_>) -> Class {
+        let length = self.price.true_length(wait);
+        if decision.reason == Reason::Probe && !wait.blocked && length > decision.trusted {
+            // This was a surprise, and one surprise seldom comes alone. A row of them costs nothing, as each is a block
+            // saved; it ends with the first miss.
+            self.until_probe = 1;
+        }
+        // A wait that was slept through for the sake of a trial is none that any panel should count on.
+        let is_usual = decision.reason != Reason::Trial(Order::Block);
+        if is_usual {
+            self.panel.learn(&decision.opinions, last, length, &self.price);
+        }
+        if self.depth != Depth::Many {
+            let may_block = |length| self.depth == Depth::One && self.price.may_pay_to_block(length);
+            if let Some(added) = self.trial.take(wait.length.0.min(LONGEST), wait.blocked, may_block) {
+                self.learn_added(added);
+            }
+        }
+        if is_usual { Class::of(length) } else { last }
+    }
+
+    /// Whether the coming wait is to be spun for in spite of a short window; to be asked once for each such wait.
+    fn probe_is_due(&mut self) -> bool {
+        self.until_probe -= 1;
+        let due = self.until_probe == 0;
+        if due {
+            self.until_probe = PROBE_EVERY;
+        }
+        due
+    }
+
+    fn learn_added(&mut self, found: i64) {
+        let known = self.added.unwrap_or_else(|| self.price.latency());
+        self.added = Some(known.midpoint(found));
+        self.reprice();
+    }
+
+    fn reprice(&mut self) {
+        if let Some(added) = self.added {
+            // With nothing in flight it is the guest who decides when the wait ends, and it may not be waiting for us:
+            // then a block delays its request and does not show in the wait.
+            let least = if self.depth == Depth::None { self.price.latency() } else { i64::MIN };
+            self.price.set_added(added.max(least));
+        }
+        self.panel.histograms().for_each(Histogram::hurry);
+    }
+
+    /// Learns what a block costs where waits do not tell.
+    pub(super) fn set_block(&mut self, cost: BlockCost) {
+        let before = self.price.latency();
+        self.price.set_block(cost);
+        // What makes wake-ups later makes blocked waits longer by as much.
+        let later = self.price.latency() - before;
+        self.added = self.added.map(|added| added.saturating_add(later));
+        self.reprice();
+    }
+
+    pub(super) fn contend(&mut self, evidence: Contention) {
+        if self.price.contend(evidence) {
+            self.reprice();
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Finds out what a block adds to a wait, by doing for a while what is not being done.
+//!
+//! Calibration tells how late this thread wakes up. What sleeping does to a wait can be more than that, or less: a client
+//! that is kept waiting sleeps more deeply and answers later, and who serves the disk may be sooner done on the core that
+//! this thread has left. A thread that always blocks sees only the long waits of who always blocks, and finds itself
+//! confirmed. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
+//! spinning is, and the lengths are compared: in a row, because others take a while to answer in kind.
+
+/// Waits that are compared on either side.
+const SAMPLE: usize = 8;
+/// Waits at the beginning of a trial that are not counted: the world is still as it was.
+const SETTLING: u32 = 4;
+/// Spins in vain that end a trial: such waits are too long to compare.
+const FRUITLESS: u32 = 2;
+/// Waits between two trials, at first. It doubles with each trial that finds the same rule as the one before.
+const SOONEST: u32 = 128;
+/// Waits between two trials, at most.
+const LATEST: u32 = 8_192;
+
+/// What a trial has the coming wait be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As the panel will.
+    #[default]
+    AsUsual,
+    /// Slept through from the start.
+    Block,
+    /// Spun for, longer than usual.
+    Spin,
+}
+
+/// Some waits in a row.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    lengths: [u64; SAMPLE],
+    waits: usize,
+    blocks: usize,
+}
+
+impl Sample {
+    fn add(&mut self, length: u64, blocked: bool) {
+        self.lengths[self.waits] = length;
+        self.waits += 1;
+        self.blocks += usize::from(blocked);
+    }
+
+    fn is_full(&self) -> bool {
+        self.waits == SAMPLE
+    }
+
+    /// The median, which one wait that took forever does not move.
+    fn typical(mut self) -> u64 {
+        self.lengths.sort_unstable();
+        self.lengths[(SAMPLE - 1) / 2]
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// So many waits until the next trial.
+    Resting(u32),
+    /// Waits as usual, to compare with.
+    Control(Sample),
+    /// The trial: what came before it, and what has come of it so far.
+    Running { control: Sample, settling: u32, sample: Sample },
+}
+
+/// The trials of one situation.
+pub(super) struct Trial {
+    phase: Phase,
+    order: Order,
+    gap: u32,
+    /// Spins in vain during this trial.
+    fruitless: u32,
+}
+
+impl Trial {
+    pub(super) fn new() -> Self {
+        Self { phase: Phase::Resting(SOONEST), order: Order::AsUsual, gap: SOONEST, fruitless: 0 }
+    }
+
+    /// What the coming wait is to be.
+    pub(super) fn order(&self) -> Order {
+        if matches!(self.phase, Phase::Running { .. }) { self.order } else { Order::AsUsual }
+    }
+
+    /// Takes in a wait as it was seen. At the end of a trial: by how much a block makes a wait longer, in nanoseconds.
+    ///
+    /// `may_block` says whether blocking could possibly pay for waits of so many nanoseconds; where it cannot, sleeping
+    /// through some would be a waste.
+    pub(super) fn take(&mut self, length: u64, blocked: bool, may_block: impl Fn(u64) -> bool) -> Option<i64> {
+        match &mut self.phase {
+            Phase::Resting(1) => self.phase = Phase::Control(Sample::default()),
+            Phase::Resting(left) => *left -= 1,
+            Phase::Control(sample) => {
+                sample.add(length, blocked);
+                if sample.is_full() {
+                    let control = *sample;
+                    self.begin(control, may_block(control.typical()));
+                }
+            }
+            Phase::Running { control, settling, sample } => {
+                self.fruitless += u32::from(blocked && self.order == Order::Spin);
+                if *settling > 0 {
+                    *settling -= 1;
+                } else {
+                    sample.add(length, blocked);
+                }
+                let (control, sample) = (*control, *sample);
+                if self.fruitless == FRUITLESS || sample.is_full() {
+                    self.phase = Phase::Resting(self.gap);
+                }
+                if sample.is_full() {
+                    return added(&control, &sample);
+                }
+            }
+        }
+        None
+    }
+
+    fn begin(&mut self, control: Sample, may_block: bool) {
+        let order = if control.blocks * 2 >= SAMPLE { Order::Spin } else { Order::Block };
+        // A rule that has changed is looked at again soon.
+        self.gap = if order == self.order { (self.gap * 2).min(LATEST) } else { SOONEST };
+        self.order = order;
+        self.fruitless = 0;
+        self.phase = if order == Order::Block && !may_block {
+            Phase::Resting(self.gap)
+        } else {
+            Phase::Running { control, settling: SETTLING, sample: Sample::default() }
+        };
+    }
+}
+
+/// By how much a block made a wait longer; `None` if there were about as many of them on either side.
+fn added(one: &Sample, other: &Sample) -> Option<i64> {
+    let (more, fewer) = if one.blocks > other.blocks { (one, other) } else { (other, one) };
+    let differ = more.blocks - fewer.blocks >= SAMPLE / 2;
+    differ.then(|| more.typical().cast_signed() - fewer.typical().cast_signed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goes through a trial in a world where spinning makes waits of `spun` and blocking of `blocked`, and the rule is
+    /// to spin or not; returns how many waits it took, and what it found.
+    fn one(trial: &mut Trial, spins: bool, spun: u64, blocked: u64) -> (u32, Option<i64>) {
+        let (mut waits, mut was_running) = (0, false);
+        loop {
+            let blocks = match trial.order() {
+                Order::AsUsual if was_running => return (waits, None),
+                Order::AsUsual => !spins,
+                Order::Block => true,
+                Order::Spin => false,
+            };
+            was_running = trial.order() != Order::AsUsual;
+            waits += 1;
+            if let Some(found) = trial.take(if blocks { blocked } else { spun }, blocks, |_| true) {
+                return (waits, Some(found));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_block_adds_is_found_whichever_is_the_rule() {
+        assert_eq!(one(&mut Trial::new(), true, 10_000, 25_000).1, Some(15_000));
+        assert_eq!(one(&mut Trial::new(), false, 10_000, 25_000).1, Some(15_000));
+        assert_eq!(one(&mut Trial::new(), false, 17_000, 12_000).1, Some(-5_000));
+    }
+
+    #[test]
+    fn trials_become_rare_while_the_rule_stays_and_come_soon_after_it_has_changed() {
+        let mut trial = Trial::new();
+        let took: Vec<_> = (0..10).map(|_| one(&mut trial, true, 10_000, 25_000).0).collect();
+        assert!(took.is_sorted() && took[9] > LATEST && took[1] < 2 * SOONEST + 4 * SAMPLE as u32, "{took:?}");
+        one(&mut trial, false, 10_000, 25_000);
+        assert!(one(&mut trial, false, 10_000, 25_000).0 < SOONEST + 4 * SAMPLE as u32);
+    }
+
+    #[test]
+    fn nobody_sleeps_where_that_could_not_pay() {
+        let mut trial = Trial::new();
+        for _ in 0..10 * SOONEST {
+            assert_eq!(trial.take(2_000, false, |length| length > 4_000), None);
+            assert_eq!(trial.order(), Order::AsUsual);
+        }
+    }
+
+    #[test]
+    fn waits_too_long_to_spin_for_end_a_trial_early_and_say_nothing() {
+        let mut trial = Trial::new();
+        let mut spins = 0;
+        for _ in 0..2 * SOONEST {
+            spins += u32::from(trial.order() == Order::Spin);
+            assert_eq!(trial.take(1_000_000, true, |_| true), None);
+        }
+        assert_eq!(spins, FRUITLESS);
+    }
+}
