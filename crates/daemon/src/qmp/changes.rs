@@ -76,7 +76,7 @@ impl Changes {
     /// When a change before has panicked.
     pub(super) fn begin(&self, daemon: Daemon, order: Option<Order>) {
         let orders = self.orders.as_ref().expect("it takes orders until it is dropped");
-        orders.send((daemon, order)).ok().expect("the thread of changes lives");
+        assert!(orders.send((daemon, order)).is_ok(), "a change has panicked, and the daemon is gone with it");
     }
 
     /// What was begun, if it is done.
