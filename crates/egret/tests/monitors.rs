@@ -25,13 +25,18 @@ struct Lease(File);
 impl Lease {
     fn take(path: &Path) -> Self {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        // SAFETY: these commands take a number and touch no memory. SIGURG, which nobody is ended by, is what tells us
-        // that somebody waits.
-        let taken = unsafe {
-            libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) == 0
-                && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
+        let order = |command, number: libc::c_int| {
+            // SAFETY: these commands take a number and touch no memory.
+            let done = unsafe { libc::fcntl(file.as_raw_fd(), command, number) };
+            if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
-        assert!(taken, "{}", std::io::Error::last_os_error());
+        // What tells us that somebody waits, and would end us if it were not this.
+        order(F_SETSIG, libc::SIGURG).unwrap();
+        // A process that is just being started by another test has our descriptors open for a moment.
+        await_that("nobody else to have it open", || match order(libc::F_SETLEASE, libc::F_WRLCK) {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => false,
+            taken => taken.map(|()| true).unwrap(),
+        });
         Self(file)
     }
 
