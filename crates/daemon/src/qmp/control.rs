@@ -269,8 +269,7 @@ impl Control {
     fn tell_failures(&mut self) {
         let told = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
         for told in told.unwrap_or_default() {
-            let egret_disk::Failure { op, errno } = told.failure;
-            tracing::warn!("blockdev '{}': {op:?} failed: {}", told.node_name, std::io::Error::from(errno));
+            tracing::warn!("{told}");
             self.announce(&Event::BlockIoError(told));
         }
     }
