@@ -27,5 +27,5 @@ pub mod qmp;
 pub mod schema;
 
 pub use config::Config;
-pub use daemon::{ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError};
+pub use daemon::{ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, View};
 pub use egret_export::QueueStats;

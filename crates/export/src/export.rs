@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -95,6 +96,8 @@ pub(crate) struct Shared {
     pub(crate) stopped: Condvar,
     /// What queues counted that no longer run.
     past: Mutex<QueueStats>,
+    /// A client has left, and what it asked for has not ended yet.
+    draining: AtomicBool,
     /// Where the client listens to us.
     channel: Mutex<Option<UnixStream>>,
 }
@@ -175,6 +178,7 @@ impl Export {
             queues: Mutex::new(queues),
             stopped: Condvar::new(),
             past: Mutex::default(),
+            draining: AtomicBool::new(false),
             channel: Mutex::default(),
         });
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -188,9 +192,10 @@ impl Export {
         &self.shared.id
     }
 
-    /// Whether a client has queues running.
+    /// Whether a client has queues running, or requests in flight that it has left behind.
     pub fn is_in_use(&self) -> bool {
-        lock(&self.shared.queues).running.iter().any(Option::is_some)
+        let is_draining = self.shared.draining.load(Ordering::Acquire);
+        is_draining || lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
     /// The sum of what its queues have counted since the export began.
@@ -313,6 +318,10 @@ impl Shared {
         if let Some(stats) = counted {
             lock(&self.past).add(stats);
         }
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Release);
     }
 
     pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {

@@ -8,14 +8,9 @@ use egret_export::{Exchange, Export, exchange};
 use super::disks::{make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
 use crate::Config;
-use crate::schema::{self, Blockdev, Child, Driver, Object as _, VqMapping};
+use crate::schema::{self, Blockdev, Child, Driver, Object as _};
 
 impl Daemon {
-    /// Which I/O thread has which queues of an export.
-    pub fn mapping(&self, export: &schema::Export) -> Vec<VqMapping> {
-        export.mapping(DEFAULT_IOTHREAD)
-    }
-
     /// Has an export's queues run where `object` says, which is that export on other I/O threads. Returns the longest
     /// time that a queue was not served.
     ///
@@ -89,7 +84,8 @@ impl Daemon {
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
-            let options = options(name, &disk, written);
+            let exported = changed.exports.iter().any(|export| export.has_node(name));
+            let options = options(name, &disk, written, exported);
             if options != *old.options() {
                 exchanges.push(Exchange { old: Arc::clone(old), new: self.introduced(name, old.reopen(&options)?) });
             }

@@ -8,6 +8,7 @@
 //! | `limits` | limits on disks |
 //! | `failures` | nothing: it tells what disks could not do |
 //! | `live` | nothing: it changes what queues that run are carried by |
+//! | `view` | nothing: it shows what there is |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -21,6 +22,7 @@ mod limits;
 mod live;
 mod scsi;
 mod statistics;
+mod view;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,9 +38,10 @@ pub use failures::DiskFailure;
 use failures::Failures;
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
+pub use view::View;
 
 /// The I/O thread of exports that name none.
-const DEFAULT_IOTHREAD: &str = "io";
+pub(crate) const DEFAULT_IOTHREAD: &str = "io";
 
 /// Everything that a [`Config`] asks for, running. Dropping it ends it: exports drain and go, then threads, then disks.
 pub struct Daemon {

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::QmpError;
-use super::command::{Arguments, Command, Context, Takes, keys, text};
-use crate::daemon::ChangeError;
+use super::command::{Arguments, Command, Context, Run, Takes, keys, text};
+use crate::daemon::{ChangeError, DEFAULT_IOTHREAD};
 use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling, VQ_MAPPING};
 
 /// What each of them returns.
@@ -34,13 +34,13 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Open nodes otherwise while they are used: `aio`, `cache`, `read-only`, `discard`, `detect-zeroes` and \
                 `locking` can change, the image cannot. If one node cannot be had as asked, all stay as they are. \
                 `pause-ns`, Egret's own, is the longest time that a queue was not served for that.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let blockdevs = arguments.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
             let read = |blockdev| Blockdev::from_value(blockdev, Spelling::Typed);
             let blockdevs = blockdevs.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let pause = context.daemon.reopen(blockdevs)?;
             Ok(json!({ "pause-ns": pause.0 }))
-        },
+        }),
     },
     Command {
         name: "egret-move-queue",
@@ -48,13 +48,13 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: RETURNS,
         about: "Have another I/O thread run one queue of an export: its client sees nothing of it. `pause-ns` is how \
                 long nobody served it. The control and event queues of `vhost-user-scsi` are with request queue 0.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let queue = arguments.get("queue").and_then(Value::as_u64).and_then(|queue| u16::try_from(queue).ok());
-            let (export, daemon) = (find(context, &arguments)?, &context.daemon);
-            let mapping = daemon.mapping(export);
+            let export = find(context, &arguments)?;
+            let mapping = export.mapping(DEFAULT_IOTHREAD);
             let moved = export.with_queue_on(queue.unwrap_or(u16::MAX), text(&arguments, "iothread"), mapping)?;
             place(context, moved)
-        },
+        }),
     },
     Command {
         name: "egret-map-queues",
@@ -62,10 +62,10 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: RETURNS,
         about: "Spread an export's queues over I/O threads, or gather them: `iothread`, or `iothread-vq-mapping` with \
                 the rules that it has for exports. `pause-ns` is the longest time that nobody served one of them.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let placed = find(context, &arguments)?.placed(&arguments)?;
             place(context, placed)
-        },
+        }),
     },
 ];
 

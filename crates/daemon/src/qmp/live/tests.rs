@@ -9,7 +9,7 @@ use crate::{Config, Daemon};
 fn run(daemon: &mut Daemon, command: &str, arguments: Value) -> Result<Value, String> {
     let Value::Object(arguments) = arguments else { panic!("{arguments} are no arguments") };
     let command = find_command(command).expect("the command is there");
-    command.call(&mut Context { daemon, quit: false }, arguments).map_err(|e| e.text)
+    command.call(&mut Context { daemon }, arguments).map_err(|e| e.text)
 }
 
 fn file(node: &str, place: &Path) -> Value {
