@@ -15,7 +15,7 @@ use crate::engine::{Engine, Finished, Job, Native, Null, Threads, Uring, native,
 use crate::error::EngineError;
 use crate::options::Aio;
 use crate::request::{Completion, Request};
-use crate::stats::Stats;
+use crate::stats::{Counters, ENGINES};
 use crate::triage::{self, Verdict};
 
 /// How the engines of an I/O thread are made.
@@ -62,7 +62,16 @@ enum Kind {
     Uring,
 }
 
-const KINDS: usize = 4;
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Threads => "threads",
+            Self::Native => "native",
+            Self::Uring => "io_uring",
+        }
+    }
+}
 
 struct Attached {
     disk: Arc<Disk>,
@@ -81,7 +90,7 @@ struct Attached {
 /// Dropping it waits for what is in flight, because the kernel uses the requests' memory until then.
 pub struct Engines {
     /// By [`Kind`]; made when a disk first needs them. Dropped before the disks.
-    list: [Option<Box<dyn Engine>>; KINDS],
+    list: [Option<Box<dyn Engine>>; ENGINES],
     slots: Vec<Option<Attached>>,
     /// Completions without an engine.
     answers: VecDeque<(u32, Completion)>,
@@ -89,20 +98,20 @@ pub struct Engines {
     refused: Vec<Job>,
     in_flight: u32,
     options: EngineOptions,
-    stats: Stats,
+    counters: Arc<Counters>,
 }
 
 impl Engines {
     /// No engine yet: each is made by the first disk that needs it.
     pub fn new(options: EngineOptions) -> Self {
         Self {
-            list: [const { None }; KINDS],
+            list: [const { None }; ENGINES],
             slots: Vec::new(),
             answers: VecDeque::new(),
             refused: Vec::new(),
             in_flight: 0,
             options,
-            stats: Stats::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -143,15 +152,19 @@ impl Engines {
             return Ok(());
         }
         let options = &self.options;
+        let counters = self.counters.engine(kind as usize, kind.name());
         *place = Some(match kind {
-            Kind::Null => Box::new(Null::new()),
-            Kind::Threads => Box::new(Threads::new(threads::Limits {
-                min: options.thread_pool_min,
-                max: options.thread_pool_max,
-                idle: options.thread_pool_idle.into(),
-            })?),
-            Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch)?),
-            Kind::Uring => Box::new(Uring::new(options.ring.clone())?),
+            Kind::Null => Box::new(Null::new(counters)),
+            Kind::Threads => {
+                let limits = threads::Limits {
+                    min: options.thread_pool_min,
+                    max: options.thread_pool_max,
+                    idle: options.thread_pool_idle.into(),
+                };
+                Box::new(Threads::new(limits, counters)?)
+            }
+            Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch, counters)?),
+            Kind::Uring => Box::new(Uring::new(options.ring.clone(), counters)?),
         });
         Ok(())
     }
@@ -194,15 +207,15 @@ impl Engines {
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
             Verdict::Engine | Verdict::Worker => {
-                self.stats.fallbacks += u64::from(attached.kind != Kind::Threads);
+                self.counters.fallbacks.add(u64::from(attached.kind != Kind::Threads));
                 Kind::Threads
             }
             Verdict::Bounce => {
-                self.stats.bounced += 1;
+                self.counters.bounced.add(1);
                 Kind::Threads
             }
             Verdict::Answered(result) => {
-                self.stats.answered += 1;
+                self.counters.answered.add(1);
                 let Request { token, buffers, .. } = job.request;
                 self.answers.push_back((slot.0, Completion { token, result, buffers }));
                 return;
@@ -213,10 +226,9 @@ impl Engines {
         }
     }
 
-    /// The counters of all engines.
-    pub fn stats(&self) -> Stats {
-        let engines = self.list.iter().flatten().map(|engine| engine.stats()).collect();
-        Stats { engines, ..self.stats.clone() }
+    /// The counters of all engines, for whoever wants to read them.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 }
 
@@ -228,7 +240,7 @@ impl Backend for Engines {
     }
 
     fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Completion)) {
-        let Self { list, slots, answers, refused, in_flight, stats, .. } = self;
+        let Self { list, slots, answers, refused, in_flight, counters, .. } = self;
         let mut left = None;
         let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
             *in_flight -= 1;
@@ -257,7 +269,7 @@ impl Backend for Engines {
                     if let Err(errno) = result
                         && triage::deserves_a_worker(job.request.op, errno)
                     {
-                        stats.fallbacks += 1;
+                        counters.fallbacks.add(1);
                         refused.push(job);
                         return;
                     }
@@ -324,7 +336,7 @@ impl Drop for Engines {
                 }
             });
         }
-        self.list = [const { None }; KINDS];
+        self.list = [const { None }; ENGINES];
     }
 }
 

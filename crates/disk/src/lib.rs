@@ -35,7 +35,7 @@ pub use engines::{DiskSlot, EngineOptions, Engines};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
 pub use request::{Completion, IoVec, Op, Request, Token};
-pub use stats::{BATCH_CLASSES, EngineStats, Stats};
+pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 
 #[cfg(test)]
 mod tests;

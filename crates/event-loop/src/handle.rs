@@ -11,7 +11,7 @@ use crate::calibrate::block_cost;
 use crate::mailbox::Mailbox;
 use crate::ring::SharedRing;
 use crate::source::Command;
-use crate::{EventLoop, LoopOptions, Source, SourceId};
+use crate::{EventLoop, LoopCounters, LoopOptions, Source, SourceId};
 
 /// The loop's thread has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -21,11 +21,12 @@ pub struct LoopGone;
 /// Speaks to a loop from any thread, through its mailbox.
 pub struct LoopHandle<S: Source> {
     mailbox: Arc<Mailbox<Command<S>>>,
+    counters: Arc<LoopCounters>,
 }
 
 impl<S: Source> Clone for LoopHandle<S> {
     fn clone(&self) -> Self {
-        Self { mailbox: Arc::clone(&self.mailbox) }
+        Self { mailbox: Arc::clone(&self.mailbox), counters: Arc::clone(&self.counters) }
     }
 }
 
@@ -42,7 +43,12 @@ impl<S> Leaving<S> {
 impl<S: Source> LoopHandle<S> {
     /// A handle for `target`.
     pub fn new(target: &EventLoop<S>) -> Self {
-        Self { mailbox: Arc::clone(target.mailbox()) }
+        Self { mailbox: Arc::clone(target.mailbox()), counters: Arc::clone(target.counters()) }
+    }
+
+    /// What the loop counts; to read it is not to ask the loop.
+    pub fn counters(&self) -> &Arc<LoopCounters> {
+        &self.counters
     }
 
     /// Runs `command` on the loop, between two dispatches, without waiting for it.

@@ -1,11 +1,12 @@
 //! A loop's dealings with its policy: asks it before each wait, tells it after, and keeps count.
 
 use std::io;
+use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
-use crate::LoopStats;
+use crate::LoopCounters;
 use crate::calibrate::Strain;
 
 /// How often the thread's struggle for its core is looked at, while it takes turns at all.
@@ -21,7 +22,7 @@ pub(crate) struct Polling {
     observed: Vec<Active>,
     cost: Option<Measured>,
     recorder: Option<Recorder>,
-    pub(crate) stats: LoopStats,
+    pub(crate) counters: Arc<LoopCounters>,
 }
 
 /// The price of a block as it was calibrated, and what has happened since.
@@ -41,7 +42,7 @@ impl Polling {
             observed: Vec::new(),
             cost: None,
             recorder: None,
-            stats: LoopStats::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -58,7 +59,7 @@ impl Polling {
     pub(crate) fn set_block_cost(&mut self, calibrated: BlockCost) -> io::Result<()> {
         let strain = Strain::of_this_thread()?;
         self.policy.set_block_cost(calibrated);
-        self.cost = Some(Measured { calibrated, strain, at: Nanos::ZERO, blocks: self.stats.blocks });
+        self.cost = Some(Measured { calibrated, strain, at: Nanos::ZERO, blocks: self.counters.blocks.get() });
         Ok(())
     }
 
@@ -83,24 +84,24 @@ impl Polling {
     pub(crate) fn window(&mut self, in_flight: u32) -> Nanos {
         self.before.in_flight = in_flight;
         let window = self.policy.window(&self.before);
-        let stats = &mut self.stats;
-        stats.window = window;
-        stats.window_sum += window.min(Nanos::from_millis(1_000));
-        stats.window_zero += u64::from(window == Nanos::ZERO);
+        let counters = &self.counters;
+        counters.window.set(window.0);
+        counters.window_sum.add_time(window.min(Nanos::from_millis(1_000)));
+        counters.window_zero.add(u64::from(window == Nanos::ZERO));
         let near = Nanos(self.window_max.0 - self.window_max.0 / 8);
-        stats.window_near_max += u64::from(window > Nanos::ZERO && window >= near);
+        counters.window_near_max.add(u64::from(window > Nanos::ZERO && window >= near));
         window
     }
 
     /// Learns from a wait that has just ended, with these sources active.
     pub(crate) fn observe(&mut self, length: Nanos, spun: Nanos, blocked: bool, active: impl Iterator<Item = Active>) {
-        let stats = &mut self.stats;
-        stats.waits += 1;
+        let counters = &self.counters;
+        counters.waits.add(1);
         if blocked {
-            stats.spin_wasted += spun;
+            counters.spin_wasted.add_time(spun);
         } else {
-            stats.hits += 1;
-            stats.spin_found += spun;
+            counters.hits.add(1);
+            counters.spin_found.add_time(spun);
         }
         self.observed.clear();
         self.observed.extend(active);
@@ -125,8 +126,9 @@ impl Polling {
         measured.at = now;
         let Ok(evidence) = measured.strain.since_last() else { return };
         self.policy.contend(evidence);
-        let blocks = self.stats.blocks - measured.blocks;
-        measured.blocks = self.stats.blocks;
+        let total = self.counters.blocks.get();
+        let blocks = total - measured.blocks;
+        measured.blocks = total;
         if blocks >= ENOUGH_BLOCKS {
             // A thread that wakes up to a busy core waits for it: that is part of what blocking costs here and now.
             let queued = Nanos(evidence.delayed.0 / blocks);

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
-use crate::stats::QueueStats;
+use crate::stats::{QueueCounters, QueueStats};
 use crate::worker::{Disks, Signals, Worker};
 
 /// How an export is to be.
@@ -87,8 +87,8 @@ pub(crate) struct Shared {
     device: Arc<dyn Device>,
     loops: Vec<LoopHandle<Worker>>,
     pub(crate) queues: Mutex<Queues>,
-    /// What queues counted that no longer run.
-    past: Mutex<QueueStats>,
+    /// What each queue counts, whether it runs or not.
+    counters: Vec<Arc<QueueCounters>>,
     /// Where the client listens to us.
     channel: Mutex<Option<UnixStream>>,
 }
@@ -130,12 +130,13 @@ impl Export {
         let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let running = vec![None; device.num_queues().into()];
+        let counters = (0..device.num_queues()).map(|_| Arc::default()).collect();
         let shared = Arc::new(Shared {
             id: id.clone(),
             device,
             loops,
+            counters,
             queues: Mutex::new(Queues { running, disks }),
-            past: Mutex::default(),
             channel: Mutex::default(),
         });
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -156,16 +157,14 @@ impl Export {
 
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
-        let running = lock(&self.shared.queues).running.clone();
-        let mut sum = lock(&self.shared.past).clone();
-        for (index, id) in running.into_iter().enumerate() {
-            let Some(id) = id else { continue };
-            let asked = self.shared.loop_of(index).call(move |target| target.source(id).map(|w| w.stats().clone()));
-            if let Ok(Some(stats)) = asked {
-                sum.add(&stats);
-            }
-        }
+        let mut sum = QueueStats::default();
+        self.queues().iter().for_each(|queue| queue.add_to(&mut sum));
         sum
+    }
+
+    /// What each of its queues counts, from the export's beginning to its end.
+    pub fn queues(&self) -> &[Arc<QueueCounters>] {
+        &self.shared.counters
     }
 
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
@@ -239,7 +238,8 @@ impl Shared {
         let model = Arc::clone(&self.device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
-        let worker = Worker::new(name, queue, model, Disks::new(disks), signals);
+        let counters = Arc::clone(&self.counters[index]);
+        let worker = Worker::new(name, queue, model, Disks::new(disks), signals, counters);
         let id = self.loop_of(index).attach(worker)?;
         queues.running[index] = Some(id);
         Ok(id)
@@ -248,10 +248,6 @@ impl Shared {
     /// A queue no longer runs, or soon will not.
     pub(crate) fn forget(&self, queue: usize) {
         lock(&self.queues).running[queue] = None;
-    }
-
-    pub(crate) fn keep_stats(&self, stats: &QueueStats) {
-        lock(&self.past).add(stats);
     }
 
     pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod export;
+mod latency;
 mod listener;
 mod luns;
 mod protocol;
@@ -23,7 +24,8 @@ mod stats;
 mod worker;
 
 pub use export::{Export, ExportConfig, ExportError};
+pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{DiscardConfig, LunConfig, Naa, ScsiExportConfig};
-pub use stats::{OpStats, QueueStats};
+pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::Worker;

@@ -295,10 +295,9 @@ impl<'a> Session<'a> {
         }
         for (index, leaving) in draining {
             let Some(worker) = leaving.wait() else { continue };
-            let (config, signals, stats) = worker.into_parts();
+            let (config, signals) = worker.into_parts();
             self.vrings[index].base = config.base;
             self.vrings[index].signals = signals;
-            self.shared.keep_stats(&stats);
         }
     }
 

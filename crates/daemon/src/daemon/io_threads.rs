@@ -160,9 +160,9 @@ impl RunningIoThread {
         Ok(())
     }
 
-    /// What it has counted since it began; `None` if it has ended.
-    pub(super) fn stats(&self) -> Option<LoopStats> {
-        self.handle.call(|target| *target.stats()).ok()
+    /// What it has counted since it began.
+    pub(super) fn stats(&self) -> LoopStats {
+        self.handle.counters().read()
     }
 }
 

@@ -170,8 +170,8 @@ fn statistics(daemon: &Daemon, by_node: bool) -> Value {
 fn shown(stats: &QueueStats) -> Value {
     let [read, write, flush, discard] = [Op::Read, Op::Write, Op::Flush, Op::Discard].map(|op| stats.op(op));
     let latency = stats.latency().map(|latency| {
-        let at = |quantile| latency.value_at_quantile(quantile);
-        json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.max() })
+        let at = |quantile| latency.quantile(quantile).0;
+        json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
     });
     let good = |op: egret_export::OpStats| op.requests - op.errors;
     json!({

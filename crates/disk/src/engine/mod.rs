@@ -35,7 +35,6 @@ pub(crate) use self::null::Null;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
 use crate::request::{Op, Request, Token};
-use crate::stats::EngineStats;
 
 /// A request on its way through an engine.
 #[derive(Debug)]
@@ -115,7 +114,4 @@ pub(crate) trait Engine {
     /// Ends it: waits until nothing of it touches the jobs' memory any more, and gives back those that were in flight,
     /// whatever came of them. Dropping it waits as well.
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
-
-    /// What it has done so far.
-    fn stats(&self) -> EngineStats;
 }
