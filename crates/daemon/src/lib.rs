@@ -9,6 +9,7 @@
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
 //! | [`probe`] | which engine suits an image, where nobody chose |
 //! | [`Daemon`] | a configuration brought to life |
+//! | [`listen`] | control sockets: where they are, and who may connect |
 //! | [`qmp`] | how programs talk to a running daemon |
 //! | [`process`] | pidfile, going into the background, signals |
 
@@ -19,6 +20,7 @@ pub mod config;
 pub(crate) mod daemon;
 pub mod disk;
 pub mod keyval;
+pub mod listen;
 pub mod probe;
 pub mod process;
 pub mod qmp;

@@ -2,18 +2,19 @@
 
 mod support;
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
-use support::await_that;
 use support::disk::Disk;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
+use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 
@@ -238,6 +239,17 @@ fn the_standard_streams_are_a_monitor() {
     assert_eq!(answers[2], json!({"return": {}, "id": "bye"}));
     assert_eq!(answers[3]["event"], "SHUTDOWN");
     assert_eq!((output.status.code(), answers.len()), (Some(0), 4));
+}
+
+#[test]
+fn a_monitor_is_on_a_tcp_port_of_this_host_if_it_is_asked_for() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let chardev = format!("socket,id=m,host=127.0.0.1,port={port},server=on,wait=off");
+    let _server = Server::start(&Program::egret(), &Options::new().words(["--chardev", &chardev, "--monitor", "m"]));
+    let stream = await_some("the daemon to listen", || TcpStream::connect(("127.0.0.1", port)).ok());
+    let mut greeting = String::new();
+    BufReader::new(stream).read_line(&mut greeting).unwrap();
+    assert!(greeting.starts_with("{\"QMP\":"), "{greeting}");
 }
 
 #[test]

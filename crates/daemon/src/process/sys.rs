@@ -77,3 +77,29 @@ pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
     // twice, and nothing here opens descriptors before the exports have taken theirs.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
+
+/// The number of a group, wherever the system has its groups from; `None` if there is none of this name.
+pub(crate) fn group_id(name: &str) -> io::Result<Option<u32>> {
+    let Ok(name) = std::ffi::CString::new(name) else { return Ok(None) };
+    let mut entry = MaybeUninit::<libc::group>::uninit();
+    let mut found = std::ptr::null_mut();
+    // The group's members come too, and there may be many.
+    let mut strings = vec![0; 1 << 10];
+    loop {
+        // SAFETY: the name ends with a zero, and the other pointers are to what the call writes, of the length it is
+        // told.
+        let error = unsafe {
+            let (entry, strings, len) = (entry.as_mut_ptr(), strings.as_mut_ptr(), strings.len());
+            libc::getgrnam_r(name.as_ptr(), entry, strings, len, &raw mut found)
+        };
+        match error {
+            0 if found.is_null() => return Ok(None),
+            // SAFETY: it points to `entry`, which the call has filled in.
+            0 => return Ok(Some(unsafe { (*found).gr_gid })),
+            libc::ERANGE if strings.len() < 1 << 24 => strings.resize(strings.len() * 2, 0),
+            // What these mean depends on where groups come from; none is of this name.
+            libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}

@@ -1,19 +1,14 @@
 //! `--chardev` and `--monitor`: where monitors are found.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::command::text;
 use crate::keyval::{self, KeyvalError};
-use crate::schema::{
-    Foreign, Harmless, Key, Kind, LONGEST_SOCKET_PATH, Problem, Shape, Spelling, Variants, fit_arguments,
-};
-
-/// Who may connect where nobody says: the daemon's own user.
-const DEFAULT_MODE: u32 = 0o600;
+use crate::listen::{Address, keys};
+use crate::schema::{Foreign, Harmless, Key, Kind, Problem, Shape, Spelling, Variants, fit_arguments};
 
 /// Where bytes come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +22,8 @@ pub struct Chardev {
 /// What a chardev is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A UNIX socket that the daemon makes.
-    Socket {
-        /// Its path.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
+    /// A socket on which the daemon listens.
+    Socket(Address),
     /// The daemon's standard input and output.
     Stdio,
 }
@@ -78,28 +68,27 @@ static CHARDEV: Shape = Shape {
             (
                 "socket",
                 &[
-                    Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make."),
                     Key::needed("server", Kind::Flag, "`on`: the daemon listens, and does not connect to others."),
-                    Key::optional(
-                        "mode",
-                        Kind::Word(|| vec!["0600", "0660", "0666"]),
-                        "0600",
-                        "Who may connect: the daemon's user, its group too, or everybody. Egret's own.",
-                    ),
+                    keys::PATH,
+                    keys::MODE,
+                    keys::GROUP,
+                    keys::HOST,
+                    keys::PORT,
+                    keys::FORCE_REMOTE,
                 ],
             ),
             ("stdio", &[]),
         ],
         foreign: &["null", "file", "pipe", "pty", "ringbuf", "serial", "udp", "vc", "memory", "parallel", "hub"],
-        because: "a monitor is on a UNIX socket, or on standard input and output",
+        because: "a monitor is on a socket, or on standard input and output",
     }),
     foreign: &[
         Foreign { name: "wait", harmless: Harmless::Off, because: "disks are served without waiting for a monitor" },
         Foreign { name: "signal", harmless: Harmless::Any, because: "it concerns terminals" },
         Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
         Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
-        Foreign { name: "host", harmless: Harmless::No, because: "monitors are reached over UNIX sockets alone" },
-        Foreign { name: "port", harmless: Harmless::No, because: "monitors are reached over UNIX sockets alone" },
+        Foreign { name: "nodelay", harmless: Harmless::Any, because: "an answer never waits to be sent" },
+        Foreign { name: "to", harmless: Harmless::No, because: "name one port" },
         Foreign { name: "fd", harmless: Harmless::No, because: "name a path" },
         Foreign { name: "telnet", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "websocket", harmless: Harmless::Off, because: "monitors speak QMP alone" },
@@ -167,10 +156,7 @@ fn chardev(keys: &Map<String, Value>) -> Result<Chardev, Problem> {
             let because = "Egret listens and does not connect: write server=on".to_owned();
             return Err(Problem::NotDone { what: "server=off".to_owned(), because });
         }
-        _ => Place::Socket {
-            path: text(keys, "path").into(),
-            mode: u32::from_str_radix(text(keys, "mode"), 8).unwrap_or(DEFAULT_MODE),
-        },
+        _ => Place::Socket(Address::from_keys(keys)?),
     };
     Ok(Chardev { id: text(keys, "id").to_owned(), place })
 }
@@ -187,11 +173,15 @@ mod tests {
     #[test]
     fn a_monitor_is_on_a_socket_or_on_the_standard_streams() {
         let monitors = read(&["socket,id=c,path=/q,server=on,wait=off"], &["chardev=c", "stdio"]).unwrap();
-        let socket = Place::Socket { path: "/q".into(), mode: 0o600 };
+        let socket = Place::Socket(Address::Unix { path: "/q".into(), mode: 0o600, group: None });
         assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), place: socket }, pretty: false });
         assert_eq!(monitors[1].chardev.place, Place::Stdio);
-        let monitors = read(&["socket,id=c,path=/q,server=on,mode=0660"], &["c,pretty=on"]).unwrap();
-        assert!(monitors[0].pretty && matches!(monitors[0].chardev.place, Place::Socket { mode: 0o660, .. }));
+        let monitors = read(&["socket,id=c,path=/q,server=on,mode=0660,group=kvm"], &["c,pretty=on"]).unwrap();
+        let socket = Place::Socket(Address::Unix { path: "/q".into(), mode: 0o660, group: Some("kvm".into()) });
+        assert!(monitors[0].pretty && monitors[0].chardev.place == socket);
+        let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();
+        let socket = Place::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
+        assert_eq!(monitors[0].chardev.place, socket);
     }
 
     #[test]
@@ -201,6 +191,12 @@ mod tests {
             (&["socket,id=c,path=q"], &[], "--chardev socket,id=c,path=q: server is missing"),
             (&["socket,id=c,path=q,server=off"], &[], "server=off is QEMU's and not done here"),
             (&["socket,id=c,path=q,server=on,wait=on"], &[], "wait=on is QEMU's and not done here: disks are served"),
+            (&["socket,id=c,path=q,server=on,mode=07777"], &[], "mode must be octal permissions (0600)"),
+            (&["socket,id=c,path=q,server=on,mode=0999"], &[], "mode must be octal permissions (0600), got 0999"),
+            (&["socket,id=c,path=q,server=on,host=::1"], &[], "host does not go with path: it is about TCP"),
+            (&["socket,id=c,host=::1,port=1,server=on,mode=0600"], &[], "mode does not go with host"),
+            (&["socket,id=c,host=::1,server=on"], &[], "port is missing"),
+            (&["socket,id=c,host=::1,port=0,server=on"], &[], "port must be 1..=65535, got 0"),
             (&["tcp,id=c"], &[], "backend must be socket or stdio, got 'tcp'"),
             (&["stdio,id=c", "stdio,id=c"], &[], "chardev 'c': there is another chardev of this name"),
             (&[], &["chardev=c"], "--monitor: there is no chardev 'c'; make one with: --chardev socket,id=c,path"),

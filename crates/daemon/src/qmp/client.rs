@@ -1,8 +1,7 @@
 //! A client's bytes: read as far as its answers are taken, and kept within bounds both ways.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -36,12 +35,12 @@ pub(super) struct Client {
 }
 
 enum Stream {
-    Socket(UnixStream),
+    Socket(OwnedFd),
     Stdio(io::Stdin, io::Stdout),
 }
 
 impl Client {
-    pub(super) fn socket(stream: UnixStream, pretty: bool) -> Self {
+    pub(super) fn socket(stream: OwnedFd, pretty: bool) -> Self {
         Self::new(Stream::Socket(stream), pretty)
     }
 
@@ -188,6 +187,7 @@ fn is_ready_now(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
     use crate::{Config, Daemon};
@@ -198,7 +198,7 @@ mod tests {
         let mut context = Context { daemon: &mut daemon, quit: false };
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut client = Client::socket(ours, false);
+        let mut client = Client::socket(ours.into(), false);
         let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
         assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
         theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();

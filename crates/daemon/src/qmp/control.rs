@@ -14,8 +14,8 @@ use super::chardev::{Monitor, Place};
 use super::client::Client;
 use super::command::Context;
 use super::event::Event;
-use super::socket::Socket;
 use crate::daemon::Daemon;
+use crate::listen::Socket;
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -47,18 +47,18 @@ impl Control {
     /// Opens every monitor's place.
     ///
     /// # Errors
-    /// A socket that cannot be made; the message names its path.
+    /// A socket that cannot be made; the message names its chardev and its address.
     pub fn new(daemon: Daemon, monitors: &[Monitor]) -> io::Result<Self> {
         let mut new = Self { daemon, places: Vec::new(), clients: Vec::new(), resting_until: None };
         for monitor in monitors {
             match &monitor.chardev.place {
                 Place::Stdio => new.clients.push(Client::stdio(monitor.pretty)),
-                Place::Socket { path, mode } => {
+                Place::Socket(address) => {
                     let explain = |e: io::Error| {
-                        let (id, path) = (&monitor.chardev.id, path.display());
-                        io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on socket '{path}': {e}"))
+                        let id = &monitor.chardev.id;
+                        io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))
                     };
-                    new.places.push((Socket::open(path, *mode).map_err(explain)?, monitor.pretty));
+                    new.places.push((Socket::open(address).map_err(explain)?, monitor.pretty));
                 }
             }
         }

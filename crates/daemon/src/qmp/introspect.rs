@@ -99,7 +99,7 @@ impl Types {
         let of = match key.kind {
             Kind::Flag => "bool".to_owned(),
             Kind::Number(..) | Kind::PowerOfTwo(..) | Kind::Bytes(..) | Kind::PowerOfTwoBytes(..) => "int".to_owned(),
-            Kind::Text(..) | Kind::Name(_) | Kind::Descriptor => "str".to_owned(),
+            Kind::Text(..) | Kind::Mode | Kind::Name(_) | Kind::Descriptor => "str".to_owned(),
             Kind::Word(words) => {
                 self.word(&name, &words());
                 name

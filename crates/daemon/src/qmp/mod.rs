@@ -31,7 +31,6 @@ mod objects;
 mod own;
 pub mod reference;
 pub mod session;
-mod socket;
 
 pub use chardev::{Chardev, Monitor, MonitorError, Place};
 pub use control::{Control, Woken};

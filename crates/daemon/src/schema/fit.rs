@@ -105,6 +105,13 @@ impl Fitter {
                 let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');
                 value.as_str().filter(fits)?.into()
             }
+            Kind::Mode => {
+                let digits =
+                    |text: &str| (1..=4).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
+                let is_mode =
+                    |text: &&str| digits(text) && u32::from_str_radix(text, 8).is_ok_and(|mode| mode <= 0o777);
+                value.as_str().filter(is_mode)?.into()
+            }
             Kind::Name(most) => parse_name(value.as_str()?, most)?.into(),
             Kind::Names => self.names(value)?,
             Kind::Descriptor => value.as_str()?.parse::<i32>().ok().filter(|number| *number >= 0)?.to_string().into(),

@@ -71,6 +71,8 @@ pub enum Kind {
     Word(fn() -> Vec<&'static str>),
     /// Text of at most this many bytes; the first field is the least.
     Text(usize, usize),
+    /// A file's permissions, in octal: `0600`.
+    Mode,
     /// A name of at most this many bytes: a letter, then letters, digits, `-`, `.` and `_`.
     Name(usize),
     /// A name, or a list of names.
@@ -163,6 +165,7 @@ impl fmt::Display for Kind {
             Self::Text(0, usize::MAX) => f.write_str("text"),
             Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
             Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),
+            Self::Mode => f.write_str("octal permissions (0600)"),
             Self::Name(usize::MAX) => f.write_str("a name (a letter, then letters, digits, '-', '.', '_')"),
             Self::Name(most) => {
                 write!(f, "a name of at most {most} bytes (a letter, then letters, digits, '-', '.', '_')")
