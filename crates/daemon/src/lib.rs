@@ -11,6 +11,7 @@
 //! | [`Daemon`] | a configuration brought to life |
 //! | [`listen`] | control sockets: where they are, and who may connect |
 //! | [`qmp`] | how programs talk to a running daemon |
+//! | [`metrics`] | what monitoring scrapes |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
@@ -21,11 +22,12 @@ pub(crate) mod daemon;
 pub mod disk;
 pub mod keyval;
 pub mod listen;
+pub mod metrics;
 pub mod probe;
 pub mod process;
 pub mod qmp;
 pub mod schema;
 
 pub use config::Config;
-pub use daemon::{ChangeError, Daemon, Deletion, DiskState, StartError};
+pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskState, StartError, Time, Watched};
 pub use egret_export::QueueStats;

@@ -34,10 +34,14 @@ impl OpStats {
 #[repr(align(128))]
 pub struct QueueCounters {
     ops: [OpCounters; Kind::ALL.len()],
-    pub(crate) in_flight: Counter,
-    pub(crate) calls: Counter,
-    pub(crate) calls_spared: Counter,
-    pub(crate) broken: Counter,
+    /// Requests taken in and not ended.
+    pub in_flight: Counter,
+    /// Notifications sent to the guest.
+    pub calls: Counter,
+    /// Batches of used requests that the guest did not want to be notified of.
+    pub calls_spared: Counter,
+    /// Times the guest broke the queue.
+    pub broken: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -65,9 +69,11 @@ impl QueueCounters {
         OpStats { requests: op.requests.get(), bytes: op.bytes.get(), errors: op.errors.get() }
     }
 
-    /// Requests that the queue has taken in and not ended.
-    pub fn in_flight(&self) -> u64 {
-        self.in_flight.get()
+    /// Adds how long requests of `kind` took to `sum`, if there were any.
+    pub fn add_latency_to(&self, kind: Kind, sum: &mut Option<Latencies>) {
+        if let Some(latency) = self.ops[kind as usize].latency.get() {
+            latency.add_to(sum.get_or_insert_default());
+        }
     }
 
     /// Everything, without asking the loop.
@@ -81,9 +87,7 @@ impl QueueCounters {
     pub fn add_to(&self, sum: &mut QueueStats) {
         for kind in Kind::ALL {
             sum.ops[kind as usize].add(&self.op(kind));
-            if let Some(latency) = self.ops[kind as usize].latency.get() {
-                latency.add_to(sum.latency[kind as usize].get_or_insert_default());
-            }
+            self.add_latency_to(kind, &mut sum.latency[kind as usize]);
         }
         sum.in_flight += self.in_flight.get();
         sum.calls += self.calls.get();

@@ -9,6 +9,7 @@
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
+mod board;
 mod disks;
 mod error;
 mod exports;
@@ -23,6 +24,7 @@ use egret_disk::Disk;
 use egret_polling::trace::Trace;
 
 use crate::Config;
+pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 use exports::{Departures, RunningExport};
@@ -40,6 +42,7 @@ pub struct Daemon {
     io_threads: BTreeMap<String, RunningIoThread>,
     disks: BTreeMap<String, Arc<Disk>>,
     departures: Departures,
+    board: Arc<Board>,
 }
 
 impl Daemon {
@@ -55,10 +58,11 @@ impl Daemon {
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
             departures: Departures::new().map_err(|e| StartError::IoThread("main".to_owned(), e.to_string()))?,
+            board: Arc::default(),
         };
         new.settle_disks()?;
         for io_thread in &config.iothreads {
-            new.io_threads.insert(io_thread.id.clone(), RunningIoThread::start(io_thread)?);
+            new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
             new.start_export(export)?;
@@ -82,6 +86,11 @@ impl Daemon {
             Some((String::as_str(name), io_thread.take_recording(note)?))
         };
         self.io_threads.iter().filter_map(take).collect()
+    }
+
+    /// Where the counters of all that runs are found, for as long as it runs.
+    pub const fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// The objects that there are.

@@ -3,9 +3,12 @@
 use std::io::{IsTerminal as _, stdout};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use egret_daemon::listen::Address;
+use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{Pidfile, Readiness, Side, Signals, background};
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::{Config, Daemon};
@@ -25,6 +28,8 @@ pub struct Life {
     pub announcement: Option<String>,
     /// Where it takes commands.
     pub monitors: Vec<Monitor>,
+    /// Where it serves metrics, if it does.
+    pub metrics: Option<Address>,
     /// Where to write the process's number.
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
@@ -64,6 +69,8 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let mut control = Control::new(Daemon::start(config)?, &life.monitors)?;
+    let board = control.daemon().board();
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place)).transpose()?;
     if life.record_waits.is_some() {
         control.daemon().record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
@@ -80,6 +87,7 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if let Some(path) = &life.record_waits {
         write_recordings(control.daemon(), path)?;
     }
+    drop(metrics);
     drop(control.shut_down(reason));
     drop(pidfile);
     Ok(())
