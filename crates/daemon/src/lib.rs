@@ -12,6 +12,7 @@
 //! | [`listen`] | control sockets: where they are, and who may connect |
 //! | [`qmp`] | how programs talk to a running daemon |
 //! | [`metrics`] | what monitoring scrapes |
+//! | [`snapshot`] | every counter at one moment |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod probe;
 pub mod process;
 pub mod qmp;
 pub mod schema;
+pub mod snapshot;
 
 pub use config::Config;
 pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskState, StartError, Time, Watched};

@@ -1,10 +1,13 @@
-//! The command: `egret serve`, `egret replay`, `egret config`, `egret ctl`.
+//! The command: `egret serve`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
 
 mod cli;
+mod completions;
 mod config;
 mod ctl;
+mod qmp;
 mod replay;
 mod serve;
+mod top;
 
 use std::process::ExitCode;
 
@@ -27,6 +30,8 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

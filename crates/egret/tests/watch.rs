@@ -7,6 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde_json::Value;
@@ -164,6 +165,65 @@ fn a_hundred_exports_of_eight_queues_fit_on_a_page() {
     let of = |name: &str| samples.keys().filter(|series| series.starts_with(name)).count();
     assert_eq!((of("egret_export_requests_total{"), of("egret_export_in_flight{")), (100 * 8 * 6, 100 * 8));
     assert!(page.len() < 4 << 20, "{}", page.len());
+}
+
+#[test]
+fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
+    let scratch = Scratch::new();
+    let qmp = scratch.path("qmp");
+    let options = Options::new()
+        .iothread("io0", "poll-policy=low-regret")
+        .disk("d0", &scratch.image("disk", 4 * MIB), "")
+        .export("e0", "d0", &scratch.path("disk"), "writable=on,iothread=io0,num-queues=3")
+        .monitor("m", &qmp);
+    let _server = Server::start(&Program::egret(), &options);
+    let done = AtomicBool::new(false);
+    let text = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
+            while !done.load(Ordering::Relaxed) {
+                disk.first().write_pattern(0..4 * MIB, 1).unwrap();
+            }
+        });
+        let text = await_some("top to see the load", || {
+            let text = egret(&["top", "--once", "--interval", "0.1", qmp.to_str().unwrap()]);
+            let busy = text.lines().find(|line| line.starts_with("e0 "))?.split_whitespace().nth(6)? != "-";
+            busy.then_some(text)
+        });
+        done.store(true, Ordering::Relaxed);
+        text
+    });
+    let words = |begin: &str| -> Vec<&str> {
+        text.lines().find(|line| line.starts_with(begin)).unwrap_or_default().split_whitespace().collect()
+    };
+    assert_eq!(words("io0 ")[..2], ["io0", "low-regret"], "{text}");
+    assert_eq!(words("e0 ")[..3], ["e0", "3", "io0"], "{text}");
+    assert!(words("e0 ")[3..].iter().all(|word| word.parse::<f64>().is_ok()), "{text}");
+}
+
+#[test]
+fn shells_are_told_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = egret(&["completions", shell]);
+        for command in ["serve", "replay", "config", "ctl", "top", "completions", "fd-monitor"] {
+            assert!(script.contains(command), "{shell}: {command}");
+        }
+    }
+    // A shell that is here reads its own.
+    if Command::new("bash").arg("-c").arg("true").status().is_ok() {
+        let script = egret(&["completions", "bash"]);
+        let program =
+            format!("{script}\nCOMP_WORDS=(egret s); COMP_CWORD=1; _egret egret s egret; echo \"${{COMPREPLY[*]}}\"");
+        let said = Command::new("bash").arg("-c").arg(program).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "serve", "{said:?}");
+    }
+}
+
+/// What the command prints.
+fn egret(words: &[&str]) -> String {
+    let said = Command::new(env!("CARGO_BIN_EXE_egret")).args(words).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8(said.stdout).unwrap()
 }
 
 #[test]

@@ -121,6 +121,12 @@ impl Latencies {
         })
     }
 
+    /// Those that there are, shortest first: at most so many nanoseconds, and how many.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
+        let filled = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+        filled.map(|(at, count)| (if at == BUCKETS - 1 { self.longest.0 } else { end(at) - 1 }, *count))
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.buckets.iter_mut().zip(&other.buckets).for_each(|(sum, more)| *sum += more);
         self.sum += other.sum;

@@ -32,7 +32,7 @@ use io_threads::RunningIoThread;
 pub use statistics::DiskState;
 
 /// The I/O thread of exports that name none.
-const DEFAULT_IOTHREAD: &str = "io";
+pub(crate) const DEFAULT_IOTHREAD: &str = "io";
 
 /// Everything that a [`Config`] asks for, running. Dropping it ends it: exports drain and go, then threads, then disks.
 pub struct Daemon {

@@ -49,6 +49,7 @@ async def main():
     await drive("block_resize", {"node-name": "d0", "size": 2 << 20})
     assert (await drive("query-named-block-nodes"))[0]["image"]["virtual-size"] == 2 << 20
     assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0
+    assert (await drive("egret-query-stats"))["exports"][0]["total"]["in-flight"] == 0
 
     await refused(client, "no-such-command", {}, "CommandNotFound")
     await refused(client, "qom-get", {"path": "/objects/x", "property": "id"}, "DeviceNotFound")
