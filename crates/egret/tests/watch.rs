@@ -140,6 +140,27 @@ fn a_real_prometheus_scrapes_it() {
         answer["data"]["result"][0]["value"][1].as_str().map(str::to_owned)
     });
     assert_eq!(answer, "12", "two queues of six operations");
+
+    // It understands whatever the dashboard asks for.
+    let dashboard = std::fs::read_to_string(Path::new(ROOT).join("contrib/grafana/egret.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut asked = 0;
+    for target in panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten() {
+        let question = target["expr"].as_str().unwrap();
+        let filled = question.replace("$__rate_interval", "1m").replace("$instance", ".*").replace("$export", ".*");
+        let (status, body) = get_tcp(theirs, &format!("/api/v1/query?query={}", escaped(&filled))).unwrap();
+        assert!(status.contains(" 200 ") && body.contains("\"success\""), "{question}: {body}");
+        asked += 1;
+    }
+    assert!(asked > 20, "{asked}");
+}
+
+/// As a part of a URL.
+fn escaped(text: &str) -> String {
+    text.bytes()
+        .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 /// Two ports that were free a moment ago.

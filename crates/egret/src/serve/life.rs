@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
-use egret_daemon::process::{Pidfile, Readiness, Side, Signals, background};
+use egret_daemon::process::{Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::{Config, Daemon};
 use tracing_subscriber::EnvFilter;
@@ -80,7 +80,9 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;
     }
+    tell_service_manager(Progress::Ready);
     let reason = attend(&mut control, &signals, life)?;
+    tell_service_manager(Progress::Stopping);
     if life.talks && life.stats {
         print!("{}", waits(control.daemon()));
     }
