@@ -21,6 +21,8 @@ pub mod attach;
 pub mod config;
 pub(crate) mod daemon;
 pub mod disk;
+#[cfg(test)]
+mod docs;
 pub mod keyval;
 pub mod listen;
 pub mod metrics;
@@ -31,5 +33,5 @@ pub mod schema;
 pub mod snapshot;
 
 pub use config::Config;
-pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskState, StartError, Time, Watched};
+pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, Watched};
 pub use egret_export::QueueStats;

@@ -60,7 +60,7 @@ pub(crate) mod keys {
     );
     pub const GROUP: Key = Key::optional(
         "group",
-        Kind::Text(1, usize::MAX),
+        Kind::Text(1, 255),
         "the daemon's",
         "Group of the UNIX socket, by name or number; goes with a `mode` of `0660`, say. Egret's own.",
     );

@@ -5,18 +5,21 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use egret_event_loop::Nanos;
 
 use crate::error::{OpenCause, OpenError};
+use crate::failure::{Failure, Failures};
 use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock;
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
+use crate::throttle::{Throttle, ThrottleGroup};
 
 /// An open image: what it is, and what was learnt about it.
 ///
@@ -31,6 +34,8 @@ pub struct Disk {
     /// Present where a sector is less than what direct I/O moves.
     pub(crate) gate: Option<Gate>,
     pub(crate) able: Able,
+    pub(crate) throttle: Throttle,
+    pub(crate) failures: Failures,
 }
 
 /// Where the data is.
@@ -105,6 +110,8 @@ impl Disk {
             limits,
             gate: (alignment.offset > SECTOR).then(Gate::default),
             able: Able::everything(),
+            throttle: Throttle::default(),
+            failures: Failures::default(),
         })
     }
 
@@ -121,6 +128,8 @@ impl Disk {
             limits: Limits::unlimited(SECTOR),
             gate: None,
             able: Able::everything(),
+            throttle: Throttle::default(),
+            failures: Failures::default(),
         })
     }
 
@@ -172,6 +181,27 @@ impl Disk {
             Some(file) if !self.options.read_only && !self.options.no_flush => file.sync_data(),
             _ => Ok(()),
         }
+    }
+
+    /// What limits it, together with other disks perhaps.
+    pub fn throttle_group(&self) -> Option<Arc<ThrottleGroup>> {
+        self.throttle.group()
+    }
+
+    /// Limits what guests do with it from here on, or no longer does. Requests that wait under other limits go as soon
+    /// as the loops that run the disk [look](crate::Engines::look_at_limits).
+    pub fn set_throttle_group(&self, group: Option<&Arc<ThrottleGroup>>) {
+        self.throttle.set_group(group);
+    }
+
+    /// Has an eventfd told when a request fails in its engine, from here on; the first one to be named is.
+    pub fn watch_failures(&self, bell: &Arc<OwnedFd>) {
+        self.failures.watch(bell);
+    }
+
+    /// The newest failure since this was last asked.
+    pub fn take_failure(&self) -> Option<Failure> {
+        self.failures.take()
     }
 
     /// The name that messages call it.

@@ -16,6 +16,7 @@ use crate::error::EngineError;
 use crate::options::Aio;
 use crate::request::{Completion, Request};
 use crate::stats::{Counters, ENGINES};
+use crate::throttle::{Lane, direction};
 use crate::triage::{self, Verdict};
 
 /// How the engines of an I/O thread are made.
@@ -79,6 +80,10 @@ struct Attached {
     in_flight: u32,
     /// Detached while it had requests in flight: freed when the last one is reaped.
     leaving: bool,
+    /// Where requests wait, if the disk is limited.
+    lane: Option<Box<Lane>>,
+    /// It drains, and nothing waits for limits.
+    unlimited: bool,
 }
 
 /// Everything one I/O thread runs requests on.
@@ -97,6 +102,10 @@ pub struct Engines {
     /// Jobs on their way from an engine that refused them to the workers; empty between calls.
     refused: Vec<Job>,
     in_flight: u32,
+    /// When to look at the lanes, if requests wait in one.
+    look: Option<Nanos>,
+    /// Requests on their way from a lane to their engines; empty between calls.
+    free: Vec<Request>,
     options: EngineOptions,
     counters: Arc<Counters>,
 }
@@ -110,6 +119,8 @@ impl Engines {
             answers: VecDeque::new(),
             refused: Vec::new(),
             in_flight: 0,
+            look: None,
+            free: Vec::new(),
             options,
             counters: Arc::default(),
         }
@@ -142,7 +153,8 @@ impl Engines {
             }
         }
         self.slots.resize_with(self.slots.len().max(slot + 1), || None);
-        self.slots[slot] = Some(Attached { disk: Arc::clone(disk), kind, in_flight: 0, leaving: false });
+        self.slots[slot] =
+            Some(Attached { disk: Arc::clone(disk), kind, in_flight: 0, leaving: false, lane: None, unlimited: false });
         Ok(DiskSlot(slot as u32))
     }
 
@@ -172,6 +184,7 @@ impl Engines {
     /// Lets go of a disk. None of its requests should be in flight; where some are, the disk is let go of when the
     /// last one has been reaped.
     pub fn detach(&mut self, slot: DiskSlot) {
+        self.lift_limits(slot);
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
         attached.leaving = true;
         self.free_if_left(slot.0);
@@ -203,7 +216,18 @@ impl Engines {
         let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
         attached.in_flight += 1;
         self.in_flight += 1;
-        let mut job = Job { slot: slot.0, sync_after: false, request };
+        // All that limits cost a disk without them.
+        if attached.disk.throttle.version() != 0 {
+            return self.hold(slot.0, request);
+        }
+        self.start(slot.0, request);
+    }
+
+    /// Gives a request to who runs it.
+    #[inline]
+    fn start(&mut self, slot: u32, request: Request) {
+        let attached = self.slots[slot as usize].as_mut().expect("the slot is attached");
+        let mut job = Job { slot, sync_after: false, request };
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
             Verdict::Engine | Verdict::Worker => {
@@ -217,12 +241,72 @@ impl Engines {
             Verdict::Answered(result) => {
                 self.counters.answered.add(1);
                 let Request { token, buffers, .. } = job.request;
-                self.answers.push_back((slot.0, Completion { token, result, buffers }));
+                self.answers.push_back((slot, Completion { token, result, buffers }));
                 return;
             }
         };
         if let Some(engine) = &mut self.list[kind as usize] {
             engine.push(job);
+        }
+    }
+
+    /// Has a request of a limited disk wait for its turn, which may be this one.
+    #[cold]
+    fn hold(&mut self, slot: u32, request: Request) {
+        let Self { slots, free, look, .. } = self;
+        let Some(attached) = &mut slots[slot as usize] else { return };
+        let limited = direction(request.op).filter(|_| !attached.unlimited);
+        match limited.and_then(|direction| {
+            let lane = Lane::current(&mut attached.lane, &attached.disk.throttle, free)?;
+            Some((direction, lane))
+        }) {
+            Some((direction, lane)) => {
+                lane.hold(direction, request);
+                *look = Some(Nanos::ZERO);
+            }
+            None => free.push(request),
+        }
+        self.start_free(slot);
+    }
+
+    /// Starts what need not wait any longer, at the end of the batch.
+    #[cold]
+    fn look(&mut self, now: Nanos) {
+        self.look = None;
+        for slot in 0..self.slots.len() {
+            let Self { slots, free, look, .. } = self;
+            let Some(Attached { disk, lane, unlimited: false, .. }) = &mut slots[slot] else { continue };
+            if lane.is_none() {
+                continue;
+            }
+            if let Some(lane) = Lane::current(lane, &disk.throttle, free) {
+                let next = lane.release(now, free);
+                *look = (*look).into_iter().chain(next).min();
+            }
+            self.start_free(slot as u32);
+        }
+    }
+
+    fn start_free(&mut self, slot: u32) {
+        let mut free = std::mem::take(&mut self.free);
+        free.drain(..).for_each(|request| self.start(slot, request));
+        self.free = free;
+    }
+
+    /// Limits have changed: looks at the end of this batch who may go.
+    pub fn look_at_limits(&mut self) {
+        self.look = Some(Nanos::ZERO);
+    }
+
+    /// What waits for its turn on a slot begins at the next submit, and what is pushed from here on waits for none: the
+    /// slot is being drained, and limits must not hold that up.
+    pub fn lift_limits(&mut self, slot: DiskSlot) {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
+        attached.unlimited = true;
+        if let Some(lane) = attached.lane.take() {
+            lane.flush(&mut self.free);
+            self.start_free(slot.0);
+            self.look = Some(Nanos::ZERO);
         }
     }
 
@@ -257,6 +341,7 @@ impl Backend for Engines {
         for engine in [Kind::Null, Kind::Threads] {
             let Some(engine) = &mut list[engine as usize] else { continue };
             engine.reap(now, &mut |Finished { job, result }| {
+                note_failure(slots, &job, result);
                 settle(slots, job.slot);
                 done(completion(job, result));
             });
@@ -274,6 +359,7 @@ impl Backend for Engines {
                         return;
                     }
                 }
+                note_failure(slots, &job, result);
                 settle(slots, job.slot);
                 done(completion(job, result));
             });
@@ -292,6 +378,9 @@ impl Backend for Engines {
     }
 
     fn submit(&mut self, now: Nanos) {
+        if self.look.is_some_and(|at| at <= now) {
+            self.look(now);
+        }
         for engine in self.list.iter_mut().flatten() {
             engine.submit(now);
         }
@@ -302,7 +391,7 @@ impl Backend for Engines {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.list.iter().flatten().filter_map(|engine| engine.deadline()).min()
+        self.list.iter().flatten().filter_map(|engine| engine.deadline()).chain(self.look).min()
     }
 
     fn arm(&mut self) -> bool {
@@ -337,6 +426,13 @@ impl Drop for Engines {
             });
         }
         self.list = [const { None }; ENGINES];
+    }
+}
+
+/// Leaves word of a request that an engine could not run.
+fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
+    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize]) {
+        attached.disk.failures.note(job.request.op, errno);
     }
 }
 

@@ -15,6 +15,9 @@
 //! transfer that the kernel cut short is continued, direct I/O takes memory and sectors of any alignment (through a
 //! copy, if it must), and zeroes are written where they cannot be asked for. What an engine cannot do itself, worker
 //! threads do.
+//!
+//! A disk may be in a [`ThrottleGroup`], which limits what its disks do together: requests beyond that wait in front of
+//! triage.
 
 mod blocking;
 mod buffers;
@@ -22,20 +25,24 @@ mod disk;
 mod engine;
 mod engines;
 mod error;
+mod failure;
 mod gate;
 mod geometry;
 mod lock;
 mod options;
 mod request;
 mod stats;
+mod throttle;
 mod triage;
 
 pub use disk::Disk;
 pub use engines::{DiskSlot, EngineOptions, Engines};
 pub use error::{EngineError, OpenCause, OpenError};
+pub use failure::Failure;
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
 pub use request::{Completion, IoVec, Op, Request, Token};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
+pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,8 @@ pub trait Backend {
     /// Requests pushed and not yet reaped.
     fn in_flight(&self) -> u32;
 
-    /// When the next completion appears by itself, with no descriptor to announce it; `None` if none will.
+    /// When the next completion appears by itself, with no descriptor to announce it, or there is more to
+    /// [`submit`](Self::submit) without a push; `None` if neither will be.
     fn deadline(&self) -> Option<Nanos>;
 
     /// Called before the loop blocks: from here on completions are announced on [`descriptors`](Self::descriptors).

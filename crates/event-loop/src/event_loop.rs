@@ -225,8 +225,10 @@ impl<S: Source> EventLoop<S> {
     /// Lets go of a source when it is drained; what is in flight ends first. The source is sent to `to`; nothing is
     /// if there is no such source.
     pub fn detach(&mut self, id: SourceId, to: mpsc::Sender<S>) {
-        let Some(entry) = self.entry(id) else { return };
-        entry.source.stop();
+        let Self { sources, backend, .. } = self;
+        let entry = sources.get_mut(id.index as usize).and_then(Option::as_mut);
+        let Some(entry) = entry.filter(|entry| entry.generation == id.generation) else { return };
+        entry.source.stop(backend);
         entry.leaving = Some(to);
         self.touch(id.index);
     }

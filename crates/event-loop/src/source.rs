@@ -65,8 +65,8 @@ pub trait Source: Send + Sized + 'static {
     /// From here on an event shows on the descriptor. False if work slipped in first.
     fn arm(&mut self) -> bool;
 
-    /// Takes no more work in; what is in flight ends as usual.
-    fn stop(&mut self);
+    /// Takes no more work in; what is in flight ends as usual, and nothing holds it back.
+    fn stop(&mut self, backend: &mut Self::Backend);
 
     /// Whether nothing of it is in flight.
     fn is_drained(&self) -> bool;

@@ -149,7 +149,7 @@ impl Source for Bell {
         self.outside.armed.store(1, Ordering::SeqCst);
         !self.poll()
     }
-    fn stop(&mut self) {}
+    fn stop(&mut self, _engines: &mut Self::Backend) {}
     fn is_drained(&self) -> bool {
         self.in_flight == 0
     }

@@ -358,7 +358,8 @@ impl Source for Worker {
         }
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self, engines: &mut Engines) {
+        self.disks.slots.iter().flatten().for_each(|slot| engines.lift_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
         }

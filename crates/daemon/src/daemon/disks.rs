@@ -74,6 +74,8 @@ impl Daemon {
             return Err(ChangeError::NodeInUse(node));
         }
         self.config.blockdevs.remove(at);
+        let left = self.config.node_names();
+        self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
         self.settle_disks_again();
         Ok(())
     }
@@ -116,6 +118,8 @@ impl Daemon {
             }
             if let Some(disk) = config.disk(name) {
                 let disk = Disk::open(&options(name, &disk, written.is_some()))?;
+                disk.set_throttle_group(self.throttle_groups.get(name));
+                disk.watch_failures(self.failures.bell());
                 self.disks.insert(name.to_owned(), Arc::new(disk));
             }
         }

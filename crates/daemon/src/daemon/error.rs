@@ -95,6 +95,9 @@ pub enum ChangeError {
     /// A descriptor that nobody handed over.
     #[error("export '{0}': addr.type 'fd' is for the command line: a running daemon inherits no descriptor")]
     LateDescriptor(String),
+    /// Limits on a blockdev that no requests reach by its own name.
+    #[error("blockdev '{0}' lies below another: limit that one")]
+    LimitBelow(String),
     /// A disk cannot have that size.
     #[error("blockdev '{0}': {1}")]
     Resize(String, String),

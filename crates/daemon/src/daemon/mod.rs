@@ -5,6 +5,8 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `limits` | limits on disks |
+//! | `failures` | nothing: it tells what disks could not do |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -13,14 +15,16 @@ mod board;
 mod disks;
 mod error;
 mod exports;
+mod failures;
 mod io_threads;
+mod limits;
 mod scsi;
 mod statistics;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, ThrottleGroup};
 use egret_polling::trace::Trace;
 
 use crate::Config;
@@ -28,6 +32,8 @@ pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 use exports::{Departures, RunningExport};
+pub use failures::DiskFailure;
+use failures::Failures;
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
 
@@ -41,8 +47,11 @@ pub struct Daemon {
     exports: BTreeMap<String, RunningExport>,
     io_threads: BTreeMap<String, RunningIoThread>,
     disks: BTreeMap<String, Arc<Disk>>,
+    /// By blockdev; several may have the same.
+    throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     departures: Departures,
     board: Arc<Board>,
+    failures: Failures,
 }
 
 impl Daemon {
@@ -52,13 +61,16 @@ impl Daemon {
     ///
     /// The first object that cannot be had. Nothing is left behind.
     pub fn start(config: &Config) -> Result<Self, StartError> {
+        let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
         let mut new = Self {
             config: config.clone(),
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
-            departures: Departures::new().map_err(|e| StartError::IoThread("main".to_owned(), e.to_string()))?,
             board: Arc::default(),
+            throttle_groups: BTreeMap::new(),
+            departures: Departures::new().map_err(no_bell)?,
+            failures: Failures::new().map_err(no_bell)?,
         };
         new.settle_disks()?;
         for io_thread in &config.iothreads {

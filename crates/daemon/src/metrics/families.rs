@@ -373,12 +373,6 @@ mod tests {
 
     #[test]
     fn the_reference_in_the_docs_is_the_table_of_metrics() {
-        let docs = include_str!("../../../../docs/watching.md");
-        let begin = "<!-- from the table of metrics -->\n\n";
-        let start = docs.find(begin).expect("the mark") + begin.len();
-        let end = docs[start..].find("\n<!-- end -->").expect("the end") + start;
-        if docs[start..end] != reference() {
-            panic!("docs/watching.md should hold:\n{}", reference());
-        }
+        crate::docs::hold("watching.md", "from the table of metrics", &reference());
     }
 }

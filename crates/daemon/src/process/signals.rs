@@ -30,13 +30,15 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Blocks SIGTERM, SIGINT and SIGHUP in this thread and in those that it starts from now on.
+    /// Blocks SIGTERM, SIGINT and SIGHUP in this thread and in those that it starts from now on; ignores SIGXFSZ, so that
+    /// a write beyond what the process's files may have is an error of that request and not the daemon's end.
     ///
     /// Call it before there are other threads: one that does not block them would be ended by them.
     ///
     /// # Errors
     /// The kernel has no descriptor to spare.
     pub fn block() -> io::Result<Self> {
+        sys::ignore(libc::SIGXFSZ);
         let fd = sys::signal_descriptor(&Signal::ALL.map(|(_, number)| number))?;
         Ok(Self { fd })
     }

@@ -37,6 +37,12 @@ pub(super) fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
+/// Ignores a signal, in the whole process.
+pub(super) fn ignore(signal: libc::c_int) {
+    // SAFETY: no handler of ours is set, and ignoring runs no code at all.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
 /// Blocks `signals` in this thread, and in those that it starts from now on; the descriptor reads them.
 pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();

@@ -5,6 +5,7 @@ use egret_virtio::Kind as Op;
 use serde_json::{Value, json};
 
 use super::command::{Command, Context, Takes, keys, nothing, text};
+use super::limits;
 use crate::daemon::{Daemon, Deletion};
 use crate::disk::Bottom;
 use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
@@ -53,8 +54,8 @@ pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "query-named-block-nodes",
         takes: Takes::Keys(&NODES),
-        returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", ...}]"#,
-        about: "Every blockdev: what it is, its size and its settings in force.",
+        returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
+        about: "Every blockdev: what it is, its size, its limits and its settings in force.",
         run: |context, _| {
             let daemon = &*context.daemon;
             Ok(daemon.config().node_names().into_iter().filter_map(|name| node(daemon, name)).collect())
@@ -135,7 +136,7 @@ fn node(daemon: &Daemon, name: &str) -> Option<Value> {
     let mut blockdevs =
         config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
     let driver = blockdevs.find(|blockdev| blockdev.name() == name)?.driver.word();
-    Some(json!({
+    let mut shown = json!({
         "node-name": name,
         "drv": driver,
         "file": file,
@@ -145,10 +146,11 @@ fn node(daemon: &Daemon, name: &str) -> Option<Value> {
         "backing_file_depth": 0,
         "detect_zeroes": disk.detect_zeroes.as_str(),
         "cache": { "direct": disk.direct, "no-flush": disk.no_flush, "writeback": true },
-        "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0,
         "write_threshold": 0,
         "image": { "filename": file, "format": driver, "virtual-size": state.size, "dirty-flag": false },
-    }))
+    });
+    shown.as_object_mut()?.extend(limits::shown(daemon, name));
+    Some(shown)
 }
 
 fn statistics(daemon: &Daemon, by_node: bool) -> Value {

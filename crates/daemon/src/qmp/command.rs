@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{QmpError, block, objects, own, stats};
+use super::{QmpError, block, limits, objects, own, stats};
 use crate::daemon::Daemon;
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
@@ -57,7 +57,8 @@ impl Takes {
 
 /// Every command, in the order of the reference.
 pub fn commands() -> impl Iterator<Item = &'static Command> + Clone {
-    own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS).chain(stats::COMMANDS)
+    let first = own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS);
+    first.chain(limits::COMMANDS).chain(stats::COMMANDS)
 }
 
 /// The command of this name.

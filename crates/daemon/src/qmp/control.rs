@@ -121,6 +121,7 @@ impl Control {
         let mut fds = vec![
             PollFd::from_borrowed_fd(until, PollFlags::IN),
             PollFd::from_borrowed_fd(self.daemon.departures(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.daemon.failures_bell(), PollFlags::IN),
         ];
         if self.resting_until.is_none() && sockets < MOST_CLIENTS {
             fds.extend(self.places.iter().map(|(socket, _)| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
@@ -129,7 +130,8 @@ impl Control {
             fds.extend(client.interest().into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         }
         let ready = self.clients.iter().any(Client::is_ready);
-        let end = if ready { Some(now) } else { [deadline, self.resting_until].into_iter().flatten().min() };
+        let ends = [deadline, self.resting_until, self.daemon.failures_due()];
+        let end = if ready { Some(now) } else { ends.into_iter().flatten().min() };
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
@@ -153,6 +155,7 @@ impl Control {
             self.tell_departures();
         }
         self.tell_departures();
+        self.tell_failures();
         self.clients.retain(|client| !client.is_over());
         quit
     }
@@ -178,6 +181,14 @@ impl Control {
     fn tell_departures(&mut self) {
         for id in self.daemon.departed() {
             self.announce(&Event::BlockExportDeleted { id });
+        }
+    }
+
+    fn tell_failures(&mut self) {
+        for told in self.daemon.failures(Instant::now()) {
+            let egret_disk::Failure { op, errno } = told.failure;
+            tracing::warn!("blockdev '{}': {op:?} failed: {}", told.node_name, std::io::Error::from(errno));
+            self.announce(&Event::BlockIoError(told));
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use egret_disk::Op;
 use serde_json::{Value, json};
+
+use crate::DiskFailure;
 
 /// Something that every monitor is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +15,8 @@ pub enum Event {
         /// The export.
         id: String,
     },
+    /// A request failed in a disk's engine, and its guest was told so.
+    BlockIoError(DiskFailure),
     /// The daemon ends.
     Shutdown {
         /// `host-qmp-quit` or `host-signal`.
@@ -22,6 +27,12 @@ pub enum Event {
 /// What an event is called, what it carries, and what it means.
 pub(super) const EVENTS: &[(&str, &str, &str)] = &[
     ("BLOCK_EXPORT_DELETED", r#"{"id"}"#, "An export has gone: its name, its address and its disk are free."),
+    (
+        "BLOCK_IO_ERROR",
+        r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report", "nospace", "reason"}"#,
+        "A disk could not do what a guest asked for, and the guest was told so. Of each disk the first, and then the \
+         newest once a second. `device` is the export, if the disk has one alone; `write` is all that does not read.",
+    ),
     (
         "SHUTDOWN",
         r#"{"guest": false, "reason"}"#,
@@ -34,6 +45,18 @@ impl Event {
     pub fn to_json(&self) -> Value {
         let (name, data) = match self {
             Self::BlockExportDeleted { id } => ("BLOCK_EXPORT_DELETED", json!({ "id": id })),
+            Self::BlockIoError(DiskFailure { node_name, export, failure }) => (
+                "BLOCK_IO_ERROR",
+                json!({
+                    "device": export.as_deref().unwrap_or_default(),
+                    "node-name": node_name,
+                    "qom-path": "",
+                    "operation": if failure.op == Op::Read { "read" } else { "write" },
+                    "action": "report",
+                    "nospace": failure.errno == rustix::io::Errno::NOSPC,
+                    "reason": reason(failure.errno),
+                }),
+            ),
             Self::Shutdown { reason } => ("SHUTDOWN", json!({ "guest": false, "reason": reason })),
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -43,4 +66,10 @@ impl Event {
             "timestamp": { "seconds": now.as_secs(), "microseconds": now.subsec_micros() },
         })
     }
+}
+
+/// What the system says, without its number.
+fn reason(errno: rustix::io::Errno) -> String {
+    let said = std::io::Error::from(errno).to_string();
+    said.split(" (os error").next().unwrap_or(&said).to_owned()
 }

@@ -7,7 +7,7 @@ use crate::snapshot::Snapshot;
 
 static EXPORT: Shape = keys(&[Key::optional(
     "export",
-    Kind::Text(1, usize::MAX),
+    Kind::Text(0, usize::MAX),
     "everything",
     "An export: it alone, and queue by queue.",
 )]);

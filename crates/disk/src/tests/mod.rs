@@ -3,6 +3,7 @@
 mod blocks;
 mod data;
 mod flow;
+mod limits;
 mod opening;
 mod zeroes;
 

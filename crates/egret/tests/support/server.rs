@@ -22,6 +22,14 @@ impl Program {
         Self { words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()], ours: true }
     }
 
+    /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
+    /// what is beyond.
+    pub fn egret_with_small_files() -> Self {
+        let egret = Self::egret().words;
+        let shell = ["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""].map(Into::into);
+        Self { words: shell.into_iter().chain(egret).collect(), ours: true }
+    }
+
     /// A peer, as the words of its command.
     pub fn peer(command: &str) -> Self {
         Self { words: command.split_whitespace().map(Into::into).collect(), ours: false }

@@ -1,0 +1,79 @@
+//! What disks could not do, told to monitors: of each disk the first failure, and then the newest once a second.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use egret_disk::Failure;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::Daemon;
+use crate::schema::Export;
+
+/// The least time between two failures of one disk that are told, as in QEMU.
+const REST: Duration = Duration::from_secs(1);
+
+/// A request that failed in a disk's engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskFailure {
+    /// The blockdev.
+    pub node_name: String,
+    /// The export that has it, if it is only one.
+    pub export: Option<String>,
+    /// What failed.
+    pub failure: Failure,
+}
+
+/// What is known of failures.
+pub(super) struct Failures {
+    bell: Arc<OwnedFd>,
+    /// When each disk may be told of again, of those that were told of less than a second ago.
+    resting: BTreeMap<String, Instant>,
+}
+
+impl Failures {
+    pub(super) fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { bell: Arc::new(bell), resting: BTreeMap::new() })
+    }
+
+    pub(super) const fn bell(&self) -> &Arc<OwnedFd> {
+        &self.bell
+    }
+}
+
+impl Daemon {
+    /// Readable when [`failures`](Self::failures) may have news.
+    pub fn failures_bell(&self) -> BorrowedFd<'_> {
+        self.failures.bell.as_fd()
+    }
+
+    /// When [`failures`](Self::failures) should be asked again without the bell: a disk that is not to be told of yet
+    /// may have failed meanwhile.
+    pub fn failures_due(&self) -> Option<Instant> {
+        self.failures.resting.values().min().copied()
+    }
+
+    /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before.
+    pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
+        let _ = rustix::io::read(&*self.failures.bell, &mut [0_u8; 8]);
+        self.failures.resting.retain(|_, end| *end > now);
+        let mut told = Vec::new();
+        for (name, disk) in &self.disks {
+            if self.failures.resting.contains_key(name) {
+                continue;
+            }
+            let Some(failure) = disk.take_failure() else { continue };
+            self.failures.resting.insert(name.clone(), now + REST);
+            let mut exports = self.config.exports.iter().filter(|export| export.has_node(name));
+            let export = match (exports.next(), exports.next()) {
+                (Some(Export { id, .. }), None) => Some(id.clone()),
+                _ => None,
+            };
+            told.push(DiskFailure { node_name: name.clone(), export, failure });
+        }
+        told
+    }
+}

@@ -1,0 +1,158 @@
+//! Limited disks: what waits, and what lets it go.
+//!
+//! The limits here are so low that what waits for them waits for more than an hour, unless something else lets it go.
+
+use super::*;
+use crate::{Limit, Limits, Rates, ThrottleGroup};
+
+const BLOCK: u64 = 4096;
+
+/// So many blocks at once, and then a byte a second.
+fn blocks_at_once(blocks: u64) -> Limits {
+    let limit = Limit { average: 1, burst: blocks * BLOCK, burst_seconds: 1 };
+    Limits { bytes: Rates { total: limit, ..Rates::default() }, ..Limits::default() }
+}
+
+fn rig() -> Rig {
+    Rig::new(&Options::new("null0", Driver::Null { size: 1 << 30, latency: Nanos::ZERO, read_zeroes: false }))
+}
+
+/// Pushes so many reads, and returns how many have ended by the end of the turn after.
+fn read(rig: &mut Rig, blocks: u64) -> usize {
+    let before = rig.done.len();
+    for block in 0..blocks {
+        rig.push_read(block * BLOCK, Memory::new(BLOCK as usize, 0));
+    }
+    rig.engines.submit(clock::now());
+    rig.reap();
+    rig.done.len() - before
+}
+
+#[test]
+fn a_burst_goes_at_once_and_what_is_beyond_waits() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(10))));
+    // Over the brim is what comes when it is over it already.
+    assert_eq!(read(&mut rig, 5), 5);
+    assert_eq!(read(&mut rig, 15), 6);
+    let again = rig.engines.deadline().unwrap() - clock::now();
+    assert!(again > Nanos(3600 * 1_000_000_000), "{again}");
+    assert_eq!(rig.engines.in_flight(), 9);
+}
+
+#[test]
+fn flushes_and_discards_are_not_limited() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    assert_eq!(read(&mut rig, 3), 2);
+    let (flush, discard) = (rig.push(Op::Flush, 0, 0, None), rig.push(Op::Discard, 0, BLOCK, None));
+    let zeroes = rig.push(Op::WriteZeroes { unmap: false }, 0, BLOCK, None);
+    rig.engines.submit(clock::now());
+    rig.reap();
+    assert!(rig.done.contains_key(&flush) && rig.done.contains_key(&discard) && !rig.done.contains_key(&zeroes));
+}
+
+#[test]
+fn whatever_ends_a_limit_lets_everything_go() {
+    let limits = Limits::default();
+    type End = fn(&mut Rig, &ThrottleGroup, Limits);
+    let ends: [(&str, End); 4] = [
+        ("no group", |rig, _, _| {
+            rig.disk.set_throttle_group(None);
+            rig.engines.look_at_limits();
+        }),
+        ("another group", |rig, _, _| {
+            rig.disk.set_throttle_group(Some(&ThrottleGroup::new("h", blocks_at_once(1))));
+            rig.engines.look_at_limits();
+        }),
+        ("other limits", |rig, group, limits| {
+            group.set_limits(limits);
+            rig.engines.look_at_limits();
+        }),
+        ("a drain", |rig, _, _| rig.engines.lift_limits(rig.slot)),
+    ];
+    for (what, end) in ends {
+        let mut rig = rig();
+        let group = ThrottleGroup::new("g", blocks_at_once(1));
+        rig.disk.set_throttle_group(Some(&group));
+        assert_eq!(read(&mut rig, 20), 2);
+        end(&mut rig, &group, limits);
+        rig.settle();
+        assert_eq!(rig.done.len(), 20, "{what}");
+        assert_eq!(rig.engines.deadline(), None, "{what}");
+    }
+}
+
+#[test]
+fn a_disk_that_is_detached_is_let_go_of_with_everything_that_waited() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    assert_eq!(read(&mut rig, 20), 2);
+    rig.engines.detach(rig.slot);
+    rig.settle();
+    assert_eq!(rig.done.len(), 20);
+    assert_eq!(Arc::strong_count(&rig.disk), 1);
+}
+
+#[test]
+fn what_is_pushed_while_a_disk_drains_waits_for_nothing() {
+    let mut rig = rig();
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    rig.engines.lift_limits(rig.slot);
+    assert_eq!(read(&mut rig, 20), 20);
+}
+
+#[test]
+fn disks_of_a_group_share_its_limits_across_loops() {
+    let group = ThrottleGroup::new("g", blocks_at_once(10));
+    let mut rigs = [rig(), rig()];
+    for rig in &rigs {
+        rig.disk.set_throttle_group(Some(&group));
+    }
+    assert_eq!(read(&mut rigs[0], 7), 7);
+    assert_eq!(read(&mut rigs[1], 7), 4);
+    assert_eq!(read(&mut rigs[0], 1), 0);
+    group.set_limits(blocks_at_once(3));
+    // One loop grants turns to both, and each disk has as many as the other.
+    let waiting = rigs.each_ref().map(|rig| rig.engines.in_flight());
+    assert_eq!(waiting, [1, 3]);
+    for rig in &mut rigs {
+        rig.engines.look_at_limits();
+        rig.engines.submit(clock::now());
+        rig.reap();
+    }
+    assert_eq!(rigs.each_ref().map(|rig| rig.engines.in_flight()), [0, 0]);
+}
+
+#[test]
+fn requests_of_a_second_begin_in_the_seconds_after() {
+    let mut rig = rig();
+    let limit = Limit { average: 1000, ..Limit::default() };
+    let limits = Limits { requests: Rates { total: limit, ..Rates::default() }, ..Limits::default() };
+    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+    let begun = clock::now();
+    assert_eq!(read(&mut rig, 300), 101);
+    rig.settle();
+    // Never faster than that, on however slow a machine.
+    assert!(clock::now() - begun >= Nanos::from_millis(198));
+}
+
+#[test]
+fn limited_disks_on_many_threads_all_come_to_an_end() {
+    let limit = Limit { average: 20_000, ..Limit::default() };
+    let limits = Limits { requests: Rates { total: limit, ..Rates::default() }, ..Limits::default() };
+    let group = ThrottleGroup::new("g", limits);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut rig = rig();
+                rig.disk.set_throttle_group(Some(&group));
+                for _ in 0..10 {
+                    read(&mut rig, 100);
+                    rig.settle();
+                }
+                assert_eq!(rig.done.len(), 1000);
+            });
+        }
+    });
+}

@@ -1,0 +1,164 @@
+//! Limits and fairness, in virtual time.
+
+use super::*;
+use crate::throttle::{Limit, Rates};
+
+fn limits(requests: Limit) -> Limits {
+    Limits { requests: Rates { total: requests, ..Rates::default() }, ..Limits::default() }
+}
+
+fn average(average: u64) -> Limit {
+    Limit { average, ..Limit::default() }
+}
+
+/// A queue of a disk on which as many requests of 4 KiB as began wait at all times.
+struct Load {
+    disk: DiskId,
+    lane: LaneId,
+    direction: Direction,
+    begun: u64,
+}
+
+fn load(schedule: &mut Schedule, disk: DiskId, direction: Direction, depth: u64) -> Load {
+    let lane = schedule.open();
+    (0..depth).for_each(|_| schedule.ask(disk, lane, direction, 4096));
+    Load { disk, lane, direction, begun: 0 }
+}
+
+/// Lets `seconds` of virtual time go by; each load looks when it was told to.
+fn run(schedule: &mut Schedule, loads: &mut [Load], seconds: u64) {
+    let end = Nanos(seconds * 1_000_000_000);
+    let mut looks = vec![Nanos::ZERO; loads.len()];
+    loop {
+        let Some((at, now)) = looks.iter().copied().enumerate().min_by_key(|(_, look)| *look) else { return };
+        if now >= end {
+            return;
+        }
+        let load = &mut loads[at];
+        schedule.grant(now);
+        let taken = schedule.take(load.lane)[load.direction as usize];
+        load.begun += taken as u64;
+        (0..taken).for_each(|_| schedule.ask(load.disk, load.lane, load.direction, 4096));
+        // One that has just begun some has others waiting at once, and a look at the same moment serves those.
+        looks[at] = schedule.next(load.direction, now).max(now + Nanos(u64::from(taken > 0)));
+    }
+}
+
+fn is_near(count: u64, expected: u64) -> bool {
+    count.abs_diff(expected) <= 2
+}
+
+#[test]
+fn a_limit_holds_to_the_request_over_a_minute() {
+    for rate in [1, 7, 100, 2345] {
+        let mut schedule = Schedule::new(limits(average(rate)));
+        let disk = schedule.join();
+        let mut loads = [load(&mut schedule, disk, Direction::Read, 32)];
+        run(&mut schedule, &mut loads, 60);
+        // What may come at once comes on top of it.
+        assert!(is_near(loads[0].begun, 60 * rate + rate / 10), "{rate}: {}", loads[0].begun);
+    }
+}
+
+#[test]
+fn a_burst_is_granted_at_its_rate_and_then_the_average() {
+    let mut schedule = Schedule::new(limits(Limit { average: 100, burst: 1000, burst_seconds: 3 }));
+    let disk = schedule.join();
+    let mut loads = [load(&mut schedule, disk, Direction::Write, 64)];
+    run(&mut schedule, &mut loads, 2);
+    assert!(is_near(loads[0].begun, 2 * 1000 + 100), "{}", loads[0].begun);
+    let mut schedule = Schedule::new(limits(Limit { average: 100, burst: 1000, burst_seconds: 3 }));
+    let disk = schedule.join();
+    let mut loads = [load(&mut schedule, disk, Direction::Write, 64)];
+    run(&mut schedule, &mut loads, 60);
+    assert!(is_near(loads[0].begun, 3 * 1000 + 60 * 100), "{}", loads[0].begun);
+}
+
+#[test]
+fn disks_of_a_group_share_evenly_however_deep_their_queues_are() {
+    let mut schedule = Schedule::new(limits(average(900)));
+    let disks = [schedule.join(), schedule.join(), schedule.join()];
+    let depths = [1, 8, 256];
+    let mut loads: Vec<Load> = Vec::new();
+    for (disk, depth) in disks.into_iter().zip(depths) {
+        loads.push(load(&mut schedule, disk, Direction::Read, depth));
+    }
+    run(&mut schedule, &mut loads, 60);
+    assert!(loads.iter().all(|load| load.begun.abs_diff(60 * 300 + 30) <= 90), "{:?}", begun(&loads));
+}
+
+#[test]
+fn a_disk_with_many_queues_gets_no_more_than_one_with_one() {
+    let mut schedule = Schedule::new(limits(average(1000)));
+    let (many, one) = (schedule.join(), schedule.join());
+    let mut loads: Vec<Load> = (0..8).map(|_| load(&mut schedule, many, Direction::Read, 4)).collect();
+    loads.push(load(&mut schedule, one, Direction::Read, 4));
+    run(&mut schedule, &mut loads, 60);
+    let many: u64 = loads[..8].iter().map(|load| load.begun).sum();
+    assert!(many.abs_diff(loads[8].begun) <= 100, "{:?}", begun(&loads));
+}
+
+#[test]
+fn reads_and_writes_share_a_total() {
+    let mut schedule = Schedule::new(limits(average(1000)));
+    let disk = schedule.join();
+    let mut loads = [load(&mut schedule, disk, Direction::Read, 32), load(&mut schedule, disk, Direction::Write, 32)];
+    run(&mut schedule, &mut loads, 60);
+    assert!(loads[0].begun.abs_diff(loads[1].begun) <= 32, "{:?}", begun(&loads));
+}
+
+#[test]
+fn a_limit_on_writes_leaves_reads_alone() {
+    let requests = Rates { write: average(10), ..Rates::default() };
+    let mut schedule = Schedule::new(Limits { requests, ..Limits::default() });
+    let disk = schedule.join();
+    let lane = schedule.open();
+    for direction in Direction::BOTH {
+        (0..100).for_each(|_| schedule.ask(disk, lane, direction, 4096));
+    }
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(lane), [100, 2]);
+}
+
+#[test]
+fn a_disk_that_is_alone_in_its_group_has_all_of_it() {
+    let mut schedule = Schedule::new(limits(average(500)));
+    let (busy, _idle) = (schedule.join(), schedule.join());
+    let mut loads = [load(&mut schedule, busy, Direction::Read, 4)];
+    run(&mut schedule, &mut loads, 10);
+    assert!(is_near(loads[0].begun, 5050), "{:?}", begun(&loads));
+}
+
+#[test]
+fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
+    let mut schedule = Schedule::new(limits(average(100)));
+    let disk = schedule.join();
+    let closed = load(&mut schedule, disk, Direction::Read, 111);
+    schedule.close(disk, closed.lane);
+    let waits = load(&mut schedule, disk, Direction::Read, 1);
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(waits.lane), [0, 0]);
+    let next = schedule.next(Direction::Read, Nanos::ZERO);
+    assert_eq!(next, Nanos(1_010_000_000));
+    schedule.grant(next);
+    assert_eq!(schedule.take(waits.lane), [1, 0]);
+}
+
+#[test]
+fn new_limits_begin_with_nothing_used_up() {
+    let mut schedule = Schedule::new(limits(average(1)));
+    let disk = schedule.join();
+    let load = load(&mut schedule, disk, Direction::Read, 50);
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(load.lane), [1, 0]);
+    schedule.set_limits(limits(average(200)));
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(load.lane), [21, 0]);
+    schedule.set_limits(Limits::default());
+    schedule.grant(Nanos::ZERO);
+    assert_eq!(schedule.take(load.lane), [28, 0]);
+}
+
+fn begun(loads: &[Load]) -> Vec<u64> {
+    loads.iter().map(|load| load.begun).collect()
+}
