@@ -219,6 +219,9 @@ fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
     };
     assert_eq!(words("io0 ")[..2], ["io0", "low-regret"], "{text}");
     assert_eq!(words("e0 ")[..3], ["e0", "3", "io0"], "{text}");
+    let said = Command::new(env!("CARGO_BIN_EXE_egret")).arg("top").arg(&qmp).output().unwrap();
+    let complaint = "egret: top draws on a terminal, and its output is none; --once prints plain text\n";
+    assert_eq!((said.status.code(), String::from_utf8_lossy(&said.stderr).as_ref()), (Some(1), complaint));
     assert!(words("e0 ")[3..].iter().all(|word| word.parse::<f64>().is_ok()), "{text}");
 }
 

@@ -86,7 +86,7 @@ pub struct Serve {
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
-    /// Serve metrics for Prometheus: unix:PATH[,mode=MODE][,group=GROUP], or HOST:PORT on loopback
+    /// Serve metrics for Prometheus: unix:PATH, or HOST:PORT on loopback; more keys may follow: ,mode=0660,group=NAME
     #[arg(long, value_name = "PLACE")]
     pub metrics: Option<String>,
     /// QEMU's, and refused

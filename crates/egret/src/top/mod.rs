@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`rates`] | two snapshots and their difference |
+//! | [`mod@rates`] | two snapshots and their difference |
 //! | [`view`] | what is looked at, and what keys do |
 //! | [`table`] | rates as text |
 //! | [`screen`] | the picture |
@@ -12,10 +12,11 @@ mod screen;
 mod table;
 mod view;
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use egret_daemon::snapshot::Snapshot;
 use ratatui::DefaultTerminal;
@@ -58,6 +59,9 @@ pub fn run(asked: &Top) -> Result<()> {
         std::thread::sleep(interval);
         print!("{}", table::plain(&rates(&before, &daemon.look(None)?)));
         return Ok(());
+    }
+    if !std::io::stdout().is_terminal() {
+        bail!("top draws on a terminal, and its output is none; --once prints plain text");
     }
     // Said in one line while there is still a line to say it on.
     let before = daemon.look(None)?;
