@@ -92,7 +92,7 @@ pub struct Export {
     pub id: String,
     /// Its disks.
     pub node_names: Vec<String>,
-    /// How many queues it has.
+    /// How many queues for requests it has.
     pub num_queues: u16,
     /// All its queues together.
     pub total: Queue,
@@ -152,8 +152,12 @@ impl Snapshot {
         let object = daemon.config().exports.iter().find(|export| export.id == id)?;
         let mut export = Export::read(object, &daemon.export_stats(id)?);
         let watched = daemon.board().look();
-        let queues = watched.exports.get(id)?.iter().zip(0..);
-        export.queues = queues.map(|(queue, index)| Queue::read(&queue.read(), thread_of(object, index))).collect();
+        let queues = watched.exports.get(id)?;
+        // The queues of a virtio-scsi device that have no disks come first, and run where the first of the others does.
+        let diskless = queues.len() - usize::from(object.num_queues);
+        let thread = |index: usize| thread_of(object, index.saturating_sub(diskless) as u16);
+        let each = queues.iter().enumerate().map(|(index, queue)| Queue::read(&queue.read(), thread(index)));
+        export.queues = each.collect();
         snapshot.exports.push(export);
         Some(snapshot)
     }

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use support::disk::Disk;
 use support::http::{get, get_tcp, say};
+use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Reaped, Server};
 use support::{await_some, await_that};
@@ -223,6 +224,31 @@ fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
     let complaint = "egret: top draws on a terminal, and its output is none; --once prints plain text\n";
     assert_eq!((said.status.code(), String::from_utf8_lossy(&said.stderr).as_ref()), (Some(1), complaint));
     assert!(words("e0 ")[3..].iter().all(|word| word.parse::<f64>().is_ok()), "{text}");
+}
+
+#[test]
+fn each_queue_is_told_of_with_the_thread_that_runs_it() {
+    let scratch = Scratch::new();
+    let qmp = scratch.path("qmp");
+    let options = Options::new()
+        .iothread("io0", "")
+        .iothread("io1", "")
+        .null("d0", "")
+        .export("blk", "d0", &scratch.path("blk"), "num-queues=3,iothread.0=io0,iothread.1=io1")
+        .export_scsi(
+            "scsi",
+            &scratch.path("scsi"),
+            "luns.0.lun=0,luns.0.node-name=d0,num-queues=2,iothread.0=io0,iothread.1=io1",
+        )
+        .monitor("m", &qmp);
+    let _server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&qmp);
+    for (id, threads) in [("blk", &["io0", "io1", "io0"][..]), ("scsi", &["io0", "io0", "io0", "io1"])] {
+        let answer = qmp.run("egret-query-stats", serde_json::json!({ "export": id }));
+        let queues = answer["exports"][0]["queues"].as_array().unwrap();
+        let found: Vec<&str> = queues.iter().map(|queue| queue["iothread"].as_str().unwrap()).collect();
+        assert_eq!(found, threads, "{id}: a virtio-scsi device's control and event queue come first");
+    }
 }
 
 #[test]
