@@ -92,13 +92,17 @@ fn thread_rates(before: &IoThread, now: &IoThread, seconds: f64) -> ThreadRates 
     let share = |of: fn(&IoThread) -> u64| over(since(of(now), of(before)) / 1e9, seconds);
     let (cpu, found, wasted) =
         (share(|thread| thread.cpu_ns), share(|thread| thread.spin_found_ns), share(|thread| thread.spin_wasted_ns));
+    // Spinning is taken on the wall's clock, and a thread that was preempted meanwhile was not on a processor.
+    let (found, wasted) = match found + wasted {
+        spun if spun > cpu => (found * cpu / spun, wasted * cpu / spun),
+        _ => (found, wasted),
+    };
     let waits = since(now.waits, before.waits);
     ThreadRates {
         id: now.id.clone(),
         policy: now.poll_policy.clone(),
         poll_max_ns: now.poll_max_ns,
         window_ns: now.window_ns,
-        // Spinning is taken on the wall's clock, and a thread that was preempted meanwhile was not on a processor.
         work: (cpu - found - wasted).max(0.0),
         found,
         wasted,
@@ -208,6 +212,16 @@ pub mod tests {
         assert_eq!((flow.p50_ns, flow.p99_ns, flow.queues), (Some(10_000), Some(90_000), 2));
         assert_eq!((rates.queues.len(), &*rates.queues[3].name), (4, "e1 1"));
         assert_eq!((rates.queues[3].iops, rates.queues[3].p50_ns), (0.0, None));
+    }
+
+    #[test]
+    fn a_thread_that_was_preempted_while_it_spun_did_not_spin_longer_than_it_ran() {
+        let mut now = snapshot(2);
+        now.iothreads[0].cpu_ns = snapshot(1).iothreads[0].cpu_ns + 200_000_000;
+        let thread = &rates(&snapshot(1), &now).threads[0];
+        let parts = [thread.work, thread.found, thread.wasted, thread.sleep];
+        let percent = parts.map(|part| (part * 1000.0).round() / 10.0);
+        assert_eq!(percent, [0.0, 16.7, 3.3, 80.0]);
     }
 
     #[test]
