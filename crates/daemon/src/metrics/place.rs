@@ -21,10 +21,10 @@ pub static SHAPE: &Shape = &Shape {
 pub enum PlaceError {
     /// The text is none of `key=value,...` and JSON.
     #[error("--metrics {0}: {1}")]
-    Syntax(String, #[source] KeyvalError),
+    Syntax(String, KeyvalError),
     /// A key or value.
     #[error("--metrics {0}: {1}")]
-    Problem(String, #[source] Problem),
+    Problem(String, Problem),
 }
 
 /// The place that `--metrics` names: `unix:PATH` or `HOST:PORT`, with more keys behind it, or keys alone.
