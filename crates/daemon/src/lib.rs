@@ -33,5 +33,5 @@ pub mod schema;
 pub mod snapshot;
 
 pub use config::Config;
-pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, Watched};
+pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, View, Watched};
 pub use egret_export::QueueStats;

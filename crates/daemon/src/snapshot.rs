@@ -10,8 +10,7 @@ use egret_export::{OpStats, QueueStats};
 use egret_virtio::Kind;
 use serde::{Deserialize, Serialize};
 
-use crate::Daemon;
-use crate::daemon::{DEFAULT_IOTHREAD, IoThreadCounters};
+use crate::daemon::{DEFAULT_IOTHREAD, IoThreadCounters, View};
 use crate::schema;
 
 /// A daemon's counters.
@@ -134,11 +133,10 @@ pub struct Operations {
 
 impl Snapshot {
     /// Reads the counters of everything, without asking any I/O thread.
-    pub fn of(daemon: &Daemon) -> Self {
-        let watched = daemon.board().look();
-        let config = daemon.config();
+    pub fn of(view: &View) -> Self {
+        let (watched, config) = (view.watched(), view.config());
         let io_thread = |object: &schema::IoThread| Some(IoThread::read(object, watched.io_threads.get(&object.id)?));
-        let export = |object: &schema::Export| Some(Export::read(object, &daemon.export_stats(&object.id)?));
+        let export = |object: &schema::Export| Some(Export::read(object, &view.export_stats(&object.id)?));
         Self {
             time_ns: clock::now().0,
             iothreads: config.iothreads.iter().filter_map(io_thread).collect(),
@@ -147,12 +145,11 @@ impl Snapshot {
     }
 
     /// Reads the counters of one export, queue by queue; `None` if there is none of this name.
-    pub fn of_export(daemon: &Daemon, id: &str) -> Option<Self> {
+    pub fn of_export(view: &View, id: &str) -> Option<Self> {
         let mut snapshot = Self { time_ns: clock::now().0, ..Self::default() };
-        let object = daemon.config().exports.iter().find(|export| export.id == id)?;
-        let mut export = Export::read(object, &daemon.export_stats(id)?);
-        let watched = daemon.board().look();
-        let queues = watched.exports.get(id)?;
+        let object = view.config().exports.iter().find(|export| export.id == id)?;
+        let mut export = Export::read(object, &view.export_stats(id)?);
+        let queues = view.watched().exports.get(id)?;
         // The queues of a virtio-scsi device that have no disks come first, and run where the first of the others does.
         let diskless = queues.len() - usize::from(object.num_queues);
         let thread = |index: usize| thread_of(object, index.saturating_sub(diskless) as u16);

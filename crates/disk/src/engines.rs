@@ -429,9 +429,11 @@ impl Drop for Engines {
     }
 }
 
-/// Leaves word of a request that an engine could not run.
+/// Leaves word of a request that an engine could not run; memory that the guest has taken away is no failure of the disk.
 fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
-    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize]) {
+    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize])
+        && errno != Errno::FAULT
+    {
         attached.disk.failures.note(job.request.op, errno);
     }
 }

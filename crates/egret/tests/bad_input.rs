@@ -85,7 +85,16 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         ("--blockdev driver=qcow2,node-name=d0,file=d1".into(), &["qcow2", "file"]),
         (with_disk("type=nbd,id=e0,node-name=d0"), &["nbd", "vhost-user-blk"]),
         ("--monitor chardev=c0".into(), &["--monitor"]),
-        ("--chardev socket,id=c0".into(), &["--chardev", "path"]),
+        ("--chardev socket,id=c0,server=on".into(), &["--chardev", "path"]),
+        ("--chardev socket,id=c0,server=on,path=p,mode=rw".into(), &["mode", "octal", "rw"]),
+        (
+            "--chardev socket,id=c0,server=on,path=$image.s,group=no.such --monitor c0".into(),
+            &["c0", "no group 'no.such'"],
+        ),
+        (
+            "--chardev socket,id=c0,server=on,host=0.0.0.0,port=9 --monitor c0".into(),
+            &["c0", "0.0.0.0", "force-remote=on"],
+        ),
         // Values out of range or of the wrong kind.
         (with_thread(",poll-weight=64"), &["io0", "poll-weight", "64"]),
         (with_thread(",poll-max-ns=fast"), &["io0", "poll-max-ns", "fast"]),

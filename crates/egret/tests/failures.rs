@@ -48,5 +48,8 @@ fn a_write_that_fails_is_told_to_monitors_once_a_second_and_to_the_guest_each_ti
         disk.first().write(4096, &[2; 4096]).unwrap();
         assert!(disk.first().read(8 * MIB, 4096).unwrap().iter().all(|byte| *byte == 0));
         assert!(server.is_alive());
+        let complaints = server.complaints();
+        assert!((2..50).contains(&complaints.len()), "{complaints:?}");
+        assert!(complaints[0].contains("blockdev 'd0': a write failed: File too large"), "{complaints:?}");
     }
 }

@@ -88,6 +88,27 @@ fn a_burst_passes_and_the_rest_waits_until_the_limit_is_lifted() {
 }
 
 #[test]
+fn what_waits_goes_when_its_time_has_come_whatever_the_loop_sleeps_in() {
+    for monitor in ["io_uring", "epoll", "ppoll"] {
+        let scratch = Scratch::new();
+        let (qmp, socket) = (scratch.path("qmp"), scratch.path("disk"));
+        let options = Options::new()
+            .monitor("m", &qmp)
+            .iothread("io0", &format!("fd-monitor={monitor}"))
+            .null("d0", "")
+            .export("e0", "d0", &socket, "writable=on,iothread=io0");
+        let _server = Server::start(&Program::egret(), &options);
+        let mut disk = Disk::connect(&socket).unwrap();
+        Qmp::connect(&qmp).run("block_set_io_throttle", limits("d0", json!({"iops": 500})));
+        // 51 at once, and one every other millisecond.
+        for _ in 0..4 {
+            begin_reads(&mut disk, 50);
+            end_reads(&mut disk, 50);
+        }
+    }
+}
+
+#[test]
 fn the_disks_of_a_group_share_its_limits_and_others_have_their_own() {
     let scratch = Scratch::new();
     let (_server, mut qmp) = two_disks(&scratch);

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     pub(crate) queues: Mutex<Queues>,
     /// What each queue counts, whether it runs or not.
     counters: Vec<Arc<QueueCounters>>,
+    /// A client has left, and what it asked for has not ended yet.
+    draining: AtomicBool,
     /// Where the client listens to us.
     channel: Mutex<Option<UnixStream>>,
 }
@@ -137,6 +140,7 @@ impl Export {
             loops,
             counters,
             queues: Mutex::new(Queues { running, disks }),
+            draining: AtomicBool::new(false),
             channel: Mutex::default(),
         });
         let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
@@ -150,9 +154,10 @@ impl Export {
         &self.shared.id
     }
 
-    /// Whether a client has queues running.
+    /// Whether a client has queues running, or requests in flight that it has left behind.
     pub fn is_in_use(&self) -> bool {
-        lock(&self.shared.queues).running.iter().any(Option::is_some)
+        let is_draining = self.shared.draining.load(Ordering::Acquire);
+        is_draining || lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
     /// The sum of what its queues have counted since the export began.
@@ -248,6 +253,10 @@ impl Shared {
     /// A queue no longer runs, or soon will not.
     pub(crate) fn forget(&self, queue: usize) {
         lock(&self.queues).running[queue] = None;
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Release);
     }
 
     pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {

@@ -70,7 +70,9 @@ impl<'a> Session<'a> {
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
     pub(crate) fn run(mut self) -> Result<(), ProtocolError> {
         let ended = self.converse();
+        self.shared.set_draining(true);
         self.reset();
+        self.shared.set_draining(false);
         self.shared.set_channel(None);
         ended
     }

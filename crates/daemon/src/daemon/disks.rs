@@ -1,11 +1,12 @@
 //! Images: which are open, how they are opened, and how they grow.
 //!
 //! Open are those that are exported, and those that no other blockdev lies over: a blockdev below another is opened
-//! with that one. An image is open for writing while an export writes.
+//! with that one. An image is open for writing while an export writes, and locked while it is exported: as in QEMU, a
+//! blockdev that nobody uses keeps nobody else from its image, another blockdev of this daemon's among them.
 
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Options};
+use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
 
 use super::{ChangeError, Daemon, StartError};
@@ -98,9 +99,12 @@ impl Daemon {
             stays
         });
         for name in wanted {
+            let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            if let Some(disk) = self.disks.get(name) {
-                if disk.read_only() != written.is_some() {
+            let exported = config.exports.iter().any(|export| export.has_node(name));
+            let wanted = options(name, &disk, written.is_some(), exported);
+            if let Some(Options { read_only, locking, .. }) = self.disks.get(name).map(|disk| disk.options()) {
+                if (*read_only, *locking) == (wanted.read_only, wanted.locking) {
                     continue;
                 }
                 let serves = |id: &&String| config.exports.iter().any(|e| e.id == **id && e.has_node(name));
@@ -111,17 +115,15 @@ impl Daemon {
                     }
                     // Who reads may go on with what was opened for another that wrote.
                     (None, Some(_)) => continue,
-                    (_, None) => make_stable(name, disk),
+                    (_, None) => make_stable(name, &self.disks[name]),
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
             }
-            if let Some(disk) = config.disk(name) {
-                let disk = Disk::open(&options(name, &disk, written.is_some()))?;
-                disk.set_throttle_group(self.throttle_groups.get(name));
-                disk.watch_failures(self.failures.bell());
-                self.disks.insert(name.to_owned(), Arc::new(disk));
-            }
+            let disk = Disk::open(&wanted)?;
+            disk.set_throttle_group(self.throttle_groups.get(name));
+            disk.watch_failures(self.failures.bell());
+            self.disks.insert(name.to_owned(), Arc::new(disk));
         }
         Ok(())
     }
@@ -196,8 +198,9 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
     }
 }
 
-/// How the image at the bottom of `disk` is opened. It is opened for writing only if an export writes.
-pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Options {
+/// How the image at the bottom of `disk` is opened: for writing only if an export writes, and with locks only if there
+/// is one.
+pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
     let mut options = Options::new(
         name,
         match disk.bottom {
@@ -210,7 +213,7 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool) -> Optio
     );
     if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
         options.aio = image.aio;
-        options.locking = image.locking;
+        options.locking = if exported { image.locking } else { Locking::Off };
     }
     options.direct = disk.direct;
     options.no_flush = disk.no_flush;

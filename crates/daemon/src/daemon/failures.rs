@@ -1,12 +1,13 @@
 //! What disks could not do, told to monitors: of each disk the first failure, and then the newest once a second.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::Failure;
+use egret_disk::{Failure, Op};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Daemon;
@@ -24,6 +25,20 @@ pub struct DiskFailure {
     pub export: Option<String>,
     /// What failed.
     pub failure: Failure,
+}
+
+/// One line for the log.
+impl fmt::Display for DiskFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.failure.op {
+            Op::Read => "read",
+            Op::Write { .. } => "write",
+            Op::Flush => "flush",
+            Op::Discard => "discard",
+            Op::WriteZeroes { .. } => "write of zeroes",
+        };
+        write!(f, "blockdev '{}': a {what} failed: {}", self.node_name, io::Error::from(self.failure.errno))
+    }
 }
 
 /// What is known of failures.

@@ -42,9 +42,4 @@ impl Daemon {
         });
         Ok(())
     }
-
-    /// The group that limits a blockdev.
-    pub fn throttle_group(&self, node_name: &str) -> Option<&ThrottleGroup> {
-        self.throttle_groups.get(node_name).map(Arc::as_ref)
-    }
 }

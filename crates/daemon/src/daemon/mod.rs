@@ -7,6 +7,7 @@
 //! | `exports` | disks offered at an address |
 //! | `limits` | limits on disks |
 //! | `failures` | nothing: it tells what disks could not do |
+//! | `view` | nothing: it shows what there is |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -20,6 +21,7 @@ mod io_threads;
 mod limits;
 mod scsi;
 mod statistics;
+mod view;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,6 +38,7 @@ pub use failures::DiskFailure;
 use failures::Failures;
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
+pub use view::View;
 
 /// The I/O thread of exports that name none.
 pub(crate) const DEFAULT_IOTHREAD: &str = "io";

@@ -115,3 +115,21 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
     assert_eq!(daemon.config().iothreads, [busy]);
     assert!(daemon.thread_id("io0").is_some());
 }
+
+#[test]
+fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exported() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    let (first, mut second) = (image(at, "d0"), image(at, "d1"));
+    second.driver.clone_from(&first.driver);
+    daemon.add_blockdev(first).unwrap();
+    daemon.add_blockdev(second).unwrap();
+    daemon.add_export(Export { writable: true, ..export(at, "e1", "d1") }).unwrap();
+    let error = daemon.add_export(export(at, "e0", "d0")).unwrap_err().to_string();
+    assert!(error.starts_with("blockdev 'd0': ") && error.contains("is locked"), "{error}");
+    daemon.remove_export("e1", Deletion::Safe).unwrap();
+    assert_eq!(daemon.departed(), ["e1"]);
+    daemon.add_export(export(at, "e0", "d0")).unwrap();
+    daemon.add_export(export(at, "e1", "d1")).unwrap();
+}

@@ -4,9 +4,9 @@ use egret_export::QueueStats;
 use egret_virtio::Kind as Op;
 use serde_json::{Value, json};
 
-use super::command::{Command, Context, Takes, keys, nothing, text};
+use super::command::{Command, Run, Takes, keys, nothing, text};
 use super::limits;
-use crate::daemon::{Daemon, Deletion};
+use crate::daemon::{Deletion, View};
 use crate::disk::Bottom;
 use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
 
@@ -36,39 +36,38 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::BLOCKDEV,
         returns: "{}",
         about: "Add a disk, or a layer over one, and open its image.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             context.daemon.add_blockdev(Blockdev::from_value(arguments.into(), Spelling::Typed)?)?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "blockdev-del",
         takes: Takes::Keys(&NODE),
         returns: "{}",
         about: "Remove a blockdev that nothing uses, and close its image.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             context.daemon.remove_blockdev(text(&arguments, "node-name"))?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "query-named-block-nodes",
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
         about: "Every blockdev: what it is, its size, its limits and its settings in force.",
-        run: |context, _| {
-            let daemon = &*context.daemon;
-            Ok(daemon.config().node_names().into_iter().filter_map(|name| node(daemon, name)).collect())
-        },
+        run: Run::Look(|view, _| {
+            Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
+        }),
     },
     Command {
         name: "query-blockstats",
         takes: Takes::Keys(&STATS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
         about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev.",
-        run: |context, arguments| {
-            Ok(statistics(context.daemon, arguments.get("query-nodes") == Some(&Value::Bool(true))))
-        },
+        run: Run::Look(|view, arguments| {
+            Ok(statistics(view, arguments.get("query-nodes") == Some(&Value::Bool(true))))
+        }),
     },
     Command {
         name: "block_resize",
@@ -76,59 +75,59 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: r#"{}, or {"untold": [export, ...]}"#,
         about: "Make an image longer, or look again how long a device is, and tell the clients of its exports; \
                 `untold` names exports whose client does not listen for that.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let name = [text(&arguments, "node-name"), text(&arguments, "device")];
             let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
             let size = arguments.get("size").and_then(Value::as_u64).unwrap_or_default();
             let untold = context.daemon.resize(name, size)?;
             Ok(if untold.is_empty() { nothing() } else { json!({ "untold": untold }) })
-        },
+        }),
     },
     Command {
         name: "block-export-add",
         takes: Takes::EXPORT,
         returns: "{}",
         about: "Offer a disk; it listens when this returns.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             context.daemon.add_export(Export::from_value(arguments.into(), Spelling::Typed)?)?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "block-export-del",
         takes: Takes::Keys(&EXPORT),
         returns: "{}",
         about: "Take an offer back. BLOCK_EXPORT_DELETED says when it is gone and its name and disk are free.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let how = if text(&arguments, "mode") == "hard" { Deletion::Hard } else { Deletion::Safe };
             context.daemon.remove_export(text(&arguments, "id"), how)?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "query-block-exports",
         takes: Takes::NOTHING,
         returns: r#"[{"id", "type", "node-name", "shutting-down"}]"#,
         about: "Every export, those on their way out too.",
-        run: |context, _| Ok(exports(context)),
+        run: Run::Look(|view, _| Ok(exports(view))),
     },
 ];
 
-fn exports(context: &Context<'_>) -> Value {
+fn exports(view: &View) -> Value {
     let show = |export: &Export| {
         json!({
             "id": export.id,
             "type": export.kind,
             "node-name": export.node_name,
-            "shutting-down": context.daemon.is_departing(&export.id),
+            "shutting-down": view.is_departing(&export.id),
         })
     };
-    context.daemon.config().exports.iter().map(show).collect()
+    view.config().exports.iter().map(show).collect()
 }
 
-fn node(daemon: &Daemon, name: &str) -> Option<Value> {
-    let config = daemon.config();
-    let (disk, state) = (config.disk(name)?, daemon.disk_state(name)?);
+fn node(view: &View, name: &str) -> Option<Value> {
+    let config = view.config();
+    let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
     let file = match disk.bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.as_str(),
         Bottom::Null(_) => "null-co://",
@@ -149,13 +148,13 @@ fn node(daemon: &Daemon, name: &str) -> Option<Value> {
         "write_threshold": 0,
         "image": { "filename": file, "format": driver, "virtual-size": state.size, "dirty-flag": false },
     });
-    shown.as_object_mut()?.extend(limits::shown(daemon, name));
+    shown.as_object_mut()?.extend(limits::shown(view, name));
     Some(shown)
 }
 
-fn statistics(daemon: &Daemon, by_node: bool) -> Value {
-    let config = daemon.config();
-    let of = |export: &Export| daemon.export_stats(&export.id).unwrap_or_default();
+fn statistics(view: &View, by_node: bool) -> Value {
+    let config = view.config();
+    let of = |export: &Export| view.export_stats(&export.id).unwrap_or_default();
     if !by_node {
         let show = |export: &Export| json!({ "device": export.id, "node-name": export.node_name, "stats": shown(&of(export)) });
         return config.exports.iter().map(show).collect();

@@ -42,10 +42,10 @@ pub struct Monitor {
 pub enum MonitorError {
     /// The text is none of `key=value,...` and JSON.
     #[error("{0}: {1}")]
-    Syntax(String, #[source] KeyvalError),
+    Syntax(String, KeyvalError),
     /// A key or value.
     #[error("{0}: {1}")]
-    Problem(String, #[source] Problem),
+    Problem(String, Problem),
     /// Two chardevs of one name.
     #[error("chardev '{0}': there is another chardev of this name")]
     Duplicate(String),

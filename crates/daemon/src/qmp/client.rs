@@ -6,10 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
-use super::command::Context;
 use super::event::Event;
 use super::frame::Framer;
-use super::session::Session;
+use super::session::{Heard, Order, Session};
 
 /// Bytes that are read in one go.
 const GULP: usize = 16 << 10;
@@ -32,6 +31,8 @@ pub(super) struct Client {
     pretty: bool,
     /// It says nothing more.
     ended: bool,
+    /// It has given an order, and gives no other before it has its answer.
+    waits: bool,
 }
 
 enum Stream {
@@ -58,6 +59,7 @@ impl Client {
             output: Vec::new(),
             pretty,
             ended: false,
+            waits: false,
         };
         new.say(&greeting);
         new
@@ -65,7 +67,7 @@ impl Client {
 
     /// What it is waited for, and on which descriptors.
     pub(super) fn interest(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
-        let listens = !self.ended && self.output.len() <= PATIENT;
+        let listens = !self.ended && !self.waits && self.output.len() <= PATIENT;
         let (read, write) = match &self.stream {
             Stream::Socket(stream) => (stream.as_fd(), stream.as_fd()),
             Stream::Stdio(input, output) => (input.as_fd(), output.as_fd()),
@@ -82,7 +84,7 @@ impl Client {
 
     /// Whether a command that has arrived can run without waiting for anything.
     pub(super) fn is_ready(&self) -> bool {
-        !self.input.is_empty() && self.output.len() <= PATIENT
+        !self.waits && !self.input.is_empty() && self.output.len() <= PATIENT
     }
 
     /// Reads what there is, up to a bound.
@@ -109,19 +111,32 @@ impl Client {
         };
     }
 
-    /// Runs at most one command of those that have arrived.
-    pub(super) fn obey(&mut self, context: &mut Context<'_>) {
+    /// Takes at most one message of those that have arrived; the order that it gives, which is to be
+    /// [answered](Self::answer).
+    pub(super) fn hear(&mut self) -> Option<Order> {
         if !self.is_ready() {
-            return;
+            return None;
         }
         let mut rest = self.input.as_slice();
         let message = self.framer.take(&mut rest);
         let left = rest.len();
         self.input.drain(..self.input.len() - left);
-        if let Some(message) = message {
-            let answer = self.session.answer(message, context);
-            self.say(&answer);
+        match self.session.hear(message?) {
+            Heard::Answer(answer) => {
+                self.say(&answer);
+                None
+            }
+            Heard::Order(order) => {
+                self.waits = true;
+                Some(order)
+            }
         }
+    }
+
+    /// Tells what came of its order.
+    pub(super) fn answer(&mut self, answer: &Value) {
+        self.waits = false;
+        self.say(answer);
     }
 
     /// Tells of an event, if it is to hear of any; false if it does not read what it is told.
@@ -164,7 +179,7 @@ impl Client {
 
     /// Whether it has left, and nothing is left to do or to say.
     pub(super) fn is_over(&self) -> bool {
-        self.ended && self.input.is_empty() && self.output.is_empty()
+        self.ended && !self.waits && self.input.is_empty() && self.output.is_empty()
     }
 
     /// Whether something waits for it to read.
@@ -190,12 +205,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::{Config, Daemon};
 
     #[test]
     fn a_client_that_leaves_its_events_unread_is_given_up() {
-        let mut daemon = Daemon::start(&Config::empty()).unwrap();
-        let mut context = Context { daemon: &mut daemon, quit: false };
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let mut client = Client::socket(ours.into(), false);
@@ -203,7 +215,7 @@ mod tests {
         assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
         theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();
         client.read();
-        client.obey(&mut context);
+        assert!(client.hear().is_none());
         let told = (0..1_000).take_while(|_| client.tell(&event)).count();
         assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
     }

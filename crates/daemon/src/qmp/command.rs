@@ -3,15 +3,24 @@
 use serde_json::{Map, Value};
 
 use super::{QmpError, block, limits, objects, own, stats};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, View};
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
-/// What a command may use.
+/// What a change may use.
 pub struct Context<'a> {
     /// The objects.
     pub daemon: &'a mut Daemon,
-    /// Set by a command that ends the daemon.
-    pub quit: bool,
+}
+
+/// How a command runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Run {
+    /// It only looks, and is answered at once, whatever change is in work.
+    Look(fn(&View, &Arguments) -> Result<Value, QmpError>),
+    /// It changes objects, or asks them, and waits for the changes before it.
+    Change(fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>),
+    /// It ends the daemon.
+    Quit,
 }
 
 /// A command's arguments, which have been checked.
@@ -28,7 +37,7 @@ pub struct Command {
     pub returns: &'static str,
     /// What it does, in one sentence.
     pub about: &'static str,
-    pub(super) run: fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>,
+    pub(super) run: Run,
 }
 
 /// What a command takes.
@@ -67,12 +76,26 @@ pub fn find(name: &str) -> Option<&'static Command> {
 }
 
 impl Command {
-    /// Checks the arguments and runs.
+    /// Checks the arguments and runs, with the daemon at hand.
     ///
     /// # Errors
     /// The arguments are not its own, or it fails; then everything is as it was.
-    pub fn call(&self, context: &mut Context<'_>, mut arguments: Arguments) -> Result<Value, QmpError> {
-        let checked = match self.takes {
+    pub fn call(&self, context: &mut Context<'_>, arguments: Arguments) -> Result<Value, QmpError> {
+        self.run(context, self.check(arguments)?)
+    }
+
+    /// Runs with arguments that have been checked.
+    pub(super) fn run(&self, context: &mut Context<'_>, checked: Arguments) -> Result<Value, QmpError> {
+        match self.run {
+            Run::Look(look) => look(&context.daemon.view(), &checked),
+            Run::Change(change) => change(context, checked),
+            Run::Quit => Ok(nothing()),
+        }
+    }
+
+    /// Checks the arguments.
+    pub(super) fn check(&self, mut arguments: Arguments) -> Result<Arguments, QmpError> {
+        Ok(match self.takes {
             Takes::Keys(shape) => fit_arguments(arguments, shape, Spelling::Typed)?,
             Takes::KeysAndValue(shape) => {
                 let value = arguments.remove("value");
@@ -83,8 +106,7 @@ impl Command {
             }
             // The object checks itself.
             Takes::Object(..) => arguments,
-        };
-        (self.run)(context, checked)
+        })
     }
 }
 

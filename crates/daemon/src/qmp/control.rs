@@ -1,20 +1,26 @@
-//! The thread that serves all monitors, and owns the daemon meanwhile.
+//! The thread that serves all monitors, and owns the daemon whenever no change is in work.
+//!
+//! What only looks is answered at once. Changes wait for one another, and for nothing else: a disk that takes its time
+//! holds up who changes something, and who gave that order, and nobody else.
 //!
 //! What a client may cost is bounded: it has one command in work and one buffer of input, and gives no more while its
 //! answers wait for it to read; events that it does not read cut it off; and there are so many clients and no more,
 //! the others wait to be let in. Each runs one command in turn, so a client that floods takes its turn like the others.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::changes::{Changes, Done};
 use super::chardev::{Monitor, Place};
 use super::client::Client;
-use super::command::Context;
+use super::command::{Run, nothing};
 use super::event::Event;
-use crate::daemon::Daemon;
+use super::session::Order;
+use crate::daemon::{Daemon, View};
 use crate::listen::Socket;
 
 /// Clients on sockets that are served at a time.
@@ -37,22 +43,47 @@ pub enum Woken {
 
 /// A daemon, and the monitors through which it is told what to do.
 pub struct Control {
-    daemon: Daemon,
+    /// Here, unless a change is in work.
+    daemon: Option<Daemon>,
+    /// How it was after the last change.
+    view: View,
+    changes: Changes,
+    /// Orders of clients that wait for a change in work, the oldest first.
+    orders: VecDeque<(ClientId, Order)>,
+    /// Who gave the order that is in work, if anybody did.
+    ordered_by: Option<ClientId>,
+    /// Exports have gone, and what they used is to be closed.
+    departing: bool,
     places: Vec<(Socket, bool)>,
-    clients: Vec<Client>,
+    clients: Vec<(ClientId, Client)>,
+    next_client: ClientId,
     resting_until: Option<Instant>,
 }
+
+/// Tells clients apart, those that have left too.
+type ClientId = u64;
 
 impl Control {
     /// Opens every monitor's place.
     ///
     /// # Errors
-    /// A socket that cannot be made; the message names its chardev and its address.
+    /// A socket that cannot be made; the message names its chardev and its address. Or there is no room for a thread.
     pub fn new(daemon: Daemon, monitors: &[Monitor]) -> io::Result<Self> {
-        let mut new = Self { daemon, places: Vec::new(), clients: Vec::new(), resting_until: None };
+        let mut new = Self {
+            view: daemon.view(),
+            daemon: Some(daemon),
+            changes: Changes::start()?,
+            orders: VecDeque::new(),
+            ordered_by: None,
+            departing: false,
+            places: Vec::new(),
+            clients: Vec::new(),
+            next_client: 0,
+            resting_until: None,
+        };
         for monitor in monitors {
             match &monitor.chardev.place {
-                Place::Stdio => new.clients.push(Client::stdio(monitor.pretty)),
+                Place::Stdio => new.let_in(Client::stdio(monitor.pretty)),
                 Place::Socket(address) => {
                     let explain = |e: io::Error| {
                         let id = &monitor.chardev.id;
@@ -65,9 +96,9 @@ impl Control {
         Ok(new)
     }
 
-    /// The daemon.
-    pub const fn daemon(&self) -> &Daemon {
-        &self.daemon
+    /// The daemon, unless a change is in work.
+    pub const fn daemon(&self) -> Option<&Daemon> {
+        self.daemon.as_ref()
     }
 
     /// Serves monitors until `until` is readable, `timeout` is over, or a client wants the daemon to end.
@@ -89,87 +120,144 @@ impl Control {
         }
     }
 
-    /// Tells monitors that the daemon ends, gives them a moment to read that, and returns the daemon.
+    /// Tells monitors that the daemon ends, gives them a moment to read that, and returns the daemon as soon as no change
+    /// is in work.
     pub fn shut_down(mut self, reason: &'static str) -> Daemon {
+        if self.daemon.is_none()
+            && let Some(done) = self.changes.wait(FAREWELL)
+        {
+            self.finish(done);
+        }
         self.announce(&Event::Shutdown { reason });
+        self.say_farewell();
+        self.daemon.take().unwrap_or_else(|| self.changes.wait_for_ever().daemon)
+    }
+
+    fn say_farewell(&mut self) {
         let end = Instant::now() + FAREWELL;
-        self.clients.retain_mut(|client| {
-            client.write();
-            client.is_owed()
-        });
-        while !self.clients.is_empty() && Instant::now() < end {
-            let mut fds = Vec::new();
-            self.clients.iter().for_each(|client| fds.extend(writing(client)));
-            let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).ok();
-            if poll(&mut fds, left.as_ref()).is_err() {
-                break;
-            }
-            drop(fds);
-            self.clients.retain_mut(|client| {
+        loop {
+            self.clients.retain_mut(|(_, client)| {
                 client.write();
                 client.is_owed()
             });
+            let left = end.saturating_duration_since(Instant::now());
+            if self.clients.is_empty() || left.is_zero() {
+                return;
+            }
+            let mut fds = Vec::new();
+            self.clients.iter().for_each(|(_, client)| fds.extend(writing(client)));
+            if poll(&mut fds, Timespec::try_from(left).ok().as_ref()).is_err() {
+                return;
+            }
         }
-        self.daemon
     }
 
     /// Sleeps until there is something to do; says whether `until` is readable.
     fn wait(&mut self, until: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|end| *end > now);
-        let sockets = self.clients.iter().filter(|client| client.is_socket()).count();
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(until, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.daemon.departures(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.daemon.failures_bell(), PollFlags::IN),
-        ];
-        if self.resting_until.is_none() && sockets < MOST_CLIENTS {
-            fds.extend(self.places.iter().map(|(socket, _)| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)));
+        let sockets = self.clients.iter().filter(|(_, client)| client.is_socket()).count();
+        let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![input(until), input(self.changes.as_fd())];
+        if let Some(daemon) = &self.daemon {
+            fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
         }
-        for client in &self.clients {
+        if self.resting_until.is_none() && sockets < MOST_CLIENTS {
+            fds.extend(self.places.iter().map(|(socket, _)| input(socket.as_fd())));
+        }
+        for (_, client) in &self.clients {
             fds.extend(client.interest().into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         }
-        let ready = self.clients.iter().any(Client::is_ready);
-        let ends = [deadline, self.resting_until, self.daemon.failures_due()];
+        let ready = self.clients.iter().any(|(_, client)| client.is_ready());
+        let ends = [deadline, self.resting_until, self.daemon.as_ref().and_then(Daemon::failures_due)];
         let end = if ready { Some(now) } else { ends.into_iter().flatten().min() };
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
+            Ok(_) => {
+                self.departing |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
+                Ok(fds[0].revents().contains(PollFlags::IN))
+            }
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Takes in who comes, runs a command for each client, and tells what happened; says whether to quit.
+    /// Takes in who comes, hears each client once, and tells what happened; says whether to quit.
     fn turn(&mut self) -> bool {
+        if self.daemon.is_none()
+            && let Some(done) = self.changes.take()
+        {
+            self.finish(done);
+        }
         self.accept();
         let mut quit = false;
-        for at in 0..self.clients.len() {
-            let client = &mut self.clients[at];
+        for (id, client) in &mut self.clients {
             client.read();
-            let mut context = Context { daemon: &mut self.daemon, quit: false };
-            client.obey(&mut context);
-            quit |= context.quit;
+            if let Some(order) = client.hear() {
+                match order.command.run {
+                    Run::Look(look) => {
+                        let outcome = look(&self.view, &order.arguments);
+                        client.answer(&order.answer(outcome));
+                    }
+                    Run::Quit => {
+                        quit = true;
+                        client.answer(&order.answer(Ok(nothing())));
+                    }
+                    Run::Change(_) => self.orders.push_back((*id, order)),
+                }
+            }
             client.write();
-            // Before the next command, which may depend on what is free now.
-            self.tell_departures();
         }
-        self.tell_departures();
         self.tell_failures();
-        self.clients.retain(|client| !client.is_over());
+        if !quit {
+            self.begin();
+        }
+        self.clients.retain(|(_, client)| !client.is_over());
         quit
+    }
+
+    /// Begins the next change, if none is in work: what exports leave behind comes first, because orders may depend on
+    /// what is free then.
+    fn begin(&mut self) {
+        if !self.departing && self.orders.is_empty() {
+            return;
+        }
+        let Some(daemon) = self.daemon.take() else { return };
+        let next = if std::mem::take(&mut self.departing) { None } else { self.orders.pop_front() };
+        let (ordered_by, order) = next.unzip();
+        self.ordered_by = ordered_by;
+        self.changes.begin(daemon, order);
+    }
+
+    /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
+    fn finish(&mut self, done: Done) {
+        let Done { daemon, view, answer, departed } = done;
+        (self.daemon, self.view) = (Some(daemon), view);
+        if let (Some(by), Some(answer)) = (self.ordered_by.take(), answer)
+            && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
+        {
+            client.answer(&answer);
+            client.write();
+        }
+        departed.into_iter().for_each(|id| self.announce(&Event::BlockExportDeleted { id }));
+    }
+
+    fn let_in(&mut self, client: Client) {
+        self.clients.push((self.next_client, client));
+        self.next_client += 1;
     }
 
     fn accept(&mut self) {
         if self.resting_until.is_some() {
             return;
         }
-        for (socket, pretty) in &self.places {
-            if self.clients.iter().filter(|client| client.is_socket()).count() >= MOST_CLIENTS {
+        for at in 0..self.places.len() {
+            if self.clients.iter().filter(|(_, client)| client.is_socket()).count() >= MOST_CLIENTS {
                 return;
             }
-            match socket.accept() {
-                Ok(client) => self.clients.extend(client.map(|client| Client::socket(client, *pretty))),
+            let (socket, pretty) = &self.places[at];
+            match socket.accept().map(|client| client.map(|client| Client::socket(client, *pretty))) {
+                Ok(client) => client.into_iter().for_each(|client| self.let_in(client)),
                 Err(e) => {
                     tracing::warn!("a monitor's client cannot be let in: {e}");
                     self.resting_until = Some(Instant::now() + REST);
@@ -178,22 +266,16 @@ impl Control {
         }
     }
 
-    fn tell_departures(&mut self) {
-        for id in self.daemon.departed() {
-            self.announce(&Event::BlockExportDeleted { id });
-        }
-    }
-
     fn tell_failures(&mut self) {
-        for told in self.daemon.failures(Instant::now()) {
-            let egret_disk::Failure { op, errno } = told.failure;
-            tracing::warn!("blockdev '{}': {op:?} failed: {}", told.node_name, std::io::Error::from(errno));
+        let told = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
+        for told in told.unwrap_or_default() {
+            tracing::warn!("{told}");
             self.announce(&Event::BlockIoError(told));
         }
     }
 
     fn announce(&mut self, event: &Event) {
-        self.clients.retain_mut(|client| {
+        self.clients.retain_mut(|(_, client)| {
             let reads = client.tell(event);
             if !reads {
                 tracing::warn!("a monitor's client is cut off: it does not read what it is told");

@@ -4,8 +4,8 @@ use egret_disk::{LARGEST_LIMIT, Limit, Limits, Rates};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
-use super::command::{Arguments, Command, Takes, keys, nothing, text};
-use crate::daemon::Daemon;
+use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
+use crate::daemon::View;
 use crate::schema::{Key, Kind, Shape};
 
 const RATE: Kind = Kind::Number(0, LARGEST_LIMIT, "");
@@ -52,7 +52,7 @@ pub(super) static COMMANDS: &[Command] = &[Command {
     takes: Takes::Keys(&LIMITS),
     returns: "{}",
     about: "Limit what guests do with a blockdev, together with the others of its group; all zero lifts its limits.",
-    run: |context, arguments| {
+    run: Run::Change(|context, arguments| {
         let name = match (text(&arguments, "device"), text(&arguments, "id")) {
             ("", name) | (name, "") if !name.is_empty() => name,
             _ => return Err(QmpError::generic("Need exactly one of 'device' and 'id'")),
@@ -65,7 +65,7 @@ pub(super) static COMMANDS: &[Command] = &[Command {
         let group = arguments.get("group").and_then(Value::as_str);
         context.daemon.set_limits(name, limits, group)?;
         Ok(nothing())
-    },
+    }),
 }];
 
 fn limits(arguments: &Arguments) -> Limits {
@@ -84,9 +84,9 @@ fn limits(arguments: &Arguments) -> Limits {
 }
 
 /// A blockdev's limits as `query-named-block-nodes` has them: bursts and the like only where there are some.
-pub(super) fn shown(daemon: &Daemon, node_name: &str) -> Map<String, Value> {
-    let group = daemon.throttle_group(node_name);
-    let limits = group.map(|group| group.limits()).unwrap_or_default();
+pub(super) fn shown(view: &View, node_name: &str) -> Map<String, Value> {
+    let (group, limits) = view.limits(node_name).unzip();
+    let limits = limits.unwrap_or_default();
     let mut shown = Map::new();
     for (unit, rates) in [("bps", limits.bytes), ("iops", limits.requests)] {
         for (part, limit) in [("", rates.total), ("_rd", rates.read), ("_wr", rates.write)] {
@@ -100,6 +100,6 @@ pub(super) fn shown(daemon: &Daemon, node_name: &str) -> Map<String, Value> {
     if limits.request_bytes > 0 {
         shown.insert("iops_size".to_owned(), limits.request_bytes.into());
     }
-    shown.extend(group.map(|group| ("group".to_owned(), json!(group.name()))));
+    shown.extend(group.map(|group| ("group".to_owned(), json!(group))));
     shown
 }

@@ -14,11 +14,14 @@
 //! | [`introspect`] | the table for programs |
 //! | [`chardev`] | `--chardev` and `--monitor` |
 //! | [`control`] | the thread that serves all monitors, with a bound on what each may cost |
+//! | `changes` | the thread that changes objects |
 //!
-//! All monitors are served by one thread, which is none of the I/O threads: a command runs from its first to its last
-//! step before the next one begins, whoever sent it, and reaches an I/O thread only through its mailbox.
+//! All monitors are served by one thread, which is none of the I/O threads, and never waits for a disk: what only looks
+//! is answered at once. What changes something runs on a second thread, from its first to its last step before the next
+//! change begins, whoever sent it, and reaches an I/O thread only through its mailbox.
 
 mod block;
+mod changes;
 pub mod chardev;
 mod client;
 pub mod command;

@@ -4,7 +4,8 @@ use egret_polling::Property;
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
-use super::command::{Command, Context, Takes, keys, nothing, text};
+use super::command::{Command, Run, Takes, keys, nothing, text};
+use crate::Config;
 use crate::schema::{IoThread, Key, Kind, Object, Shape, Spelling};
 
 static ID: Shape = keys(&[Key::needed("id", Kind::Text(0, usize::MAX), "Name of the object.")]);
@@ -20,43 +21,43 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::IOTHREAD,
         returns: "{}",
         about: "Start an I/O thread; `qom-type` is `iothread`.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
             context.daemon.add_io_thread(object)?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "object-del",
         takes: Takes::Keys(&ID),
         returns: "{}",
         about: "End an I/O thread that no export runs on.",
-        run: |context, arguments| {
+        run: Run::Change(|context, arguments| {
             context.daemon.remove_io_thread(text(&arguments, "id"))?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "qom-list",
         takes: Takes::Keys(&PATH),
         returns: r#"[{"name", "type"}]"#,
         about: "The properties of an object, or the objects under `/` and `/objects`.",
-        run: |context, arguments| list(context, text(&arguments, "path")),
+        run: Run::Look(|view, arguments| list(view.config(), text(arguments, "path"))),
     },
     Command {
         name: "qom-get",
         takes: Takes::Keys(&PROPERTY),
         returns: "the value",
         about: "A property as it is in force.",
-        run: |context, arguments| {
-            let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));
-            let object = find(context, path)?;
+        run: Run::Look(|view, arguments| {
+            let (path, property) = (text(arguments, "path"), text(arguments, "property"));
+            let object = find(view.config(), path)?;
             if property == "type" {
                 return Ok(IoThread::NOUN.into());
             }
             known(property)?;
             Ok(in_force(object).remove(property).unwrap_or(Value::Null))
-        },
+        }),
     },
     Command {
         name: "qom-set",
@@ -64,35 +65,35 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so; \
                 a change of policy forgets the properties that the new one has no use for.",
-        run: |context, mut arguments| {
+        run: Run::Change(|context, mut arguments| {
             let value = arguments.remove("value").unwrap_or_default();
             let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));
             known(property)?;
-            let changed = find(context, path)?.with(property, value)?;
+            let changed = find(context.daemon.config(), path)?.with(property, value)?;
             context.daemon.change_io_thread(changed)?;
             Ok(nothing())
-        },
+        }),
     },
     Command {
         name: "query-iothreads",
         takes: Takes::NOTHING,
         returns: r#"[{"id", "thread-id", "poll-max-ns", ...}]"#,
         about: "Every I/O thread: the number of its thread, and its properties as they are in force.",
-        run: |context, _| {
-            let daemon = &*context.daemon;
+        run: Run::Look(|view, _| {
             let show = |object: &IoThread| {
                 let mut shown = in_force(object);
-                shown.insert("thread-id".to_owned(), json!(daemon.thread_id(&object.id)));
+                let thread_id = view.watched().io_threads.get(&object.id).map(|thread| thread.thread_id);
+                shown.insert("thread-id".to_owned(), json!(thread_id));
                 Value::from(shown)
             };
-            Ok(daemon.config().iothreads.iter().map(show).collect())
-        },
+            Ok(view.config().iothreads.iter().map(show).collect())
+        }),
     },
 ];
 
-fn find<'a>(context: &'a Context<'_>, path: &str) -> Result<&'a IoThread, QmpError> {
+fn find<'a>(config: &'a Config, path: &str) -> Result<&'a IoThread, QmpError> {
     let id = path.strip_prefix("/objects/").unwrap_or(path);
-    let found = context.daemon.config().iothreads.iter().find(|object| object.id == id);
+    let found = config.iothreads.iter().find(|object| object.id == id);
     found.ok_or_else(|| QmpError::no_device(path))
 }
 
@@ -124,17 +125,17 @@ fn in_force(object: &IoThread) -> Map<String, Value> {
     shown
 }
 
-fn list(context: &Context<'_>, path: &str) -> Result<Value, QmpError> {
+fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
     let entry = |name: &str, of: &str| json!({ "name": name, "type": of });
     let kind = entry("type", "string");
     match path {
         "/" => Ok(json!([kind, entry("objects", "child<container>")])),
         "/objects" | "/objects/" => {
-            let ids = context.daemon.config().iothreads.iter().map(|object| entry(&object.id, "child<iothread>"));
+            let ids = config.iothreads.iter().map(|object| entry(&object.id, "child<iothread>"));
             Ok(std::iter::once(kind).chain(ids).collect())
         }
         path => {
-            find(context, path)?;
+            find(config, path)?;
             let properties = IoThread::SHAPE.keys.iter().filter(|key| key.name != "id");
             let properties = properties.map(|key| entry(key.name, if is_number(&key.kind) { "int" } else { "string" }));
             Ok(std::iter::once(kind).chain(properties).collect())

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::command::{Command, Takes, commands, nothing};
+use super::command::{Command, Run, Takes, commands};
 use super::introspect::schema;
 
 /// The QEMU whose vocabulary this is.
@@ -14,34 +14,31 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"{"qemu": {"major", "minor", "micro"}, "package"}"#,
         about: "Which QEMU's vocabulary is spoken, and in `package` which Egret speaks it.",
-        run: |_, _| Ok(version()),
+        run: Run::Look(|_, _| Ok(version())),
     },
     Command {
         name: "query-commands",
         takes: Takes::NOTHING,
         returns: r#"[{"name"}]"#,
         about: "The names of all commands.",
-        run: |_, _| {
+        run: Run::Look(|_, _| {
             let names = ["qmp_capabilities"].into_iter().chain(commands().map(|command| command.name));
             Ok(names.map(|name| json!({ "name": name })).collect())
-        },
+        }),
     },
     Command {
         name: "query-qmp-schema",
         takes: Takes::NOTHING,
         returns: r#"[{"name", "meta-type", ...}]"#,
         about: "The commands, their arguments and the events, for programs.",
-        run: |_, _| Ok(schema()),
+        run: Run::Look(|_, _| Ok(schema())),
     },
     Command {
         name: "quit",
         takes: Takes::NOTHING,
         returns: "{}",
         about: "End the daemon: clients are cut off when what they have in flight has ended.",
-        run: |context, _| {
-            context.quit = true;
-            Ok(nothing())
-        },
+        run: Run::Quit,
     },
 ];
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::command::{self, Context};
+use super::command::{self, Arguments, Command, Context};
 use super::frame::FrameError;
 use super::{QmpError, own};
 
@@ -19,6 +19,43 @@ enum Stage {
 #[derive(Debug)]
 pub struct Session {
     stage: Stage,
+}
+
+/// What a message comes to.
+pub enum Heard {
+    /// Say this.
+    Answer(Value),
+    /// Run this, and say what comes of it.
+    Order(Order),
+}
+
+/// A command that is to run, its arguments checked.
+pub struct Order {
+    pub(super) command: &'static Command,
+    pub(super) arguments: Arguments,
+    id: Option<Value>,
+}
+
+impl Order {
+    /// What to say when it has run.
+    pub(super) fn answer(self, outcome: Result<Value, QmpError>) -> Value {
+        answer(self.id, outcome)
+    }
+
+    /// Runs it, with the daemon at hand; what to say then.
+    pub fn run(self, context: &mut Context<'_>) -> Value {
+        let outcome = self.command.run(context, self.arguments);
+        answer(self.id, outcome)
+    }
+}
+
+fn answer(id: Option<Value>, outcome: Result<Value, QmpError>) -> Value {
+    let mut answer = match outcome {
+        Ok(value) => Map::from_iter([("return".to_owned(), value)]),
+        Err(error) => Map::from_iter([("error".to_owned(), error.to_json())]),
+    };
+    answer.extend(id.map(|id| ("id".to_owned(), id)));
+    answer.into()
 }
 
 /// A command as it was sent.
@@ -39,25 +76,25 @@ impl Session {
         self.stage == Stage::Commanding
     }
 
-    /// Answers one message, or what was to be one.
-    pub fn answer(&mut self, message: Result<Vec<u8>, FrameError>, context: &mut Context<'_>) -> Value {
+    /// Takes one message, or what was to be one.
+    pub fn hear(&mut self, message: Result<Vec<u8>, FrameError>) -> Heard {
         let mut id = None;
-        let answer = message
+        let taken = message
             .map_err(|error| QmpError::generic(error.to_string()))
             .and_then(|bytes| read(&bytes))
             .and_then(|mut message| {
                 id = message.remove("id");
-                self.run(sent(message)?, context)
+                self.take(sent(message)?)
             });
-        let mut answer = match answer {
-            Ok(value) => Map::from_iter([("return".to_owned(), value)]),
-            Err(error) => Map::from_iter([("error".to_owned(), error.to_json())]),
-        };
-        answer.extend(id.map(|id| ("id".to_owned(), id)));
-        answer.into()
+        match taken {
+            Ok(Some((command, arguments))) => Heard::Order(Order { command, arguments, id }),
+            Ok(None) => Heard::Answer(answer(id, Ok(command::nothing()))),
+            Err(error) => Heard::Answer(answer(id, Err(error))),
+        }
     }
 
-    fn run(&mut self, sent: Sent, context: &mut Context<'_>) -> Result<Value, QmpError> {
+    /// The command that is to run; `None` where there is nothing more to do.
+    fn take(&mut self, sent: Sent) -> Result<Option<(&'static Command, Arguments)>, QmpError> {
         match (sent.name.as_str(), self.stage) {
             ("qmp_capabilities", Stage::Negotiating) => {
                 // None are offered, so none can be taken.
@@ -66,7 +103,7 @@ impl Session {
                     return Err(QmpError::generic(format!("Capability {capability} is not offered")));
                 }
                 self.stage = Stage::Commanding;
-                Ok(command::nothing())
+                Ok(None)
             }
             ("qmp_capabilities", Stage::Commanding) => {
                 Err(QmpError::no_command("Capabilities negotiation is already complete, command ignored"))
@@ -77,7 +114,7 @@ impl Session {
             (name, Stage::Commanding) => {
                 let command = command::find(name)
                     .ok_or_else(|| QmpError::no_command(format!("The command {name} has not been found")))?;
-                command.call(context, sent.arguments)
+                Ok(Some((command, command.check(sent.arguments)?)))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The command that answers with every counter.
 
 use super::QmpError;
-use super::command::{Command, Takes, keys, text};
+use super::command::{Command, Run, Takes, keys, text};
 use crate::schema::{Key, Kind, Shape};
 use crate::snapshot::Snapshot;
 
@@ -18,14 +18,15 @@ pub(super) static COMMANDS: &[Command] = &[Command {
     returns: r#"{"time-ns", "iothreads": [...], "exports": [{"id", "total": {...}, "queues": [...]}]}"#,
     about: "Every counter of I/O threads and exports, each since its beginning: what `egret top` shows as rates, and \
             [watching.md](watching.md) explains. Egret's own.",
-    run: |context, arguments| {
-        let snapshot = match text(&arguments, "export") {
-            "" => Snapshot::of(context.daemon),
-            id => Snapshot::of_export(context.daemon, id)
-                .ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?,
+    run: Run::Look(|view, arguments| {
+        let snapshot = match text(arguments, "export") {
+            "" => Snapshot::of(view),
+            id => {
+                Snapshot::of_export(view, id).ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?
+            }
         };
         serde_json::to_value(snapshot).map_err(|e| QmpError::generic(e.to_string()))
-    },
+    }),
 }];
 
 #[cfg(test)]
@@ -39,7 +40,7 @@ mod tests {
 
     fn ask(daemon: &mut Daemon, arguments: Value) -> Result<Value, QmpError> {
         let arguments: Arguments = arguments.as_object().cloned().unwrap();
-        find("egret-query-stats").unwrap().call(&mut Context { daemon, quit: false }, arguments)
+        find("egret-query-stats").unwrap().call(&mut Context { daemon }, arguments)
     }
 
     #[test]

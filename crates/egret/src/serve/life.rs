@@ -68,12 +68,14 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
-    let mut control = Control::new(Daemon::start(config)?, &life.monitors)?;
-    let board = control.daemon().board();
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place)).transpose()?;
+    let daemon = Daemon::start(config)?;
+    let board = Arc::clone(daemon.board());
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place)).transpose()?;
     if life.record_waits.is_some() {
-        control.daemon().record_waits(RECORDED_WAITS).context("--record-waits")?;
+        daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
+    let meter = Meter::new(&daemon);
+    let mut control = Control::new(daemon, &life.monitors)?;
     if let Some(announcement) = &life.announcement {
         print!("{announcement}");
     }
@@ -81,16 +83,17 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
         readiness.ready().context("cannot let go of the terminal")?;
     }
     tell_service_manager(Progress::Ready);
-    let reason = attend(&mut control, &signals, life)?;
+    let reason = attend(&mut control, meter, &signals, life)?;
     tell_service_manager(Progress::Stopping);
+    let daemon = control.shut_down(reason);
     if life.talks && life.stats {
-        print!("{}", waits(control.daemon()));
+        print!("{}", waits(&daemon));
     }
     if let Some(path) = &life.record_waits {
-        write_recordings(control.daemon(), path)?;
+        write_recordings(&daemon, path)?;
     }
     drop(metrics);
-    drop(control.shut_down(reason));
+    drop(daemon);
     drop(pidfile);
     Ok(())
 }
@@ -113,9 +116,8 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
 
 /// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
 /// ever waking up for nothing.
-fn attend(control: &mut Control, signals: &Signals, life: &Life) -> Result<&'static str> {
+fn attend(control: &mut Control, mut meter: Meter, signals: &Signals, life: &Life) -> Result<&'static str> {
     let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
-    let mut meter = Meter::new(control.daemon());
     loop {
         match control.attend(signals.as_fd(), every).context("monitors")? {
             Woken::Quit => return Ok("host-qmp-quit"),
@@ -124,11 +126,13 @@ fn attend(control: &mut Control, signals: &Signals, life: &Life) -> Result<&'sta
                 return Ok("host-signal");
             }
             Woken::Timeout => {
-                if let Some(line) = meter.line(control.daemon()) {
+                // While a change is in work it says nothing.
+                let Some(daemon) = control.daemon() else { continue };
+                if let Some(line) = meter.line(daemon) {
                     println!("{line}");
                 }
                 if life.stats {
-                    print!("{}", waits(control.daemon()));
+                    print!("{}", waits(daemon));
                 }
             }
         }

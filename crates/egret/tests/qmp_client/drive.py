@@ -51,6 +51,13 @@ async def main():
     assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0
     assert (await drive("egret-query-stats"))["exports"][0]["total"]["in-flight"] == 0
 
+    limits = {"id": "d0", "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 100, "iops_rd": 0, "iops_wr": 0,
+              "iops_max": 1000, "iops_max_length": 5, "group": "g"}
+    await drive("block_set_io_throttle", limits)
+    node = (await drive("query-named-block-nodes"))[0]
+    assert (node["iops"], node["iops_max"], node["iops_max_length"], node["group"]) == (100, 1000, 5, "g"), node
+    await refused(client, "block_set_io_throttle", limits | {"iops_rd": 1})
+
     await refused(client, "no-such-command", {}, "CommandNotFound")
     await refused(client, "qom-get", {"path": "/objects/x", "property": "id"}, "DeviceNotFound")
     await refused(client, "blockdev-del", {"node-name": "d0"})

@@ -14,7 +14,10 @@ fn answers(messages: &[&str]) -> Vec<Value> {
         let bytes = format!("{message}\n");
         let mut input = bytes.as_bytes();
         while let Some(frame) = framer.take(&mut input) {
-            answers.push(session.answer(frame, &mut Context { daemon: &mut daemon, quit: false }));
+            answers.push(match session.hear(frame) {
+                Heard::Answer(answer) => answer,
+                Heard::Order(order) => order.run(&mut Context { daemon: &mut daemon }),
+            });
         }
     }
     answers

@@ -1,0 +1,68 @@
+//! What there is, as it was after the last change: for queries, which are answered while the next is in work.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use egret_disk::Limits;
+use egret_export::QueueStats;
+
+use super::{Daemon, DiskState, Watched};
+use crate::Config;
+
+/// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
+#[derive(Clone, Debug)]
+pub struct View {
+    config: Config,
+    disks: BTreeMap<String, DiskState>,
+    limits: BTreeMap<String, (String, Limits)>,
+    departing: BTreeSet<String>,
+    watched: Arc<Watched>,
+}
+
+impl Daemon {
+    /// What there is now.
+    pub fn view(&self) -> View {
+        let config = self.config.clone();
+        let names = config.node_names();
+        let disks = names.iter().filter_map(|name| Some(((*name).to_owned(), self.disk_state(name)?))).collect();
+        let limits = self.throttle_groups.iter();
+        let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
+        let departing = config.exports.iter().filter(|export| self.is_departing(&export.id));
+        let departing = departing.map(|export| export.id.clone()).collect();
+        View { config, disks, limits, departing, watched: self.board.look() }
+    }
+}
+
+impl View {
+    /// The objects that there are.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The counters of what runs, which go on.
+    pub fn watched(&self) -> &Watched {
+        &self.watched
+    }
+
+    /// What the queues of one export have counted since they began.
+    pub fn export_stats(&self, id: &str) -> Option<QueueStats> {
+        let mut sum = QueueStats::default();
+        self.watched.exports.get(id)?.iter().for_each(|queue| queue.add_to(&mut sum));
+        Some(sum)
+    }
+
+    /// A disk; of one that another lies over, what that one sees.
+    pub fn disk_state(&self, node_name: &str) -> Option<DiskState> {
+        self.disks.get(node_name).copied()
+    }
+
+    /// What limits a blockdev: its group, and that one's limits.
+    pub fn limits(&self, node_name: &str) -> Option<(&str, Limits)> {
+        self.limits.get(node_name).map(|(group, limits)| (group.as_str(), *limits))
+    }
+
+    /// Whether an export is on its way out.
+    pub fn is_departing(&self, id: &str) -> bool {
+        self.departing.contains(id)
+    }
+}

@@ -1,0 +1,129 @@
+//! The thread that changes the daemon: one change at a time, from its first to its last step.
+//!
+//! A change may take as long as a disk does that it opens, closes or drains. The daemon goes to this thread with it and
+//! comes back when it is done, so that nobody can look at something half changed; what monitors ask meanwhile is
+//! answered from the [`View`] of how it was before.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+use serde_json::Value;
+
+use super::command::Context;
+use super::session::Order;
+use crate::daemon::{Daemon, View};
+
+/// A daemon that comes back.
+pub(super) struct Done {
+    pub(super) daemon: Daemon,
+    /// How it is now.
+    pub(super) view: View,
+    /// What to answer to whoever gave the order, if somebody did.
+    pub(super) answer: Option<Value>,
+    /// Exports that have gone.
+    pub(super) departed: Vec<String>,
+}
+
+/// The thread, as others see it.
+pub(super) struct Changes {
+    orders: Option<Sender<(Daemon, Option<Order>)>>,
+    done: Receiver<Done>,
+    bell: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Rings at the thread's end too, for a thread that has panicked is waited for in vain.
+struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    fn ring(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.ring();
+    }
+}
+
+impl Changes {
+    pub(super) fn start() -> io::Result<Self> {
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (orders, their_orders) = channel();
+        let (their_done, done) = channel();
+        let their_bell = Bell(Arc::clone(&bell));
+        let work = move || {
+            for (daemon, order) in their_orders {
+                if their_done.send(change(daemon, order)).is_err() {
+                    return;
+                }
+                their_bell.ring();
+            }
+        };
+        let thread = std::thread::Builder::new().name("egret-changes".to_owned()).spawn(work)?;
+        Ok(Self { orders: Some(orders), done, bell, thread: Some(thread) })
+    }
+
+    /// Begins a change; without an order it is to close what exports that have gone leave behind.
+    ///
+    /// # Panics
+    /// When a change before has panicked.
+    pub(super) fn begin(&self, daemon: Daemon, order: Option<Order>) {
+        let orders = self.orders.as_ref().expect("it takes orders until it is dropped");
+        assert!(orders.send((daemon, order)).is_ok(), "a change has panicked, and the daemon is gone with it");
+    }
+
+    /// What was begun, if it is done.
+    ///
+    /// # Panics
+    /// When it has panicked.
+    pub(super) fn take(&self) -> Option<Done> {
+        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        match self.done.try_recv() {
+            Ok(done) => Some(done),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("a change has panicked, and the daemon is gone with it"),
+        }
+    }
+
+    /// Waits for what was begun; `None` if it takes longer.
+    pub(super) fn wait(&self, at_most: Duration) -> Option<Done> {
+        self.done.recv_timeout(at_most).ok()
+    }
+
+    /// Waits for what was begun, however long it takes.
+    ///
+    /// # Panics
+    /// When it has panicked.
+    pub(super) fn wait_for_ever(&self) -> Done {
+        self.done.recv().expect("the thread of changes lives")
+    }
+}
+
+/// Readable when something is done.
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn change(mut daemon: Daemon, order: Option<Order>) -> Done {
+    let answer = order.map(|order| order.run(&mut Context { daemon: &mut daemon }));
+    let departed = daemon.departed();
+    Done { view: daemon.view(), daemon, answer, departed }
+}

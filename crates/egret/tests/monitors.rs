@@ -1,0 +1,110 @@
+//! What a monitor has to wait for, and what not.
+
+mod support;
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use blkio::ReqFlags;
+use serde_json::json;
+use support::await_that;
+use support::disk::Disk;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+
+const MIB: u64 = 1 << 20;
+
+/// From asm-generic/fcntl.h.
+const F_SETSIG: libc::c_int = 10;
+
+/// A lease on a file: whoever opens it waits until it is given back.
+struct Lease(File);
+
+impl Lease {
+    fn take(path: &Path) -> Self {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let order = |command, number: libc::c_int| {
+            // SAFETY: these commands take a number and touch no memory.
+            let done = unsafe { libc::fcntl(file.as_raw_fd(), command, number) };
+            if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // What tells us that somebody waits, and would end us if it were not this.
+        order(F_SETSIG, libc::SIGURG).unwrap();
+        // A process that is just being started by another test has our descriptors open for a moment.
+        await_that("nobody else to have it open", || match order(libc::F_SETLEASE, libc::F_WRLCK) {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => false,
+            taken => taken.map(|()| true).unwrap(),
+        });
+        Self(file)
+    }
+
+    fn is_waited_for(&self) -> bool {
+        // SAFETY: this command takes nothing and touches no memory.
+        let left = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETLEASE) };
+        left != libc::F_WRLCK
+    }
+}
+
+#[test]
+fn what_only_looks_is_answered_while_a_change_waits_for_a_file() {
+    let scratch = Scratch::new();
+    let (image, monitor) = (scratch.image("disk", MIB), scratch.path("qmp"));
+    let lease = Lease::take(&image);
+    let _server = Server::start(&Program::egret(), &Options::new().monitor("m", &monitor).null("n0", ""));
+    let (mut slow, mut other) = (Qmp::connect(&monitor), Qmp::connect(&monitor));
+    let add = json!({"driver": "file", "node-name": "d0", "filename": image});
+    slow.send(json!({"execute": "blockdev-add", "arguments": add}).to_string().as_bytes());
+    await_that("the daemon to open the file", || lease.is_waited_for());
+
+    for query in ["query-version", "query-commands", "query-block-exports", "qom-list"] {
+        let arguments = if query == "qom-list" { json!({"path": "/objects"}) } else { json!({}) };
+        other.run(query, arguments);
+    }
+    let nodes = |qmp: &mut Qmp| qmp.run("query-named-block-nodes", json!({})).as_array().unwrap().len();
+    assert_eq!(nodes(&mut other), 1);
+    // Somebody new is let in, and another change waits for its turn.
+    assert_eq!(nodes(&mut Qmp::connect(&monitor)), 1);
+    other.send(json!({"execute": "blockdev-del", "arguments": {"node-name": "d0"}}).to_string().as_bytes());
+    assert_eq!(nodes(&mut Qmp::connect(&monitor)), 1);
+
+    drop(lease);
+    assert_eq!(slow.read().unwrap(), json!({"return": {}}));
+    assert_eq!(other.read().unwrap(), json!({"return": {}}));
+    assert_eq!(nodes(&mut slow), 1);
+}
+
+#[test]
+fn a_disk_that_hangs_holds_up_no_change_of_another() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .iothread("io0", "")
+        .null("d0", "latency-ns=3600000000000")
+        .export("e0", "d0", &socket, "iothread=io0");
+    let _server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect_as(&socket, support::disk::Client { read_only: true, ..Default::default() }).unwrap();
+    let (queue, buffer) = disk.first().parts();
+    queue.read(0, buffer, 4096, 0, ReqFlags::empty());
+    queue.do_io(&mut [], 0, None, None).unwrap();
+    drop(disk);
+
+    // Its client has left or is about to; what it asked for is in flight for an hour.
+    for _ in 0..100 {
+        assert_eq!(qmp.fail("block-export-del", json!({"id": "e0"})), "export 'e0' still in use");
+    }
+    qmp.run("block-export-del", json!({"id": "e0", "mode": "hard"}));
+    let exports = qmp.run("query-block-exports", json!({}));
+    assert_eq!((&exports[0]["id"], &exports[0]["shutting-down"]), (&json!("e0"), &json!(true)));
+    assert_eq!(qmp.fail("blockdev-del", json!({"node-name": "d0"})), "Node d0 is in use");
+    qmp.run("blockdev-add", json!({"driver": "null-co", "node-name": "d1"}));
+    let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d1",
+                        "addr": {"type": "unix", "path": scratch.path("e1")}});
+    qmp.run("block-export-add", export);
+    qmp.run("block-export-del", json!({"id": "e1"}));
+    assert_eq!(qmp.event("BLOCK_EXPORT_DELETED"), json!({"id": "e1"}));
+    qmp.run("blockdev-del", json!({"node-name": "d1"}));
+}
