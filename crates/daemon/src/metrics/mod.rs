@@ -40,7 +40,7 @@ impl Metrics {
     /// Serves what is on `board` at `address`.
     ///
     /// # Errors
-    /// As [`Socket::open`], naming the address; or no thread.
+    /// Somebody else listens at the address, there is no such group or host, or there is no thread to be had.
     pub fn serve(board: Arc<Board>, address: &Address) -> io::Result<Self> {
         let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
         let socket = Socket::open(address).map_err(explain)?;
