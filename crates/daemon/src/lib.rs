@@ -11,6 +11,8 @@
 //! | [`Daemon`] | a configuration brought to life |
 //! | [`listen`] | control sockets: where they are, and who may connect |
 //! | [`qmp`] | how programs talk to a running daemon |
+//! | [`metrics`] | what monitoring scrapes |
+//! | [`snapshot`] | every counter at one moment |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
@@ -19,13 +21,17 @@ pub mod attach;
 pub mod config;
 pub(crate) mod daemon;
 pub mod disk;
+#[cfg(test)]
+mod docs;
 pub mod keyval;
 pub mod listen;
+pub mod metrics;
 pub mod probe;
 pub mod process;
 pub mod qmp;
 pub mod schema;
+pub mod snapshot;
 
 pub use config::Config;
-pub use daemon::{ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, View};
+pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, View, Watched};
 pub use egret_export::QueueStats;

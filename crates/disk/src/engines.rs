@@ -15,7 +15,7 @@ use crate::engine::{Engine, Finished, Job, Native, Null, Threads, Uring, native,
 use crate::error::EngineError;
 use crate::options::Aio;
 use crate::request::{Completion, Request};
-use crate::stats::Stats;
+use crate::stats::{Counters, ENGINES};
 use crate::throttle::{Lane, direction};
 use crate::triage::{self, Verdict};
 
@@ -70,7 +70,16 @@ enum Kind {
     Uring,
 }
 
-const KINDS: usize = 4;
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Threads => "threads",
+            Self::Native => "native",
+            Self::Uring => "io_uring",
+        }
+    }
+}
 
 struct Attached {
     disk: Arc<Disk>,
@@ -93,7 +102,7 @@ struct Attached {
 /// Dropping it waits for what is in flight, because the kernel uses the requests' memory until then.
 pub struct Engines {
     /// By [`Kind`]; made when a disk first needs them. Dropped before the disks.
-    list: [Option<Box<dyn Engine>>; KINDS],
+    list: [Option<Box<dyn Engine>>; ENGINES],
     slots: Vec<Option<Attached>>,
     /// Completions without an engine.
     answers: VecDeque<(u32, Completion)>,
@@ -105,14 +114,14 @@ pub struct Engines {
     /// Requests on their way from a lane to their engines; empty between calls.
     free: Vec<Request>,
     options: EngineOptions,
-    stats: Stats,
+    counters: Arc<Counters>,
 }
 
 impl Engines {
     /// No engine yet: each is made by the first disk that needs it.
     pub fn new(options: EngineOptions) -> Self {
         Self {
-            list: [const { None }; KINDS],
+            list: [const { None }; ENGINES],
             slots: Vec::new(),
             answers: VecDeque::new(),
             refused: Vec::new(),
@@ -120,7 +129,7 @@ impl Engines {
             look: None,
             free: Vec::new(),
             options,
-            stats: Stats::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -162,11 +171,12 @@ impl Engines {
             return Ok(());
         }
         let options = &self.options;
+        let counters = self.counters.engine(kind as usize, kind.name());
         *place = Some(match kind {
-            Kind::Null => Box::new(Null::new()),
-            Kind::Threads => Box::new(Threads::new(options.workers())?),
-            Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch)?),
-            Kind::Uring => Box::new(Uring::new(options.ring.clone())?),
+            Kind::Null => Box::new(Null::new(counters)),
+            Kind::Threads => Box::new(Threads::new(options.workers(), counters)?),
+            Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch, counters)?),
+            Kind::Uring => Box::new(Uring::new(options.ring.clone(), counters)?),
         });
         Ok(())
     }
@@ -236,15 +246,15 @@ impl Engines {
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
             Verdict::Engine | Verdict::Worker => {
-                self.stats.fallbacks += u64::from(attached.kind != Kind::Threads);
+                self.counters.fallbacks.add(u64::from(attached.kind != Kind::Threads));
                 Kind::Threads
             }
             Verdict::Bounce => {
-                self.stats.bounced += 1;
+                self.counters.bounced.add(1);
                 Kind::Threads
             }
             Verdict::Answered(result) => {
-                self.stats.answered += 1;
+                self.counters.answered.add(1);
                 let Request { token, buffers, .. } = job.request;
                 self.answers.push_back((slot, Completion { token, result, buffers }));
                 return;
@@ -322,10 +332,9 @@ impl Engines {
         }
     }
 
-    /// The counters of all engines.
-    pub fn stats(&self) -> Stats {
-        let engines = self.list.iter().flatten().map(|engine| engine.stats()).collect();
-        Stats { engines, ..self.stats.clone() }
+    /// The counters of all engines, for whoever wants to read them.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 }
 
@@ -337,7 +346,7 @@ impl Backend for Engines {
     }
 
     fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Completion)) {
-        let Self { list, slots, answers, refused, in_flight, stats, .. } = self;
+        let Self { list, slots, answers, refused, in_flight, counters, .. } = self;
         let mut left = None;
         let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
             *in_flight -= 1;
@@ -367,7 +376,7 @@ impl Backend for Engines {
                     if let Err(errno) = result
                         && triage::deserves_a_worker(job.request.op, errno)
                     {
-                        stats.fallbacks += 1;
+                        counters.fallbacks.add(1);
                         refused.push(job);
                         return;
                     }
@@ -438,7 +447,7 @@ impl Drop for Engines {
                 }
             });
         }
-        self.list = [const { None }; KINDS];
+        self.list = [const { None }; ENGINES];
     }
 }
 

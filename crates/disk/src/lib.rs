@@ -41,7 +41,7 @@ pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::Failure;
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
 pub use request::{Completion, IoVec, Op, Request, Token};
-pub use stats::{BATCH_CLASSES, EngineStats, Stats};
+pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 
 #[cfg(test)]

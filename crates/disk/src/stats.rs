@@ -2,10 +2,42 @@
 
 #![forbid(unsafe_code)]
 
-use egret_event_loop::Nanos;
+use std::sync::{Arc, OnceLock};
+
+use egret_event_loop::{Counter, Nanos};
 
 /// Batch sizes are told apart up to 2^15 and more.
 pub const BATCH_CLASSES: usize = 16;
+
+/// How many engines there may be on one I/O thread.
+pub(crate) const ENGINES: usize = 4;
+
+/// What the engines of one I/O thread count, as they count it; any thread may [read](Self::read) it.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// By the engine's place; there from the engine's first use on.
+    engines: [OnceLock<Arc<EngineCounters>>; ENGINES],
+    pub(crate) fallbacks: Counter,
+    pub(crate) bounced: Counter,
+    pub(crate) answered: Counter,
+}
+
+impl Counters {
+    /// The counters of an engine, for it to count in. One that is made anew goes on where the last one was.
+    pub(crate) fn engine(&self, place: usize, name: &'static str) -> Arc<EngineCounters> {
+        Arc::clone(self.engines[place].get_or_init(|| Arc::new(EngineCounters { name, ..EngineCounters::default() })))
+    }
+
+    /// What they have come to, without asking the I/O thread.
+    pub fn read(&self) -> Stats {
+        Stats {
+            engines: self.engines.iter().filter_map(OnceLock::get).map(|engine| engine.read()).collect(),
+            fallbacks: self.fallbacks.get(),
+            bounced: self.bounced.get(),
+            answered: self.answered.get(),
+        }
+    }
+}
 
 /// Counters of all engines of one I/O thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,26 +72,44 @@ pub struct EngineStats {
     pub longest_submission: Nanos,
 }
 
-impl EngineStats {
-    pub(crate) fn new(engine: &'static str) -> Self {
-        Self { engine, ..Self::default() }
-    }
+/// What one engine counts, as it counts it.
+#[derive(Debug, Default)]
+pub(crate) struct EngineCounters {
+    name: &'static str,
+    pub(crate) requests: Counter,
+    submissions: Counter,
+    batches: [Counter; BATCH_CLASSES],
+    submitting: Counter,
+    longest_submission: Counter,
+}
 
+impl EngineCounters {
     /// Counts a batch of `size` requests that are new.
-    pub(crate) fn batch(&mut self, size: u64) {
-        self.requests += size;
+    pub(crate) fn batch(&self, size: u64) {
+        self.requests.add(size);
         self.submission(size);
     }
 
     /// Counts a submission of `size` requests, of which some may have been tried before.
-    pub(crate) fn submission(&mut self, size: u64) {
-        self.submissions += 1;
-        self.batches[(size.max(1).ilog2() as usize).min(BATCH_CLASSES - 1)] += 1;
+    pub(crate) fn submission(&self, size: u64) {
+        self.submissions.add(1);
+        self.batches[(size.max(1).ilog2() as usize).min(BATCH_CLASSES - 1)].add(1);
     }
 
     /// Counts the time that a submission took.
-    pub(crate) fn took(&mut self, time: Nanos) {
-        self.submitting += time;
-        self.longest_submission = self.longest_submission.max(time);
+    pub(crate) fn took(&self, time: Nanos) {
+        self.submitting.add_time(time);
+        self.longest_submission.set(self.longest_submission.get().max(time.0));
+    }
+
+    fn read(&self) -> EngineStats {
+        EngineStats {
+            engine: self.name,
+            requests: self.requests.get(),
+            submissions: self.submissions.get(),
+            batches: std::array::from_fn(|class| self.batches[class].get()),
+            submitting: self.submitting.time(),
+            longest_submission: self.longest_submission.time(),
+        }
     }
 }

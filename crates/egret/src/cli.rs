@@ -7,10 +7,12 @@ use clap::{Parser, Subcommand};
 
 use crate::bench::Bench;
 use crate::compare::Compare;
+use crate::completions::Completions;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::replay::Replay;
 use crate::serve::Serve;
+use crate::top::Top;
 
 /// Serves disks to virtual machines over vhost-user, and polls only when polling pays.
 #[derive(Debug, Parser)]
@@ -37,6 +39,10 @@ pub enum Command {
     Config(ConfigArguments),
     /// Give a running daemon a command.
     Ctl(Ctl),
+    /// Watch what a running daemon does, and change how its I/O threads poll.
+    Top(Top),
+    /// Print the completions of a shell.
+    Completions(Completions),
 }
 
 /// The arguments as they are meant: a program called `...qemu-storage-daemon` (a link to this one) serves.

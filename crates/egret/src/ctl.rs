@@ -1,13 +1,13 @@
 //! `egret ctl`: one QMP command from a shell.
 
-use std::io::{BufRead, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use egret_daemon::keyval;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
+
+use crate::qmp::Qmp;
 
 /// What `egret ctl` is asked.
 #[derive(Args, Debug)]
@@ -28,45 +28,13 @@ pub struct Ctl {
 /// Runs `egret ctl`.
 pub fn run(asked: &Ctl) -> Result<()> {
     let arguments = arguments(&asked.arguments)?;
-    let answer = ask(asked, arguments)?;
+    let answer = Qmp::connect(&asked.socket)?.run(&asked.command, arguments)?;
     if asked.json {
         println!("{answer}");
     } else {
         print!("{}", shown(&answer));
     }
     Ok(())
-}
-
-fn ask(asked: &Ctl, arguments: Value) -> Result<Value> {
-    let socket = asked.socket.display();
-    let stream = UnixStream::connect(&asked.socket).with_context(|| format!("cannot connect to '{socket}'"))?;
-    let mut reader = BufReader::new(&stream);
-    let mut read = || -> Result<Value> {
-        let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 {
-            bail!("the daemon at '{socket}' hung up");
-        }
-        serde_json::from_str(&line).with_context(|| format!("'{socket}' does not speak QMP"))
-    };
-    if read()?["QMP"].is_null() {
-        bail!("'{socket}' does not speak QMP");
-    }
-    let commands = [("qmp_capabilities", Value::Object(Map::new())), (asked.command.as_str(), arguments)];
-    let mut answer = Value::Null;
-    for (command, arguments) in commands {
-        let message = json!({ "execute": command, "arguments": arguments });
-        (&stream).write_all(message.to_string().as_bytes())?;
-        // Events may come in between.
-        let mut message = read()?;
-        while !message["event"].is_null() {
-            message = read()?;
-        }
-        if let Some(error) = message["error"]["desc"].as_str() {
-            bail!("{command}: {error}");
-        }
-        answer = message["return"].take();
-    }
-    Ok(answer)
 }
 
 /// The arguments as a command has them: what looks like JSON is JSON, and the rest is text.
@@ -130,6 +98,8 @@ fn table(list: &[Value]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -1,12 +1,15 @@
-//! The command: `egret serve`, `egret bench`, `egret compare`, `egret replay`, `egret config`, `egret ctl`.
+//! The command: `egret serve`, `egret bench`, `egret compare`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
 
 mod bench;
 mod cli;
 mod compare;
+mod completions;
 mod config;
 mod ctl;
+mod qmp;
 mod replay;
 mod serve;
+mod top;
 
 use std::process::ExitCode;
 
@@ -31,6 +34,8 @@ fn main() -> ExitCode {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,7 +4,7 @@ use std::io;
 
 use egret_polling::{BlockCost, Contention, Nanos};
 
-use crate::LoopStats;
+use crate::LoopCounters;
 use crate::calibrate::{Calibration, Strain, thread_cpu};
 
 /// How often the kernel is asked, while the thread takes turns at all.
@@ -47,11 +47,11 @@ impl RunningCost {
     /// Now and then: whether somebody else wants this core, and what a block costs if that has changed.
     ///
     /// Two small reads from `/proc` and a clock, ten times a second.
-    pub(crate) fn look(&mut self, now: Nanos, stats: &LoopStats) -> Option<(Contention, Option<BlockCost>)> {
+    pub(crate) fn look(&mut self, now: Nanos, counters: &LoopCounters) -> Option<(Contention, Option<BlockCost>)> {
         if now - self.last.at < LOOK_EVERY {
             return None;
         }
-        let look = Look { at: now, cpu: thread_cpu(), asleep: stats.asleep, blocks: stats.blocks };
+        let look = Look { at: now, cpu: thread_cpu(), asleep: counters.asleep.time(), blocks: counters.blocks.get() };
         let before = std::mem::replace(&mut self.last, look);
         let contention = self.strain.since_last().ok()?;
         let blocks = look.blocks - before.blocks;

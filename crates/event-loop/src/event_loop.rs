@@ -28,7 +28,7 @@ use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
 use crate::timers::Timers;
-use crate::{Backend, Calibration, LoopStats, Source, SourceId, Turn, clock};
+use crate::{Backend, Calibration, LoopCounters, Source, SourceId, Turn, clock};
 
 /// How a loop is to be.
 pub struct LoopOptions {
@@ -132,9 +132,9 @@ impl<S: Source> EventLoop<S> {
         &mut self.backend
     }
 
-    /// The loop's counters.
-    pub const fn stats(&self) -> &LoopStats {
-        &self.polling.stats
+    /// The loop's counters, for whoever wants to read them.
+    pub fn counters(&self) -> &Arc<LoopCounters> {
+        &self.polling.counters
     }
 
     /// A source on this loop.
@@ -281,7 +281,7 @@ impl<S: Source> EventLoop<S> {
     /// As [`run`](Self::run).
     pub fn turn(&mut self) -> io::Result<()> {
         self.wait()?;
-        self.polling.stats.turns += 1;
+        self.polling.counters.turns.add(1);
         self.reap();
         self.dispatch();
         self.backend.submit(self.now);

@@ -11,7 +11,7 @@ use crate::calibrate::calibrate;
 use crate::mailbox::Mailbox;
 use crate::ring::SharedRing;
 use crate::source::Command;
-use crate::{EventLoop, LoopOptions, Source, SourceId};
+use crate::{EventLoop, LoopCounters, LoopOptions, Source, SourceId};
 
 /// The loop's thread has ended.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -21,6 +21,7 @@ pub struct LoopGone;
 /// Speaks to a loop from any thread, through its mailbox.
 pub struct LoopHandle<S: Source> {
     mailbox: Arc<Mailbox<Command<S>>>,
+    counters: Arc<LoopCounters>,
 }
 
 /// Two handles are equal when they speak to the same loop.
@@ -32,7 +33,7 @@ impl<S: Source> PartialEq for LoopHandle<S> {
 
 impl<S: Source> Clone for LoopHandle<S> {
     fn clone(&self) -> Self {
-        Self { mailbox: Arc::clone(&self.mailbox) }
+        Self { mailbox: Arc::clone(&self.mailbox), counters: Arc::clone(&self.counters) }
     }
 }
 
@@ -61,7 +62,12 @@ impl<S> Leaving<S> {
 impl<S: Source> LoopHandle<S> {
     /// A handle for `target`.
     pub fn new(target: &EventLoop<S>) -> Self {
-        Self { mailbox: Arc::clone(target.mailbox()) }
+        Self { mailbox: Arc::clone(target.mailbox()), counters: Arc::clone(target.counters()) }
+    }
+
+    /// What the loop counts; to read it is not to ask the loop.
+    pub fn counters(&self) -> &Arc<LoopCounters> {
+        &self.counters
     }
 
     /// Runs `command` on the loop, between two dispatches, without waiting for it.

@@ -16,6 +16,7 @@ mod backend;
 mod calibrate;
 pub mod clock;
 mod cost;
+mod counter;
 mod doorbell;
 mod entry;
 mod event_loop;
@@ -36,10 +37,11 @@ mod sync {
 
 pub use backend::Backend;
 pub use calibrate::{Calibration, calibrate};
+pub use counter::Counter;
 pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;
 pub use event_loop::{EventLoop, LoopOptions};
 pub use handle::{Leaving, LoopGone, LoopHandle, spawn};
 pub use monitor::MonitorChoice;
 pub use source::{Source, SourceId, Turn};
-pub use stats::LoopStats;
+pub use stats::{LoopCounters, LoopStats};

@@ -1,11 +1,12 @@
 //! A loop's dealings with its policy: asks it before each wait, tells it after, and keeps count.
 
 use std::io;
+use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
-use crate::LoopStats;
+use crate::LoopCounters;
 use crate::calibrate::Calibration;
 use crate::cost::RunningCost;
 
@@ -17,7 +18,7 @@ pub(crate) struct Polling {
     observed: Vec<Active>,
     cost: Option<RunningCost>,
     recorder: Option<Recorder>,
-    pub(crate) stats: LoopStats,
+    pub(crate) counters: Arc<LoopCounters>,
 }
 
 impl Polling {
@@ -29,7 +30,7 @@ impl Polling {
             observed: Vec::new(),
             cost: None,
             recorder: None,
-            stats: LoopStats::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -71,24 +72,24 @@ impl Polling {
     pub(crate) fn window(&mut self, in_flight: u32) -> Nanos {
         self.before.in_flight = in_flight;
         let window = self.policy.window(&self.before);
-        let stats = &mut self.stats;
-        stats.window = window;
-        stats.window_sum += window.min(Nanos::from_millis(1_000));
-        stats.window_zero += u64::from(window == Nanos::ZERO);
+        let counters = &self.counters;
+        counters.window.set(window.0);
+        counters.window_sum.add_time(window.min(Nanos::from_millis(1_000)));
+        counters.window_zero.add(u64::from(window == Nanos::ZERO));
         let near = Nanos(self.window_max.0 - self.window_max.0 / 8);
-        stats.window_near_max += u64::from(window > Nanos::ZERO && window >= near);
+        counters.window_near_max.add(u64::from(window > Nanos::ZERO && window >= near));
         window
     }
 
     /// Learns from a wait that has just ended, with these sources active.
     pub(crate) fn observe(&mut self, length: Nanos, spun: Nanos, blocked: bool, active: impl Iterator<Item = Active>) {
-        let stats = &mut self.stats;
-        stats.waits += 1;
+        let counters = &self.counters;
+        counters.waits.add(1);
         if blocked {
-            stats.spin_wasted += spun;
+            counters.spin_wasted.add_time(spun);
         } else {
-            stats.hits += 1;
-            stats.spin_found += spun;
+            counters.hits.add(1);
+            counters.spin_found.add_time(spun);
         }
         self.observed.clear();
         self.observed.extend(active);
@@ -105,7 +106,7 @@ impl Polling {
     /// Now and then: tells the policy how the thread fares; nothing to policies that were told no price.
     pub(crate) fn look_at_strain(&mut self, now: Nanos) {
         let Some(running) = &mut self.cost else { return };
-        let Some((contention, cost)) = running.look(now, &self.stats) else { return };
+        let Some((contention, cost)) = running.look(now, &self.counters) else { return };
         self.policy.contend(contention);
         if let Some(cost) = cost {
             self.policy.set_block_cost(cost);

@@ -2,7 +2,49 @@
 
 use egret_polling::Nanos;
 
-/// Plain counters of one loop, since it started.
+use crate::Counter;
+
+/// One loop's counters, as it counts them; any thread may [read](Self::read) them.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "each is described where it is read")]
+pub struct LoopCounters {
+    pub turns: Counter,
+    pub waits: Counter,
+    pub hits: Counter,
+    pub spin_found: Counter,
+    pub spin_wasted: Counter,
+    pub kicks: Counter,
+    pub kicks_spared: Counter,
+    pub blocks: Counter,
+    pub asleep: Counter,
+    pub window_sum: Counter,
+    pub window_zero: Counter,
+    pub window_near_max: Counter,
+    pub window: Counter,
+}
+
+impl LoopCounters {
+    /// What they have come to, without asking the loop.
+    pub fn read(&self) -> LoopStats {
+        LoopStats {
+            turns: self.turns.get(),
+            waits: self.waits.get(),
+            hits: self.hits.get(),
+            spin_found: self.spin_found.time(),
+            spin_wasted: self.spin_wasted.time(),
+            kicks: self.kicks.get(),
+            kicks_spared: self.kicks_spared.get(),
+            blocks: self.blocks.get(),
+            asleep: self.asleep.time(),
+            window_sum: self.window_sum.time(),
+            window_zero: self.window_zero.get(),
+            window_near_max: self.window_near_max.get(),
+            window: self.window.time(),
+        }
+    }
+}
+
+/// What one loop has counted since it started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoopStats {
     /// Turns taken.

@@ -22,7 +22,7 @@ impl<S: Source> EventLoop<S> {
             if !entry.ready && entry.source.poll() {
                 entry.ready = true;
                 self.ready.push(index);
-                self.polling.stats.kicks_spared += 1;
+                self.polling.counters.kicks_spared.add(1);
             }
         }
         self.completed = self.backend.has_completions();
@@ -106,8 +106,8 @@ impl<S: Source> EventLoop<S> {
         self.now = clock::now();
         self.monitor_asked = self.now;
         if clear {
-            self.polling.stats.blocks += 1;
-            self.polling.stats.asleep += self.now - before;
+            self.polling.counters.blocks.add(1);
+            self.polling.counters.asleep.add_time(self.now - before);
         }
         self.take_reports();
         self.completed = self.backend.has_completions();
@@ -137,7 +137,7 @@ impl<S: Source> EventLoop<S> {
             let (index, generation) = (report as u32, (report >> 32) as u32);
             let known = self.sources.get(index as usize).and_then(Option::as_ref);
             if known.is_some_and(|entry| entry.generation == generation) {
-                self.polling.stats.kicks += 1;
+                self.polling.counters.kicks.add(1);
                 self.mark_ready(index);
             }
         }

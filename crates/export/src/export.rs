@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
-use crate::stats::QueueStats;
+use crate::stats::{QueueCounters, QueueStats};
 use crate::worker::{Disks, Signals, Worker};
 
 /// How an export is to be.
@@ -94,8 +94,8 @@ pub(crate) struct Shared {
     pub(crate) queues: Mutex<Queues>,
     /// A queue that was to stop has stopped.
     pub(crate) stopped: Condvar,
-    /// What queues counted that no longer run.
-    past: Mutex<QueueStats>,
+    /// What each queue counts, whether it runs or not.
+    counters: Vec<Arc<QueueCounters>>,
     /// A client has left, and what it asked for has not ended yet.
     draining: AtomicBool,
     /// Where the client listens to us.
@@ -165,6 +165,7 @@ impl Export {
         let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let count = device.num_queues().into();
+        let counters = (0..count).map(|_| Arc::default()).collect();
         let queues = Queues {
             loops: deal(&*device, &loops),
             running: vec![None; count],
@@ -175,9 +176,9 @@ impl Export {
         let shared = Arc::new(Shared {
             id: id.clone(),
             device,
+            counters,
             queues: Mutex::new(queues),
             stopped: Condvar::new(),
-            past: Mutex::default(),
             draining: AtomicBool::new(false),
             channel: Mutex::default(),
         });
@@ -200,15 +201,14 @@ impl Export {
 
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
-        let running = lock(&self.shared.queues).places(0);
-        let mut sum = lock(&self.shared.past).clone();
-        for Place { on, id, .. } in running {
-            let asked = on.call(move |target| target.source(id).map(|w| w.stats().clone()));
-            if let Ok(Some(stats)) = asked {
-                sum.add(&stats);
-            }
-        }
+        let mut sum = QueueStats::default();
+        self.queues().iter().for_each(|queue| queue.add_to(&mut sum));
         sum
+    }
+
+    /// What each of its queues counts, from the export's beginning to its end.
+    pub fn queues(&self) -> &[Arc<QueueCounters>] {
+        &self.shared.counters
     }
 
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
@@ -282,7 +282,8 @@ impl Shared {
         let model = Arc::clone(&self.device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
-        let worker = Worker::new(name, queue, model, Disks::new(disks), signals);
+        let counters = Arc::clone(&self.counters[index]);
+        let worker = Worker::new(name, queue, model, Disks::new(disks), signals, counters);
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
     }
@@ -312,12 +313,9 @@ impl Shared {
     }
 
     /// A worker that was to stop is back.
-    pub(crate) fn has_stopped(&self, counted: Option<&QueueStats>) {
+    pub(crate) fn has_stopped(&self) {
         lock(&self.queues).stopping -= 1;
         self.stopped.notify_all();
-        if let Some(stats) = counted {
-            lock(&self.past).add(stats);
-        }
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {

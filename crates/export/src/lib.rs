@@ -18,6 +18,7 @@
 
 mod exchange;
 mod export;
+mod latency;
 mod listener;
 mod luns;
 mod moves;
@@ -28,7 +29,8 @@ mod worker;
 
 pub use exchange::{Exchange, exchange};
 pub use export::{Export, ExportConfig, ExportError};
+pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{DiscardConfig, LunConfig, Naa, ScsiExportConfig};
-pub use stats::{OpStats, QueueStats};
+pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::Worker;

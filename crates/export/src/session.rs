@@ -293,8 +293,8 @@ impl<'a> Session<'a> {
         }
         for (index, leaving) in draining {
             let worker = leaving.wait().map(Worker::into_parts);
-            self.shared.has_stopped(worker.as_ref().map(|(_, _, stats)| stats));
-            let Some((config, signals, _)) = worker else { continue };
+            self.shared.has_stopped();
+            let Some((config, signals)) = worker else { continue };
             self.vrings[index].base = config.base;
             self.vrings[index].signals = signals;
         }

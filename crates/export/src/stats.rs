@@ -1,14 +1,11 @@
 //! What a queue counts.
 
-use egret_event_loop::Nanos;
+use std::sync::OnceLock;
+
+use egret_event_loop::{Counter, Nanos};
 use egret_virtio::{Ended, Kind, Status};
-use hdrhistogram::Histogram;
 
-/// Latencies are told apart from a quarter of a microsecond to a minute, to two digits.
-const LATENCY_NS: (u64, u64, u8) = (1 << 8, 60_000_000_000, 2);
-
-/// How many kinds of request there are; `Other` is the last.
-const KINDS: usize = Kind::Other as usize + 1;
+use crate::latency::{Latencies, LatencyCounters};
 
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,11 +26,83 @@ impl OpStats {
     }
 }
 
-/// Plain counters of one queue, since it was set up; owned by its loop, and copied when somebody asks.
+/// What one queue of an export counts, as it counts it: whichever loop runs the queue writes, any thread may read.
+///
+/// It is the export's, and stays while clients come and go and the queue moves.
+#[derive(Debug, Default)]
+// On cache lines of its own, so that two loops that count do not get into each other's way.
+#[repr(align(128))]
+pub struct QueueCounters {
+    ops: [OpCounters; Kind::ALL.len()],
+    /// Requests taken in and not ended.
+    pub in_flight: Counter,
+    /// Notifications sent to the guest.
+    pub calls: Counter,
+    /// Batches of used requests that the guest did not want to be notified of.
+    pub calls_spared: Counter,
+    /// Times the guest broke the queue.
+    pub broken: Counter,
+}
+
+#[derive(Debug, Default)]
+struct OpCounters {
+    requests: Counter,
+    bytes: Counter,
+    errors: Counter,
+    /// Made at the first request, so that an idle queue costs no memory.
+    latency: OnceLock<Box<LatencyCounters>>,
+}
+
+impl QueueCounters {
+    #[inline]
+    pub(crate) fn count(&self, ended: &Ended, latency: Nanos) {
+        let op = &self.ops[ended.kind as usize];
+        op.requests.add(1);
+        op.bytes.add(ended.bytes);
+        op.errors.add(u64::from(ended.status != Status::Ok));
+        op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
+    }
+
+    /// Requests of `kind`.
+    pub fn op(&self, kind: Kind) -> OpStats {
+        let op = &self.ops[kind as usize];
+        OpStats { requests: op.requests.get(), bytes: op.bytes.get(), errors: op.errors.get() }
+    }
+
+    /// Adds how long requests of `kind` took to `sum`, if there were any.
+    pub fn add_latency_to(&self, kind: Kind, sum: &mut Option<Latencies>) {
+        if let Some(latency) = self.ops[kind as usize].latency.get() {
+            latency.add_to(sum.get_or_insert_default());
+        }
+    }
+
+    /// Everything, without asking the loop.
+    pub fn read(&self) -> QueueStats {
+        let mut stats = QueueStats::default();
+        self.add_to(&mut stats);
+        stats
+    }
+
+    /// Adds everything to `sum`.
+    pub fn add_to(&self, sum: &mut QueueStats) {
+        for kind in Kind::ALL {
+            sum.ops[kind as usize].add(&self.op(kind));
+            self.add_latency_to(kind, &mut sum.latency[kind as usize]);
+        }
+        sum.in_flight += self.in_flight.get();
+        sum.calls += self.calls.get();
+        sum.calls_spared += self.calls_spared.get();
+        sum.broken += self.broken.get();
+    }
+}
+
+/// What one queue, or several, had counted when they were read, since their exports began.
 #[derive(Clone, Debug, Default)]
 pub struct QueueStats {
-    ops: [OpStats; KINDS],
-    latency: Option<Box<Histogram<u32>>>,
+    ops: [OpStats; Kind::ALL.len()],
+    latency: [Option<Latencies>; Kind::ALL.len()],
+    /// Requests taken in and not ended.
+    pub in_flight: u64,
     /// Notifications sent to the guest.
     pub calls: u64,
     /// Batches of used requests that the guest did not want to be notified of.
@@ -43,20 +112,6 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    pub(crate) fn count(&mut self, ended: &Ended, latency: Nanos) {
-        self.ops[ended.kind as usize].add(&OpStats {
-            requests: 1,
-            bytes: ended.bytes,
-            errors: u64::from(ended.status != Status::Ok),
-        });
-        // Made at the first request, so that an idle queue costs no memory.
-        let (low, high, digits) = LATENCY_NS;
-        let histogram = self.latency.get_or_insert_with(|| {
-            Box::new(Histogram::new_with_bounds(low, high, digits).expect("these bounds are valid"))
-        });
-        histogram.saturating_record(latency.0);
-    }
-
     /// Requests of `kind`.
     pub const fn op(&self, kind: Kind) -> OpStats {
         self.ops[kind as usize]
@@ -70,20 +125,25 @@ impl QueueStats {
         })
     }
 
-    /// How long requests took, in nanoseconds, from the turn that took them in to the turn that saw them end; `None`
-    /// before the first.
-    pub fn latency(&self) -> Option<&Histogram<u32>> {
-        self.latency.as_deref()
+    /// How long requests of `kind` took, from the turn that took them in to the turn that saw them end; `None` before
+    /// the first.
+    pub const fn latency_of(&self, kind: Kind) -> Option<&Latencies> {
+        self.latency[kind as usize].as_ref()
+    }
+
+    /// How long requests of every kind took; `None` before the first.
+    pub fn latency(&self) -> Option<Latencies> {
+        self.latency.iter().flatten().cloned().reduce(|mut sum, more| {
+            sum.add(&more);
+            sum
+        })
     }
 
     /// The latencies of requests that ended after `before` was taken; `None` if none has.
-    pub fn latency_since(&self, before: &Self) -> Option<Histogram<u32>> {
-        let mut since = self.latency()?.clone();
-        if let Some(earlier) = before.latency() {
-            // Refused where a counter has gone back, which is when queues have come and gone: all that is left is all.
-            let _ = since.subtract(earlier);
-        }
-        (!since.is_empty()).then_some(since)
+    pub fn latency_since(&self, before: &Self) -> Option<Latencies> {
+        let now = self.latency()?;
+        let since = before.latency().map_or_else(|| now.clone(), |before| now.since(&before));
+        (since.count() > 0).then_some(since)
     }
 
     /// Adds `other` to this.
@@ -91,11 +151,12 @@ impl QueueStats {
         for (op, more) in self.ops.iter_mut().zip(&other.ops) {
             op.add(more);
         }
-        match (&mut self.latency, &other.latency) {
-            (Some(mine), Some(more)) => mine.add(more.as_ref()).expect("both have the same bounds"),
-            (mine @ None, more) => mine.clone_from(more),
-            (Some(_), None) => {}
+        for (mine, more) in self.latency.iter_mut().zip(&other.latency) {
+            if let Some(more) = more {
+                mine.get_or_insert_default().add(more);
+            }
         }
+        self.in_flight += other.in_flight;
         self.calls += other.calls;
         self.calls_spared += other.calls_spared;
         self.broken += other.broken;

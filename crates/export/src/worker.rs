@@ -13,7 +13,7 @@ use egret_virtio::ring::{Chain, Queue, QueueConfig};
 use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
 use rustix::io::Errno;
 
-use crate::stats::QueueStats;
+use crate::stats::QueueCounters;
 
 /// Bits of a token that name the request within its queue; the bits above name the worker.
 const HEAD_BITS: u32 = 16;
@@ -44,7 +44,7 @@ const RETRY: Nanos = Nanos::from_millis(1);
 /// A queue, its device model and its disks, owned by exactly one loop at a time.
 ///
 /// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
-/// and what is counted is counted in plain fields that nobody else reads.
+/// and what is counted is counted in counters that nobody else writes.
 pub struct Worker {
     name: String,
     queue: Queue,
@@ -67,7 +67,7 @@ pub struct Worker {
     phase: Phase,
     /// Something was used that the driver has not been shown.
     news: bool,
-    stats: QueueStats,
+    counters: Arc<QueueCounters>,
 }
 
 /// The disks of a worker's device, by their keys: where they are on the worker's loop, while it is on one.
@@ -108,7 +108,14 @@ impl Disks {
 }
 
 impl Worker {
-    pub(crate) fn new(name: String, queue: Queue, model: Box<dyn Model>, disks: Disks, signals: Signals) -> Self {
+    pub(crate) fn new(
+        name: String,
+        queue: Queue,
+        model: Box<dyn Model>,
+        disks: Disks,
+        signals: Signals,
+        counters: Arc<QueueCounters>,
+    ) -> Self {
         let begun = vec![Nanos::ZERO; queue.size().into()];
         Self {
             name,
@@ -126,7 +133,7 @@ impl Worker {
             in_flight: 0,
             phase: Phase::Running,
             news: false,
-            stats: QueueStats::default(),
+            counters,
         }
     }
 
@@ -155,14 +162,9 @@ impl Worker {
         self.disks.slots[key as usize].take()
     }
 
-    /// What the queue has counted since it was set up.
-    pub const fn stats(&self) -> &QueueStats {
-        &self.stats
-    }
-
     /// Stops a drained queue: what it was configured as and where it stands, and the descriptors it was given.
-    pub(crate) fn into_parts(self) -> (QueueConfig, Signals, QueueStats) {
-        (self.queue.stop(), self.signals, self.stats)
+    pub(crate) fn into_parts(self) -> (QueueConfig, Signals) {
+        (self.queue.stop(), self.signals)
     }
 
     pub(crate) const fn signals(&mut self) -> &mut Signals {
@@ -171,7 +173,7 @@ impl Worker {
 
     /// Ends a chain: counts it, and hands it to the driver.
     fn end(&mut self, ended: &Ended, latency: Nanos) {
-        self.stats.count(ended, latency);
+        self.counters.count(ended, latency);
         if self.phase != Phase::Broken {
             self.queue.add_used(ended.head, ended.written);
             self.news = true;
@@ -241,7 +243,7 @@ impl Worker {
     #[cold]
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
-        self.stats.broken += 1;
+        self.counters.broken.add(1);
         tracing::warn!("{}: the guest broke the queue, which is stopped: {why}", self.name);
         signal(self.signals.err.as_ref());
     }
@@ -333,12 +335,13 @@ impl Source for Worker {
     fn notify(&mut self) {
         let has_news = std::mem::take(&mut self.news);
         let wants_call = self.phase != Phase::Broken && self.queue.publish();
-        self.stats.calls_spared += u64::from(has_news && !wants_call);
+        self.counters.in_flight.set(self.in_flight.into());
+        self.counters.calls_spared.add(u64::from(has_news && !wants_call));
         if let Some(progress) = &self.progress {
             progress.show();
         }
         if wants_call {
-            self.stats.calls += 1;
+            self.counters.calls.add(1);
             signal(self.signals.call.as_ref());
         }
     }

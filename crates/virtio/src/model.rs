@@ -136,6 +136,23 @@ pub enum Kind {
     Other,
 }
 
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 6] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Other];
+
+    /// Its name: `read`, `write`, `flush`, `discard`, `write_zeroes` or `other`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write_zeroes",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {

@@ -12,10 +12,15 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
+use crate::listen::Address;
+use crate::metrics;
 use crate::schema::{Blockdev, Export, IoThread, Object, ObjectError, Spelling, hint};
 
 /// The objects that a file names.
 const KINDS: [&str; 3] = [IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
+
+/// The table that says where metrics are served.
+const METRICS: &str = "metrics";
 
 /// What is wrong with a file: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +36,8 @@ pub struct ConfigFile {
     pub blockdevs: Vec<Blockdev>,
     /// What is offered to virtual machines.
     pub exports: Vec<Export>,
+    /// Where metrics are served; nowhere if it does not say.
+    pub metrics: Option<Address>,
     /// Where each object is, by how errors call it.
     places: Vec<(String, Place)>,
     name: String,
@@ -68,8 +75,13 @@ impl ConfigFile {
         let mut file = Self { name: name.to_owned(), ..Self::default() };
         for (key, value) in root.get_ref() {
             let (kind, at) = (key.get_ref().as_ref(), key.span().start);
+            if kind == METRICS {
+                file.metrics = Some(read_metrics(value).map_err(|(at, what)| complain(at, what))?);
+                continue;
+            }
             if !KINDS.contains(&kind) {
-                return Err(complain(at, format!("unknown key '{kind}'; {}", hint(kind, KINDS))));
+                let known = KINDS.into_iter().chain([METRICS]);
+                return Err(complain(at, format!("unknown key '{kind}'; {}", hint(kind, known))));
             }
             let tables = value.get_ref().as_array().filter(|list| list.iter().all(|item| item.get_ref().is_table()));
             let tables = tables.ok_or_else(|| complain(at, format!("{kind} must be tables: write [[{kind}]]")))?;
@@ -153,6 +165,20 @@ fn flat(object: &impl serde::Serialize) -> Result<String, toml::ser::Error> {
     Ok(text)
 }
 
+/// Where the table says that metrics are served, or what is wrong and where.
+fn read_metrics(value: &Spanned<DeValue<'_>>) -> Result<Address, (usize, String)> {
+    let at = value.span().start;
+    let Value::Object(given) = json(value.get_ref()) else {
+        return Err((at, format!("{METRICS} must be a table: write [{METRICS}]")));
+    };
+    metrics::from_keys(given, Spelling::Typed).map_err(|problem| {
+        let mut keys = Vec::new();
+        collect_keys(value, "", &mut |path, span| keys.push((path, span.start)));
+        let place = keys.into_iter().find(|(path, _)| problem.key() == Some(path));
+        (place.map_or(at, |(_, at)| at), format!("{METRICS}: {problem}"))
+    })
+}
+
 fn collect_keys(value: &Spanned<DeValue<'_>>, path: &str, found: &mut impl FnMut(String, Range<usize>)) {
     let join = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match value.get_ref() {
@@ -233,6 +259,13 @@ iothread = \"io0\"
     }
 
     #[test]
+    fn a_file_says_where_metrics_are_served() {
+        assert_eq!(ConfigFile::read("egret.toml", GOOD).unwrap().metrics, None);
+        let file = ConfigFile::read("egret.toml", "[metrics]\npath = \"/run/m\"\nmode = \"0660\"\n").unwrap();
+        assert_eq!(file.metrics, Some(Address::Unix { path: "/run/m".into(), mode: 0o660, group: None }));
+    }
+
+    #[test]
     fn what_is_wrong_has_a_file_a_line_and_a_key() {
         for (from, to, line) in [
             ("0x4000", "-1", "egret.toml:4: iothread 'io0': poll-max-ns must be 0..=9223372036854775807, got -1"),
@@ -252,6 +285,12 @@ iothread = \"io0\"
                 "egret.toml:10: blockdev 'disk0': unknown key 'cache.dirct'; did you mean 'direct'?",
             ),
             ("filename = \"disk.img\"\n", "", "egret.toml:6: blockdev 'disk0': filename is missing"),
+            ("# Two", "metrics = 1 #", "egret.toml:1: metrics must be a table: write [metrics]"),
+            (
+                "# Two disks on one thread.",
+                "[metrics]\nhost = \"localhost\"\nport = 0",
+                "egret.toml:3: metrics: port must be 1..=65535, got 0",
+            ),
             ("[[iothread]]", "[[iothred]]", "egret.toml:2: unknown key 'iothred'; did you mean 'iothread'?"),
             ("[[iothread]]", "[iothread]", "egret.toml:2: iothread must be tables: write [[iothread]]"),
             (

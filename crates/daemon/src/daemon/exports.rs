@@ -12,7 +12,6 @@ use egret_export::{Address, Export, ExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::io_threads::RunningIoThread;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks, scsi};
 use crate::process::sys::inherit;
 use crate::schema;
@@ -131,6 +130,7 @@ impl Daemon {
             return Err(ChangeError::ExportInUse(id.to_owned()));
         }
         if let Some(export) = self.exports.remove(id) {
+            self.board.take_down_export(id);
             self.departures.add(id, export);
         }
         Ok(())
@@ -191,6 +191,7 @@ impl Daemon {
             }
             schema::ExportType::VhostUserScsi => Export::start_scsi(scsi::export(object, disks, address), loops)?,
         };
+        self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);
         Ok(())
     }
@@ -198,7 +199,7 @@ impl Daemon {
     /// The thread of exports that name none, which is an object like any other once it is there.
     fn start_default_io_thread(&mut self) -> Result<(), StartError> {
         let object = schema::IoThread::new(DEFAULT_IOTHREAD);
-        self.io_threads.insert(object.id.clone(), RunningIoThread::start(&object)?);
+        self.start_io_thread(&object)?;
         self.config.iothreads.push(object);
         Ok(())
     }

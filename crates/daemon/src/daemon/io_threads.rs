@@ -1,5 +1,6 @@
 //! I/O threads: loops, each on a thread of its own.
 
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_disk::{EngineOptions, Engines};
@@ -8,7 +9,7 @@ use egret_export::Worker;
 use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
 
-use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::schema::{Cpus, IoThread};
 
 impl Daemon {
@@ -20,9 +21,15 @@ impl Daemon {
         if self.io_threads.contains_key(&object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
-        let running = RunningIoThread::start(&object)?;
         self.config.add_iothread(object.clone())?;
-        self.io_threads.insert(object.id, running);
+        self.start_io_thread(&object).inspect_err(|_| drop(self.config.iothreads.pop()))?;
+        Ok(())
+    }
+
+    pub(super) fn start_io_thread(&mut self, object: &IoThread) -> Result<(), StartError> {
+        let running = RunningIoThread::start(object)?;
+        self.board.put_up_io_thread(&object.id, running.counters.clone());
+        self.io_threads.insert(object.id.clone(), running);
         Ok(())
     }
 
@@ -41,6 +48,7 @@ impl Daemon {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.iothreads.retain(|object| object.id != id);
+        self.board.take_down_io_thread(id);
         self.io_threads.remove(id);
         Ok(())
     }
@@ -69,13 +77,14 @@ impl Daemon {
 
     /// The number of an I/O thread's thread, as `ps -L` shows it.
     pub fn thread_id(&self, id: &str) -> Option<i32> {
-        self.io_threads.get(id)?.handle.call(|_| rustix::thread::gettid().as_raw_nonzero().get()).ok()
+        Some(self.io_threads.get(id)?.counters.thread_id)
     }
 }
 
 /// A loop on its thread. Dropping it ends it; nothing should be attached to it any more.
 pub(super) struct RunningIoThread {
     handle: LoopHandle<Worker>,
+    counters: IoThreadCounters,
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -109,7 +118,12 @@ impl RunningIoThread {
             })
         })
         .map_err(|e| failed(e.to_string()))?;
-        let new = Self { handle, thread: Some(thread) };
+        let asked = handle.call(|target: &mut EventLoop<Worker>| {
+            (rustix::thread::gettid().as_raw_nonzero().get(), Arc::clone(target.backend().counters()))
+        });
+        let (thread_id, engines) = asked.map_err(|e| failed(e.to_string()))?;
+        let counters = IoThreadCounters { thread_id, turns: Arc::clone(handle.counters()), engines };
+        let new = Self { handle, counters, thread: Some(thread) };
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), parameters.max);
             if k > max {
@@ -165,9 +179,9 @@ impl RunningIoThread {
         Ok(())
     }
 
-    /// What it has counted since it began; `None` if it has ended.
-    pub(super) fn stats(&self) -> Option<LoopStats> {
-        self.handle.call(|target| *target.stats()).ok()
+    /// What it has counted since it began.
+    pub(super) fn stats(&self) -> LoopStats {
+        self.counters.turns.read()
     }
 }
 

@@ -13,6 +13,7 @@
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
+mod board;
 mod disks;
 mod error;
 mod exports;
@@ -31,6 +32,7 @@ use egret_disk::{Disk, ThrottleGroup};
 use egret_polling::trace::Trace;
 
 use crate::Config;
+pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 use exports::{Departures, RunningExport};
@@ -53,6 +55,7 @@ pub struct Daemon {
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     departures: Departures,
+    board: Arc<Board>,
     failures: Failures,
 }
 
@@ -69,13 +72,14 @@ impl Daemon {
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
+            board: Arc::default(),
             throttle_groups: BTreeMap::new(),
             departures: Departures::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
         };
         new.settle_disks()?;
         for io_thread in &config.iothreads {
-            new.io_threads.insert(io_thread.id.clone(), RunningIoThread::start(io_thread)?);
+            new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
             new.start_export(export)?;
@@ -99,6 +103,11 @@ impl Daemon {
             Some((String::as_str(name), io_thread.take_recording(note)?))
         };
         self.io_threads.iter().filter_map(take).collect()
+    }
+
+    /// Where the counters of all that runs are found, for as long as it runs.
+    pub const fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// The objects that there are.

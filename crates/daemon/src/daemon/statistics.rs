@@ -26,14 +26,9 @@ impl Daemon {
         sum
     }
 
-    /// What the queues of one export have counted since they began.
-    pub fn export_stats(&self, id: &str) -> Option<QueueStats> {
-        Some(self.exports.get(id)?.stats())
-    }
-
     /// What each I/O thread has counted since it began, by its name.
     pub fn loop_stats(&self) -> BTreeMap<&str, LoopStats> {
-        self.io_threads.iter().filter_map(|(name, io_thread)| Some((name.as_str(), io_thread.stats()?))).collect()
+        self.io_threads.iter().map(|(name, io_thread)| (name.as_str(), io_thread.stats())).collect()
     }
 
     /// A disk as it is now; of one that another lies over, what that one sees.

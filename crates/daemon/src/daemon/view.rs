@@ -1,10 +1,12 @@
 //! What there is, as it was after the last change: for queries, which are answered while the next is in work.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use egret_disk::Limits;
+use egret_export::QueueStats;
 
-use super::{Daemon, DiskState};
+use super::{Daemon, DiskState, Watched};
 use crate::Config;
 
 /// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
@@ -14,6 +16,7 @@ pub struct View {
     disks: BTreeMap<String, DiskState>,
     limits: BTreeMap<String, (String, Limits)>,
     departing: BTreeSet<String>,
+    watched: Arc<Watched>,
 }
 
 impl Daemon {
@@ -26,7 +29,7 @@ impl Daemon {
         let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
         let departing = config.exports.iter().filter(|export| self.is_departing(&export.id));
         let departing = departing.map(|export| export.id.clone()).collect();
-        View { config, disks, limits, departing }
+        View { config, disks, limits, departing, watched: self.board.look() }
     }
 }
 
@@ -34,6 +37,18 @@ impl View {
     /// The objects that there are.
     pub const fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The counters of what runs, which go on.
+    pub fn watched(&self) -> &Watched {
+        &self.watched
+    }
+
+    /// What the queues of one export have counted since they began.
+    pub fn export_stats(&self, id: &str) -> Option<QueueStats> {
+        let mut sum = QueueStats::default();
+        self.watched.exports.get(id)?.iter().for_each(|queue| queue.add_to(&mut sum));
+        Some(sum)
     }
 
     /// A disk; of one that another lies over, what that one sees.

@@ -5,10 +5,12 @@
 //! [`Signals::wait`] until somebody wants it to end.
 
 mod background;
+mod manager;
 mod pidfile;
 mod signals;
 pub(crate) mod sys;
 
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
+pub use manager::{Progress, tell_service_manager};
 pub use pidfile::{Pidfile, PidfileError};
 pub use signals::{Signal, Signals};

@@ -6,6 +6,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use egret_event_loop::Nanos;
+
 /// Which side of a fork this is.
 pub(super) enum Forked {
     Parent,
@@ -65,6 +67,20 @@ pub(super) fn signal_descriptor(signals: &[libc::c_int]) -> io::Result<OwnedFd> 
     }
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// How long a thread of this process has run on a processor; `None` if it has ended.
+pub(crate) fn thread_cpu_time(thread_id: i32) -> Option<Nanos> {
+    // How the kernel spells such a clock, and what `pthread_getcpuclockid` returns (linux/posix-timers_types.h).
+    const PER_THREAD_SCHED: libc::clockid_t = 4 | 2;
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: the call writes a timespec where it is told to, or fails: no number of a clock is unsound.
+    if unsafe { libc::clock_gettime((!thread_id << 3) | PER_THREAD_SCHED, time.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded, so it has been written.
+    let time = unsafe { time.assume_init() };
+    Some(Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64))
 }
 
 /// Takes over a descriptor that the process was started with.

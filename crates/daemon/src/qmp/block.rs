@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, keys, nothing, text};
 use super::limits;
-use crate::daemon::{DEFAULT_IOTHREAD, Daemon, Deletion, View};
+use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
 use crate::disk::Bottom;
 use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
 
@@ -65,8 +65,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&STATS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
         about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev.",
-        run: Run::Change(|context, arguments| {
-            Ok(statistics(context.daemon, arguments.get("query-nodes") == Some(&Value::Bool(true))))
+        run: Run::Look(|view, arguments| {
+            Ok(statistics(view, arguments.get("query-nodes") == Some(&Value::Bool(true))))
         }),
     },
     Command {
@@ -153,9 +153,9 @@ fn node(view: &View, name: &str) -> Option<Value> {
     Some(shown)
 }
 
-fn statistics(daemon: &Daemon, by_node: bool) -> Value {
-    let config = daemon.config();
-    let of = |export: &Export| daemon.export_stats(&export.id).unwrap_or_default();
+fn statistics(view: &View, by_node: bool) -> Value {
+    let config = view.config();
+    let of = |export: &Export| view.export_stats(&export.id).unwrap_or_default();
     if !by_node {
         let show = |export: &Export| json!({ "device": export.id, "node-name": export.node_name, "stats": shown(&of(export)) });
         return config.exports.iter().map(show).collect();
@@ -172,8 +172,8 @@ fn statistics(daemon: &Daemon, by_node: bool) -> Value {
 fn shown(stats: &QueueStats) -> Value {
     let [read, write, flush, discard] = [Op::Read, Op::Write, Op::Flush, Op::Discard].map(|op| stats.op(op));
     let latency = stats.latency().map(|latency| {
-        let at = |quantile| latency.value_at_quantile(quantile);
-        json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.max() })
+        let at = |quantile| latency.quantile(quantile).0;
+        json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })
     });
     let good = |op: egret_export::OpStats| op.requests - op.errors;
     json!({

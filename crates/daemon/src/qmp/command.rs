@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{QmpError, block, limits, live, objects, own};
+use super::{QmpError, block, limits, live, objects, own, stats};
 use crate::daemon::{Daemon, View};
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
@@ -66,8 +66,8 @@ impl Takes {
 
 /// Every command, in the order of the reference.
 pub fn commands() -> impl Iterator<Item = &'static Command> + Clone {
-    let live = limits::COMMANDS.iter().chain(live::COMMANDS);
-    own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS).chain(live)
+    let first = own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS);
+    first.chain(limits::COMMANDS).chain(live::COMMANDS).chain(stats::COMMANDS)
 }
 
 /// The command of this name.

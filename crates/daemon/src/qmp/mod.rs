@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
 //! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
-//! | [`command`] | the table of commands; `own`, `objects`, `block`, `limits` and `live` fill it |
+//! | [`command`] | the table of commands; `own`, `objects`, `block`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
 //! | [`chardev`] | `--chardev` and `--monitor` |
@@ -36,6 +36,7 @@ mod objects;
 mod own;
 pub mod reference;
 pub mod session;
+mod stats;
 
 pub use chardev::{Chardev, Monitor, MonitorError, Place};
 pub use control::{Control, Woken};

@@ -79,14 +79,14 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"[{"id", "thread-id", "poll-max-ns", ...}]"#,
         about: "Every I/O thread: the number of its thread, and its properties as they are in force.",
-        run: Run::Change(|context, _| {
-            let daemon = &*context.daemon;
+        run: Run::Look(|view, _| {
             let show = |object: &IoThread| {
                 let mut shown = in_force(object);
-                shown.insert("thread-id".to_owned(), json!(daemon.thread_id(&object.id)));
+                let thread_id = view.watched().io_threads.get(&object.id).map(|thread| thread.thread_id);
+                shown.insert("thread-id".to_owned(), json!(thread_id));
                 Value::from(shown)
             };
-            Ok(daemon.config().iothreads.iter().map(show).collect())
+            Ok(view.config().iothreads.iter().map(show).collect())
         }),
     },
 ];

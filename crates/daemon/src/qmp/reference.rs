@@ -36,19 +36,8 @@ pub fn reference() -> String {
 mod tests {
     use super::*;
 
-    /// `EGRET_BLESS=1` writes it anew.
     #[test]
     fn the_reference_in_the_docs_is_the_table_of_commands() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/qmp.md");
-        let docs = std::fs::read_to_string(path).expect("the page");
-        let begin = "<!-- from the table of commands -->\n\n";
-        let start = docs.find(begin).expect("the mark") + begin.len();
-        let end = docs[start..].find("\n<!-- end -->").expect("the end") + start;
-        let blessed = format!("{}{}{}", &docs[..start], reference(), &docs[end..]);
-        if std::env::var_os("EGRET_BLESS").is_some() {
-            std::fs::write(path, &blessed).expect("the page");
-            return;
-        }
-        assert!(docs == blessed, "docs/qmp.md is out of step; EGRET_BLESS=1 cargo test -p egret-daemon writes it anew");
+        crate::docs::hold("qmp.md", "from the table of commands", &reference());
     }
 }

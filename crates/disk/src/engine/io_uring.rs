@@ -19,7 +19,7 @@ use super::{Engine, Finished, Job};
 use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::request::Op;
-use crate::stats::EngineStats;
+use crate::stats::EngineCounters;
 
 /// Descriptors that are registered with the ring, which saves looking them up for each request; the disks beyond this
 /// are served without.
@@ -51,12 +51,12 @@ pub(crate) struct Uring {
     flying: Slab<Transfer>,
     /// Pushed since the last submission.
     fresh: u64,
-    stats: EngineStats,
+    counters: Arc<EngineCounters>,
 }
 
 impl Uring {
     /// An engine on the loop's ring, or on one of its own.
-    pub(crate) fn new(shared: Option<SharedRing>) -> Result<Self, EngineError> {
+    pub(crate) fn new(shared: Option<SharedRing>, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
         let (ring, event) = match shared {
             Some(ring) => (ring, None),
             None => {
@@ -69,8 +69,7 @@ impl Uring {
         };
         // Kernels before 5.19 cannot; others may be short of descriptors.
         let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
-        let stats = EngineStats::new("io_uring");
-        Ok(Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, stats })
+        Ok(Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, counters })
     }
 
     /// Waits until the kernel has done what it was given, because it is others' memory that it uses.
@@ -155,7 +154,7 @@ impl Engine for Uring {
     fn submit(&mut self, _now: Nanos) {
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {
-            self.stats.batch(fresh);
+            self.counters.batch(fresh);
         }
         if self.event.is_none() {
             return;
@@ -165,7 +164,7 @@ impl Engine for Uring {
         // What is not taken now stays queued and goes with the next call.
         let _ = ring.flush();
         if fresh > 0 && ring.enters() > enters {
-            self.stats.took(clock::now() - begun);
+            self.counters.took(clock::now() - begun);
         }
     }
 
@@ -212,10 +211,6 @@ impl Engine for Uring {
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
         let mut this = self;
         this.wait(left);
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.stats.clone()
     }
 }
 

@@ -35,7 +35,6 @@ pub(crate) use self::null::Null;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
 use crate::request::{Op, Request, Token};
-use crate::stats::EngineStats;
 
 /// A request on its way through an engine.
 #[derive(Debug)]
@@ -121,7 +120,4 @@ pub(crate) trait Engine {
 
     /// How many worker threads there may be from here on, where it has any.
     fn limit_workers(&mut self, _limits: threads::Limits) {}
-
-    /// What it has done so far.
-    fn stats(&self) -> EngineStats;
 }

@@ -23,7 +23,7 @@ use super::{Engine, Finished, Job};
 use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::request::Op;
-use crate::stats::EngineStats;
+use crate::stats::EngineCounters;
 
 /// Requests in the kernel at a time; more wait here.
 pub(crate) const DEPTH: u32 = 1024;
@@ -178,13 +178,13 @@ pub(crate) struct Native {
     batch: usize,
     iocbs: Vec<Iocb>,
     pointers: Vec<*mut Iocb>,
-    stats: EngineStats,
+    counters: Arc<EngineCounters>,
 }
 
 impl Native {
     /// An engine with `depth` requests in the kernel at a time, and at most `max_batch` (0: no limit) of them in one
     /// `io_submit`.
-    pub(crate) fn new(depth: u32, max_batch: u32) -> Result<Self, EngineError> {
+    pub(crate) fn new(depth: u32, max_batch: u32, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
         let context = Context::new(depth)?;
@@ -201,7 +201,7 @@ impl Native {
             batch: 0,
             iocbs: Vec::new(),
             pointers: Vec::new(),
-            stats: EngineStats::new("native"),
+            counters,
         };
         new.limit_batch(max_batch);
         Ok(new)
@@ -248,8 +248,8 @@ impl Native {
         }
         let begun = clock::now();
         let taken = self.context.submit(&mut self.pointers[..count]);
-        self.stats.took(clock::now() - begun);
-        self.stats.submission(taken.unwrap_or(0) as u64);
+        self.counters.took(clock::now() - begun);
+        self.counters.submission(taken.unwrap_or(0) as u64);
         match taken {
             Ok(taken) => {
                 self.pending.drain(..taken);
@@ -288,7 +288,7 @@ impl Engine for Native {
     }
 
     fn submit(&mut self, _now: Nanos) {
-        self.stats.requests += std::mem::take(&mut self.fresh);
+        self.counters.requests.add(std::mem::take(&mut self.fresh));
         while self.submit_some() {}
     }
 
@@ -333,9 +333,5 @@ impl Engine for Native {
         self.batch = if most == 0 { self.depth } else { most.min(self.depth) } as usize;
         self.iocbs.resize(self.batch, Iocb::default());
         self.pointers.resize(self.batch, ptr::null_mut());
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.stats.clone()
     }
 }

@@ -12,10 +12,9 @@ use super::{Engine, Finished, Job};
 use crate::buffers;
 use crate::disk::{Backing, Disk};
 use crate::request::Op;
-use crate::stats::EngineStats;
+use crate::stats::EngineCounters;
 
 /// Completes every job, at once or after its disk's latency.
-#[derive(Default)]
 pub(crate) struct Null {
     /// By slot.
     disks: Vec<Setting>,
@@ -26,7 +25,7 @@ pub(crate) struct Null {
     /// The clock as it was last handed down.
     now: Nanos,
     pushed: u64,
-    stats: EngineStats,
+    counters: Arc<EngineCounters>,
 }
 
 /// What a disk's jobs come to.
@@ -46,8 +45,8 @@ struct Lane {
 }
 
 impl Null {
-    pub(crate) fn new() -> Self {
-        Self { stats: EngineStats::new("null"), ..Self::default() }
+    pub(crate) fn new(counters: Arc<EngineCounters>) -> Self {
+        Self { disks: Vec::new(), done: VecDeque::new(), lanes: Vec::new(), now: Nanos::ZERO, pushed: 0, counters }
     }
 }
 
@@ -90,7 +89,7 @@ impl Engine for Null {
             return;
         }
         self.now = now;
-        self.stats.batch(std::mem::take(&mut self.pushed));
+        self.counters.batch(std::mem::take(&mut self.pushed));
         for lane in &mut self.lanes {
             let deadline = now + lane.latency;
             for (at, _) in lane.waiting.iter_mut().rev().take(std::mem::take(&mut lane.fresh)) {
@@ -128,9 +127,5 @@ impl Engine for Null {
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
         let waiting = self.lanes.into_iter().flat_map(|lane| lane.waiting).map(|(_, job)| job);
         self.done.into_iter().chain(waiting).for_each(left);
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.stats.clone()
     }
 }

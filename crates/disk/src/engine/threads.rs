@@ -20,7 +20,7 @@ use super::{Engine, Finished, Job};
 use crate::blocking::{self, Scratch};
 use crate::disk::Disk;
 use crate::error::EngineError;
-use crate::stats::EngineStats;
+use crate::stats::EngineCounters;
 
 /// How many workers there are.
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +88,11 @@ pub(crate) struct Threads {
     /// Nodes to use again. They are boxed because lists of them go through other threads.
     #[expect(clippy::vec_box, reason = "the boxes are what is kept")]
     spare: Vec<Box<Node>>,
-    stats: EngineStats,
+    counters: Arc<EngineCounters>,
 }
 
 impl Threads {
-    pub(crate) fn new(limits: Limits) -> Result<Self, EngineError> {
+    pub(crate) fn new(limits: Limits, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
         let queue =
@@ -105,8 +105,7 @@ impl Threads {
             armed: AtomicBool::new(false),
             event: File::from(event),
         });
-        let stats = EngineStats::new("threads");
-        Ok(Self { shared, disks: Vec::new(), pending: VecDeque::new(), spare: Vec::new(), stats })
+        Ok(Self { shared, disks: Vec::new(), pending: VecDeque::new(), spare: Vec::new(), counters })
     }
 
     /// Waits until the workers have done what they were given, because it is others' memory that they use, and have
@@ -259,8 +258,8 @@ impl Engine for Threads {
         for _ in 0..wake {
             self.shared.work.notify_one();
         }
-        self.stats.batch(count as u64);
-        self.stats.took(clock::now() - begun);
+        self.counters.batch(count as u64);
+        self.counters.took(clock::now() - begun);
     }
 
     fn has_completions(&mut self) -> bool {
@@ -319,10 +318,6 @@ impl Engine for Threads {
         self.shared.work.notify_all();
         self.shared.grow(queue);
     }
-
-    fn stats(&self) -> EngineStats {
-        self.stats.clone()
-    }
 }
 
 impl Drop for Threads {
@@ -341,7 +336,7 @@ mod tests {
     const FEW: Limits = Limits { min: 1, max: 4, idle: Duration::from_millis(1) };
 
     fn threads(limits: Limits) -> Threads {
-        let mut threads = Threads::new(limits).unwrap();
+        let mut threads = Threads::new(limits, Arc::default()).unwrap();
         let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
         threads.attach(0, &Arc::new(Disk::open(&Options::new("disk0", driver)).unwrap()));
         threads

@@ -67,7 +67,7 @@ fn flushes_that_are_to_be_ignored_reach_no_engine() {
         |options| options.no_flush = true,
         |rig| {
             rig.run(Op::Flush, 0, 0).unwrap();
-            assert_eq!(rig.engines.stats().answered, 1);
+            assert_eq!(rig.engines.counters().read().answered, 1);
             let memory = Memory::new(4096, 0).filled(&pattern(4096, 3));
             let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(memory));
             assert_eq!(rig.finish(token).0, Ok(()));

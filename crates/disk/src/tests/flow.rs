@@ -26,7 +26,7 @@ fn a_batch_is_counted_once_by_its_size() {
             rig.push_read(i * 4096, Memory::new(4096, 0));
         }
         rig.settle();
-        let stats = rig.engines.stats();
+        let stats = rig.engines.counters().read();
         let engine = stats.engines.iter().find(|stats| stats.requests > 0).unwrap();
         assert_eq!((engine.requests, engine.submissions, engine.batches[3]), (9, 1, 1));
         assert_eq!(engine.submitting > Nanos::ZERO, rig.ring.is_none());
@@ -48,7 +48,7 @@ fn two_thousand_requests_pass_through_a_small_aio_context() {
         assert_eq!(result, Ok(()));
         assert!(memory.unwrap().data() == &content[i % 256 * 4096..][..4096]);
     }
-    let stats = &rig.engines.stats().engines;
+    let stats = &rig.engines.counters().read().engines;
     let native = stats.iter().find(|stats| stats.engine == "native").unwrap();
     assert_eq!(native.requests, 2000);
     assert!(native.submissions >= 400, "no batch is larger than was allowed: {native:?}");
@@ -142,7 +142,7 @@ fn disks_of_all_engines_share_a_thread() {
         assert!(result == Ok(()) && memory.unwrap().data() == &pattern(1 << 20, 4)[i * 4096..][..4096]);
     }
     assert_eq!(rig.finish(zeroes).1.unwrap().data(), [0; 4096]);
-    assert_eq!(rig.engines.stats().engines.len(), 4);
+    assert_eq!(rig.engines.counters().read().engines.len(), 4);
 }
 
 #[test]

@@ -177,13 +177,17 @@ impl Rig {
         if let Some(ring) = &self.ring {
             let begun = clock::now();
             ring.borrow_mut().wait(Some(limit.into())).unwrap();
-            assert!(clock::now() - begun < HANGS.into(), "nothing was announced: {:?}", self.engines.stats());
+            assert!(clock::now() - begun < HANGS.into(), "nothing was announced: {:?}", self.engines.counters().read());
             return;
         }
         let limit = rustix::event::Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos() as _ };
         let mut events = [epoll::Event { flags: epoll::EventFlags::IN, data: epoll::EventData::new_u64(0) }; 4];
         let found = epoll::wait(&self.epoll, &mut events, Some(&limit)).unwrap_or(1);
-        assert!(found > 0 || self.engines.deadline().is_some(), "nothing was announced: {:?}", self.engines.stats());
+        assert!(
+            found > 0 || self.engines.deadline().is_some(),
+            "nothing was announced: {:?}",
+            self.engines.counters().read()
+        );
     }
 
     /// Turns until nothing is in flight.
@@ -217,7 +221,13 @@ impl Rig {
     }
 
     fn requests_of(&self, engine: &str) -> u64 {
-        self.engines.stats().engines.iter().find(|stats| stats.engine == engine).map_or(0, |stats| stats.requests)
+        self.engines
+            .counters()
+            .read()
+            .engines
+            .iter()
+            .find(|stats| stats.engine == engine)
+            .map_or(0, |stats| stats.requests)
     }
 }
 

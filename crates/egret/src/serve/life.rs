@@ -3,10 +3,13 @@
 use std::io::{IsTerminal as _, stdout};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use egret_daemon::process::{Pidfile, Readiness, Side, Signals, background};
+use egret_daemon::listen::Address;
+use egret_daemon::metrics::Metrics;
+use egret_daemon::process::{Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::{Config, Daemon};
 use tracing_subscriber::EnvFilter;
@@ -25,6 +28,8 @@ pub struct Life {
     pub announcement: Option<String>,
     /// Where it takes commands.
     pub monitors: Vec<Monitor>,
+    /// Where it serves metrics, if it does.
+    pub metrics: Option<Address>,
     /// Where to write the process's number.
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
@@ -64,6 +69,8 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let daemon = Daemon::start(config)?;
+    let board = Arc::clone(daemon.board());
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place)).transpose()?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
@@ -75,7 +82,9 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;
     }
+    tell_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
+    tell_service_manager(Progress::Stopping);
     let daemon = control.shut_down(reason);
     if life.talks && life.stats {
         print!("{}", waits(&daemon));
@@ -83,6 +92,7 @@ fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>)
     if let Some(path) = &life.record_waits {
         write_recordings(&daemon, path)?;
     }
+    drop(metrics);
     drop(daemon);
     drop(pidfile);
     Ok(())

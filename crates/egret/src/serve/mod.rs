@@ -14,7 +14,9 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use egret_daemon::config::{Config, effective};
+use egret_daemon::config::{Config, ConfigFile, effective};
+use egret_daemon::listen::Address;
+use egret_daemon::metrics;
 use egret_daemon::qmp::chardev::{self, Place};
 use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
 
@@ -84,6 +86,9 @@ pub struct Serve {
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
+    /// Serve metrics for Prometheus: unix:PATH, or HOST:PORT on loopback; more keys may follow: ,mode=0660,group=NAME
+    #[arg(long, value_name = "PLACE")]
+    pub metrics: Option<String>,
     /// QEMU's, and refused
     #[arg(long, hide = true)]
     pub nbd_server: Vec<String>,
@@ -113,11 +118,12 @@ pub fn run(arguments: Serve) -> Result<()> {
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
     let config = config(&arguments)?;
+    let metrics = metrics_place(&arguments)?;
     for warning in config.warnings() {
         eprintln!("egret: warning: {warning}");
     }
     if arguments.print_config {
-        print!("{}", effective(&config));
+        print!("{}{}", metrics.as_ref().map(metrics::table).unwrap_or_default(), effective(&config));
         return Ok(());
     }
     let has_stdio = monitors.iter().any(|monitor| monitor.chardev.place == Place::Stdio);
@@ -128,7 +134,15 @@ pub fn run(arguments: Serve) -> Result<()> {
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
-    life::live(&config, Life { announcement, monitors, pidfile, daemonize, stats, record_waits, talks })
+    life::live(&config, Life { announcement, monitors, metrics, pidfile, daemonize, stats, record_waits, talks })
+}
+
+/// Where to serve metrics: as the option says, or else the file.
+fn metrics_place(arguments: &Serve) -> Result<Option<Address>> {
+    if let Some(place) = &arguments.metrics {
+        return Ok(Some(metrics::place(place)?));
+    }
+    Ok(arguments.config.as_deref().map(ConfigFile::open).transpose()?.and_then(|file| file.metrics))
 }
 
 /// The configuration that the arguments ask for.

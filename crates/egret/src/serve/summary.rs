@@ -26,7 +26,7 @@ impl Meter {
         let (now, then) = (self.last.total(), before.total());
         let requests = now.requests - then.requests;
         let latency = self.last.latency_since(&before)?;
-        let micros = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
+        let micros = |quantile| latency.quantile(quantile).0 as f64 / 1e3;
         Some(format!(
             "{:>9.0} IOPS {:>9.1} MB/s   p50 {:>8.1} us   p99 {:>8.1} us{}",
             requests as f64 / seconds,

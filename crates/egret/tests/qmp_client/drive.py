@@ -58,6 +58,7 @@ async def main():
     await drive("block_resize", {"node-name": "d0", "size": 2 << 20})
     assert (await drive("query-named-block-nodes"))[0]["image"]["virtual-size"] == 2 << 20
     assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0
+    assert (await drive("egret-query-stats"))["exports"][0]["total"]["in-flight"] == 0
 
     limits = {"id": "d0", "bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 100, "iops_rd": 0, "iops_wr": 0,
               "iops_max": 1000, "iops_max_length": 5, "group": "g"}

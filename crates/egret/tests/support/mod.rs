@@ -9,12 +9,14 @@
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`vm`] | whether this machine can boot a Linux guest |
+//! | [`http`] | a client that asks for a page |
 //! | [`scratch`] | directories, images and loop devices that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
 pub mod announced;
 pub mod disk;
 pub mod guest;
+pub mod http;
 pub mod qmp;
 pub mod scratch;
 pub mod server;

@@ -114,6 +114,12 @@ impl Options {
         self.words(["--chardev".into(), chardev, "--monitor".into(), format!("chardev={id}")])
     }
 
+    /// Metrics at a UNIX socket.
+    pub fn metrics(mut self, socket: &Path) -> Self {
+        self.sockets.push(socket.into());
+        self.words(["--metrics".into(), format!("unix:{}", socket.display())])
+    }
+
     /// The words of the command line.
     pub fn as_words(&self) -> &[String] {
         &self.words

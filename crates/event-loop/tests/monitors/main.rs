@@ -332,13 +332,13 @@ fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause(
         for window in [0, 1_000, 0, 50_000] {
             let set = move |target: &mut EventLoop<Bell>| {
                 target.set_policy(Box::new(Fixed(Nanos(window))), Nanos(window));
-                target.stats().waits
+                target.counters().waits.get()
             };
             let before = handle.call(set).unwrap();
             outside.ring();
             hear_work(&hear, 1);
             // The loop waits as soon as it is left alone for a moment.
-            while handle.call(|target| target.stats().waits).unwrap() == before {}
+            while handle.call(|target| target.counters().waits.get()).unwrap() == before {}
         }
         let take = |target: &mut EventLoop<Bell>| (target.take_recording("a test".into()), target.block_cost());
         let (trace, cost) = handle.call(take).unwrap();

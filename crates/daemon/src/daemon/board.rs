@@ -1,0 +1,85 @@
+//! Where whoever watches finds the counters of everything that runs, without asking the daemon or its loops.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use egret_event_loop::{LoopCounters, LoopStats, Nanos};
+use egret_export::{Export, QueueCounters};
+
+use crate::process::sys::thread_cpu_time;
+
+/// What there is to watch now. Objects put themselves up when they start and are taken down when they go.
+///
+/// The lock is between those two and whoever looks: no I/O thread knows of it.
+#[derive(Debug, Default)]
+pub struct Board(Mutex<Arc<Watched>>);
+
+/// Everything that could be watched at one moment, by its name; the counters go on.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    /// The I/O threads.
+    pub io_threads: BTreeMap<String, IoThreadCounters>,
+    /// The queues of each export.
+    pub exports: BTreeMap<String, Vec<Arc<QueueCounters>>>,
+}
+
+/// One I/O thread's counters.
+#[derive(Clone, Debug)]
+pub struct IoThreadCounters {
+    /// The number of its thread.
+    pub thread_id: i32,
+    /// Its loop's.
+    pub turns: Arc<LoopCounters>,
+    /// Its engines'.
+    pub engines: Arc<egret_disk::Counters>,
+}
+
+impl IoThreadCounters {
+    /// Where the thread's time has gone.
+    pub fn time(&self) -> Time {
+        let LoopStats { spin_found, spin_wasted, asleep, .. } = self.turns.read();
+        let cpu = thread_cpu_time(self.thread_id).unwrap_or_default();
+        Time { cpu, spin_found, spin_wasted, asleep }
+    }
+}
+
+/// Where an I/O thread's time has gone since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// On a processor, whatever for.
+    pub cpu: Nanos,
+    /// Spinning, until there was work.
+    pub spin_found: Nanos,
+    /// Spinning in vain.
+    pub spin_wasted: Nanos,
+    /// Asleep.
+    pub asleep: Nanos,
+}
+
+impl Board {
+    /// What is on it now.
+    pub fn look(&self) -> Arc<Watched> {
+        Arc::clone(&self.lock())
+    }
+
+    pub(super) fn put_up_export(&self, export: &Export) {
+        let queues = export.queues().to_vec();
+        Arc::make_mut(&mut self.lock()).exports.insert(export.id().to_owned(), queues);
+    }
+
+    pub(super) fn take_down_export(&self, id: &str) {
+        Arc::make_mut(&mut self.lock()).exports.remove(id);
+    }
+
+    pub(super) fn put_up_io_thread(&self, id: &str, counters: IoThreadCounters) {
+        Arc::make_mut(&mut self.lock()).io_threads.insert(id.to_owned(), counters);
+    }
+
+    pub(super) fn take_down_io_thread(&self, id: &str) {
+        Arc::make_mut(&mut self.lock()).io_threads.remove(id);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Watched>> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+}

@@ -1,0 +1,62 @@
+//! What monitoring scrapes: every counter, as Prometheus reads it, from a thread that does nothing else.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `families` | the metrics: names, units, where their numbers come from |
+//! | `text` | the format |
+//! | `http` | as much of a server as a scrape needs |
+//! | `place` | `--metrics`: where it listens |
+//!
+//! A scrape reads counters and asks nobody, so I/O threads do not know that there is one.
+
+mod families;
+mod http;
+mod place;
+mod text;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use families::{FAMILIES, Family, reference, scrape};
+pub(crate) use place::from_keys;
+pub use place::{PlaceError, SHAPE, place, table};
+pub use text::Kind;
+
+use crate::daemon::Board;
+use crate::listen::{Address, Socket};
+
+/// A server of metrics on a thread of its own. Dropping it ends it.
+#[derive(Debug)]
+pub struct Metrics {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Metrics {
+    /// Serves what is on `board` at `address`.
+    ///
+    /// # Errors
+    /// Somebody else listens at the address, there is no such group or host, or there is no thread to be had.
+    pub fn serve(board: Arc<Board>, address: &Address) -> io::Result<Self> {
+        let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
+        let socket = Socket::open(address).map_err(explain)?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let theirs = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);
+        let thread = thread.spawn(move || http::serve(&socket, &theirs, &|| scrape(&board.look())))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

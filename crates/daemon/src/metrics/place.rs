@@ -1,0 +1,132 @@
+//! `--metrics`, and `[metrics]` in a file: where metrics are served.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+use crate::keyval::{self, KeyvalError};
+use crate::listen::{Address, keys};
+use crate::schema::{Problem, Shape, Spelling, fit_arguments};
+
+/// What says where metrics are served.
+pub static SHAPE: &Shape = &Shape {
+    keys: &[keys::PATH, keys::MODE, keys::GROUP, keys::HOST, keys::PORT, keys::FORCE_REMOTE],
+    variants: None,
+    foreign: &[],
+};
+
+/// Why there is no such place.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PlaceError {
+    /// The text is none of `key=value,...` and JSON.
+    #[error("--metrics {0}: {1}")]
+    Syntax(String, KeyvalError),
+    /// A key or value.
+    #[error("--metrics {0}: {1}")]
+    Problem(String, Problem),
+}
+
+/// The place that `--metrics` names: `unix:PATH` or `HOST:PORT`, with more keys behind it, or keys alone.
+///
+/// # Errors
+/// It names none.
+pub fn place(argument: &str) -> Result<Address, PlaceError> {
+    let text = spelled_out(argument);
+    let (value, spelling) =
+        keyval::read(&text, "path").map_err(|error| PlaceError::Syntax(argument.to_owned(), error))?;
+    let given = value.as_object().cloned().unwrap_or_default();
+    from_keys(given, spelling).map_err(|problem| PlaceError::Problem(argument.to_owned(), problem))
+}
+
+/// The place that keys name.
+///
+/// # Errors
+/// They name none.
+pub(crate) fn from_keys(given: Map<String, Value>, spelling: Spelling) -> Result<Address, Problem> {
+    Address::from_keys(&fit_arguments(given, SHAPE, spelling)?)
+}
+
+/// A place as a file has it, read back by [`ConfigFile`](crate::config::ConfigFile).
+pub fn table(address: &Address) -> String {
+    let mut text = String::from("[metrics]\n");
+    let _ = match address {
+        Address::Unix { path, mode, group } => {
+            let path = toml::Value::from(path.to_string_lossy().into_owned());
+            let group = group.as_ref().map(|group| format!("group = {}\n", toml::Value::from(group.as_str())));
+            write!(text, "path = {path}\nmode = \"{mode:04o}\"\n{}\n", group.unwrap_or_default())
+        }
+        Address::Tcp { host, port, remote } => {
+            let host = toml::Value::from(host.as_str());
+            write!(text, "host = {host}\nport = {port}\nforce-remote = {remote}\n\n")
+        }
+    };
+    text
+}
+
+/// The short forms as keys.
+fn spelled_out(argument: &str) -> String {
+    if let Some(path) = argument.strip_prefix("unix:") {
+        return format!("path={path}");
+    }
+    let (head, rest) = argument.split_at(argument.find(',').unwrap_or(argument.len()));
+    match head.rsplit_once(':') {
+        Some((host, port)) if !head.contains(['=', '/', '{']) => {
+            format!("host={},port={port}{rest}", host.trim_matches(['[', ']']))
+        }
+        _ => argument.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigFile;
+
+    fn tcp(host: &str, port: u16, remote: bool) -> Address {
+        Address::Tcp { host: host.to_owned(), port, remote }
+    }
+
+    fn unix(path: &str, mode: u32) -> Address {
+        Address::Unix { path: path.into(), mode, group: None }
+    }
+
+    #[test]
+    fn a_place_is_a_path_or_a_port_in_short_or_in_full() {
+        for (argument, expected) in [
+            ("unix:/run/m", unix("/run/m", 0o600)),
+            ("unix:/run/m,mode=0660", unix("/run/m", 0o660)),
+            ("/run/m:1", unix("/run/m:1", 0o600)),
+            ("path=/run/m,mode=0666", unix("/run/m", 0o666)),
+            ("127.0.0.1:9107", tcp("127.0.0.1", 9107, false)),
+            ("[::1]:9107", tcp("::1", 9107, false)),
+            ("0.0.0.0:9107,force-remote=on", tcp("0.0.0.0", 9107, true)),
+            ("host=localhost,port=9107", tcp("localhost", 9107, false)),
+            ("{\"host\": \"localhost\", \"port\": 1}", tcp("localhost", 1, false)),
+        ] {
+            assert_eq!(place(argument), Ok(expected), "{argument}");
+        }
+    }
+
+    #[test]
+    fn a_place_reads_back_from_a_file_as_itself() {
+        for argument in ["unix:/run/a\"b,mode=0660,group=kvm", "unix:/run/m", "0.0.0.0:9107,force-remote=on"] {
+            let place = place(argument).unwrap();
+            assert_eq!(ConfigFile::read("f", &table(&place)).unwrap().metrics, Some(place));
+        }
+    }
+
+    #[test]
+    fn what_is_no_place_is_said_in_one_line() {
+        for (argument, line) in [
+            ("localhost:0", "--metrics localhost:0: port must be 1..=65535, got 0"),
+            ("localhost:http", "--metrics localhost:http: port must be 1..=65535, got 'http'"),
+            ("unix:", "--metrics unix:: path must be text of 1..=107 bytes, got ''"),
+            ("unix:/m,mod=0600", "--metrics unix:/m,mod=0600: unknown key 'mod'; did you mean 'mode'?"),
+            ("localhost:1,mode=0600", "mode does not go with host: it is about UNIX sockets"),
+        ] {
+            let error = place(argument).unwrap_err().to_string();
+            assert!(error.contains(line), "{error}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! `egret top`: what a daemon does, live.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`mod@rates`] | two snapshots and their difference |
+//! | [`view`] | what is looked at, and what keys do |
+//! | [`table`] | rates as text |
+//! | [`screen`] | the picture |
+
+mod rates;
+mod screen;
+mod table;
+mod view;
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use egret_daemon::snapshot::Snapshot;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event;
+use serde_json::{Value, json};
+
+use crate::qmp::Qmp;
+use rates::{Rates, rates};
+use view::{Action, View};
+
+/// How long a daemon may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What `egret top` is asked.
+#[derive(Args, Debug)]
+#[command(after_help = "docs/watching.md explains the columns.")]
+pub struct Top {
+    /// The monitor's socket
+    socket: PathBuf,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    interval: f64,
+    /// Look twice, print what happened in between as plain text, and end
+    #[arg(long)]
+    once: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "it must be 0.1..=3600".to_owned())
+}
+
+/// Runs `egret top`.
+pub fn run(asked: &Top) -> Result<()> {
+    let mut daemon = Daemon { qmp: Qmp::connect(&asked.socket)? };
+    daemon.qmp.set_patience(PATIENCE)?;
+    let interval = Duration::from_secs_f64(asked.interval);
+    if asked.once {
+        let before = daemon.look(None)?;
+        std::thread::sleep(interval);
+        print!("{}", table::plain(&rates(&before, &daemon.look(None)?)));
+        return Ok(());
+    }
+    if !std::io::stdout().is_terminal() {
+        bail!("top draws on a terminal, and its output is none; --once prints plain text");
+    }
+    // Said in one line while there is still a line to say it on.
+    let before = daemon.look(None)?;
+    let mut terminal = ratatui::try_init().context("the terminal; --once needs none")?;
+    let shown = watch(&mut terminal, &mut daemon, before, interval, &asked.socket.display().to_string());
+    ratatui::restore();
+    shown
+}
+
+/// The daemon at the other end.
+struct Daemon {
+    qmp: Qmp,
+}
+
+impl Daemon {
+    /// Everything, and of the export that is looked at its queues.
+    fn look(&mut self, export: Option<&str>) -> Result<Snapshot> {
+        let mut snapshot = self.ask(json!({}))?;
+        if let Some(id) = export {
+            // It may have gone since; then there is nothing to see.
+            if snapshot.exports.iter().any(|export| export.id == id) {
+                let queues = self.ask(json!({ "export": id }))?.exports.pop().map(|export| export.queues);
+                if let Some(export) = snapshot.exports.iter_mut().find(|export| export.id == id) {
+                    export.queues = queues.unwrap_or_default();
+                }
+            }
+        }
+        Ok(snapshot)
+    }
+
+    fn ask(&mut self, arguments: Value) -> Result<Snapshot> {
+        let answer = self.qmp.run("egret-query-stats", arguments)?;
+        serde_json::from_value(answer).context("the daemon is another version's: its counters are not understood")
+    }
+
+    /// Changes a property; returns what to say of it.
+    fn set(&mut self, thread: &str, property: &str, value: &Value) -> String {
+        let arguments = json!({ "path": format!("/objects/{thread}"), "property": property, "value": value });
+        match self.qmp.run("qom-set", arguments) {
+            Ok(_) => {
+                format!("{thread}: {property}={}", value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+            }
+            Err(error) => format!("{error:#}"),
+        }
+    }
+}
+
+fn watch(
+    terminal: &mut DefaultTerminal,
+    daemon: &mut Daemon,
+    mut before: Snapshot,
+    interval: Duration,
+    socket: &str,
+) -> Result<()> {
+    let mut view = View::default();
+    let mut shown = Rates::default();
+    // The first picture comes soon, of a short while.
+    let mut next = Instant::now() + interval.min(Duration::from_millis(200));
+    loop {
+        terminal.draw(|frame| screen::draw(frame, socket, &shown, &view))?;
+        let asked = match event::poll(next.saturating_duration_since(Instant::now()))? {
+            false => Action::Look,
+            true => event::read()?.as_key_event().map_or(Action::Nothing, |key| view.key(key, &shown)),
+        };
+        match asked {
+            Action::Quit => return Ok(()),
+            Action::Look => {}
+            Action::Set { thread, property, value } => view.said = daemon.set(&thread, property, &value),
+            // Keys do not put off what is due.
+            Action::Nothing if Instant::now() < next => continue,
+            Action::Nothing => {}
+        }
+        let now = daemon.look(view.export.as_deref())?;
+        shown = rates(&before, &now);
+        before = now;
+        next = Instant::now() + interval;
+    }
+}
