@@ -171,12 +171,23 @@ fn fio_on_the_host_is_the_reference_line() {
         "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
          [[subject]]\nname = 'host'\nstack = 'host'\n\
          [[subject]]\nname = 'egret'\nstack = 'egret'\nblockdev = { aio = 'io_uring' }\n\
-         [[load]]\nrw = ['randread', 'randwrite']\nramp_time = '50ms'\nruntime = '300ms'\n",
+         [[load]]\nrw = ['randread', 'randwrite']\nramp_time = '50ms'\nruntime = '300ms'\n\
+         [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n",
     );
+    // Whose disk it is run on the plan says; who cannot run it says so.
+    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\n";
+    fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
     succeeded(&lab.bench(&[]).output().unwrap());
     let run = lab.run();
-    assert_eq!(run.cells.len(), 4);
-    for cell in &run.cells {
+    assert_eq!(run.cells.len(), 6);
+    let (mine, rest): (Vec<_>, Vec<_>) = run.cells.iter().partition(|cell| cell.id.load == "mine");
+    for cell in mine {
+        match cell.id.subject.as_str() {
+            "host" => assert_eq!(measured(cell).requests(), 16, "{cell:?}"),
+            _ => assert!(matches!(cell.outcome, Outcome::Impossible { .. }), "{cell:?}"),
+        }
+    }
+    for cell in rest {
         let measurement = measured(cell);
         assert!(measurement.requests() > 0 && measurement.latency(|latency| latency.p99).unwrap() > 0.0, "{cell:?}");
         assert!(measurement.cpu.load.unwrap() > 0, "{cell:?}");

@@ -11,7 +11,7 @@ use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::client::{self, Client, ClientError, Manner, Shape};
 use crate::ledger::{Meter, Role, threads_of};
-use crate::load::{self, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+use crate::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
 use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
 use crate::process::Process;
 use crate::results::{Latency, Limit, Measurement, Operations};
@@ -170,10 +170,16 @@ impl Stage for Served {
         let telemetry = &mut self.telemetry;
         let ran = jobs.and_then(|mut jobs| {
             load::run(&mut jobs, spec.span(), &mut |edge| {
+                // The clocks are looked at last before and first after, so that asking does not count.
+                if edge == Edge::End {
+                    meter.edge(edge);
+                }
                 if let Some(telemetry) = telemetry {
                     telemetry.edge(edge);
                 }
-                meter.edge(edge);
+                if edge == Edge::Begin {
+                    meter.edge(edge);
+                }
             })
         });
         let tally = match ran {
