@@ -123,7 +123,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     }
     let open = |flags: OFlags| File::options().read(true).write(writes).custom_flags(flags.bits() as i32).open(path);
     let denied = |error: io::Error| match error.kind() {
-        io::ErrorKind::PermissionDenied => {
+        io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
             format!("no permission for {shown}: be root, or in the group that it belongs to")
         }
         _ => format!("{shown}: {error}"),
@@ -131,16 +131,14 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     if !writes {
         return open(OFlags::empty()).map(drop).map_err(denied);
     }
-    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
-    let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => {
-            format!("{shown} is in use{}, and the plan writes to it", mounted_at(path).unwrap_or_default())
-        }
-        _ => denied(error),
-    })?;
     if let Some(place) = mounted_at(path) {
         return Err(format!("{shown} is in use{place}, and the plan writes to it"));
     }
+    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
+    let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => format!("{shown} is in use, and the plan writes to it"),
+        _ => denied(error),
+    })?;
     if !plan.destroy && !is_empty(&mut device).map_err(|error| format!("{shown}: {error}"))? {
         return Err(format!(
             "{shown} is not empty, and the plan writes to it; say destroy = true if its data may be lost"
@@ -149,7 +147,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// Where it, or a part of it, is mounted: with the kernel's own check this only makes a message better.
+/// Where it, or a part of it, is mounted: what the kernel would refuse, too, this says better.
 fn mounted_at(device: &Path) -> Option<String> {
     let device = device.canonicalize().ok()?;
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
