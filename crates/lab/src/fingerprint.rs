@@ -87,7 +87,7 @@ fn hypervisor(cpuinfo: &str) -> Option<String> {
         return None;
     }
     let vendor = read("/sys/class/dmi/id/sys_vendor").or_else(|| read("/sys/hypervisor/type"));
-    Some(vendor.unwrap_or_else(|| "of an unknown kind".into()))
+    Some(vendor.unwrap_or_else(|| "unknown".into()))
 }
 
 /// What is known of the device that is at `path`, or that the file at `path` is on.
@@ -180,7 +180,9 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
     if let Some(hypervisor) = &host.hypervisor {
         warn(
             "virtual",
-            format!("this is a virtual machine ({hypervisor}): its neighbours and its host show in every figure"),
+            format!(
+                "this is a virtual machine (hypervisor: {hypervisor}): its neighbours and its host show in every figure"
+            ),
         );
     }
     if placement.load.is_empty() {

@@ -247,7 +247,8 @@ fn kernel_threads() -> Vec<u32> {
     numbers_in("/proc").filter(|pid| stat(pid).is_ok_and(|stat| is_kernel_thread(&stat))).collect()
 }
 
-fn threads_of(pid: u32) -> Vec<(u32, String)> {
+/// A process's threads, by number and name.
+pub(crate) fn threads_of(pid: u32) -> Vec<(u32, String)> {
     let name =
         |tid: u32| Some((tid, fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).ok()?.trim().to_owned()));
     numbers_in(&format!("/proc/{pid}/task")).filter_map(name).collect()

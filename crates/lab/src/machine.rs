@@ -182,3 +182,29 @@ pub fn fingerprint() -> String {
     let load = load.split(' ').next().unwrap_or_default();
     format!("machine: {cores} x {}, Linux {}, load {load}", model.unwrap_or("unknown CPU"), kernel.trim())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_has_a_core_for_each_job_and_half_of_all_at_most() {
+        let place = |groups: &[&[usize]], jobs| {
+            let groups: Vec<Vec<usize>> = groups.iter().map(|group| group.to_vec()).collect();
+            let Placement { load, server } = Placement::of(&groups, jobs);
+            (load, server)
+        };
+        assert_eq!(place(&[&[0], &[1]], 4), (vec![0], vec![1]));
+        assert_eq!(place(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]], 1), (vec![0], vec![1, 5, 2, 6, 3, 7]));
+        assert_eq!(place(&[&[0, 4], &[1, 5], &[2, 6], &[3, 7]], 9), (vec![0, 1], vec![2, 6, 3, 7]));
+        assert_eq!(place(&[&[0, 1]], 2), (vec![0], vec![1]));
+        assert_eq!(place(&[&[0]], 1), (vec![], vec![]));
+    }
+
+    #[test]
+    fn this_machines_processors_are_each_in_one_core() {
+        let mut all = cores().concat();
+        all.sort_unstable();
+        assert_eq!(all, allowed().collect::<Vec<_>>());
+    }
+}

@@ -151,7 +151,9 @@ fn kill_group(pid: u32) {
 
 fn keep_lines(stream: Box<dyn io::Read + Send>, log: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        // Whoever says what is no text is heard out all the same, or the pipe would break under it.
+        for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             let mut log = held(&log);
             if log.len() == LINES {
                 log.remove(0);

@@ -20,6 +20,7 @@ impl Bar {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {prefix}: {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar.set_prefix("beginning");
+            bar.set_length(runner.total() as u64);
             bar.set_position(runner.run().cells.len() as u64);
         }
         for warning in runner.run().host.warnings.iter().filter(|_| is_shown) {

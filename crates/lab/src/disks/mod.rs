@@ -5,6 +5,7 @@
 //! | `file` | files full of data, which are removed | the [keeper](crate::process::Keeper) |
 //! | `loop` | a loop device over such a file in memory | the kernel: it detaches itself with its last user |
 //! | `device` | the user's block device | nobody needs to |
+//! | on other `hosts` | a device there, or a file that fio makes and removes | fio |
 //! | `null` | nothing: each server has its own | nobody needs to |
 
 mod loop_device;
@@ -61,12 +62,38 @@ fn size(plan: &DiskPlan) -> u64 {
 /// # Errors
 /// What is wrong, and what would be right, in one line.
 pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
+    if !plan.hosts.is_empty() {
+        return check_remote(plan);
+    }
     match plan.disk.kind {
         DiskKind::Null => Ok(()),
         DiskKind::Device => check_device(&plan.disk, writes(plan), count(plan)),
         DiskKind::File => check_space(plan, plan.disk.path.as_deref().unwrap_or(directory)),
         DiskKind::Loop if loop_device::may_be_had() => check_space(plan, Path::new(MEMORY)),
         DiskKind::Loop => check_space(plan, directory),
+    }
+}
+
+/// Nobody here can look at them.
+fn check_remote(plan: &Plan) -> Result<(), String> {
+    let device = plan.disk.kind == DiskKind::Device;
+    if device && writes(plan) && !plan.disk.destroy {
+        return Err("the plan writes to devices of other hosts; say destroy = true if their data may be lost".into());
+    }
+    if device && count(plan) > 1 {
+        return Err(format!("the plan loads {} disks at once, and a device is one", count(plan)));
+    }
+    Ok(())
+}
+
+fn remote(plan: &Plan) -> Vec<Disk> {
+    let place = plan.disk.path.clone().unwrap_or_default();
+    match plan.disk.kind {
+        DiskKind::Device => vec![Disk::Remote(place, None)],
+        _ => {
+            let file = |number| Disk::Remote(place.join(format!("egret-bench-disk{number}")), Some(size(&plan.disk)));
+            (0..count(plan)).map(file).collect()
+        }
     }
 }
 
@@ -96,7 +123,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     }
     let open = |flags: OFlags| File::options().read(true).write(writes).custom_flags(flags.bits() as i32).open(path);
     let denied = |error: io::Error| match error.kind() {
-        io::ErrorKind::PermissionDenied => {
+        io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
             format!("no permission for {shown}: be root, or in the group that it belongs to")
         }
         _ => format!("{shown}: {error}"),
@@ -104,16 +131,14 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     if !writes {
         return open(OFlags::empty()).map(drop).map_err(denied);
     }
-    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
-    let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => {
-            format!("{shown} is in use{}, and the plan writes to it", mounted_at(path).unwrap_or_default())
-        }
-        _ => denied(error),
-    })?;
     if let Some(place) = mounted_at(path) {
         return Err(format!("{shown} is in use{place}, and the plan writes to it"));
     }
+    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
+    let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => format!("{shown} is in use, and the plan writes to it"),
+        _ => denied(error),
+    })?;
     if !plan.destroy && !is_empty(&mut device).map_err(|error| format!("{shown}: {error}"))? {
         return Err(format!(
             "{shown} is not empty, and the plan writes to it; say destroy = true if its data may be lost"
@@ -122,7 +147,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// Where it, or a part of it, is mounted: with the kernel's own check this only makes a message better.
+/// Where it, or a part of it, is mounted: what the kernel would refuse, too, this says better.
 fn mounted_at(device: &Path) -> Option<String> {
     let device = device.canonicalize().ok()?;
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
@@ -163,6 +188,10 @@ impl Disks {
     pub fn make(plan: &Plan, directory: &Path, keeper: &Keeper) -> io::Result<Self> {
         let mut new = Self { disks: Vec::new(), warnings: Vec::new(), _devices: Vec::new(), _places: Vec::new() };
         let size = size(&plan.disk);
+        if !plan.hosts.is_empty() {
+            new.disks = remote(plan);
+            return Ok(new);
+        }
         match plan.disk.kind {
             DiskKind::Null => new.disks = vec![Disk::Null(size); count(plan)],
             DiskKind::Device => new.disks.extend(plan.disk.path.clone().map(Disk::Device)),

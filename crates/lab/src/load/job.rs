@@ -195,6 +195,8 @@ impl Job {
     fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
+            // Who looked at the server took time, and that is not the server's.
+            let now = run.now();
             run.phase = Phase::Measuring;
             run.kicks_before = self.kicks();
             run.cpu_before = machine::thread_cpu_time_ns();

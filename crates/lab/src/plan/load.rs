@@ -37,7 +37,7 @@ pub struct LoadKeys {
     /// Queues of each disk; as many as there are jobs without it.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// An open loop at this rate, in requests a second and job. A closed loop without it.
+    /// An open loop at this rate, in requests per second for each job and disk. A closed loop without it.
     #[serde(default)]
     pub rate_iops: Option<f64>,
     /// How an open loop's requests are spaced.
@@ -206,8 +206,11 @@ impl Load {
         name
     }
 
-    /// Whether it writes.
+    /// Whether it writes, or may.
     pub fn writes(&self) -> bool {
+        if let Some(path) = &self.keys.jobfile {
+            return std::fs::read_to_string(path).map_or(true, |text| crate::stack::fio::may_write(&text));
+        }
         self.keys.application.is_some() || !matches!(self.rw.as_str(), "read" | "randread")
     }
 }

@@ -76,6 +76,10 @@ pub struct Plan {
     /// Whether the host's hottest symbols are captured while each cell is measured, where `perf` is there.
     #[serde(default)]
     pub perf: bool,
+    /// Where `fio --server` waits, as `HOST[,PORT]`: every subject runs on each of them, as `SUBJECT @ HOST`. Then all
+    /// subjects are of the stack `host`.
+    #[serde(default)]
+    pub hosts: Vec<String>,
     /// What all subjects serve.
     pub disk: DiskPlan,
     /// What is compared.

@@ -60,8 +60,28 @@ impl Plan {
                 *path = directory.join(&*path);
             }
         }
+        plan.spread_over_hosts();
         plan.check().map_err(|what| PlanError(format!("{name}: {what}")))?;
         Ok(plan)
+    }
+
+    /// Puts every subject on each of the plan's hosts.
+    fn spread_over_hosts(&mut self) {
+        let Some(first) = self.hosts.first() else { return };
+        let on = |name: &str, host: &str| format!("{name} @ {host}");
+        self.baseline = self.baseline.as_ref().map(|baseline| on(baseline, first));
+        let subjects = self.subjects.iter().flat_map(|subject| {
+            self.hosts.iter().map(|host| Subject {
+                name: on(&subject.name, host),
+                host: Some(host.clone()),
+                ..subject.clone()
+            })
+        });
+        self.subjects = subjects.collect();
+        for chart in &mut self.charts {
+            let subjects = chart.subjects.iter().flat_map(|name| self.hosts.iter().map(|host| on(name, host)));
+            chart.subjects = subjects.collect();
+        }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -87,7 +107,23 @@ impl Plan {
         if self.disk.kind == DiskKind::Device && self.disk.path.is_none() {
             return Err("a disk of type 'device' needs its path".into());
         }
-        Ok(())
+        self.check_hosts()
+    }
+
+    fn check_hosts(&self) -> Result<(), String> {
+        if self.hosts.is_empty() {
+            return match self.subjects.iter().find(|subject| subject.host.is_some()) {
+                Some(subject) => Err(format!("subject '{}': its host comes from the plan's hosts", subject.name)),
+                None => Ok(()),
+            };
+        }
+        if let Some(other) = self.subjects.iter().find(|subject| subject.stack != Stack::Host) {
+            return Err(format!("subject '{}': what runs on other hosts is fio, of the stack host", other.name));
+        }
+        match self.disk.kind {
+            DiskKind::File | DiskKind::Device if self.disk.path.is_some() => Ok(()),
+            _ => Err("on other hosts a disk is a device, or a file in a directory, and has a path there".into()),
+        }
     }
 
     /// Shrinks, or stretches, sizes and times evenly.
@@ -262,6 +298,17 @@ mod tests {
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));
         assert!(Plan::named("quik").unwrap_err().to_string().contains("did you mean 'quick'?"));
+    }
+
+    #[test]
+    fn hosts_have_every_subject_each() {
+        let plan = PLAN.replace("title", "hosts = ['a', 'b,8765']\nbaseline = 's'\ntitle").replace("'egret'", "'host'");
+        let remote = plan.replace("'null'", "'file'\npath = '/var/tmp'");
+        let plan_read = Plan::read("p", &remote, Path::new(".")).unwrap();
+        let names: Vec<_> = plan_read.subjects.iter().map(|subject| subject.name.as_str()).collect();
+        assert_eq!((names.as_slice(), plan_read.baseline()), (["s @ a", "s @ b,8765"].as_slice(), "s @ a"));
+        assert!(complaint(&plan).ends_with("and has a path there"));
+        assert!(complaint(&remote.replace("'host'", "'egret'")).contains("what runs on other hosts is fio"));
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub struct Subject {
     /// On ladders: its place, such as its number of I/O threads.
     #[serde(default)]
     pub at: Option<f64>,
+    /// The `fio --server` that runs it, by the plan's `hosts`; this machine without one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub host: Option<String>,
     /// How many I/O threads the server has, its queues dealt out over them. None at all is the server's main loop.
     #[serde(default = "one")]
     pub iothreads: u32,

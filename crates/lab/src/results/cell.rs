@@ -158,11 +158,11 @@ pub struct Polling {
     /// Waits that ended in sleep.
     pub blocks: u64,
     /// The mean window, in nanoseconds.
-    pub mean_window_ns: f64,
+    pub mean_window_ns: Option<f64>,
     /// The share of windows that were 0.
-    pub windows_reset: f64,
+    pub windows_reset: Option<f64>,
     /// The share of windows near the maximum.
-    pub windows_near_max: f64,
+    pub windows_near_max: Option<f64>,
 }
 
 impl Measurement {

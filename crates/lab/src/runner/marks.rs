@@ -55,7 +55,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
 pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
     let shares = cells.iter().filter_map(measured).filter_map(|measurement| {
         let others = measurement.cpu.unaccounted()? as f64 / 1e9;
-        Some(others / measurement.seconds.max(1e-9) / processors.max(1) as f64)
+        Some((others / measurement.seconds.max(1e-9) / processors.max(1) as f64).min(1.0))
     });
     let shares: Vec<f64> = shares.collect();
     let disturbed = shares.iter().filter(|share| **share > NOISE).count();

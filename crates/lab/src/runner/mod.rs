@@ -195,6 +195,11 @@ impl Runner {
         &self.run
     }
 
+    /// How many cells there are, those that have ended among them.
+    pub fn total(&self) -> usize {
+        self.steps.len()
+    }
+
     /// Measures what is left. Call it from the thread that will still be there when it returns: servers end with it.
     ///
     /// # Errors

@@ -48,6 +48,8 @@ fn symbols(report: &str) -> Vec<Symbol> {
     let line = |line: &str| {
         let (percent, rest) = line.trim().split_once('%')?;
         let name = rest.trim_start().split_once("] ").map_or(rest, |(_, name)| name).trim();
+        // Newer ones have columns behind it, of what this report does not ask for.
+        let name = name.split("  ").next().unwrap_or(name);
         Some(Symbol { name: name.to_owned(), percent: percent.trim().parse().ok()? })
     };
     report.lines().filter_map(line).filter(|symbol| !symbol.name.is_empty()).take(SYMBOLS).collect()
@@ -59,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_report_is_a_list_of_symbols() {
-        let report = "# Samples: 5\n\n     2.41%  [k] cpupri_set\n     0.75%  [.] a::b<c>\n";
+        let report = "# Samples: 5\n\n     2.41%  [k] cpupri_set\n     0.75%  [.] a::b<c>      -      -\n";
         let symbol = |name: &str, percent| Symbol { name: name.into(), percent };
         assert_eq!(symbols(report), [symbol("cpupri_set", 2.41), symbol("a::b<c>", 0.75)]);
     }

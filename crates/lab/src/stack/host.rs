@@ -1,5 +1,6 @@
 //! The reference line: fio on the file or device itself.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -14,12 +15,17 @@ use crate::results::Measurement;
 
 /// How much longer than it should fio may take: to lay out files, to start, to write its report.
 const PATIENCE: Duration = Duration::from_secs(120);
+const A_DAY: Duration = Duration::from_secs(86_400);
 /// At first fio starts its threads and calibrates its clock; the ledger begins when that is over.
 const SETTLING: Duration = Duration::from_millis(300);
 
 struct Host {
     targets: Vec<PathBuf>,
     engine: &'static str,
+    /// Where fio runs, if that is elsewhere.
+    server: Option<String>,
+    /// Of files that fio makes there: their size.
+    size: Option<u64>,
     context: Context,
 }
 
@@ -33,11 +39,17 @@ pub(super) fn stand(
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
-    let targets: Option<Vec<_>> = disks.iter().map(|disk| disk.path().map(Into::into)).collect();
+    let path = |disk: &Disk| match disk {
+        Disk::Remote(path, _) => Some(path.clone()),
+        here => here.path().map(Into::into),
+    };
+    let targets: Option<Vec<_>> = disks.iter().map(path).collect();
+    let size = disks.first().and_then(|disk| if let Disk::Remote(_, size) = disk { *size } else { None });
     let targets =
         targets.ok_or_else(|| Unable::Impossible("a null disk is a server's own, and there is none".into()))?;
     let engine = fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str()));
-    Ok(Box::new(Host { targets, engine, context: context.clone() }))
+    let server = subject.host.clone();
+    Ok(Box::new(Host { targets, engine, server, size, context: context.clone() }))
 }
 
 impl Stage for Host {
@@ -45,11 +57,19 @@ impl Stage for Host {
         let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
         fs::write(&job, self.job(task)?).map_err(Unable::failed)?;
         let mut command = Command::new("fio");
-        command.arg("--output-format=json").arg("--output").arg(&output).arg(&job).stdout(Stdio::piped());
+        if let Some(server) = &self.server {
+            command.arg(format!("--client={server}"));
+        }
+        // In one word each: as a client fio takes an option's second word for a job of the server's.
+        let mut option = OsString::from("--output=");
+        option.push(&output);
+        command.arg("--output-format=json").arg(option).arg(&job).stdout(Stdio::piped());
         let keeper = &self.context.keeper;
         let mut fio = self.context.placement.on_the_loads(|| keeper.start(command)).map_err(Unable::failed)?;
-        let watched = watch(&mut fio, task);
-        let status = fio.wait(task.load.keys.runtime.duration() + PATIENCE);
+        let watched = if self.server.is_none() { watch(&mut fio, task) } else { None };
+        // Only a job file's author knows how long it takes.
+        let length = if task.load.keys.jobfile.is_some() { A_DAY } else { task.load.keys.runtime.duration() };
+        let status = fio.wait(length + PATIENCE);
         let (_, log) = fio.end();
         let failed = |reason: String| Unable::Failed { reason, log: log.clone() };
         match status {
@@ -75,7 +95,10 @@ impl Host {
     fn job(&self, task: &Task<'_>) -> Result<String, Unable> {
         let targets: Vec<&str> = self.targets.iter().filter_map(|target| target.to_str()).collect();
         match &task.load.keys.jobfile {
-            None => Ok(fio::job_file(task, &targets, self.engine)),
+            None => {
+                let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
+                Ok(own + &fio::job_file(task, &targets, self.engine))
+            }
             Some(path) => {
                 let text =
                     fs::read_to_string(path).map_err(|error| Unable::failed(format!("{}: {error}", path.display())))?;

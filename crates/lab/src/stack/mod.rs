@@ -13,11 +13,13 @@
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line |
+//! | `telemetry` | what a server says of itself |
 
 pub mod fio;
 mod host;
 mod options;
 mod served;
+mod telemetry;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,14 +51,16 @@ pub enum Disk {
     Device(PathBuf),
     /// A server's own null device, of so many bytes.
     Null(u64),
+    /// A device on another host, or a file that fio makes there, of so many bytes.
+    Remote(PathBuf, Option<u64>),
 }
 
 impl Disk {
-    /// Where it is, unless it is nowhere.
+    /// Where it is on this host, if it is.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::File(path) | Self::Device(path) => Some(path),
-            Self::Null(_) => None,
+            Self::Null(_) | Self::Remote(..) => None,
         }
     }
 }

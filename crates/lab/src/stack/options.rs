@@ -7,10 +7,10 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::Disk;
-use crate::plan::{Load, Stack, Subject};
+use crate::plan::{Load, Subject};
 
 /// What an I/O thread is called; its number follows.
-pub(super) const IO_THREAD: &str = "io";
+const IO_THREAD: &str = "io";
 /// The size of an idle disk, which nobody reads.
 const IDLE_SIZE: u64 = 1 << 30;
 /// Keys of `--blockdev` that a null device has no use for.
@@ -43,6 +43,8 @@ fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool) -> Value {
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
         Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
+        // A disk on another host is none that a server here could serve, and a plan does not ask for that.
+        Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
             given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
             json!({ "driver": "null-co", "size": size })
@@ -76,21 +78,6 @@ fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: boo
 /// Queues of each disk: one for each job, or more.
 pub(super) fn queues(load: &Load) -> u16 {
     load.keys.queues.unwrap_or(1).max(load.numjobs)
-}
-
-/// Whether anybody has told the server's name for the thread that is its main loop.
-pub(super) fn is_io_thread(stack: Stack, iothreads: u32, is_main: bool, name: &str) -> bool {
-    let ours = |name: &str| {
-        let number = name.strip_prefix(IO_THREAD);
-        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
-    };
-    match stack {
-        // Without one it makes one, which is called just `io`.
-        Stack::Egret => ours(name),
-        // It puts `IO ` before the object's name.
-        _ if iothreads > 0 => name.strip_prefix("IO ").is_some_and(ours),
-        _ => is_main,
-    }
 }
 
 fn with(object: Value, more: Map<String, Value>) -> Value {
@@ -161,15 +148,5 @@ mod tests {
         assert_eq!(words[1].get("aio"), None);
         assert_eq!((&words[4]["id"], &words[4]["num-queues"]), (&json!("export-idle0"), &json!(32)));
         assert_eq!(words[4]["iothread"], "io0");
-    }
-
-    #[test]
-    fn io_threads_are_told_by_their_names() {
-        assert!(is_io_thread(Stack::Egret, 1, false, "io0"));
-        assert!(is_io_thread(Stack::Egret, 0, false, "io"));
-        assert!(!is_io_thread(Stack::Egret, 1, false, "io0-worker"));
-        assert!(is_io_thread(Stack::QemuStorageDaemon, 1, false, "IO io0"));
-        assert!(!is_io_thread(Stack::QemuStorageDaemon, 1, true, "qemu-storage-da"));
-        assert!(is_io_thread(Stack::QemuStorageDaemon, 0, true, "qemu-storage-da"));
     }
 }

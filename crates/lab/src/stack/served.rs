@@ -1,15 +1,17 @@
 //! Programs that serve vhost-user-blk sockets, under the lab's own load.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::options::{is_io_thread, options, queues};
+use super::options::{options, queues};
+use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::client::{self, Client, ClientError, Manner, Shape};
-use crate::ledger::{Meter, Role};
-use crate::load::{self, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+use crate::ledger::{Meter, Role, threads_of};
+use crate::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
 use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
 use crate::process::Process;
 use crate::results::{Latency, Limit, Measurement, Operations};
@@ -25,7 +27,8 @@ struct Served {
     _idle: Vec<client::Disk>,
     servers: Vec<Process>,
     sockets: Vec<PathBuf>,
-    stack: Stack,
+    /// Of a server that can be asked.
+    telemetry: Option<Telemetry>,
     iothreads: u32,
     context: Context,
 }
@@ -52,17 +55,19 @@ pub(super) fn stand(
     let commands = match subject.stack {
         Stack::Egret => {
             let mut command = Command::new(&context.egret);
-            command.arg("serve").args(options(subject, load, disks, &socket));
+            command.arg("serve").args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
             vec![command]
         }
         Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
         _ => {
             let mut command = Command::new("qemu-storage-daemon");
-            command.args(options(subject, load, disks, &socket));
+            command.args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
             vec![command]
         }
     };
-    for socket in sockets.iter().chain(&idle) {
+    let qmp = (subject.stack != Stack::VhostUserBlk).then(|| socket("qmp"));
+    let all: Vec<&PathBuf> = sockets.iter().chain(&idle).chain(&qmp).collect();
+    for socket in &all {
         // A server that was killed has left it.
         let _ = fs::remove_file(socket);
     }
@@ -72,12 +77,26 @@ pub(super) fn stand(
         crate::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
     };
     let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
-    await_listeners(&mut servers, sockets.iter().chain(&idle))?;
+    await_listeners(&mut servers, &all)?;
+    let telemetry = qmp.map(|path| Telemetry::connect(&path)).transpose();
+    let telemetry = telemetry.map_err(|error| failed(&format!("QMP: {error}"), &servers))?;
     let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
     let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
-    let (stack, iothreads) = (subject.stack, subject.iothreads);
-    Ok(Box::new(Served { _idle: idle, servers, sockets, stack, iothreads, context: context.clone() }))
+    Ok(Box::new(Served {
+        _idle: idle,
+        servers,
+        sockets,
+        telemetry,
+        iothreads: subject.iothreads,
+        context: context.clone(),
+    }))
+}
+
+/// The words that make a server listen for QMP.
+fn monitor(socket: &Path) -> [String; 4] {
+    let chardev = format!("socket,id=qmp,path={},server=on,wait=off", socket.display());
+    ["--chardev".into(), chardev, "--monitor".into(), "chardev=qmp".into()]
 }
 
 /// A process for each disk, as the shell understands the subject's command.
@@ -118,10 +137,9 @@ fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
 }
 
 /// Waits until somebody listens at every socket, or a server has ended.
-fn await_listeners<'a>(servers: &mut [Process], sockets: impl Iterator<Item = &'a PathBuf>) -> Result<(), Unable> {
-    let sockets: Vec<&PathBuf> = sockets.collect();
+fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> Result<(), Unable> {
     let begin = Instant::now();
-    while !are_listening(&sockets) {
+    while !are_listening(sockets) {
         if let Some(status) = servers.iter_mut().find_map(Process::ended) {
             // What it said last arrives after it has gone.
             std::thread::sleep(Duration::from_millis(20));
@@ -148,7 +166,22 @@ impl Stage for Served {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
-        let ran = self.jobs(&spec).and_then(|mut jobs| load::run(&mut jobs, spec.span(), &mut |edge| meter.edge(edge)));
+        let jobs = self.jobs(&spec);
+        let telemetry = &mut self.telemetry;
+        let ran = jobs.and_then(|mut jobs| {
+            load::run(&mut jobs, spec.span(), &mut |edge| {
+                // The clocks are looked at last before and first after, so that asking does not count.
+                if edge == Edge::End {
+                    meter.edge(edge);
+                }
+                if let Some(telemetry) = telemetry {
+                    telemetry.edge(edge);
+                }
+                if edge == Edge::Begin {
+                    meter.edge(edge);
+                }
+            })
+        });
         let tally = match ran {
             Ok(Some(tally)) => tally,
             Ok(None) => return Err(Unable::failed("no job ran")),
@@ -158,19 +191,26 @@ impl Stage for Served {
         measurement.offered_iops = task.rate_iops;
         measurement.cpu = meter.ledger();
         measurement.cpu.load = Some(tally.cpu_ns);
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.complete(&mut measurement);
+        }
         Ok(measurement)
     }
 }
 
 impl Served {
-    fn meter(&self) -> Meter {
+    fn meter(&mut self) -> Meter {
         let mut meter = Meter::new();
         for server in &self.servers {
-            let (stack, iothreads, pid) = (self.stack, self.iothreads, server.pid());
-            meter.follow(pid, move |tid, name| match stack {
-                Stack::VhostUserBlk => Role::Server,
-                _ if is_io_thread(stack, iothreads, tid == pid, name) => Role::IoThread,
-                _ => Role::ServerOther,
+            let pid = server.pid();
+            let Some(telemetry) = &mut self.telemetry else {
+                meter.follow(pid, |_, _| Role::Server);
+                continue;
+            };
+            let io_threads = telemetry.io_threads().unwrap_or_else(|| by_order(pid, self.iothreads));
+            meter.follow(pid, move |tid, _| match io_threads.contains(&tid) {
+                true => Role::IoThread,
+                false => Role::ServerOther,
             });
         }
         meter
@@ -222,6 +262,17 @@ impl Served {
             None => failed(error, &self.servers),
         }
     }
+}
+
+/// The I/O threads of a `qemu-storage-daemon`, which has neither names nor a question for them: after its main thread and
+/// RCU's it starts those that its command line asks for, in that order. Without any, the main loop has their part.
+fn by_order(pid: u32, iothreads: u32) -> BTreeSet<u32> {
+    if iothreads == 0 {
+        return BTreeSet::from([pid]);
+    }
+    let mut threads: Vec<u32> = threads_of(pid).into_iter().map(|(tid, _)| tid).collect();
+    threads.sort_unstable();
+    threads.into_iter().skip(2).take(iothreads as usize).collect()
 }
 
 fn measurement(tally: &Tally, bs: u32) -> Measurement {

@@ -1,0 +1,439 @@
+//! `egret bench`, as a process: real plans on real servers, interrupted and killed.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use egret_lab::results::{Cell, Limit, Measurement, Outcome, Run};
+use egret_lab::runner;
+use support::await_that;
+use support::scratch::{Scratch, is_root_or_skips};
+use support::server::Reaped;
+
+/// A lab's place: its plan, its results, and everything temporary of it.
+struct Lab {
+    scratch: Scratch,
+    plan: PathBuf,
+}
+
+impl Lab {
+    fn new(plan: &str) -> Self {
+        let scratch = Scratch::new();
+        let path = scratch.image_path("plan.toml");
+        fs::write(&path, format!("name = 'test'\ntitle = 'A test'\n{plan}")).unwrap();
+        fs::create_dir(scratch.path("tmp")).unwrap();
+        Self { scratch, plan: path }
+    }
+
+    fn results(&self) -> PathBuf {
+        self.scratch.image_path("results")
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_egret"));
+        command
+            .arg("bench")
+            .args(words)
+            .env("TMPDIR", self.scratch.path("tmp"))
+            .current_dir(self.plan.parent().unwrap());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// `egret bench PLAN --output RESULTS` and more.
+    fn bench(&self, more: &[&str]) -> Command {
+        let (plan, results) = (self.plan.display().to_string(), self.results().display().to_string());
+        self.command(&[&[plan.as_str(), "--output", &results], more].concat())
+    }
+
+    fn run(&self) -> Run {
+        runner::read(&self.results()).unwrap()
+    }
+
+    fn cells(&self) -> usize {
+        fs::read_to_string(self.results().join(runner::JOURNAL)).unwrap_or_default().lines().count()
+    }
+
+    /// Waits until there is nothing left of a lab that was killed: its keeper comes after it.
+    fn await_nothing_left(&self) {
+        let begins = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("egret-bench-");
+        let entries = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten();
+        let places = [self.scratch.path("tmp"), self.results()];
+        await_that("sockets and disks to vanish", || {
+            places.iter().all(|place| !entries(place).any(|entry| begins(&entry)))
+        });
+        let mine = self.scratch.path("tmp").display().to_string();
+        await_that("the servers to end", || !command_lines().iter().any(|line| line.contains(&mine)));
+    }
+}
+
+/// The command lines of all processes.
+fn command_lines() -> Vec<String> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let line = |entry: fs::DirEntry| fs::read(entry.path().join("cmdline")).ok();
+    entries.filter_map(line).map(|line| String::from_utf8_lossy(&line).into_owned()).collect()
+}
+
+fn measured(cell: &Cell) -> &Measurement {
+    match &cell.outcome {
+        Outcome::Measured(measurement) => measurement,
+        other => panic!("{:?}: {other:?}", cell.id),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeded(output: &Output) {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// The one line that says what is wrong, of a command that must fail.
+fn complaint(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success(), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said.trim().to_owned()
+}
+
+/// Whether a program is there; if not, says so under the test's name, and fails where everything should be.
+fn has_or_skips(program: &str, test: &str) -> bool {
+    let found = egret_lab::stack::find(program).is_some();
+    assert!(found || std::env::var_os("CI").is_none(), "{test} needs {program}");
+    if !found {
+        let _ = writeln!(std::io::stderr(), "{test}: skipped, because {program} is not installed");
+    }
+    found
+}
+
+const NULL_DISK: &str = "repetitions = 1
+[disk]
+type = 'null'
+size = '64M'
+[[subject]]
+name = 'off'
+stack = 'egret'
+iothread = { poll-policy = 'off' }
+[[subject]]
+name = 'two threads'
+stack = 'egret'
+iothreads = 2
+[[subject]]
+name = 'the main loop'
+stack = 'egret'
+iothreads = 0
+[[load]]
+rw = 'randrw'
+iodepth = 4
+numjobs = 2
+disks = 2
+idle_disks = 3
+ramp_time = '20ms'
+runtime = '100ms'
+[[load]]
+curve = { from = 50, to = 50, points = 1 }
+ramp_time = '20ms'
+runtime = '100ms'
+";
+
+#[test]
+fn a_plan_is_measured_cell_by_cell() {
+    let lab = Lab::new(NULL_DISK);
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    assert_eq!(run.cells.len(), 4 * 3);
+    assert!(run.ended.is_some());
+    for cell in &run.cells {
+        let measurement = measured(cell);
+        let cpu = &measurement.cpu;
+        assert!(measurement.requests() > 0 && measurement.seconds > 0.09, "{cell:?}");
+        assert!(cpu.load.is_some() && cpu.host_busy.is_some() && cpu.kernel_threads.is_some(), "{cell:?}");
+        assert!(cpu.io_thread_work.is_some() && cpu.io_thread_system.is_some(), "{cell:?}");
+        assert_eq!(measurement.writes.is_some(), cell.id.load.starts_with("randrw"), "{cell:?}");
+        assert_eq!(measurement.offered_iops.is_some(), cell.id.point == 1, "{cell:?}");
+        assert!(!matches!(measurement.limit, Some(Limit::Device(_))), "{cell:?}");
+    }
+    lab.await_nothing_left();
+}
+
+#[test]
+fn fio_on_the_host_is_the_reference_line() {
+    if !has_or_skips("fio", "fio_on_the_host_is_the_reference_line") {
+        return;
+    }
+    let lab = Lab::new(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
+         [[subject]]\nname = 'host'\nstack = 'host'\n\
+         [[subject]]\nname = 'egret'\nstack = 'egret'\nblockdev = { aio = 'io_uring' }\n\
+         [[load]]\nrw = ['randread', 'randwrite']\nramp_time = '50ms'\nruntime = '300ms'\n\
+         [[load]]\nname = 'mine'\njobfile = 'mine.fio'\n",
+    );
+    // Whose disk it is run on the plan says; who cannot run it says so.
+    let job = "[mine]\nrw=randread\nioengine=psync\nthread\nio_size=64k\nsize=64k\n";
+    fs::write(lab.plan.with_file_name("mine.fio"), job).unwrap();
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    assert_eq!(run.cells.len(), 6);
+    let (mine, rest): (Vec<_>, Vec<_>) = run.cells.iter().partition(|cell| cell.id.load == "mine");
+    for cell in mine {
+        match cell.id.subject.as_str() {
+            "host" => assert_eq!(measured(cell).requests(), 16, "{cell:?}"),
+            _ => assert!(matches!(cell.outcome, Outcome::Impossible { .. }), "{cell:?}"),
+        }
+    }
+    for cell in rest {
+        let measurement = measured(cell);
+        assert!(measurement.requests() > 0 && measurement.latency(|latency| latency.p99).unwrap() > 0.0, "{cell:?}");
+        assert!(measurement.cpu.load.unwrap() > 0, "{cell:?}");
+    }
+    assert!(run.host.components.iter().any(|component| component.name == "fio"));
+    lab.await_nothing_left();
+}
+
+#[test]
+fn fio_runs_on_several_hosts() {
+    if !has_or_skips("fio", "fio_runs_on_several_hosts") {
+        return;
+    }
+    let lab = Lab::new("");
+    let (one, other) = (lab.scratch.path("one"), lab.scratch.path("other"));
+    let servers = [&one, &other].map(|socket| {
+        let mut fio = Command::new("fio");
+        fio.arg(format!("--server=sock:{}", socket.display())).stdout(Stdio::null()).stderr(Stdio::null());
+        Reaped(fio.spawn().unwrap())
+    });
+    await_that("fio to listen", || one.exists() && other.exists());
+    let place = lab.plan.parent().unwrap().display();
+    let plan = format!(
+        "name = 'hosts'\ntitle = 't'\nrepetitions = 1\nnoise-floor = false\nhosts = ['sock:{}', 'sock:{}']\n\
+         [disk]\ntype = 'file'\npath = '{place}'\nsize = '16M'\n\
+         [[subject]]\nname = 'libaio'\nstack = 'host'\n[[load]]\nramp_time = 0\nruntime = '200ms'\n",
+        one.display(),
+        other.display()
+    );
+    fs::write(&lab.plan, plan).unwrap();
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    assert_eq!(run.cells.len(), 2);
+    assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0), "{run:?}");
+    drop(servers);
+    lab.await_nothing_left();
+}
+
+#[test]
+fn any_command_that_serves_a_socket_can_be_measured() {
+    let egret = env!("CARGO_BIN_EXE_egret");
+    let lab = Lab::new(&format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n\
+         [[subject]]\nname = 'mine'\nstack = 'vhost-user-blk'\n\
+         command = 'true && {egret} serve {{disk}} --socket {{socket}}; true'\n\
+         [[subject]]\nname = 'broken'\nstack = 'vhost-user-blk'\ncommand = 'echo no such luck for {{socket}} >&2; exit 3'\n\
+         [[load]]\nramp_time = '20ms'\nruntime = '100ms'\n",
+    ));
+    succeeded(&lab.bench(&[]).output().unwrap());
+    for cell in lab.run().cells {
+        match &cell.outcome {
+            Outcome::Measured(measurement) => assert!(measurement.cpu.server.is_some(), "{cell:?}"),
+            Outcome::Failed { reason, .. } => assert!(reason.contains("no such luck"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    // The daemon was a grandchild, which the shell did not wait for.
+    lab.await_nothing_left();
+}
+
+/// Cells that take long enough to be interrupted.
+fn slow(disk: &str) -> Lab {
+    Lab::new(&format!(
+        "repetitions = 3\n[disk]\ntype = '{disk}'\nsize = '16M'\n[[subject]]\nname = 's'\nstack = 'egret'\n\
+         [[load]]\nramp_time = '20ms'\nruntime = '200ms'\n",
+    ))
+}
+
+/// Starts a run and waits until some cells are kept and another is being measured.
+fn started(lab: &Lab) -> Reaped {
+    let child = Reaped(lab.bench(&[]).spawn().unwrap());
+    await_that("two cells", || lab.cells() >= 2);
+    child
+}
+
+fn resumed(lab: &Lab, kept: &[Cell]) {
+    let results = lab.results().display().to_string();
+    succeeded(&lab.command(&["--resume", &results]).output().unwrap());
+    let run = lab.run();
+    assert_eq!(run.cells[..kept.len()], *kept);
+    let ids: BTreeSet<_> = run.cells.iter().map(|cell| cell.id.clone()).collect();
+    assert_eq!((run.cells.len(), ids.len()), (6, 6));
+    assert!(run.ended.is_some());
+    lab.await_nothing_left();
+}
+
+#[test]
+fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
+    let test = "a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell";
+    let kinds = if is_root_or_skips(test) { ["null", "file", "loop"].as_slice() } else { &["null", "file"] };
+    for disk in kinds {
+        let lab = slow(disk);
+        let mut child = started(&lab);
+        child.0.kill().unwrap();
+        child.0.wait().unwrap();
+        lab.await_nothing_left();
+        let name = format!("egret-bench-{}-", child.0.id());
+        await_that("files in memory to vanish", || {
+            !fs::read_dir("/dev/shm")
+                .unwrap()
+                .flatten()
+                .any(|entry| entry.file_name().to_string_lossy().starts_with(&name))
+        });
+        await_that("loop devices to detach", || {
+            let devices = fs::read_dir("/sys/block").unwrap().flatten();
+            let backing = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("loop/backing_file")).ok();
+            !devices.filter_map(backing).any(|file| file.contains(&name))
+        });
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        assert!(!mounts.contains("egret-bench-"), "{mounts}");
+        let kept = lab.run().cells;
+        assert!(kept.len() >= 2);
+        resumed(&lab, &kept);
+    }
+}
+
+#[test]
+fn an_interrupt_keeps_what_is_finished_and_says_how_to_go_on() {
+    let lab = slow("null");
+    let mut child = started(&lab);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), rustix::process::Signal::INT).unwrap();
+    let status = child.0.wait().unwrap();
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.0.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(!status.success());
+    assert!(said.contains("interrupted; to go on: egret bench --resume "), "{said}");
+    lab.await_nothing_left();
+    let run = lab.run();
+    assert!(run.cells.len() >= 2 && run.ended.is_none());
+    assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0));
+    resumed(&lab, &run.cells);
+}
+
+#[test]
+fn the_same_command_goes_on_with_a_run_and_a_finished_one_stays_as_it_is() {
+    let lab = slow("null");
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let before = lab.run();
+    succeeded(&lab.bench(&[]).output().unwrap());
+    assert_eq!(lab.run().cells, before.cells);
+    let error = complaint(lab.bench(&["--repetitions", "4"]));
+    assert!(error.contains("holds a run of something else"), "{error}");
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_line_before_anything_starts() {
+    let with = |plan: &str, more: &[&str]| {
+        let lab = Lab::new(plan);
+        let error = complaint(lab.bench(more));
+        assert!(!lab.results().exists(), "{error}");
+        error
+    };
+    let error = with(&NULL_DISK.replace("iodepth", "iodpeth"), &[]);
+    assert!(error.ends_with("plan.toml:21: unknown key 'iodpeth'; did you mean 'iodepth'?"), "{error}");
+    let error = with(&NULL_DISK.replace("poll-policy", "poll-polciy"), &[]);
+    assert!(error.contains("subject 'off'") && error.contains("poll-policy"), "{error}");
+    let error = with(&NULL_DISK.replace("'null'\nsize = '64M'", "'file'\nsize = '4096T'"), &[]);
+    assert!(error.contains("too little space in "), "{error}");
+    assert!(with(NULL_DISK, &["--only", "nobody"]).contains("no load and no subject has 'nobody'"));
+    assert!(with(NULL_DISK, &["--scale", "0"]).contains("--scale must be above 0"));
+    let error = with(&NULL_DISK.replace("type = 'null'\nsize = '64M'", "type = 'device'\npath = '/dev/null'"), &[]);
+    assert!(error.contains("/dev/null is no block device"), "{error}");
+}
+
+#[test]
+fn a_stack_that_is_not_installed_names_its_package() {
+    let plan = "[disk]\ntype = 'null'\n[[subject]]\nname = 'q'\nstack = 'qemu-storage-daemon'\n[[load]]\nruntime = '50ms'\nramp_time = 0\n";
+    let lab = Lab::new(plan);
+    let mut command = lab.bench(&[]);
+    command.env("PATH", lab.scratch.path("tmp"));
+    let error = complaint(command);
+    assert!(error.contains("qemu-storage-daemon is not installed: it comes with the package qemu-utils"), "{error}");
+
+    let lab = Lab::new(&plan.replace("stack =", "optional = true\nstack ="));
+    let mut command = lab.bench(&["--repetitions", "1"]);
+    succeeded(&command.env("PATH", lab.scratch.path("tmp")).output().unwrap());
+    let cells = lab.run().cells;
+    assert!(cells.iter().all(|cell| matches!(cell.outcome, Outcome::Impossible { .. })), "{cells:?}");
+}
+
+#[test]
+fn a_result_of_a_newer_lab_is_refused() {
+    let lab = Lab::new(NULL_DISK);
+    fs::create_dir(lab.results()).unwrap();
+    fs::write(lab.results().join(runner::RESULT), r#"{"format": 99}"#).unwrap();
+    let error = complaint(lab.bench(&[]));
+    assert!(error.ends_with("a newer egret wrote it (format 99); this one reads up to 1"), "{error}");
+}
+
+#[test]
+fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
+    if !is_root_or_skips("a_device_that_is_in_use_or_not_empty_is_not_written_to") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("image", 16 << 20);
+    fs::write(&image, vec![0; 16 << 20]).unwrap();
+    let device = support::scratch::LoopDevice::over(&image).unwrap();
+    let path = device.path().display();
+    let plan = |more: &str| {
+        format!(
+            "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'device'\npath = '{path}'\n{more}\n\
+             [[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nrw = 'randwrite'\nramp_time = 0\nruntime = '50ms'\n"
+        )
+    };
+    // What was empty is not any more, and then the plan has to say that it may be destroyed.
+    let lab = Lab::new(&plan(""));
+    succeeded(&lab.bench(&[]).output().unwrap());
+    fs::File::options().write(true).open(device.path()).unwrap().write_all(&[1; 4096]).unwrap();
+    let lab = Lab::new(&plan(""));
+    assert!(complaint(lab.bench(&[])).contains("is not empty, and the plan writes to it; say destroy = true"));
+    let lab = Lab::new(&plan("destroy = true"));
+    succeeded(&lab.bench(&[]).output().unwrap());
+
+    // Somebody holds it as a file system does.
+    let flags = rustix::fs::OFlags::EXCL.bits() as i32;
+    let mut options = fs::File::options();
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+    let _held = options.read(true).write(true).open(device.path()).unwrap();
+    let lab = Lab::new(&plan("destroy = true"));
+    assert!(complaint(lab.bench(&[])).contains("is in use"));
+}
+
+#[test]
+fn what_fio_measured_elsewhere_is_brought_in() {
+    let lab = Lab::new("");
+    let output = r#"{ "jobs": [ { "jobname": "a", "error": 0, "job_runtime": 1000, "usr_cpu": 1, "sys_cpu": 1,
+        "read": { "io_bytes": 4096, "runtime": 1000, "total_ios": 1, "clat_ns": { "mean": 7.0, "max": 9 } },
+        "write": { "total_ios": 0 } } ] }"#;
+    let file = lab.scratch.image_path("six.json");
+    fs::write(&file, output).unwrap();
+    let (results, file) = (lab.results().display().to_string(), file.display().to_string());
+    succeeded(&lab.command(&["--output", &results, "--import", &file, &format!("seven={file}")]).output().unwrap());
+    let run = lab.run();
+    let subjects: Vec<_> = run.cells.iter().map(|cell| cell.id.subject.as_str()).collect();
+    assert_eq!(subjects, ["six", "seven"]);
+    assert_eq!(measured(&run.cells[0]).latency(|latency| latency.mean), Some(7.0));
+}
+
+#[test]
+fn a_dry_run_names_the_cells_and_touches_nothing() {
+    let lab = Lab::new(NULL_DISK);
+    let output = lab.bench(&["--dry-run"]).output().unwrap();
+    succeeded(&output);
+    let said = text(&output.stdout);
+    assert!(said.contains("two threads") && said.contains(", 50% of its peak"), "{said}");
+    assert!(said.ends_with("test: 12 cells in 1 repetitions, about 5 s\n"), "{said}");
+    assert!(!lab.results().exists());
+}

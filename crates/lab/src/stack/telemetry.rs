@@ -1,0 +1,179 @@
+//! What a server says of itself while it is measured: over QMP, which Egret and `qemu-storage-daemon` share.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::load::Edge;
+use crate::results::{Ledger, Measurement, Polling};
+
+/// A server answers at once, or is in trouble.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No answer that is asked for here is longer.
+const LONGEST: u64 = 16 << 20;
+
+/// A connection to a server's monitor.
+pub(super) struct Telemetry {
+    stream: BufReader<UnixStream>,
+    /// What the I/O threads had counted at both edges; none where the server does not say.
+    counted: [Option<Counted>; 2],
+}
+
+/// What all I/O threads have counted together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Counted {
+    waits: u64,
+    hits: u64,
+    blocks: u64,
+    spin_found_ns: u64,
+    spin_wasted_ns: u64,
+    /// Of windows: their sum, those that were 0, and those near the maximum.
+    windows: Option<[u64; 3]>,
+}
+
+impl Telemetry {
+    /// Connects, and gets through the greeting.
+    pub(super) fn connect(path: &Path) -> io::Result<Self> {
+        let stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut new = Self { stream: BufReader::new(stream), counted: [None, None] };
+        new.read()?;
+        new.ask("qmp_capabilities")?;
+        Ok(new)
+    }
+
+    fn read(&mut self) -> io::Result<Value> {
+        let mut line = String::new();
+        if (&mut self.stream).take(LONGEST).read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    fn ask(&mut self, command: &str) -> io::Result<Value> {
+        writeln!(self.stream.get_mut(), "{}", json!({ "execute": command }))?;
+        loop {
+            let mut answer = self.read()?;
+            if let Some(error) = answer.get("error") {
+                return Err(io::Error::other(error["desc"].to_string()));
+            }
+            if let Some(returned) = answer.get_mut("return") {
+                return Ok(returned.take());
+            }
+        }
+    }
+
+    /// The numbers of its I/O threads; nothing where it does not know the question.
+    pub(super) fn io_threads(&mut self) -> Option<BTreeSet<u32>> {
+        let threads = self.ask("query-iothreads").ok()?;
+        let number = |thread: &Value| thread["thread-id"].as_u64().and_then(|number| u32::try_from(number).ok());
+        Some(threads.as_array()?.iter().filter_map(number).collect())
+    }
+
+    /// Takes the counters down, where the server has any.
+    pub(super) fn edge(&mut self, edge: Edge) {
+        let counted = self.ask("egret-query-stats").ok().map(|answer| Counted::of(&answer));
+        self.counted[usize::from(edge == Edge::End)] = counted;
+    }
+
+    /// Puts what the counters say into a measurement: polling, and of the I/O threads' own time what was spinning.
+    pub(super) fn complete(&self, measurement: &mut Measurement) {
+        let [Some(before), Some(after)] = &self.counted else { return };
+        let (polling, found, wasted) = after.since(before);
+        measurement.polling = Some(polling);
+        divide(&mut measurement.cpu, found, wasted);
+    }
+}
+
+/// Takes what was spinning off the work. Spinning is time in user space, as work is; of both together the ledger knows
+/// the sum, so that no part can be more than that.
+fn divide(ledger: &mut Ledger, found: u64, wasted: u64) {
+    let Some(user) = ledger.io_thread_work else { return };
+    let found = found.min(user);
+    let wasted = wasted.min(user - found);
+    ledger.io_thread_spin_found = Some(found);
+    ledger.io_thread_spin_wasted = Some(wasted);
+    ledger.io_thread_work = Some(user - found - wasted);
+}
+
+impl Counted {
+    fn of(answer: &Value) -> Self {
+        let threads = answer["iothreads"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let sum = |key: &str| threads.iter().map(|thread| thread[key].as_u64()).sum::<Option<u64>>();
+        let windows = ["window-sum-ns", "windows-zero", "windows-near-max"].map(sum);
+        Self {
+            waits: sum("waits").unwrap_or(0),
+            hits: sum("hits").unwrap_or(0),
+            blocks: sum("blocks").unwrap_or(0),
+            spin_found_ns: sum("spin-found-ns").unwrap_or(0),
+            spin_wasted_ns: sum("spin-wasted-ns").unwrap_or(0),
+            windows: match windows {
+                [Some(sum), Some(zero), Some(near_max)] => Some([sum, zero, near_max]),
+                _ => None,
+            },
+        }
+    }
+
+    /// Polling between two looks, and the time spun with and without success.
+    fn since(&self, before: &Self) -> (Polling, u64, u64) {
+        let waits = self.waits.saturating_sub(before.waits);
+        let window = |place: usize| {
+            let (now, before) = (self.windows?[place], before.windows?[place]);
+            (waits > 0).then(|| now.saturating_sub(before) as f64 / waits as f64)
+        };
+        let polling = Polling {
+            waits,
+            hits: self.hits.saturating_sub(before.hits),
+            blocks: self.blocks.saturating_sub(before.blocks),
+            mean_window_ns: window(0),
+            windows_reset: window(1),
+            windows_near_max: window(2),
+        };
+        let found = self.spin_found_ns.saturating_sub(before.spin_found_ns);
+        (polling, found, self.spin_wasted_ns.saturating_sub(before.spin_wasted_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(waits: u64, found: u64, windows: bool) -> Counted {
+        let mut thread = json!({ "waits": waits, "hits": waits / 2, "blocks": waits / 4, "spin-found-ns": found,
+                                 "spin-wasted-ns": 10 });
+        if windows {
+            thread["window-sum-ns"] = json!(waits * 100);
+            thread["windows-zero"] = json!(waits / 4);
+            thread["windows-near-max"] = json!(0);
+        }
+        Counted::of(&json!({ "iothreads": [thread.clone(), thread] }))
+    }
+
+    #[test]
+    fn what_was_counted_before_does_not_count() {
+        let (polling, found, wasted) = counted(100, 500, true).since(&counted(60, 100, true));
+        assert_eq!((polling.waits, polling.hits, polling.blocks), (80, 40, 20));
+        assert_eq!((polling.mean_window_ns, polling.windows_reset), (Some(100.0), Some(0.25)));
+        assert_eq!((found, wasted), (800, 0));
+        let (polling, _, _) = counted(100, 500, false).since(&counted(60, 100, false));
+        assert_eq!(polling.mean_window_ns, None);
+    }
+
+    #[test]
+    fn spinning_is_a_part_of_the_io_threads_own_time_and_never_more() {
+        let mut ledger = Ledger { io_thread_work: Some(100), ..Ledger::default() };
+        divide(&mut ledger, 30, 20);
+        let parts = |ledger: &Ledger| {
+            [ledger.io_thread_work, ledger.io_thread_spin_found, ledger.io_thread_spin_wasted].map(Option::unwrap)
+        };
+        assert_eq!(parts(&ledger), [50, 30, 20]);
+        let mut ledger = Ledger { io_thread_work: Some(100), ..Ledger::default() };
+        divide(&mut ledger, 90, 20);
+        assert_eq!(parts(&ledger), [0, 90, 10]);
+    }
+}
