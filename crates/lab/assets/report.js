@@ -203,15 +203,18 @@ function constrain() {
   front(points, fits);
 }
 
-const isAlike = (a, b) => a.load === b.load && a.point === 0 && b.point === 0 &&
-  data.alike.some(([load, one, other]) => load === a.load && (one === a.subject && other === b.subject || one === b.subject && other === a.subject));
+// Whether two points are known to be alike in speed, or known not to be; of different loads there are no pairs.
+function areAlike(a, b) {
+  const same = a.load === b.load && a.point === 0 && b.point === 0;
+  return same ? data.relations.find(one => one.load === a.load && one.options.includes(a.subject) && one.options.includes(b.subject))?.alike : undefined;
+}
 
 function recommend(best) {
   const table = byId("recommended"), [top] = best;
   table.hidden = !top;
   const overlaps = point => point.iops_range[1] >= top.iops_range[0];
-  const alike = best.slice(1).filter(point => isAlike(top, point));
-  const close = best.slice(1).filter(point => !alike.includes(point) && overlaps(point));
+  const alike = best.slice(1).filter(point => areAlike(top, point));
+  const close = best.slice(1).filter(point => areAlike(top, point) === undefined && overlaps(point));
   const names = points => points.map(point => escaped(point.subject)).join(", ");
   byId("answer").innerHTML = !top ? "Nothing that was measured fits. Spend more CPUs, or allow more latency."
     : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`

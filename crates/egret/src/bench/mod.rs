@@ -15,7 +15,7 @@ use egret_lab::process::Keeper;
 use egret_lab::random::mix;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, Runner, Wish};
-use egret_lab::{import, stack};
+use egret_lab::{import, machine, report, stack};
 
 use crate::serve::{self, Serve};
 use progress::Bar;
@@ -164,7 +164,7 @@ fn conduct(begin: impl FnOnce(&Arc<Keeper>) -> Result<Runner>, directory: &Path)
     let ending = runner.go(&mut bar);
     bar.finish();
     let ending = ending?;
-    println!("{}", summary(runner.run(), directory));
+    finish(runner.run(), directory)?;
     if ending == Ending::Interrupted {
         bail!("interrupted; to go on: egret bench --resume {}", directory.display());
     }
@@ -224,6 +224,13 @@ fn minutes(length: Duration) -> String {
     }
 }
 
+/// Writes the report, of what there is, and says where it is.
+fn finish(run: &Run, directory: &Path) -> Result<()> {
+    report::write(run, directory).with_context(|| format!("the report in {}", directory.display()))?;
+    println!("{}", summary(run, directory));
+    Ok(())
+}
+
 fn summary(run: &Run, directory: &Path) -> String {
     let count = |what: fn(&Outcome) -> bool| run.cells.iter().filter(|cell| what(&cell.outcome)).count();
     let measured = count(|outcome| matches!(outcome, Outcome::Measured(_)));
@@ -234,7 +241,7 @@ fn summary(run: &Run, directory: &Path) -> String {
         "{measured} cells measured{}{}: {}",
         more(failed, "failed"),
         more(impossible, "impossible here"),
-        directory.join(runner::RESULT).display()
+        directory.join(report::PAGE).display()
     )
 }
 
@@ -242,39 +249,20 @@ fn bring_in(asked: &Bench) -> Result<()> {
     let run = import::import(&asked.import).map_err(anyhow::Error::msg)?;
     let directory = asked.output.clone().unwrap_or_else(|| Path::new("egret-bench").join(dated("import")));
     drop(runner::Journal::create(&directory, &run)?);
-    println!("{}", summary(&run, &directory));
-    Ok(())
+    finish(&run, &directory)
 }
 
 /// `NAME-20260102-030405`, in UTC.
 fn dated(name: &str) -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (year, month, day) = civil(seconds / 86_400);
+    let (year, month, day) = machine::civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{name}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
-}
-
-/// Year, month and day of a day counted from 1970-01-01: years begin in March, so that leap days end them.
-fn civil(day: u64) -> (u64, u64, u64) {
-    let day = day + 719_468;
-    let (era, of_era) = (day / 146_097, day % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let march = (5 * of_year + 2) / 153;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, of_year - (153 * march + 2) / 5 + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn days_have_dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(20_454), (2026, 1, 1));
-    }
 
     #[test]
     fn egrets_options_in_every_built_in_plan_are_egrets() {

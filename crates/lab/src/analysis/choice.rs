@@ -49,6 +49,17 @@ enum Relation {
     Unknown,
 }
 
+/// Two options of which it is known whether they are alike in speed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Related {
+    /// Under which load.
+    pub load: String,
+    /// Which two.
+    pub options: [String; 2],
+    /// Whether they are.
+    pub alike: bool,
+}
+
 /// Advice, with what it rests on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
@@ -258,16 +269,19 @@ impl Analysis<'_> {
         (winner != loser && !better.is_empty()).then_some(better)
     }
 
-    /// Pairs of options that are alike in speed under a load: for who reads two of them side by side.
-    pub fn alike(&self) -> Vec<[String; 3]> {
+    /// Pairs of options under a load of which it is known whether they are alike in speed: for who reads two of them side
+    /// by side.
+    pub fn relations(&self) -> Vec<Related> {
         let options = self.options();
         let mut all = Vec::new();
         for load in &self.loads {
             let speed = Self::metrics(load)[0];
             for (index, one) in options.iter().enumerate() {
                 for other in &options[index + 1..] {
-                    if self.relation(&load.name, one, other, speed) == Relation::Alike {
-                        all.push([load.name.clone(), (*one).to_owned(), (*other).to_owned()]);
+                    let relation = self.relation(&load.name, one, other, speed);
+                    if relation != Relation::Unknown {
+                        let options = [*one, *other].map(str::to_owned);
+                        all.push(Related { load: load.name.clone(), options, alike: relation == Relation::Alike });
                     }
                 }
             }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::tables::Grid;
 use super::{machine, published, tables};
 use crate::analysis::chart::Figure;
-use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS};
+use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, figure};
 use crate::plan::Form;
@@ -21,7 +21,7 @@ struct Data<'a> {
     subjects: &'a [&'a str],
     figures: &'a [Figure],
     points: &'a [OperatingPoint],
-    alike: Vec<[String; 3]>,
+    relations: Vec<Related>,
     parts: &'a [&'a str],
     ledgers: Vec<Spent>,
 }
@@ -33,7 +33,7 @@ pub fn page(analysis: &Analysis<'_>) -> String {
         subjects: &analysis.subjects,
         figures: &figures,
         points: &points,
-        alike: analysis.alike(),
+        relations: analysis.relations(),
         parts: &PARTS,
         ledgers: analysis.ledgers(),
     };

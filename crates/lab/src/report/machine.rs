@@ -1,6 +1,7 @@
 //! The machine's fingerprint, in rows.
 
 use super::tables::Grid;
+use crate::machine::civil;
 use crate::results::Run;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -70,17 +71,10 @@ pub fn line(run: &Run) -> String {
     )
 }
 
-/// `2026-11-21 04:36 UTC`, by Howard Hinnant's civil_from_days.
+/// `2026-11-21 04:36 UTC`.
 pub fn date(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", rest / 3600, rest % 3600 / 60)
+    let (year, month, day) = civil(seconds / 86_400);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600 % 24, seconds / 60 % 60)
 }
 
 #[cfg(test)]

@@ -16,6 +16,9 @@ use std::{fs, io};
 use crate::analysis::Analysis;
 use crate::results::Run;
 
+/// The page's name in a run's directory.
+pub const PAGE: &str = "report.html";
+
 /// Writes all three into a directory that is there.
 ///
 /// # Errors
@@ -23,7 +26,7 @@ use crate::results::Run;
 /// What the file system says.
 pub fn write(run: &Run, directory: &Path) -> io::Result<()> {
     let analysis = Analysis::new(run);
-    fs::write(directory.join("report.html"), html::page(&analysis))?;
+    fs::write(directory.join(PAGE), html::page(&analysis))?;
     fs::write(directory.join("report.md"), markdown::text(&analysis))?;
     fs::write(directory.join("cells.csv"), csv::cells(run))
 }
