@@ -24,6 +24,6 @@ mod worker;
 
 pub use export::{Export, ExportConfig, ExportError};
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
-pub use luns::{DiscardConfig, LunConfig, Naa, ScsiExportConfig};
+pub use luns::{DiscardConfig, LeavingDisk, LunConfig, Naa, ScsiExportConfig};
 pub use stats::{OpStats, QueueStats};
 pub use worker::Worker;

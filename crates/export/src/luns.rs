@@ -4,8 +4,9 @@
 //! gone.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use egret_disk::{Disk, DiskSlot};
+use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
@@ -96,14 +97,14 @@ impl Export {
     /// # Errors
     ///
     /// There is no such logical unit.
-    pub fn remove_lun(&self, at: LunAddress) -> Result<(), ExportError> {
+    pub fn remove_lun(&self, at: LunAddress) -> Result<LeavingDisk, ExportError> {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        self.shared.detach_disk(&self.shared.disk_queues(&queues.running), gone.disk);
+        let leaving = self.shared.detach_disk(&self.shared.disk_queues(&queues.running), gone.disk);
         drop(queues);
         self.tell_events();
-        Ok(())
+        Ok(leaving)
     }
 
     /// The disk of a logical unit has `bytes` now: tells the client. Returns whether that makes a difference.
@@ -155,13 +156,25 @@ impl crate::export::Shared {
     }
 
     /// Takes a disk from queues.
-    fn detach_disk(&self, queues: &[(usize, SourceId)], key: DiskKey) {
+    fn detach_disk(&self, queues: &[(usize, SourceId)], key: DiskKey) -> LeavingDisk {
+        let (held, left) = channel();
         for &(queue, id) in queues {
-            self.loop_of(queue).send(move |target| {
-                let slot = target.source(id).and_then(|worker| worker.remove_disk(key));
-                slot.into_iter().for_each(|slot: DiskSlot| target.backend().detach(slot));
-            });
+            let held = held.clone();
+            self.loop_of(queue).send(move |target| detach(target, id, key, held));
         }
+        LeavingDisk(left)
+    }
+}
+
+/// The disk of a logical unit that was taken away, which may have requests in flight.
+#[derive(Debug)]
+pub struct LeavingDisk(Receiver<()>);
+
+impl LeavingDisk {
+    /// Waits until the last of its requests has ended, and no queue has the disk any more.
+    pub fn wait(self) {
+        // Nobody sends: it is over when every sender has been dropped.
+        let _ = self.0.recv();
     }
 }
 
@@ -176,6 +189,13 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
         None => target.backend().detach(slot),
     }
     Ok(())
+}
+
+/// Takes a disk from a worker, on its loop; `held` is dropped when no request is left.
+fn detach(target: &mut Loop, id: SourceId, key: DiskKey, held: Sender<()>) {
+    if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {
+        target.backend().detach_telling(slot, held);
+    }
 }
 
 fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {

@@ -5,14 +5,17 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `luns` | the disks of one such address |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
+mod departures;
 mod disks;
 mod error;
 mod exports;
 mod io_threads;
+mod luns;
 mod scsi;
 mod statistics;
 
@@ -23,9 +26,11 @@ use egret_disk::Disk;
 use egret_polling::trace::Trace;
 
 use crate::Config;
+pub use departures::Departed;
+use departures::Departures;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
-use exports::{Departures, RunningExport};
+use exports::RunningExport;
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
 

@@ -5,9 +5,10 @@ use egret_virtio::Kind as Op;
 use serde_json::{Value, json};
 
 use super::command::{Command, Context, Takes, keys, nothing, text};
+use super::luns;
 use crate::daemon::{Daemon, Deletion};
 use crate::disk::Bottom;
-use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
+use crate::schema::{Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
 
 static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
 static EXPORT: Shape = keys(&[
@@ -107,20 +108,25 @@ pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "query-block-exports",
         takes: Takes::NOTHING,
-        returns: r#"[{"id", "type", "node-name", "shutting-down"}]"#,
-        about: "Every export, those on their way out too.",
+        returns: r#"[{"id", "type", "node-name", "shutting-down", "luns": [{"target", "lun", "node-name", "serial"}]}]"#,
+        about: "Every export, those on their way out too. One of type vhost-user-scsi has `luns`, and an empty \
+                `node-name`.",
         run: |context, _| Ok(exports(context)),
     },
 ];
 
 fn exports(context: &Context<'_>) -> Value {
     let show = |export: &Export| {
-        json!({
+        let mut shown = json!({
             "id": export.id,
             "type": export.kind,
             "node-name": export.node_name,
             "shutting-down": context.daemon.is_departing(&export.id),
-        })
+        });
+        if export.kind == ExportType::VhostUserScsi {
+            shown["luns"] = export.luns.iter().map(luns::shown).collect();
+        }
+        shown
     };
     context.daemon.config().exports.iter().map(show).collect()
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{QmpError, block, objects, own};
+use super::{QmpError, block, luns, objects, own};
 use crate::daemon::Daemon;
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
@@ -57,7 +57,7 @@ impl Takes {
 
 /// Every command, in the order of the reference.
 pub fn commands() -> impl Iterator<Item = &'static Command> + Clone {
-    own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS)
+    own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS).chain(luns::COMMANDS)
 }
 
 /// The command of this name.

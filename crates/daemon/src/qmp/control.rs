@@ -15,7 +15,7 @@ use super::client::Client;
 use super::command::Context;
 use super::event::Event;
 use super::socket::Socket;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Departed};
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -176,8 +176,11 @@ impl Control {
     }
 
     fn tell_departures(&mut self) {
-        for id in self.daemon.departed() {
-            self.announce(&Event::BlockExportDeleted { id });
+        for departed in self.daemon.departed() {
+            self.announce(&match departed {
+                Departed::Export { id } => Event::BlockExportDeleted { id },
+                Departed::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
+            });
         }
     }
 

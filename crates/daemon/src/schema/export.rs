@@ -5,11 +5,11 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Problem;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
+use super::{Object as _, ObjectError, Problem};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
 pub const LONGEST_SOCKET_PATH: usize = egret_export::MAX_SOCKET_PATH;
@@ -177,10 +177,12 @@ static SHAPE: Shape = Shape {
             ),
             (
                 "vhost-user-scsi",
-                &[Key::needed(
+                &[Key::optional(
                     "luns",
                     Kind::List(&super::lun::SHAPE),
-                    "The logical units (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.",
+                    "none",
+                    "The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's \
+                     own.",
                 )],
             ),
         ],
@@ -261,6 +263,16 @@ impl Export {
     /// Whether it offers the disk of this name.
     pub fn has_node(&self, name: &str) -> bool {
         self.node_names().any(|(_, node)| node == name)
+    }
+
+    /// The same with another logical unit.
+    ///
+    /// # Errors
+    /// It does not fit the others.
+    pub(crate) fn with_lun(&self, lun: Lun) -> Result<Self, ObjectError> {
+        let mut with = self.clone();
+        with.luns.push(lun);
+        with.check().map(|()| with).map_err(|problem| self.error(problem))
     }
 
     /// The I/O threads that it names, each with the key that names it.
