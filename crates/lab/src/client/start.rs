@@ -2,11 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::DriverConfig;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::framing::{Framing, TEST_UNIT_READY};
 use super::queue::{Layout, Queue, Signals};
 use super::wire::{self, u32s, u64s};
 use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
@@ -15,6 +17,8 @@ use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
 const MEMORY: u64 = 1 << 32;
 /// Larger rings than this are not to be had everywhere.
 const LARGEST_RING: u16 = 1024;
+/// More unit attentions than a unit has kinds of.
+const MOST_NEWS: u32 = 16;
 /// A request is a header, one buffer, and a status.
 const PIECES: u16 = 3;
 
@@ -69,7 +73,7 @@ impl Client {
             indirect,
             base: 0,
         };
-        let layout = Layout::new(ring, shape);
+        let layout = Layout::new(ring, self.framing, shape);
         let region = Region::anonymous(MEMORY, layout.bytes * u64::from(shape.queues))?;
         self.share(&region)?;
         let memory = Arc::new(GuestMemory::empty().with(region)?);
@@ -77,7 +81,7 @@ impl Client {
         let starts = (0..shape.queues).map(|index| {
             let at = MEMORY + layout.bytes * u64::from(index);
             let signals = Signals::new()?;
-            self.start_queue(index, ring, at, &signals)?;
+            self.start_queue(self.framing.first_queue() + index, ring, at, &signals)?;
             Ok((at, signals))
         });
         let started: Vec<_> = starts.collect::<Result<_, ClientError>>()?;
@@ -87,7 +91,11 @@ impl Client {
         let queues = started.into_iter().map(|(at, signals)| {
             Queue::new(&memory, at, layout, signals, Arc::clone(&session)).map_err(ClientError::from)
         });
-        Ok(Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? })
+        let mut disk = Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? };
+        if let Framing::Scsi { .. } = self.framing {
+            hear_the_news(&mut disk.queues[0], self.patience)?;
+        }
+        Ok(disk)
     }
 
     fn share(&mut self, region: &Region) -> Result<(), ClientError> {
@@ -118,6 +126,18 @@ impl Client {
         }
         self.wire.tell(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
     }
+}
+
+/// Has a logical unit say what every new initiator is told first, its power on among it, until it has no more to say.
+fn hear_the_news(queue: &mut Queue, patience: Duration) -> Result<(), ClientError> {
+    let mut last = 0;
+    for _ in 0..MOST_NEWS {
+        last = queue.command(&TEST_UNIT_READY, &mut [], patience)?.status;
+        if last == 0 {
+            return Ok(());
+        }
+    }
+    Err(ClientError::Refused { request: "TEST UNIT READY", code: last.into() })
 }
 
 impl Signals {
