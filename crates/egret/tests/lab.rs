@@ -65,10 +65,9 @@ fn the_client_drives_virtio_scsi_and_finds_what_it_wrote() {
     let options = Options::new().disk("d0", &image, "aio=threads").iothread("io0", "");
     let _server = Server::start(&Program::under_test(), &options.export_scsi("e0", &socket, luns));
     let spec = Spec { iodepth: 16, numjobs: 2, verify: Some(9), rw: "randrw".parse().unwrap(), ..Spec::default() };
-    let client = Client::connect_scsi(&socket, Manner::default()).unwrap();
-    let info = client.info();
-    assert_eq!((info.capacity, info.block_size, info.queues), (4 * MIB, 4096, 2));
-    let mut jobs = spec.jobs(client.start(spec.shape()).unwrap()).unwrap();
+    let disk = Client::start_scsi(&socket, Manner::default(), spec.shape()).unwrap();
+    assert_eq!((disk.info.capacity, disk.info.block_size, disk.info.queues), (4 * MIB, 4096, 2));
+    let mut jobs = spec.jobs(disk).unwrap();
     run(&mut jobs, 2000);
     assert!(jobs.iter_mut().map(|job| job.verify().unwrap()).sum::<u64>() > 0);
     drop(jobs);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use egret_lab::client::{Client, Manner};
+use egret_lab::client::{Client, Disk as Connection, Manner};
 use egret_lab::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_lab::machine::{self, Cores};
 use egret_lab::random::Shuffle;
@@ -56,9 +56,8 @@ struct Sample {
 }
 
 impl Seat {
-    fn new(device: &str, server: &Rc<Server>, client: Client, spec: &Spec) -> Result<Self, LoadError> {
-        spec.check(client.info())?;
-        let mut jobs = spec.jobs(client.start(spec.shape())?)?;
+    fn new(device: &str, server: &Rc<Server>, disk: Connection, spec: &Spec) -> Result<Self, LoadError> {
+        let mut jobs = spec.jobs(disk)?;
         let job = jobs.pop().expect("one job");
         let tally = job.tally();
         Ok(Self { device: device.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0 })
@@ -85,12 +84,13 @@ pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, c
     if cells.is_empty() {
         return;
     }
-    let peer = Program::peer(peer);
-    let has_peer = crate::disk::version_of(&peer).inspect(|version| println!("virtio-scsi's peer: {version}"));
-    if let Err(error) = &has_peer {
-        println!("missing: vhost-device-scsi ({error}); scripts/install-vhost-device-scsi installs it");
+    let program = Program::peer(peer);
+    // It has no word for its version.
+    let is_there = program.command().arg("--help").output();
+    if let Err(error) = &is_there {
+        println!("missing: {peer} ({error}); give --scsi-peer $(scripts/install-vhost-device-scsi)");
     }
-    let peer = has_peer.ok().map(|_| &peer);
+    let peer = is_there.is_ok().then_some(&program);
     let mut samples = Vec::new();
     for pair in 0..pairs {
         for (under, depth) in shuffle.of(cells.clone()) {
@@ -138,15 +138,14 @@ fn measure(
     let start =
         |program: &Program, options: &Options| Rc::new(cores.on_the_servers(|| Server::start(program, options)));
     let server = start(&Program::egret(), &options);
-    let client = |path: &Path| Client::connect_scsi(path, Manner::default());
-    let mut seats = vec![
-        Seat::new(BLK, &server, Client::connect(&blk, Manner::default())?, &spec)?,
-        Seat::new(SCSI, &server, client(&scsi)?, &spec)?,
-    ];
+    let start_scsi = |path: &Path| Client::start_scsi(path, Manner::default(), spec.shape());
+    let start_blk = || Client::connect(&blk, Manner::default())?.start(spec.shape());
+    let mut seats =
+        vec![Seat::new(BLK, &server, start_blk()?, &spec)?, Seat::new(SCSI, &server, start_scsi(&scsi)?, &spec)?];
     if let (Some(peer), Under::File) = (peer, under) {
         let words = ["--socket-path".to_owned(), theirs.display().to_string(), image.display().to_string()];
         let server = start(peer, &Options::new().words(words).listening(&theirs));
-        seats.push(Seat::new("vhost-device-scsi", &server, client(&theirs)?, &spec)?);
+        seats.push(Seat::new("vhost-device-scsi", &server, start_scsi(&theirs)?, &spec)?);
     }
     for slice in 0..SLICES {
         seats = shuffle.of(seats);

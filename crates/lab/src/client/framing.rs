@@ -23,8 +23,8 @@ const SCSI_HEADER: usize = BEFORE_CDB + VIRTIO_SCSI_CDB_DEFAULT_SIZE as usize;
 /// The response up to its sense data.
 const RESPONSE: usize = 12;
 const SCSI_ANSWER: usize = RESPONSE + VIRTIO_SCSI_SENSE_DEFAULT_SIZE as usize;
-/// Target 0, LUN 0.
-const FIRST_LUN: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
+/// Target 0, LUN 0, in flat space addressing, as Linux has it.
+const FIRST_LUN: [u8; 8] = [1, 0, 0x40, 0, 0, 0, 0, 0];
 
 pub(super) const TEST_UNIT_READY: [u8; 16] = [0; 16];
 /// READ CAPACITY (16), with room for 32 bytes.
@@ -99,19 +99,10 @@ impl Framing {
     /// The frame of a request of `len` bytes at byte `offset`.
     #[inline]
     pub(super) fn frame(self, op: Op, offset: u64, len: u32) -> Frame {
-        let Self::Scsi { block } = self else { return blk(op, offset) };
-        let mut cdb = [0; 16];
-        cdb[0] = match op {
-            Op::Read => 0x88,
-            Op::Write => 0x8a,
-            // SYNCHRONIZE CACHE (10), of everything.
-            Op::Flush => 0x35,
-        };
-        if op != Op::Flush {
-            cdb[2..10].copy_from_slice(&(offset / u64::from(block)).to_be_bytes());
-            cdb[10..14].copy_from_slice(&(len / block).to_be_bytes());
+        match self {
+            Self::Blk => blk(op, offset),
+            Self::Scsi { block } => Self::command(&cdb(op, offset / u64::from(block), len / block)),
         }
-        Self::command(&cdb)
     }
 
     /// The frame of any SCSI command.
@@ -158,6 +149,28 @@ fn blk(op: Op, offset: u64) -> Frame {
     Frame { bytes, len: BLK_HEADER + 8 }
 }
 
+/// A CDB of ten bytes where that reaches, and of 16 beyond, as Linux has it.
+#[inline]
+fn cdb(op: Op, lba: u64, blocks: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    let (ten, sixteen) = match op {
+        Op::Read => (0x28, 0x88),
+        Op::Write => (0x2a, 0x8a),
+        // SYNCHRONIZE CACHE (10), of everything.
+        Op::Flush => return [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    };
+    if let (Ok(lba), Ok(blocks)) = (u32::try_from(lba), u16::try_from(blocks)) {
+        cdb[0] = ten;
+        cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+        cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+    } else {
+        cdb[0] = sixteen;
+        cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+        cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+    }
+    cdb
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,7 +181,10 @@ mod tests {
         assert_eq!(frame.bytes()[..17], [1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0xff]);
         let scsi = Framing::Scsi { block: 4096 };
         let frame = scsi.frame(Op::Read, 7 * 4096, 8192);
-        assert_eq!(frame.bytes()[19..35], [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0]);
+        assert_eq!(frame.bytes()[..20], [1, 0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x28]);
+        assert_eq!(frame.bytes()[19..35], [0x28, 0, 0, 0, 0, 7, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
+        let far = scsi.frame(Op::Write, 4096 << 32, 4096);
+        assert_eq!(far.bytes()[19..35], [0x8a, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
         assert_eq!(frame.bytes()[64..], [0xff; 12], "no answer yet");
     }
 

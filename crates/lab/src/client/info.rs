@@ -34,17 +34,12 @@ impl Info {
     pub(super) const UNKNOWN: Self =
         Self { capacity: 0, block_size: 512, most_segments: 1, queues: 1, read_only: false, flushes: true };
 
-    /// What a logical unit has answered to READ CAPACITY (16) (SBC-4): the last block, and the length of a block. How
-    /// many queues there are the protocol tells.
-    pub(super) fn of_scsi(capacity: &[u8; 32]) -> Self {
-        let block_size = Self::block_of(capacity);
+    /// What a logical unit has answered to READ CAPACITY (16) (SBC-4): the last block, and the length of a block.
+    pub(super) fn of_scsi(capacity: &[u8; 32], queues: u16) -> Self {
+        let block_size = u32::from_be_bytes(std::array::from_fn(|byte| capacity[8 + byte])).max(SECTOR as u32);
         let last = u64::from_be_bytes(std::array::from_fn(|byte| capacity[byte]));
         let capacity = last.saturating_add(1).saturating_mul(block_size.into());
-        Self { capacity, block_size, queues: u16::MAX, ..Self::UNKNOWN }
-    }
-
-    pub(super) fn block_of(capacity: &[u8; 32]) -> u32 {
-        u32::from_be_bytes(std::array::from_fn(|byte| capacity[8 + byte])).max(512)
+        Self { capacity, block_size, queues, ..Self::UNKNOWN }
     }
 
     /// Reads the fields that `features` says are there.

@@ -33,7 +33,8 @@ pub use info::Info;
 pub use queue::{Completed, Op, Queue};
 pub use start::{Disk, Shape};
 
-use self::framing::{Framing, READ_CAPACITY};
+use self::framing::Framing;
+use self::info::SECTOR;
 use self::wire::Wire;
 
 const fn bit(feature: u32) -> u64 {
@@ -80,7 +81,6 @@ pub struct Client {
     protocol: u64,
     info: Info,
     framing: Framing,
-    patience: Duration,
 }
 
 impl Client {
@@ -100,26 +100,18 @@ impl Client {
         Ok(new)
     }
 
-    /// Likewise, to LUN 0 of target 0 of a vhost-user-scsi server.
-    ///
-    /// Only a queue that runs can be asked what the disk is: that takes a connection of its own, before this one.
+    /// Connects to a vhost-user-scsi server and starts queues of that shape, for LUN 0 of target 0. What the disk is,
+    /// only a queue that runs can be asked.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), or the unit does not answer.
-    pub fn connect_scsi(path: &Path, manner: Manner) -> Result<Self, ClientError> {
-        let agree = |framing| Self::agree(path, manner, KNOWN, framing);
-        let mut disk = agree(Framing::Scsi { block: 512 })?.start(Shape { queues: 1, depth: 1, bytes: 4096 })?;
-        let mut capacity = [0; 32];
-        let answered = disk.queues[0].command(&READ_CAPACITY, &mut capacity, manner.patience)?;
-        if !answered.is_ok() {
-            return Err(ClientError::Refused { request: "READ CAPACITY (16)", code: answered.status.into() });
-        }
-        drop(disk);
-        let block = Info::block_of(&capacity);
-        let mut new = agree(Framing::Scsi { block })?;
-        new.info = Info::of_scsi(&capacity);
+    /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
+    pub fn start_scsi(path: &Path, manner: Manner, shape: Shape) -> Result<Disk, ClientError> {
+        let mut new = Self::agree(path, manner, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
+        new.info.queues = u16::MAX;
         new.limit_queues()?;
-        Ok(new)
+        let mut disk = new.start(shape)?;
+        disk.ask_what_it_is(manner.patience)?;
+        Ok(disk)
     }
 
     fn agree(path: &Path, manner: Manner, known: u64, framing: Framing) -> Result<Self, ClientError> {
@@ -143,7 +135,7 @@ impl Client {
         wire.tell(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
         wire.acknowledged = protocol & wire::P_REPLY_ACK != 0;
         wire.tell(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
-        Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing, patience: manner.patience })
+        Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing })
     }
 
     /// As many queues as the server has.

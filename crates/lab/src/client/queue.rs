@@ -103,6 +103,11 @@ impl Queue {
         Ok(Self { driver, memory: Arc::clone(memory), at, layout, signals, session, kicks: 0 })
     }
 
+    /// Requests are of a logical unit with blocks of that many bytes.
+    pub(super) fn set_block_size(&mut self, block: u32) {
+        self.layout.framing = Framing::Scsi { block };
+    }
+
     /// How many slots there are.
     pub fn depth(&self) -> u16 {
         self.layout.depth
@@ -199,7 +204,6 @@ impl Queue {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
                 }
-                drop(fds);
                 let _ = rustix::io::read(&self.signals.call, &mut [0; 8]);
             }
         }

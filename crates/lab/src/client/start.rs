@@ -8,7 +8,7 @@ use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::DriverConfig;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::framing::{Framing, TEST_UNIT_READY};
+use super::framing::{READ_CAPACITY, TEST_UNIT_READY};
 use super::queue::{Layout, Queue, Signals};
 use super::wire::{self, u32s, u64s};
 use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
@@ -91,11 +91,7 @@ impl Client {
         let queues = started.into_iter().map(|(at, signals)| {
             Queue::new(&memory, at, layout, signals, Arc::clone(&session)).map_err(ClientError::from)
         });
-        let mut disk = Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? };
-        if let Framing::Scsi { .. } = self.framing {
-            hear_the_news(&mut disk.queues[0], self.patience)?;
-        }
-        Ok(disk)
+        Ok(Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? })
     }
 
     fn share(&mut self, region: &Region) -> Result<(), ClientError> {
@@ -128,16 +124,30 @@ impl Client {
     }
 }
 
-/// Has a logical unit say what every new initiator is told first, its power on among it, until it has no more to say.
-fn hear_the_news(queue: &mut Queue, patience: Duration) -> Result<(), ClientError> {
-    let mut last = 0;
-    for _ in 0..MOST_NEWS {
-        last = queue.command(&TEST_UNIT_READY, &mut [], patience)?.status;
-        if last == 0 {
-            return Ok(());
+impl Disk {
+    /// Has a logical unit say what every new initiator is told first, its power on among it, and then what it is.
+    pub(super) fn ask_what_it_is(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let queue = &mut self.queues[0];
+        let mut last = 0;
+        for _ in 0..MOST_NEWS {
+            last = queue.command(&TEST_UNIT_READY, &mut [], patience)?.status;
+            if last == 0 {
+                break;
+            }
         }
+        let refused = |request, code: u8| Err(ClientError::Refused { request, code: code.into() });
+        if last != 0 {
+            return refused("TEST UNIT READY", last);
+        }
+        let mut capacity = [0; 32];
+        let asked = queue.command(&READ_CAPACITY, &mut capacity, patience)?;
+        if !asked.is_ok() {
+            return refused("READ CAPACITY (16)", asked.status);
+        }
+        self.info = Info::of_scsi(&capacity, self.info.queues);
+        self.queues.iter_mut().for_each(|queue| queue.set_block_size(self.info.block_size));
+        Ok(())
     }
-    Err(ClientError::Refused { request: "TEST UNIT READY", code: last.into() })
 }
 
 impl Signals {
