@@ -8,9 +8,11 @@ SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/g
 build:
 	$(CARGO) build --release --bin egret
 
-# Serves a file, loads it with a real client, and prints that next to the host's own figure.
+# Serves a file, loads it with a real client, and prints that next to the host's own figure; then has the lab compare
+# the I/O modes, in short runs, and write a report.
 demo:
 	$(CARGO) bench -p egret --bench demo
+	$(CARGO) run -q --release --bin egret -- bench quick --scale 0.25
 
 # What the tests need from Debian: QEMU, fio, a kernel for the guest. Asks for root only where something is missing.
 deps:

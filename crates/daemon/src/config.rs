@@ -87,6 +87,23 @@ impl Config {
         self.check_addresses().inspect_err(|_| drop(self.exports.pop()))
     }
 
+    /// Puts an export in the place of the one of its name.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); everything stays as it was.
+    pub fn change_export(&mut self, object: Export) -> Result<(), ObjectError> {
+        self.check_export(&object, &self.nodes()).map_err(|problem| object.error(problem))?;
+        self.put_export(object);
+        Ok(())
+    }
+
+    /// As [`change_export`](Self::change_export), for one that is known to fit: what was there before, or less of it.
+    pub(crate) fn put_export(&mut self, object: Export) {
+        if let Some(export) = self.exports.iter_mut().find(|export| export.id == object.id) {
+            *export = object;
+        }
+    }
+
     /// The names of blockdevs, inline ones too.
     pub fn node_names(&self) -> Vec<&str> {
         self.nodes().iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty()).collect()

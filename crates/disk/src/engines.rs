@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use egret_event_loop::ring::SharedRing;
 use egret_event_loop::{Backend, Nanos};
@@ -91,6 +92,8 @@ struct Attached {
     lane: Option<Box<Lane>>,
     /// It drains, and nothing waits for limits.
     unlimited: bool,
+    /// Dropped when it is freed, for who waits for that.
+    held: Option<Sender<()>>,
 }
 
 /// Everything one I/O thread runs requests on.
@@ -160,8 +163,15 @@ impl Engines {
             }
         }
         self.slots.resize_with(self.slots.len().max(slot + 1), || None);
-        self.slots[slot] =
-            Some(Attached { disk: Arc::clone(disk), kind, in_flight: 0, leaving: false, lane: None, unlimited: false });
+        self.slots[slot] = Some(Attached {
+            disk: Arc::clone(disk),
+            kind,
+            in_flight: 0,
+            leaving: false,
+            lane: None,
+            unlimited: false,
+            held: None,
+        });
         Ok(DiskSlot(slot as u32))
     }
 
@@ -203,6 +213,14 @@ impl Engines {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
         attached.leaving = true;
         self.free_if_left(slot.0);
+    }
+
+    /// As [`detach`](Self::detach); `held` is dropped when the disk has been let go of.
+    pub fn detach_telling(&mut self, slot: DiskSlot, held: Sender<()>) {
+        if let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) {
+            attached.held = Some(held);
+        }
+        self.detach(slot);
     }
 
     fn free_if_left(&mut self, slot: u32) {

@@ -12,7 +12,7 @@ use egret_lab::runner;
 /// Put two runs of the lab beside each other: two kernels, two versions, two hosts.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Ends with 0 if nothing was lost, 1 if something was, 2 if nobody can tell, and 3 if the runs \
-                        cannot be compared or read. docs/compare.md explains the table.")]
+                        cannot be compared or read. docs/lab.md explains the table.")]
 pub struct Compare {
     /// The run that the other is compared with: its directory, or its result.json
     #[arg(value_name = "A")]

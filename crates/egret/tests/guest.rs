@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,6 +189,54 @@ fn sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot() {
     assert_eq!(server.terminate().code(), Some(0));
 }
 
+#[test]
+fn a_guest_sees_units_come_and_grow_and_go() {
+    if !can_boot_or_skips("a_guest_sees_units_come_and_grow_and_go") {
+        return;
+    }
+    const MIB: u64 = 1 << 20;
+    let scratch = Scratch::new();
+    let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+    let [keeper, first, second] =
+        [("keeper", DISK), ("first", 8 * MIB), ("second", 8 * MIB)].map(|(name, size)| scratch.image(name, size));
+    let options = Options::new()
+        .iothread("io0", "")
+        .iothread("io1", "")
+        .disk("keeper", &keeper, "aio=io_uring")
+        .disk("first", &first, "aio=io_uring,cache.direct=on")
+        .disk("second", &second, "aio=threads")
+        .export_scsi(
+            "scsi",
+            &socket,
+            "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1,luns.0.lun=0,luns.0.node-name=keeper",
+        )
+        .monitor("m", &monitor);
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
+    let guest = Guest::run_asking(&attach, &["hotplug.sh"], |asked| match asked.split_once(' ') {
+        Some(("add", node)) => {
+            qmp.run("egret-lun-add", json!({"id": "scsi", "lun": 1, "node-name": node}));
+        }
+        Some(("grow", node)) => {
+            let told = qmp.run("block_resize", json!({"node-name": node, "size": 16 * MIB}));
+            assert_eq!(told, json!({}), "the guest could be told");
+        }
+        Some(("remove", node)) => {
+            qmp.run("egret-lun-del", json!({"id": "scsi", "lun": 1}));
+            assert_eq!(qmp.event("EGRET_LUN_DELETED")["node-name"], node);
+            qmp.run("blockdev-del", json!({"node-name": node}));
+        }
+        _ => panic!("the guest asks for '{asked}'"),
+    });
+    assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
+    assert_eq!(server.terminate().code(), Some(0));
+    for (name, image) in [("first", first), ("second", second)] {
+        assert_eq!(guest.last_hash(name), hash(&image), "the guest and the host see the same bytes of {name}");
+    }
+    assert_eq!(scratch.left_behind(), Vec::<String>::new());
+}
+
 /// Two disks of one daemon, with two queues each, dealt out to its two I/O threads.
 struct TwoDisks {
     iothreads: [&'static str; 2],
@@ -248,16 +297,38 @@ impl Guest {
     /// # Panics
     /// When a script fails, with the whole console.
     fn run(attach: &[&str], scripts: &[&str]) -> Self {
+        Self::run_asking(attach, scripts, |asked| panic!("the guest asks for '{asked}'"))
+    }
+
+    /// As [`run`](Self::run); what a script asks of the host in a line `EGRET-ASKS WHAT`, `host` does.
+    fn run_asking(attach: &[&str], scripts: &[&str], mut host: impl FnMut(&str)) -> Self {
         let folder = scripts_folder();
-        let output = Command::new(folder.join("run-guest"))
+        let mut machine = Command::new(folder.join("run-guest"))
             .args(attach)
             .args(scripts.iter().map(|script| folder.join("guest-tests").join(script)))
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .expect("a script of ours starts");
-        let console = String::from_utf8_lossy(&output.stdout).into_owned();
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "the guest failed: {}\n{console}{complaints}", output.status);
+        let mut complaints = machine.stderr.take().expect("a pipe");
+        let complaints = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            complaints.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
+        });
+        let mut console = String::new();
+        for line in BufReader::new(machine.stdout.take().expect("a pipe")).split(b'\n') {
+            let line = line.expect("the console can be read");
+            let line = String::from_utf8_lossy(&line);
+            console += &line;
+            console.push('\n');
+            if let Some(asked) = line.strip_prefix("EGRET-ASKS ") {
+                host(asked);
+            }
+        }
+        let status = machine.wait().expect("a child of ours");
+        let complaints = complaints.join().expect("it reads").expect("it can");
+        assert!(status.success(), "the guest failed: {status}\n{console}{complaints}");
         Self { console }
     }
 

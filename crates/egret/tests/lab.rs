@@ -55,6 +55,26 @@ fn the_client_sees_the_disk_as_libblkio_does() {
 }
 
 #[test]
+fn the_client_drives_virtio_scsi_and_finds_what_it_wrote() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (image, socket) = (scratch.image("disk", 4 * MIB), scratch.path("socket"));
+    let luns = "writable=on,logical-block-size=4k,num-queues=2,iothread=io0,luns.0.lun=0,luns.0.node-name=d0";
+    let options = Options::new().disk("d0", &image, "aio=threads").iothread("io0", "");
+    let _server = Server::start(&Program::under_test(), &options.export_scsi("e0", &socket, luns));
+    let spec = Spec { iodepth: 16, numjobs: 2, verify: Some(9), rw: "randrw".parse().unwrap(), ..Spec::default() };
+    let disk = Client::start_scsi(&socket, Manner::default(), spec.shape()).unwrap();
+    assert_eq!((disk.info.capacity, disk.info.block_size, disk.info.queues), (4 * MIB, 4096, 2));
+    let mut jobs = spec.jobs(disk).unwrap();
+    run(&mut jobs, 2000);
+    assert!(jobs.iter_mut().map(|job| job.verify().unwrap()).sum::<u64>() > 0);
+    drop(jobs);
+    assert!(std::fs::read(&image).unwrap().iter().any(|&byte| byte != 0), "the image holds it");
+}
+
+#[test]
 fn what_the_lab_writes_libblkio_reads() {
     let scratch = Scratch::new();
     let (_server, socket) = writable(&scratch);

@@ -154,6 +154,58 @@ fn a_disk_that_grows_is_as_long_for_its_client() {
 }
 
 #[test]
+fn logical_units_come_and_go_while_their_device_serves() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = bare(&scratch);
+    for name in ["d0", "d1"] {
+        qmp.run("blockdev-add", file(name, &scratch.image(name, MIB)));
+    }
+    qmp.run(
+        "block-export-add",
+        json!({"type": "vhost-user-scsi", "id": "s0", "writable": true,
+               "addr": {"type": "unix", "path": scratch.path("scsi")}}),
+    );
+    let mut round = || {
+        qmp.run("egret-lun-add", json!({"id": "s0", "lun": 0, "node-name": "d0"}));
+        qmp.run("egret-lun-add", json!({"id": "s0", "lun": 700, "target": 3, "node-name": "d1", "serial": "other"}));
+        let shown = json!([{"id": "s0", "type": "vhost-user-scsi", "node-name": "", "shutting-down": false, "luns": [
+            {"target": 0, "lun": 0, "node-name": "d0", "serial": "d0"},
+            {"target": 3, "lun": 700, "node-name": "d1", "serial": "other"},
+        ]}]);
+        assert_eq!(qmp.run("query-block-exports", json!({})), shown);
+
+        // An address and a disk that are taken, and what is not there.
+        for (arguments, line) in [
+            (json!({"id": "s0", "lun": 0, "node-name": "d1"}), "export 's0': target 0, lun 0 is in use"),
+            (json!({"id": "s0", "lun": 1, "node-name": "d1"}), "Node d1 is in use"),
+            (json!({"id": "s0", "lun": 1, "node-name": "d9"}), "Cannot find device='' nor node-name='d9'"),
+            (json!({"id": "s9", "lun": 1, "node-name": "d1"}), "Export 's9' is not found"),
+            (json!({"id": "s0", "node-name": "d1"}), "Parameter 'lun' is missing"),
+            (json!({"id": "s0", "lun": 16384, "node-name": "d1"}), "Parameter 'lun' must be 0..=16383, got 16384"),
+        ] {
+            assert_eq!(qmp.fail("egret-lun-add", arguments), line);
+        }
+        let nothing = qmp.fail("egret-lun-del", json!({"id": "s0", "lun": 3}));
+        assert_eq!(nothing, "export 's0': there is nothing at target 0, lun 3");
+        assert_eq!(qmp.fail("blockdev-del", json!({"node-name": "d1"})), "Node d1 is in use");
+
+        qmp.run("block_resize", json!({"node-name": "d0", "size": MIB}));
+        for (target, lun, node) in [(3, 700, "d1"), (0, 0, "d0")] {
+            qmp.run("egret-lun-del", json!({"id": "s0", "target": target, "lun": lun}));
+            let gone = json!({"id": "s0", "target": target, "lun": lun, "node-name": node});
+            assert_eq!(qmp.event("EGRET_LUN_DELETED"), gone);
+        }
+    };
+    round();
+    let before = (server.descriptors(), server.threads());
+    (0..20).for_each(|_| round());
+    assert_eq!((server.descriptors(), server.threads()), before);
+    for name in ["d0", "d1"] {
+        qmp.run("blockdev-del", json!({"node-name": name}));
+    }
+}
+
+#[test]
 fn objects_come_and_go_without_leaving_descriptors_or_threads() {
     let scratch = Scratch::new();
     let (server, mut qmp) = bare(&scratch);

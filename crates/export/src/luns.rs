@@ -4,8 +4,9 @@
 //! gone.
 
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
-use egret_disk::{Disk, DiskSlot};
+use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
@@ -96,14 +97,14 @@ impl Export {
     /// # Errors
     ///
     /// There is no such logical unit.
-    pub fn remove_lun(&self, at: LunAddress) -> Result<(), ExportError> {
+    pub fn remove_lun(&self, at: LunAddress) -> Result<LeavingDisk, ExportError> {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        detach(&queues.places(self.shared.device().diskless_queues()), gone.disk);
+        let leaving = detach(&queues.places(self.shared.device().diskless_queues()), gone.disk);
         drop(queues);
         self.tell_events();
-        Ok(())
+        Ok(leaving)
     }
 
     /// The disk of a logical unit has `bytes` now: tells the client. Returns whether that makes a difference.
@@ -146,6 +147,18 @@ impl Export {
     }
 }
 
+/// The disk of a logical unit that was taken away, which may have requests in flight.
+#[derive(Debug)]
+pub struct LeavingDisk(Receiver<()>);
+
+impl LeavingDisk {
+    /// Waits until the last of its requests has ended, and no queue has the disk any more.
+    pub fn wait(self) {
+        // Nobody sends: it is over when every sender has been dropped.
+        let _ = self.0.recv();
+    }
+}
+
 type Loop = egret_event_loop::EventLoop<Worker>;
 
 /// Gives a disk to a worker, on its loop.
@@ -159,14 +172,18 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
     Ok(())
 }
 
-/// Takes a disk from queues.
-fn detach(places: &[Place], key: DiskKey) {
+/// Takes a disk from queues. Each loop holds a sender until no request of that disk is left on it.
+fn detach(places: &[Place], key: DiskKey) -> LeavingDisk {
+    let (held, left) = channel::<()>();
     for &Place { ref on, id, .. } in places {
+        let held = held.clone();
         on.send(move |target| {
-            let slot = target.source(id).and_then(|worker| worker.remove_disk(key));
-            slot.into_iter().for_each(|slot: DiskSlot| target.backend().detach(slot));
+            if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {
+                target.backend().detach_telling(slot, held);
+            }
         });
     }
+    LeavingDisk(left)
 }
 
 fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {

@@ -1,4 +1,4 @@
-//! Loads the disk at a vhost-user-blk socket, in fio's words.
+//! Loads the disk at a vhost-user-blk socket, or LUN 0 at a vhost-user-scsi socket, in fio's words.
 //!
 //! ```text
 //! cargo run --release -p egret-lab --example load -- disk.sock rw=randread bs=4096 iodepth=64 runtime=5 polling
@@ -15,9 +15,10 @@ use egret_lab::machine;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<_> = std::env::args().skip(1).collect();
-    let (socket, words) = words.split_first().ok_or("usage: load SOCKET [KEY=VALUE...] [polling|blocking]")?;
+    let (socket, words) = words.split_first().ok_or("usage: load SOCKET [KEY=VALUE...] [polling|blocking] [scsi]")?;
     let mut spec = Spec { waiting: Waiting::Blocking, ..Spec::default() };
     let mut server = None;
+    let mut scsi = false;
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let rate = || spec.rate_iops.unwrap_or(Rate { iops: 1000.0, process: Process::Fixed });
@@ -36,16 +37,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             "ramp_time" => spec.ramp_time = Duration::from_secs_f64(value.parse()?),
             "runtime" => spec.runtime = Duration::from_secs_f64(value.parse()?),
             "cpu" => spec.cpus_allowed.push(value.parse()?),
+            "scsi" => scsi = true,
             "polling" => spec.waiting = Waiting::Polling,
             "blocking" => spec.waiting = Waiting::Blocking,
             "pid" => server = Some(value.parse()?),
             _ => return Err(format!("unknown word '{word}'").into()),
         }
     }
-    let client = Client::connect(Path::new(socket), Manner::default())?;
-    println!("{:?}", client.info());
-    spec.check(client.info())?;
-    let mut jobs = spec.jobs(client.start(spec.shape())?)?;
+    let (socket, manner) = (Path::new(socket), Manner::default());
+    let disk = if scsi {
+        Client::start_scsi(socket, manner, spec.shape())?
+    } else {
+        Client::connect(socket, manner)?.start(spec.shape())?
+    };
+    println!("{:?}", disk.info);
+    let mut jobs = spec.jobs(disk)?;
     let mut cpu = [0, 0];
     let mut look = |edge| {
         cpu[usize::from(edge == Edge::End)] = server.map_or(0, |pid| machine::cpu_time_ns(pid).unwrap_or_default());

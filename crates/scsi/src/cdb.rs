@@ -127,7 +127,7 @@ impl Cdb {
     ///
     /// INVALID COMMAND OPERATION CODE where there is no such command, INVALID FIELD IN CDB for an unknown service
     /// action, a reserved bit that is set, or bytes that are missing.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn parse(cdb: &[u8]) -> Result<(Self, &'static Spec), Sense> {
         let &[code, ..] = cdb else { return Err(Sense::illegal(Code::OPERATION_CODE)) };
         let first = FIRST[usize::from(code)];

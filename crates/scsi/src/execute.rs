@@ -26,6 +26,7 @@ impl LogicalUnit {
     ///
     /// `command` is of no other task that is under way. When this returns [`Step::Disk`] or [`Step::Wait`] the command
     /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
+    #[inline(always)]
     pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
         command.reset();
         let parsed = self.find(task.cdb);
@@ -65,6 +66,7 @@ impl LogicalUnit {
     /// # Panics
     ///
     /// When no operation of the command is out.
+    #[inline(always)]
     pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
         let op = command.out.take().expect("a command without an operation that is out");
         if let Err(errno) = result {
@@ -92,7 +94,7 @@ impl LogicalUnit {
     }
 
     /// Likewise for a command that is one operation and nothing else, which nearly all are.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_one(&self, command: &mut Command, nexus: &Nexus, op: DiskOp) -> Step {
         command.moved = op.len;
         if let Some(step) = self.keep_out(command, nexus) {
@@ -144,7 +146,7 @@ impl LogicalUnit {
         *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket))
     }
 
-    #[inline]
+    #[inline(always)]
     fn advance(&self, command: &mut Command) -> Step {
         if let Some(op) = command.issue() {
             return Step::Disk(op);
@@ -166,7 +168,7 @@ impl LogicalUnit {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, cdb: &[u8]) -> Result<(Cdb, &'static Spec), Sense> {
         let (cdb, spec) = Cdb::parse(cdb)?;
         if !self.has(spec.needs) {

@@ -1,5 +1,7 @@
 //! Why an object could not be added, changed or removed.
 
+use egret_virtio::scsi::LunAddress;
+
 use crate::schema::ObjectError;
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
@@ -83,6 +85,15 @@ pub enum ChangeError {
     /// There is no such export.
     #[error("Export '{0}' is not found")]
     NoExport(String),
+    /// An export has no logical units.
+    #[error("export '{0}' has no logical units: it is not of type vhost-user-scsi")]
+    NotScsi(String),
+    /// An export has a logical unit there.
+    #[error("export '{0}': {1} is in use")]
+    LunInUse(String, LunAddress),
+    /// An export has no logical unit there.
+    #[error("export '{0}': there is nothing at {1}")]
+    NoLun(String, LunAddress),
     /// A client uses it.
     #[error("export '{0}' still in use")]
     ExportInUse(String),

@@ -1,17 +1,12 @@
 //! Exports: disks offered at an address.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 
 use egret_disk::Disk;
 use egret_export::{Address, Export, ExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use rustix::event::{EventfdFlags, eventfd};
 
+use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks, scsi};
 use crate::process::sys::inherit;
 use crate::schema;
@@ -26,63 +21,6 @@ pub enum Deletion {
     Safe,
     /// At once; its client is cut off when what is in flight has ended.
     Hard,
-}
-
-/// Exports that are going: each drains on a thread of its own, so that nobody else waits for it.
-pub(super) struct Departures {
-    going: BTreeMap<String, JoinHandle<()>>,
-    /// Those that are gone and not yet told of.
-    gone: Vec<String>,
-    tell: Sender<String>,
-    told: Receiver<String>,
-    bell: Arc<OwnedFd>,
-}
-
-impl Departures {
-    pub(super) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (tell, told) = channel();
-        Ok(Self { going: BTreeMap::new(), gone: Vec::new(), tell, told, bell: Arc::new(bell) })
-    }
-
-    fn add(&mut self, id: &str, export: RunningExport) {
-        if !export.is_in_use() {
-            drop(export);
-            self.gone.push(id.to_owned());
-            return;
-        }
-        let (tell, bell, name) = (self.tell.clone(), Arc::clone(&self.bell), id.to_owned());
-        let leave = move || {
-            drop(export);
-            let _ = tell.send(name);
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
-        };
-        match std::thread::Builder::new().name("egret-departure".to_owned()).spawn(leave) {
-            Ok(thread) => drop(self.going.insert(id.to_owned(), thread)),
-            // Then the export was dropped with the closure, here and now.
-            Err(e) => {
-                tracing::warn!("export '{id}': no thread to wait for its end: {e}");
-                self.gone.push(id.to_owned());
-            }
-        }
-    }
-
-    fn take(&mut self) -> Vec<String> {
-        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
-        while let Ok(id) = self.told.try_recv() {
-            if let Some(thread) = self.going.remove(&id) {
-                let _ = thread.join();
-            }
-            self.gone.push(id);
-        }
-        std::mem::take(&mut self.gone)
-    }
-
-    pub(super) fn wait(&mut self) {
-        while let Some((_, thread)) = self.going.pop_first() {
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Daemon {
@@ -131,24 +69,15 @@ impl Daemon {
         }
         if let Some(export) = self.exports.remove(id) {
             self.board.take_down_export(id);
-            self.departures.add(id, export);
+            let what = Departed::Export { id: id.to_owned() };
+            if export.is_in_use() {
+                self.departures.add(what, move || drop(export));
+            } else {
+                drop(export);
+                self.departures.add_gone(what);
+            }
         }
         Ok(())
-    }
-
-    /// Readable when [`departed`](Self::departed) has news.
-    pub fn departures(&self) -> BorrowedFd<'_> {
-        self.departures.bell.as_fd()
-    }
-
-    /// The exports that have gone since this was last asked; their names, disks and threads are free from here on.
-    pub fn departed(&mut self) -> Vec<String> {
-        let gone = self.departures.take();
-        if !gone.is_empty() {
-            self.config.exports.retain(|export| !gone.contains(&export.id));
-            self.settle_disks_again();
-        }
-        gone
     }
 
     /// Whether an export is on its way out.
@@ -158,17 +87,7 @@ impl Daemon {
 
     pub(super) fn start_export(&mut self, object: &schema::Export) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
-        for disk in &disks {
-            let (block, size) = (object.logical_block_size, disk.size());
-            if size % u64::from(block) != 0 {
-                return Err(StartError::OddSize {
-                    export: object.id.clone(),
-                    block,
-                    disk: disks::described(disk),
-                    size,
-                });
-            }
-        }
+        disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
             schema::Addr::Fd { fd } => {
@@ -203,6 +122,15 @@ impl Daemon {
         self.config.iothreads.push(object);
         Ok(())
     }
+}
+
+/// That a disk is whole blocks of an export.
+pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), StartError> {
+    let (block, size) = (object.logical_block_size, disk.size());
+    if size.is_multiple_of(block.into()) {
+        return Ok(());
+    }
+    Err(StartError::OddSize { export: object.id.clone(), block, disk: disks::described(disk), size })
 }
 
 /// What the guest is to see of an export.

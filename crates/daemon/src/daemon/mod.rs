@@ -9,11 +9,13 @@
 //! | `failures` | nothing: it tells what disks could not do |
 //! | `live` | nothing: it changes what queues that run are carried by |
 //! | `view` | nothing: it shows what there is |
+//! | `luns` | the disks of one such address |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
 mod board;
+mod departures;
 mod disks;
 mod error;
 mod exports;
@@ -21,6 +23,7 @@ mod failures;
 mod io_threads;
 mod limits;
 mod live;
+mod luns;
 mod scsi;
 mod statistics;
 mod view;
@@ -33,9 +36,11 @@ use egret_polling::trace::Trace;
 
 use crate::Config;
 pub use board::{Board, IoThreadCounters, Time, Watched};
+pub use departures::Departed;
+use departures::Departures;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
-use exports::{Departures, RunningExport};
+use exports::RunningExport;
 pub use failures::DiskFailure;
 use failures::Failures;
 use io_threads::RunningIoThread;

@@ -26,7 +26,7 @@ pub(super) fn address_of(lun: &Lun) -> LunAddress {
     LunAddress { target: lun.target, lun: lun.lun }
 }
 
-fn unit(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
+pub(super) fn unit(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
     let block = export.logical_block_size;
     let whole = |bytes: u64| bytes - bytes % u64::from(block);
     LunConfig {
@@ -44,7 +44,7 @@ fn unit(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
             reads_zeroes: false,
         }),
         max_write_zeroes_bytes: whole(disk.max_write_zeroes_bytes()).max(block.into()),
-        serial: if lun.serial.is_empty() { lun.node_name.clone() } else { lun.serial.clone() },
+        serial: lun.serial().to_owned(),
         naa: (lun.wwn != 0).then_some(Naa::Short(lun.wwn)),
         ..LunConfig::default()
     }

@@ -1,7 +1,10 @@
 use std::path::Path;
 
+use egret_virtio::scsi::LunAddress;
+use rustix::event::{PollFd, PollFlags};
+
 use super::*;
-use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread};
+use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 
 fn daemon() -> Daemon {
     Daemon::start(&Config::empty()).unwrap()
@@ -15,6 +18,12 @@ fn image(directory: &Path, name: &str) -> Blockdev {
 
 fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix { path: directory.join(id).to_str().unwrap().to_owned() })
+}
+
+const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
+
+fn lun(lun: u16, node: &str) -> Lun {
+    Lun { lun, target: 0, node_name: node.to_owned(), serial: String::new(), wwn: 0, removable: false }
 }
 
 /// What the daemon would show of itself.
@@ -72,6 +81,84 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn a_logical_unit_that_cannot_be_added_or_removed_leaves_everything_as_it_was() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for name in ["d0", "d1", "d2", "d3"] {
+        daemon.add_blockdev(image(at, name)).unwrap();
+    }
+    std::fs::File::create(at.join("odd.img")).unwrap().set_len(512 * 3).unwrap();
+    let odd = Image::new(at.join("odd.img").to_str().unwrap());
+    daemon.add_blockdev(Blockdev::new("odd", Driver::File(odd))).unwrap();
+    daemon.add_export(export(at, "e0", "d0")).unwrap();
+    let scsi = schema::Export {
+        kind: schema::ExportType::VhostUserScsi,
+        node_name: String::new(),
+        writable: true,
+        logical_block_size: 4096,
+        ..export(at, "s0", "")
+    };
+    daemon.add_export(scsi).unwrap();
+    daemon.add_lun("s0", lun(1, "d1")).unwrap();
+    daemon.add_export(export(at, "e2", "d2")).unwrap();
+
+    type Attempt<'a> = (Box<dyn Fn(&mut Daemon) -> Result<(), ChangeError> + 'a>, &'a str);
+    let nameless = |wwn| Lun { wwn, ..lun(2, "d3") };
+    let attempts: Vec<Attempt<'_>> = vec![
+        (Box::new(|d| d.add_lun("s9", lun(2, "d3"))), "Export 's9' is not found"),
+        (Box::new(|d| d.add_lun("e0", lun(2, "d3"))), "export 'e0' has no logical units"),
+        (Box::new(|d| d.add_lun("s0", lun(1, "d3"))), "export 's0': target 0, lun 1 is in use"),
+        (Box::new(|d| d.add_lun("s0", lun(2, "d9"))), "Cannot find device='' nor node-name='d9'"),
+        (Box::new(|d| d.add_lun("s0", lun(2, "d1"))), "Node d1 is in use"),
+        (
+            Box::new(|d| d.add_lun("s0", lun(2, "d2"))),
+            "export 's0': blockdev 'd2' is open for reading, because export 'e2' came first",
+        ),
+        (Box::new(|d| d.add_lun("s0", lun(2, "odd"))), "export 's0': logical-block-size=4096 does not divide"),
+        (Box::new(|d| d.add_lun("s0", nameless(1))), "export 's0': luns.1.wwn must be"),
+        (Box::new(|d| d.remove_lun("s9", FIRST)), "Export 's9' is not found"),
+        (Box::new(|d| d.remove_lun("e0", FIRST)), "export 'e0' has no logical units"),
+        (Box::new(|d| d.remove_lun("s0", FIRST)), "export 's0': there is nothing at target 0, lun 0"),
+        (Box::new(|d| d.remove_blockdev("d1")), "Node d1 is in use"),
+    ];
+    let before = state(&daemon);
+    for (attempt, line) in attempts {
+        let error = attempt(&mut daemon).unwrap_err().to_string();
+        assert!(error.starts_with(line), "{error}");
+        assert_eq!(state(&daemon), before, "{line}");
+        assert!(!daemon.disk_state("d1").unwrap().read_only, "it is still written");
+    }
+}
+
+#[test]
+fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(place.path(), "d0")).unwrap();
+    let scsi = schema::Export {
+        kind: schema::ExportType::VhostUserScsi,
+        node_name: String::new(),
+        writable: true,
+        ..export(place.path(), "s0", "")
+    };
+    daemon.add_export(scsi).unwrap();
+    let empty = state(&daemon);
+    for _ in 0..3 {
+        daemon.add_lun("s0", lun(0, "d0")).unwrap();
+        assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
+        daemon.remove_lun("s0", FIRST).unwrap();
+        assert_eq!(daemon.remove_blockdev("d0").unwrap_err().to_string(), "Node d0 is in use");
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.departures(), PollFlags::IN)], None).unwrap();
+        let gone = Departed::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
+        assert_eq!(daemon.departed(), [gone]);
+        assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
+        assert_eq!(state(&daemon), empty);
+    }
+    daemon.remove_blockdev("d0").unwrap();
+}
+
+#[test]
 fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut daemon = daemon();
@@ -80,7 +167,7 @@ fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     daemon.add_export(writer).unwrap();
     assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
     daemon.remove_export("e0", Deletion::Safe).unwrap();
-    assert_eq!(daemon.departed(), ["e0"], "it had no client to wait for");
+    assert_eq!(daemon.departed(), [Departed::Export { id: "e0".into() }], "it had no client to wait for");
     assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
     daemon.remove_blockdev("d0").unwrap();
     daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
@@ -129,7 +216,7 @@ fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exporte
     let error = daemon.add_export(export(at, "e0", "d0")).unwrap_err().to_string();
     assert!(error.starts_with("blockdev 'd0': ") && error.contains("is locked"), "{error}");
     daemon.remove_export("e1", Deletion::Safe).unwrap();
-    assert_eq!(daemon.departed(), ["e1"]);
+    assert_eq!(daemon.departed(), [Departed::Export { id: "e1".into() }]);
     daemon.add_export(export(at, "e0", "d0")).unwrap();
     daemon.add_export(export(at, "e1", "d1")).unwrap();
 }

@@ -5,10 +5,10 @@ use egret_virtio::Kind as Op;
 use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, keys, nothing, text};
-use super::limits;
+use super::{limits, luns};
 use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
 use crate::disk::Bottom;
-use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling};
+use crate::schema::{Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
 
 static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
 static EXPORT: Shape = keys(&[
@@ -107,21 +107,26 @@ pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "query-block-exports",
         takes: Takes::NOTHING,
-        returns: r#"[{"id", "type", "node-name", "shutting-down", "iothread-vq-mapping": [{"iothread", "vqs"}]}]"#,
-        about: "Every export, those on their way out too, and which I/O thread runs which of its queues.",
+        returns: r#"[{"id", "type", "node-name", "shutting-down", "iothread-vq-mapping": [{"iothread", "vqs"}], "luns": [{"target", "lun", "node-name", "serial"}]}]"#,
+        about: "Every export, those on their way out too, and which I/O thread runs which of its queues. One of type \
+                vhost-user-scsi has `luns`, and an empty `node-name`.",
         run: Run::Look(|view, _| Ok(exports(view))),
     },
 ];
 
 fn exports(view: &View) -> Value {
     let show = |export: &Export| {
-        json!({
+        let mut shown = json!({
             "id": export.id,
             "type": export.kind,
             "node-name": export.node_name,
             "shutting-down": view.is_departing(&export.id),
             "iothread-vq-mapping": export.mapping(DEFAULT_IOTHREAD),
-        })
+        });
+        if export.kind == ExportType::VhostUserScsi {
+            shown["luns"] = export.luns.iter().map(luns::shown).collect();
+        }
+        shown
     };
     view.config().exports.iter().map(show).collect()
 }

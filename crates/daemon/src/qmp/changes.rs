@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::command::Context;
 use super::session::Order;
-use crate::daemon::{Daemon, View};
+use crate::daemon::{Daemon, Departed, View};
 
 /// A daemon that comes back.
 pub(super) struct Done {
@@ -25,8 +25,8 @@ pub(super) struct Done {
     pub(super) view: View,
     /// What to answer to whoever gave the order, if somebody did.
     pub(super) answer: Option<Value>,
-    /// Exports that have gone.
-    pub(super) departed: Vec<String>,
+    /// What has gone.
+    pub(super) departed: Vec<Departed>,
 }
 
 /// The thread, as others see it.

@@ -20,7 +20,7 @@ use super::client::Client;
 use super::command::{Run, nothing};
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{Daemon, View};
+use crate::daemon::{Daemon, Departed, View};
 use crate::listen::Socket;
 
 /// Clients on sockets that are served at a time.
@@ -239,7 +239,12 @@ impl Control {
             client.answer(&answer);
             client.write();
         }
-        departed.into_iter().for_each(|id| self.announce(&Event::BlockExportDeleted { id }));
+        for departed in departed {
+            self.announce(&match departed {
+                Departed::Export { id } => Event::BlockExportDeleted { id },
+                Departed::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
+            });
+        }
     }
 
     fn let_in(&mut self, client: Client) {

@@ -71,6 +71,7 @@ impl From<ObjectError> for QmpError {
 
 impl From<ChangeError> for QmpError {
     fn from(error: ChangeError) -> Self {
-        Self::generic(error.to_string())
+        let class = if let ChangeError::NoLun(..) = error { Class::DeviceNotFound } else { Class::GenericError };
+        Self { class, text: error.to_string() }
     }
 }

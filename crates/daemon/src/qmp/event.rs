@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use egret_disk::Op;
+use egret_virtio::scsi::LunAddress;
 use serde_json::{Value, json};
 
 use crate::DiskFailure;
@@ -17,6 +18,15 @@ pub enum Event {
     },
     /// A request failed in a disk's engine, and its guest was told so.
     BlockIoError(DiskFailure),
+    /// A logical unit has gone: its disk is free.
+    LunDeleted {
+        /// Its export.
+        id: String,
+        /// Where it was.
+        at: LunAddress,
+        /// Its disk.
+        node_name: String,
+    },
     /// The daemon ends.
     Shutdown {
         /// `host-qmp-quit` or `host-signal`.
@@ -32,6 +42,11 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
         r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report", "nospace", "reason"}"#,
         "A disk could not do what a guest asked for, and the guest was told so. Of each disk the first, and then the \
          newest once a second. `device` is the export, if the disk has one alone; `write` is all that does not read.",
+    ),
+    (
+        "EGRET_LUN_DELETED",
+        r#"{"id", "target", "lun", "node-name"}"#,
+        "A logical unit has gone from the export `id`: its requests have ended and its disk is free.",
     ),
     (
         "SHUTDOWN",
@@ -57,6 +72,9 @@ impl Event {
                     "reason": reason(failure.errno),
                 }),
             ),
+            Self::LunDeleted { id, at, node_name } => {
+                ("EGRET_LUN_DELETED", json!({ "id": id, "target": at.target, "lun": at.lun, "node-name": node_name }))
+            }
             Self::Shutdown { reason } => ("SHUTDOWN", json!({ "guest": false, "reason": reason })),
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

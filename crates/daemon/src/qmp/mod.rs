@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
 //! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
-//! | [`command`] | the table of commands; `own`, `objects`, `block`, `limits`, `live` and `stats` fill it |
+//! | [`command`] | the table of commands; `own`, `objects`, `block`, `luns`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
 //! | [`chardev`] | `--chardev` and `--monitor` |
@@ -32,6 +32,7 @@ pub mod frame;
 pub mod introspect;
 mod limits;
 mod live;
+mod luns;
 mod objects;
 mod own;
 pub mod reference;

@@ -6,7 +6,8 @@ use super::command::{Takes, commands};
 use super::event::EVENTS;
 use crate::schema::{Shape, reference as table};
 
-/// Commands and events as Markdown; `docs/qmp.md` holds exactly this, and a test says so.
+/// Commands and events as Markdown; `docs/qmp.md` holds exactly this, a test says so, and
+/// `EGRET_BLESS=1` writes it anew.
 pub fn reference() -> String {
     let mut text = String::from("## Commands\n\n");
     for command in commands() {

@@ -178,10 +178,12 @@ static SHAPE: Shape = Shape {
             ),
             (
                 "vhost-user-scsi",
-                &[Key::needed(
+                &[Key::optional(
                     "luns",
                     Kind::List(&super::lun::SHAPE),
-                    "The logical units (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.",
+                    "none",
+                    "The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's \
+                     own.",
                 )],
             ),
         ],
@@ -262,6 +264,16 @@ impl Export {
     /// Whether it offers the disk of this name.
     pub fn has_node(&self, name: &str) -> bool {
         self.node_names().any(|(_, node)| node == name)
+    }
+
+    /// The same with another logical unit.
+    ///
+    /// # Errors
+    /// It does not fit the others.
+    pub(crate) fn with_lun(&self, lun: Lun) -> Result<Self, ObjectError> {
+        let mut with = self.clone();
+        with.luns.push(lun);
+        with.check().map(|()| with).map_err(|problem| self.error(problem))
     }
 
     /// The I/O threads that it names, each with the key that names it.

@@ -36,28 +36,43 @@ pub struct Lun {
     pub removable: bool,
 }
 
-pub(super) static SHAPE: Shape = Shape {
-    keys: &[
-        Key::needed("lun", Kind::Number(0, LARGEST_LUN, ""), "Its number."),
-        Key::optional("target", Kind::Number(0, LARGEST_TARGET, ""), "0", "The target that it belongs to."),
-        Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev behind it."),
-        Key::optional(
-            "serial",
-            Kind::Text(0, LONGEST_SERIAL),
-            "its `node-name`",
-            "What the guest reads as its serial number. Guests tell disks apart by it.",
-        ),
-        Key::optional(
-            "wwn",
-            Kind::Number(0, u64::MAX, ""),
-            "made of `serial`",
-            "Its world wide name: a number of 64 bits that begins with 2, 3 or 5, such as 0x5000c50015ea71ac.",
-        ),
-        Key::optional("removable", Kind::Flag, "off", "The guest can eject its medium."),
-    ],
-    variants: None,
-    foreign: &[],
+/// Where it is: its number and its target.
+pub(crate) const ADDRESS: [Key; 2] = [
+    Key::needed("lun", Kind::Number(0, LARGEST_LUN, ""), "Its number."),
+    Key::optional("target", Kind::Number(0, LARGEST_TARGET, ""), "0", "The target that it belongs to."),
+];
+
+/// What it is.
+pub(crate) const PROPERTIES: [Key; 4] = [
+    Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev behind it."),
+    Key::optional(
+        "serial",
+        Kind::Text(0, LONGEST_SERIAL),
+        "its `node-name`",
+        "What the guest reads as its serial number. Guests tell disks apart by it.",
+    ),
+    Key::optional(
+        "wwn",
+        Kind::Number(0, u64::MAX, ""),
+        "made of `serial`",
+        "Its world wide name: a number of 64 bits that begins with 2, 3 or 5, such as 0x5000c50015ea71ac.",
+    ),
+    Key::optional("removable", Kind::Flag, "off", "The guest can eject its medium."),
+];
+
+static KEYS: [Key; 6] = {
+    let ([lun, target], [node, serial, wwn, removable]) = (ADDRESS, PROPERTIES);
+    [lun, target, node, serial, wwn, removable]
 };
+
+pub(super) static SHAPE: Shape = Shape { keys: &KEYS, variants: None, foreign: &[] };
+
+impl Lun {
+    /// What the guest reads as its serial number.
+    pub fn serial(&self) -> &str {
+        if self.serial.is_empty() { &self.node_name } else { &self.serial }
+    }
+}
 
 fn is_zero(target: &u8) -> bool {
     *target == 0
@@ -69,9 +84,6 @@ fn is_nameless(wwn: &u64) -> bool {
 
 /// That no two units are at one address or have one disk, and names are names.
 pub(super) fn check(luns: &[Lun]) -> Result<(), Problem> {
-    if luns.is_empty() {
-        return Err(Problem::Missing { key: "luns".to_owned() });
-    }
     let (mut taken, mut disks) = (BTreeSet::new(), BTreeSet::new());
     for (at, lun) in luns.iter().enumerate() {
         if !taken.insert((lun.target, lun.lun)) {

@@ -17,7 +17,7 @@ mod export;
 mod fit;
 mod iothread;
 mod key;
-mod lun;
+pub(crate) mod lun;
 mod object;
 mod problem;
 mod reference;

@@ -251,7 +251,6 @@ fn the_logical_units_of_an_export_are_apart_and_within_what_scsi_addresses() {
     let base = "vhost-user-scsi,id=e,addr.type=unix,addr.path=s";
     let one = format!("{base},luns.0.lun=1,luns.0.node-name=d");
     for (text, line) in [
-        (base.to_owned(), "luns is missing"),
         (format!("{base},luns.0.lun=0"), "luns.0.node-name is missing"),
         (format!("{base},luns.0.lun=16384,luns.0.node-name=d"), "luns.0.lun must be 0..=16383, got 16384"),
         (format!("{one},luns.0.target=256"), "luns.0.target must be 0..=255, got 256"),

@@ -17,9 +17,9 @@ use crate::support::server::{Options, Program, Server};
 /// Exports that do nothing, beside the one that does.
 const COMPANY: usize = 100;
 /// Into how many slices a measurement is cut.
-const SLICES: u32 = 10;
+pub const SLICES: u32 = 10;
 /// What is not measured, at first.
-const WARM_UP: Duration = Duration::from_millis(200);
+pub const WARM_UP: Duration = Duration::from_millis(200);
 /// How long a daemon is watched doing nothing.
 const WATCH: Duration = Duration::from_secs(2);
 

@@ -8,11 +8,13 @@
 //! | module | what it is |
 //! |---|---|
 //! | `cells` | what is measured: disks, depths, company, contenders |
+//! | `devices` | virtio-scsi beside virtio-blk and vhost-device-scsi, with the lab's load |
 //! | `load` | the client: random 4 KiB reads, so many in flight |
 //! | `disk` | the disk under test |
 //! | `report` | medians, ratios, the table and its JSON copy |
 
 mod cells;
+mod devices;
 #[path = "../shared/disk.rs"]
 mod disk;
 mod load;
@@ -58,6 +60,9 @@ struct Arguments {
     /// The peer
     #[arg(long, value_name = "COMMAND", default_value = "qemu-storage-daemon")]
     server_b: String,
+    /// Whom virtio-scsi is compared with
+    #[arg(long, value_name = "COMMAND", default_value = "vhost-device-scsi")]
+    scsi_peer: String,
     /// What cargo passes to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
@@ -129,6 +134,8 @@ fn main() -> std::io::Result<()> {
 
     report::print(&cells, &contenders, &measured);
     report::print_idle(&idle);
+    let only = arguments.only.as_deref();
+    devices::compare(only, &arguments.scsi_peer, arguments.pairs(), arguments.length(), &cores, &mut shuffle);
     if let Some(path) = &arguments.json {
         std::fs::write(path, report::json(&measured, &idle))?;
         println!("every sample: {}", path.display());

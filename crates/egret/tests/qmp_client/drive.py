@@ -67,6 +67,24 @@ async def main():
     assert (node["iops"], node["iops_max"], node["iops_max_length"], node["group"]) == (100, 1000, 5, "g"), node
     await refused(client, "block_set_io_throttle", limits | {"iops_rd": 1})
 
+    with open(f"{PLACE}/unit.img", "wb") as image:
+        image.truncate(1 << 20)
+    await drive("blockdev-add", {"driver": "file", "node-name": "d1", "filename": f"{PLACE}/unit.img"})
+    await drive("block-export-add", {"type": "vhost-user-scsi", "id": "s0", "iothread": "io0", "writable": True,
+                                     "addr": {"type": "unix", "path": f"{PLACE}/s0.sock"}})
+    unit = {"id": "s0", "lun": 5, "node-name": "d1", "serial": "five"}
+    await drive("egret-lun-add", unit)
+    shown = [export["luns"] for export in await drive("query-block-exports") if export["id"] == "s0"]
+    assert shown == [[{"target": 0, "lun": 5, "node-name": "d1", "serial": "five"}]], shown
+    await refused(client, "egret-lun-add", unit)
+    await refused(client, "egret-lun-del", {"id": "s0", "lun": 6}, "DeviceNotFound")
+    with client.listener("EGRET_LUN_DELETED") as deleted:
+        await drive("egret-lun-del", {"id": "s0", "lun": 5})
+        gone = (await asyncio.wait_for(deleted.get(), 30))["data"]
+        assert gone == {"id": "s0", "target": 0, "lun": 5, "node-name": "d1"}, gone
+    await drive("block-export-del", {"id": "s0"})
+    await drive("blockdev-del", {"node-name": "d1"})
+
     await refused(client, "no-such-command", {}, "CommandNotFound")
     await refused(client, "qom-get", {"path": "/objects/x", "property": "id"}, "DeviceNotFound")
     await refused(client, "blockdev-del", {"node-name": "d0"})

@@ -107,6 +107,12 @@ impl Options {
         self.words(["--export".into(), joined(export, more)])
     }
 
+    /// A socket that the words name in another vocabulary.
+    pub fn listening(mut self, socket: &Path) -> Self {
+        self.sockets.push(socket.into());
+        self
+    }
+
     /// A QMP monitor at `socket`.
     pub fn monitor(mut self, id: &str, socket: &Path) -> Self {
         self.sockets.push(socket.into());

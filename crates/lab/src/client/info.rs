@@ -30,6 +30,18 @@ impl Info {
     /// How much of `struct virtio_blk_config` is read: up to the end of what write-zeroes has there.
     pub(super) const SPACE: usize = 60;
 
+    /// Before anybody has been asked.
+    pub(super) const UNKNOWN: Self =
+        Self { capacity: 0, block_size: 512, most_segments: 1, queues: 1, read_only: false, flushes: true };
+
+    /// What a logical unit has answered to READ CAPACITY (16) (SBC-4): the last block, and the length of a block.
+    pub(super) fn of_scsi(capacity: &[u8; 32], queues: u16) -> Self {
+        let block_size = u32::from_be_bytes(std::array::from_fn(|byte| capacity[8 + byte])).max(SECTOR as u32);
+        let last = u64::from_be_bytes(std::array::from_fn(|byte| capacity[byte]));
+        let capacity = last.saturating_add(1).saturating_mul(block_size.into());
+        Self { capacity, block_size, queues, ..Self::UNKNOWN }
+    }
+
     /// Reads the fields that `features` says are there.
     pub(super) fn new(space: &[u8; Self::SPACE], features: u64) -> Self {
         fn field<const N: usize>(space: &[u8], at: usize) -> [u8; N] {

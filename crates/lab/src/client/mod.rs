@@ -1,4 +1,4 @@
-//! A vhost-user-blk client: a virtual machine's part, without the virtual machine.
+//! A vhost-user-blk or vhost-user-scsi client: a virtual machine's part, without the virtual machine.
 //!
 //! ```text
 //!   Client::connect ── features, configuration ──► Client ── start(Shape) ──► Disk { queues }
@@ -12,6 +12,7 @@
 //! patience, never a hang.
 
 mod error;
+mod framing;
 mod info;
 mod queue;
 mod start;
@@ -32,6 +33,8 @@ pub use info::Info;
 pub use queue::{Completed, Op, Queue};
 pub use start::{Disk, Shape};
 
+use self::framing::Framing;
+use self::info::SECTOR;
 use self::wire::Wire;
 
 const fn bit(feature: u32) -> u64 {
@@ -41,11 +44,11 @@ const fn bit(feature: u32) -> u64 {
 const EVENT_IDX: u64 = bit(VIRTIO_RING_F_EVENT_IDX);
 const INDIRECT: u64 = bit(VIRTIO_RING_F_INDIRECT_DESC);
 
-/// What the client understands.
-const KNOWN: u64 = bit(VIRTIO_F_VERSION_1)
-    | EVENT_IDX
-    | INDIRECT
-    | bit(VIRTIO_BLK_F_SEG_MAX)
+/// What the client understands of any device.
+const KNOWN: u64 = bit(VIRTIO_F_VERSION_1) | EVENT_IDX | INDIRECT;
+
+/// What it understands of virtio-blk.
+const KNOWN_BLK: u64 = bit(VIRTIO_BLK_F_SEG_MAX)
     | bit(VIRTIO_BLK_F_RO)
     | bit(VIRTIO_BLK_F_BLK_SIZE)
     | bit(VIRTIO_BLK_F_FLUSH)
@@ -71,12 +74,13 @@ impl Default for Manner {
     }
 }
 
-/// A connection to a vhost-user-blk server whose queues are not started yet.
+/// A connection to a server whose queues are not started yet.
 pub struct Client {
     wire: Wire,
     features: u64,
     protocol: u64,
     info: Info,
+    framing: Framing,
 }
 
 impl Client {
@@ -85,6 +89,32 @@ impl Client {
     /// # Errors
     /// Nobody listens, or who listens does not speak vhost-user-blk as this client needs it.
     pub fn connect(path: &Path, manner: Manner) -> Result<Self, ClientError> {
+        let mut new = Self::agree(path, manner, KNOWN | KNOWN_BLK, Framing::Blk)?;
+        if new.protocol & wire::P_CONFIG == 0 {
+            return Err(ClientError::Lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
+        }
+        let mut space = [0; Info::SPACE];
+        new.wire.config(&mut space)?;
+        new.info = Info::new(&space, new.features);
+        new.limit_queues()?;
+        Ok(new)
+    }
+
+    /// Connects to a vhost-user-scsi server and starts queues of that shape, for LUN 0 of target 0. What the disk is,
+    /// only a queue that runs can be asked.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
+    pub fn start_scsi(path: &Path, manner: Manner, shape: Shape) -> Result<Disk, ClientError> {
+        let mut new = Self::agree(path, manner, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
+        new.info.queues = u16::MAX;
+        new.limit_queues()?;
+        let mut disk = new.start(shape)?;
+        disk.ask_what_it_is(manner.patience)?;
+        Ok(disk)
+    }
+
+    fn agree(path: &Path, manner: Manner, known: u64, framing: Framing) -> Result<Self, ClientError> {
         let mut wire = Wire::connect(path, manner.patience)?;
         wire.tell(wire::SET_OWNER, &[], &[])?;
         let offered = wire.ask(wire::GET_FEATURES)?;
@@ -96,29 +126,25 @@ impl Client {
                 return Err(ClientError::Lacks(name));
             }
         }
-        let mut features = offered & KNOWN;
+        let mut features = offered & known;
         if !manner.event_idx {
             features &= !EVENT_IDX;
         }
         let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?
             & (wire::P_MQ | wire::P_REPLY_ACK | wire::P_CONFIG | wire::P_MEM_SLOTS);
-        if protocol & wire::P_CONFIG == 0 {
-            return Err(ClientError::Lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
-        }
         wire.tell(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
         wire.acknowledged = protocol & wire::P_REPLY_ACK != 0;
         wire.tell(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
-        let mut space = [0; Info::SPACE];
-        wire.config(&mut space)?;
-        let mut info = Info::new(&space, features);
-        if protocol & wire::P_MQ != 0 {
-            let most = wire.ask(wire::GET_QUEUE_NUM)?;
-            info.queues = info.queues.min(u16::try_from(most).unwrap_or(u16::MAX));
+        Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing })
+    }
+
+    /// As many queues as the server has.
+    fn limit_queues(&mut self) -> Result<(), ClientError> {
+        if self.protocol & wire::P_MQ != 0 {
+            let most = u16::try_from(self.wire.ask(wire::GET_QUEUE_NUM)?).unwrap_or(u16::MAX);
+            self.info.queues = self.info.queues.min(most.saturating_sub(self.framing.first_queue()));
         }
-        if info.queues == 0 {
-            return Err(ClientError::Lacks("a queue"));
-        }
-        Ok(Self { wire, features, protocol, info })
+        if self.info.queues == 0 { Err(ClientError::Lacks("a queue")) } else { Ok(()) }
     }
 
     /// What the disk says of itself.

@@ -1,23 +1,23 @@
 //! One queue: requests in, completions out.
 //!
-//! A request lives in a *slot*: a header, a status byte and a buffer, at addresses that never change. Who uses the queue
+//! A request lives in a *slot*: a frame and a buffer, at addresses that never change. Who uses the queue
 //! says which slot, and may use it again when it has completed.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use egret_virtio::memory::GuestMemory;
 use egret_virtio::ring::{Driver, DriverConfig, Piece, RingError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_OK, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 
-use super::info::SECTOR;
+use super::framing::{Frame, Framing};
 use super::{ClientError, Shape};
 
-/// A header and its status share a cache line, and no two requests do.
+/// Frames begin on cache lines.
 const LINE: u64 = 64;
-const HEADER: u32 = 16;
 /// Buffers begin on pages, as a guest's do.
 const PAGE: u64 = 4096;
 
@@ -37,14 +37,14 @@ pub enum Op {
 pub struct Completed {
     /// Its slot.
     pub slot: u16,
-    /// `VIRTIO_BLK_S_OK` (0), or what went wrong.
+    /// 0, or what went wrong: `VIRTIO_BLK_S_*`; or `VIRTIO_SCSI_S_*`, and the SCSI status where that is 0.
     pub status: u8,
 }
 
 impl Completed {
     /// Whether it did what it should.
     pub fn is_ok(self) -> bool {
-        u32::from(self.status) == VIRTIO_BLK_S_OK
+        self.status == 0
     }
 }
 
@@ -59,7 +59,8 @@ pub(super) struct Signals {
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     ring: DriverConfig,
-    headers: u64,
+    framing: Framing,
+    frames: u64,
     buffers: u64,
     /// From one buffer to the next.
     stride: u64,
@@ -70,12 +71,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(ring: DriverConfig, shape: Shape) -> Self {
-        let headers = ring.bytes().next_multiple_of(LINE);
-        let buffers = (headers + LINE * u64::from(shape.depth)).next_multiple_of(PAGE);
+    pub(super) fn new(ring: DriverConfig, framing: Framing, shape: Shape) -> Self {
+        let frames = ring.bytes().next_multiple_of(LINE);
+        let buffers = (frames + framing.stride() * u64::from(shape.depth)).next_multiple_of(PAGE);
         let stride = u64::from(shape.bytes).next_multiple_of(PAGE);
         let bytes = buffers + stride * u64::from(shape.depth);
-        Self { ring, headers, buffers, stride, depth: shape.depth, longest: shape.bytes, bytes }
+        Self { ring, framing, frames, buffers, stride, depth: shape.depth, longest: shape.bytes, bytes }
     }
 }
 
@@ -102,6 +103,11 @@ impl Queue {
         Ok(Self { driver, memory: Arc::clone(memory), at, layout, signals, session, kicks: 0 })
     }
 
+    /// Requests are of a logical unit with blocks of that many bytes.
+    pub(super) fn set_block_size(&mut self, block: u32) {
+        self.layout.framing = Framing::Scsi { block };
+    }
+
     /// How many slots there are.
     pub fn depth(&self) -> u16 {
         self.layout.depth
@@ -117,8 +123,9 @@ impl Queue {
         self.kicks
     }
 
-    fn header(&self, slot: u16) -> u64 {
-        self.at + self.layout.headers + LINE * u64::from(slot)
+    #[inline]
+    fn frame(&self, slot: u16) -> u64 {
+        self.at + self.layout.frames + self.layout.framing.stride() * u64::from(slot)
     }
 
     fn buffer(&self, slot: u16) -> u64 {
@@ -151,27 +158,55 @@ impl Queue {
     #[inline]
     pub fn submit(&mut self, slot: u16, op: Op, offset: u64, len: u32) {
         assert!(slot < self.layout.depth && len <= self.layout.longest, "a request longer than its slot");
-        let at = self.header(slot);
-        let header = Piece { addr: at, len: HEADER };
-        let status = Piece { addr: at + u64::from(HEADER), len: 1 };
+        self.add(slot, op, len, &self.layout.framing.frame(op, offset, len));
+    }
+
+    #[inline]
+    fn add(&mut self, slot: u16, op: Op, len: u32, frame: &Frame) {
+        let (at, framing) = (self.frame(slot), self.layout.framing);
+        self.memory.write(at, frame.bytes());
+        let (header, answer) = (framing.header(at), framing.answer(at));
         let data = Piece { addr: self.buffer(slot), len };
-        let kind = match op {
-            Op::Read => VIRTIO_BLK_T_IN,
-            Op::Write => VIRTIO_BLK_T_OUT,
-            Op::Flush => VIRTIO_BLK_T_FLUSH,
-        };
-        // The status behind the header is none yet, or a server that forgets it would look as if it had succeeded.
-        let mut words = [u8::MAX; HEADER as usize + 8];
-        words[..8].copy_from_slice(&u64::from(kind).to_le_bytes());
-        words[8..16].copy_from_slice(&(offset / SECTOR).to_le_bytes());
-        self.memory.write(at, &words);
         let token = u64::from(slot);
         let added = match op {
-            Op::Read => self.driver.add(&[header], &[data, status], token),
-            Op::Write => self.driver.add(&[header, data], &[status], token),
-            Op::Flush => self.driver.add(&[header], &[status], token),
+            Op::Read => self.driver.add(&[header], &framing.read(data, answer), token),
+            Op::Write => self.driver.add(&[header, data], &[answer], token),
+            Op::Flush => self.driver.add(&[header], &[answer], token),
         };
         added.expect("the ring has room for every slot");
+    }
+
+    /// Gives a SCSI command that reads `into.len()` bytes at most, in a slot that nobody uses, and waits for its end.
+    ///
+    /// # Errors
+    /// The server does not answer within `patience`, or not as it should.
+    pub(super) fn command(
+        &mut self,
+        cdb: &[u8; 16],
+        into: &mut [u8],
+        patience: Duration,
+    ) -> Result<Completed, ClientError> {
+        let op = if into.is_empty() { Op::Flush } else { Op::Read };
+        self.add(0, op, into.len() as u32, &Framing::command(cdb));
+        self.publish()?;
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(completed) = self.reap()? {
+                self.copy(0, into);
+                return Ok(completed);
+            }
+            if self.arm() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let mut fds = [self.call(), self.session()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
+                    Ok(0) => return Err(ClientError::Silent("a SCSI command")),
+                    Ok(_) if !fds[1].revents().is_empty() => return Err(ClientError::HungUp("a SCSI command")),
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+                let _ = rustix::io::read(&self.signals.call, &mut [0; 8]);
+            }
+        }
     }
 
     /// Shows the server what was submitted since the last time, and kicks it if it wants that.
@@ -209,9 +244,11 @@ impl Queue {
     pub fn reap(&mut self) -> Result<Option<Completed>, ClientError> {
         let Some(used) = self.driver.reap()? else { return Ok(None) };
         let slot = used.token as u16;
-        let mut status = [u8::MAX];
-        self.memory.read(self.header(slot) + u64::from(HEADER), &mut status);
-        Ok(Some(Completed { slot, status: status[0] }))
+        let framing = self.layout.framing;
+        let (at, len) = framing.verdict(self.frame(slot));
+        let mut verdict = [u8::MAX; 2];
+        self.memory.read(at, &mut verdict[..len]);
+        Ok(Some(Completed { slot, status: framing.status(verdict) }))
     }
 
     /// Asks to be called at the next completion; false if there is one already.

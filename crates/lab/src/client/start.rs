@@ -2,11 +2,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::DriverConfig;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::framing::{READ_CAPACITY, TEST_UNIT_READY};
 use super::queue::{Layout, Queue, Signals};
 use super::wire::{self, u32s, u64s};
 use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
@@ -15,6 +17,8 @@ use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
 const MEMORY: u64 = 1 << 32;
 /// Larger rings than this are not to be had everywhere.
 const LARGEST_RING: u16 = 1024;
+/// More unit attentions than a unit has kinds of.
+const MOST_NEWS: u32 = 16;
 /// A request is a header, one buffer, and a status.
 const PIECES: u16 = 3;
 
@@ -69,7 +73,7 @@ impl Client {
             indirect,
             base: 0,
         };
-        let layout = Layout::new(ring, shape);
+        let layout = Layout::new(ring, self.framing, shape);
         let region = Region::anonymous(MEMORY, layout.bytes * u64::from(shape.queues))?;
         self.share(&region)?;
         let memory = Arc::new(GuestMemory::empty().with(region)?);
@@ -77,7 +81,7 @@ impl Client {
         let starts = (0..shape.queues).map(|index| {
             let at = MEMORY + layout.bytes * u64::from(index);
             let signals = Signals::new()?;
-            self.start_queue(index, ring, at, &signals)?;
+            self.start_queue(self.framing.first_queue() + index, ring, at, &signals)?;
             Ok((at, signals))
         });
         let started: Vec<_> = starts.collect::<Result<_, ClientError>>()?;
@@ -117,6 +121,32 @@ impl Client {
             self.wire.tell(request, &which, &[fd])?;
         }
         self.wire.tell(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
+    }
+}
+
+impl Disk {
+    /// Has a logical unit say what every new initiator is told first, its power on among it, and then what it is.
+    pub(super) fn ask_what_it_is(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let queue = &mut self.queues[0];
+        let mut last = 0;
+        for _ in 0..MOST_NEWS {
+            last = queue.command(&TEST_UNIT_READY, &mut [], patience)?.status;
+            if last == 0 {
+                break;
+            }
+        }
+        let refused = |request, code: u8| Err(ClientError::Refused { request, code: code.into() });
+        if last != 0 {
+            return refused("TEST UNIT READY", last);
+        }
+        let mut capacity = [0; 32];
+        let asked = queue.command(&READ_CAPACITY, &mut capacity, patience)?;
+        if !asked.is_ok() {
+            return refused("READ CAPACITY (16)", asked.status);
+        }
+        self.info = Info::of_scsi(&capacity, self.info.queues);
+        self.queues.iter_mut().for_each(|queue| queue.set_block_size(self.info.block_size));
+        Ok(())
     }
 }
 

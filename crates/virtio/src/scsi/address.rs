@@ -18,10 +18,11 @@ pub struct LunAddress {
 }
 
 impl LunAddress {
-    /// As events have it: 1, the target, and a single level LUN structure with flat space addressing.
+    /// As events have it: 1, the target, and the number as REPORT LUNS has it. Linux takes those two bytes for the
+    /// number of the unit that came or went, and knows units by what REPORT LUNS has told it.
     pub(super) fn to_bytes(self) -> [u8; 8] {
-        let [high, low] = self.lun.to_be_bytes();
-        [1, self.target, 0x40 | high, low, 0, 0, 0, 0]
+        let [high, low, ..] = self.number().to_be_bytes();
+        [1, self.target, high, low, 0, 0, 0, 0]
     }
 
     /// As REPORT LUNS of its target has it (SAM-5): peripheral device addressing as far as that goes, which is what
@@ -96,8 +97,10 @@ mod tests {
 
     #[test]
     fn an_address_survives_its_ways_of_being_written() {
-        for address in [LunAddress { target: 0, lun: 0 }, LunAddress { target: 255, lun: MAX_LUN }] {
+        for lun in [0, 255, 256, MAX_LUN] {
+            let address = LunAddress { target: 200, lun };
             assert_eq!(Addressed::parse(address.to_bytes()), Addressed::Unit(address));
+            assert_eq!(address.to_bytes()[2..4], address.number().to_be_bytes()[..2], "as REPORT LUNS has it");
             assert_eq!(LunAddress::target_of(address.word()), address.target);
         }
         assert_eq!(LunAddress { target: 3, lun: 255 }.number(), 0x00ff << 48);

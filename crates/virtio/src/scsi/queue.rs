@@ -21,8 +21,8 @@ use crate::ring::Chain;
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
-/// As much of a CDB as is looked at.
-const CDB: usize = 32;
+/// As much of a CDB as is looked at: no command is longer, and a header has room for no less.
+const CDB: usize = *config::CDB_SIZES.start() as usize;
 /// The response up to its sense data: sense_len, residual, status_qualifier, status, response.
 const RESPONSE: usize = 12;
 const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
@@ -85,6 +85,8 @@ pub struct ScsiQueue {
     in_flight: usize,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
+    /// Where responses are made; without sense data between two of them.
+    response: [u8; RESPONSE + LONGEST_SENSE],
 }
 
 impl ScsiQueue {
@@ -101,6 +103,7 @@ impl ScsiQueue {
             slots: (0..size).map(|_| Slot::default()).collect(),
             in_flight: 0,
             spare: Vec::with_capacity(size.into()),
+            response: [0; RESPONSE + LONGEST_SENSE],
             scsi,
         }
     }
@@ -154,8 +157,8 @@ impl ScsiQueue {
         }
     }
 
-    /// Does what a step says.
-    #[inline]
+    /// Does what a step says. Inlined, or steps and requests would go through memory once more than they have to.
+    #[inline(always)]
     fn proceed(&mut self, memory: &GuestMemory, token: Token, unit: usize, step: Step) -> Next {
         let head = head_of(token);
         match step {
@@ -167,11 +170,10 @@ impl ScsiQueue {
     }
 
     /// Makes a request of one operation of a command.
-    #[inline]
-    fn request(&mut self, token: Token, op: DiskOp) -> Request {
+    #[inline(always)]
+    fn request(&mut self, token: Token, DiskOp { op, offset, len, memory }: DiskOp) -> Request {
         let slot = &mut self.slots[usize::from(head_of(token))];
         let mut buffers = self.spare.pop().unwrap_or_default();
-        let DiskOp { op, offset, len, memory } = op;
         match memory {
             Memory::None => {}
             Memory::DataIn => pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut buffers),
@@ -202,16 +204,17 @@ impl ScsiQueue {
             memory.scatter_after(&slot.writable, room, data);
         }
         let residual = (slot.data_in + slot.data_out).saturating_sub(moved);
-        let mut bytes = [0; RESPONSE + LONGEST_SENSE];
+        let sense_len = if sense.is_some() { Sense::LEN.min(room - RESPONSE) } else { 0 };
+        let bytes = &mut self.response;
+        bytes[..4].copy_from_slice(&(sense_len as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&(residual as u32).to_le_bytes());
         bytes[10] = status as u8;
         bytes[11] = response as u8;
         if let Some(sense) = sense {
-            let len = Sense::LEN.min(room - RESPONSE);
-            bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
-            bytes[RESPONSE..RESPONSE + len].copy_from_slice(&sense.to_bytes()[..len]);
+            bytes[RESPONSE..RESPONSE + sense_len].copy_from_slice(&sense.to_bytes()[..sense_len]);
         }
         memory.scatter(&slot.writable, &bytes[..room]);
+        bytes[RESPONSE..RESPONSE + sense_len].fill(0);
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
         let kind = slot.kind.take().unwrap_or(Kind::Other);
         let ended = Ended { head, written: written as u32, kind, bytes: slot.bytes, status: told(response, &done) };
@@ -268,10 +271,7 @@ impl Model for ScsiQueue {
         let head = chain.head;
         let Layout { header: header_len, response: response_len } = self.layout;
         let mut header = [0; FIXED + CDB];
-        let looked_at = header_len.min(header.len());
-        if (chain.readable_len as usize) < header_len
-            || memory.gather(&chain.readable, &mut header[..looked_at]) != looked_at
-        {
+        if (chain.readable_len as usize) < header_len || memory.gather(&chain.readable, &mut header) != header.len() {
             return Err(Malformed::ShortHeader { len: chain.readable_len, needed: header_len as u32 });
         }
         if (chain.writable_len as usize) < response_len {
@@ -285,7 +285,7 @@ impl Model for ScsiQueue {
         slot.data_in = u64::from(chain.writable_len) - response_len as u64;
         let word = |at: usize| <[u8; 8]>::try_from(&header[at..at + 8]).expect("eight bytes");
         let (addressed, tag) = (Addressed::parse(word(0)), u64::from_le_bytes(word(8)));
-        let cdb = &header[FIXED..looked_at];
+        let cdb = &header[FIXED..];
         self.view.refresh(&self.scsi);
         if slot.data_in > 0 && slot.data_out > 0 {
             return Ok(Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE)));

@@ -1,0 +1,76 @@
+//! Logical units of a virtio-scsi export, which come and go while it serves.
+
+use std::sync::Arc;
+
+use egret_export::Export;
+use egret_virtio::scsi::LunAddress;
+
+use super::departures::Departed;
+use super::exports::check_size;
+use super::{ChangeError, Daemon, StartError, scsi};
+use crate::schema::{self, ExportType, Lun};
+
+impl Daemon {
+    /// Adds a logical unit to an export, and tells its client.
+    ///
+    /// # Errors
+    /// There is no such export, or none with logical units; the address is taken; its disk is not there, cannot be had
+    /// as the export needs it, or is another unit of this export.
+    pub fn add_lun(&mut self, id: &str, lun: Lun) -> Result<(), ChangeError> {
+        let (before, _) = self.scsi_export(id)?;
+        let (before, node) = (before.clone(), lun.node_name.as_str());
+        if before.luns.iter().any(|other| scsi::address_of(other) == scsi::address_of(&lun)) {
+            return Err(ChangeError::LunInUse(id.to_owned(), scsi::address_of(&lun)));
+        }
+        if !self.config.node_names().contains(&node) {
+            return Err(ChangeError::NoDevice(String::new(), node.to_owned()));
+        }
+        if before.has_node(node) {
+            return Err(ChangeError::NodeInUse(node.to_owned()));
+        }
+        let with = before.with_lun(lun.clone())?;
+        self.config.change_export(with.clone())?;
+        let started = self.settle_disks().and_then(|()| self.start_lun(&with, &lun));
+        if let Err(e) = started {
+            self.config.put_export(before);
+            self.settle_disks_again();
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Takes a logical unit from an export, and tells its client. Its requests in flight end;
+    /// [`departed`](Self::departed) says when they have, and its disk is in use until then.
+    ///
+    /// # Errors
+    /// There is no such export, or none with logical units, or there is nothing at this address.
+    pub fn remove_lun(&mut self, id: &str, at: LunAddress) -> Result<(), ChangeError> {
+        let (object, export) = self.scsi_export(id)?;
+        let mut without = object.clone();
+        let nothing = || ChangeError::NoLun(id.to_owned(), at);
+        let place = object.luns.iter().position(|lun| scsi::address_of(lun) == at).ok_or_else(nothing)?;
+        let leaving = export.remove_lun(at).map_err(StartError::from)?;
+        let node_name = without.luns.remove(place).node_name;
+        self.config.put_export(without);
+        self.departures.add(Departed::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
+        Ok(())
+    }
+
+    fn start_lun(&self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
+        let disk = Arc::clone(&self.disks[&lun.node_name]);
+        check_size(object, &disk)?;
+        let unit = scsi::unit(object, lun, &disk);
+        Ok(self.exports[&object.id].add_lun(scsi::address_of(lun), unit, disk)?)
+    }
+
+    fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {
+        let object = self.config.exports.iter().find(|export| export.id == id);
+        let Some((object, export)) = object.zip(self.exports.get(id)) else {
+            return Err(ChangeError::NoExport(id.to_owned()));
+        };
+        match object.kind {
+            ExportType::VhostUserScsi => Ok((object, export)),
+            ExportType::VhostUserBlk => Err(ChangeError::NotScsi(id.to_owned())),
+        }
+    }
+}

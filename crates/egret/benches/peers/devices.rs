@@ -1,0 +1,208 @@
+//! virtio-scsi beside virtio-blk, and beside vhost-device-scsi where that is installed: the lab's load, which speaks
+//! both, in turns.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use egret_lab::client::{Client, Disk as Connection, Manner};
+use egret_lab::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
+use egret_lab::machine::{self, Cores};
+use egret_lab::random::Shuffle;
+use egret_lab::statistics::{median, spread};
+
+use crate::cells::{SLICES, WARM_UP};
+use crate::support::scratch::Scratch;
+use crate::support::server::{Options, Program, Server};
+
+/// The size of the file that all servers have, in bytes: so small that it stays in the page cache.
+const FILE: u64 = 64 << 20;
+
+/// What is under the devices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Under {
+    /// A disk that does nothing: the whole cost is the device's.
+    Null,
+    /// A file in the page cache, which every server can have.
+    File,
+}
+
+/// vhost-device-scsi has no rings for more than 42 requests.
+const CELLS: [(Under, u16); 4] = [(Under::Null, 1), (Under::Null, 64), (Under::File, 1), (Under::File, 32)];
+
+const BLK: &str = "virtio-blk";
+const SCSI: &str = "virtio-scsi";
+/// As it comes: its I/O thread spins before it sleeps.
+const POLLING: &str = "virtio-scsi, polling";
+const PEER: &str = "vhost-device-scsi";
+
+fn name(under: Under, depth: u16) -> String {
+    format!("devices, {} QD{depth}", if under == Under::Null { "null" } else { "file" })
+}
+
+/// A device with a client, and what was measured of it.
+struct Seat {
+    device: String,
+    server: Rc<Server>,
+    job: Job,
+    tally: Tally,
+    cpu_ns: u64,
+}
+
+/// What one repetition has measured of one device.
+struct Sample {
+    cell: String,
+    device: String,
+    pair: usize,
+    iops: f64,
+    p50_us: f64,
+    cpu_us: f64,
+}
+
+impl Seat {
+    fn new(device: &str, server: &Rc<Server>, disk: Connection, spec: &Spec) -> Result<Self, LoadError> {
+        let mut jobs = spec.jobs(disk)?;
+        let job = jobs.pop().expect("one job");
+        let tally = job.tally();
+        Ok(Self { device: device.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0 })
+    }
+
+    fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
+        let pid = self.server.pid();
+        let (mut before, mut after) = (0, 0);
+        self.job.run(span, &mut self.tally, &mut |edge| {
+            let now = machine::cpu_time_ns(pid).unwrap_or_default();
+            *if edge == Edge::Begin { &mut before } else { &mut after } = now;
+        })?;
+        self.cpu_ns += after - before;
+        Ok(())
+    }
+}
+
+/// Measures and prints every cell whose name contains `only`.
+pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, cores: &Cores, shuffle: &mut Shuffle) {
+    let cells: Vec<_> = CELLS
+        .into_iter()
+        .filter(|(under, depth)| only.is_none_or(|only| name(*under, *depth).contains(only)))
+        .collect();
+    if cells.is_empty() {
+        return;
+    }
+    let program = Program::peer(peer);
+    // It has no word for its version.
+    let is_there = program.command().arg("--help").output();
+    if let Err(error) = &is_there {
+        println!("missing: {peer} ({error}); give --scsi-peer $(scripts/install-vhost-device-scsi)");
+    }
+    let peer = is_there.is_ok().then_some(&program);
+    let mut samples = Vec::new();
+    for pair in 0..pairs {
+        for (under, depth) in shuffle.of(cells.clone()) {
+            match measure(under, depth, peer, length, cores, shuffle) {
+                Ok(seats) => samples.extend(seats.into_iter().map(|seat| Sample {
+                    cell: name(under, depth),
+                    pair,
+                    iops: seat.tally.iops(),
+                    p50_us: seat.tally.lat_us(0.5),
+                    cpu_us: seat.cpu_ns as f64 / 1e3 / seat.tally.requests().max(1) as f64,
+                    device: seat.device,
+                })),
+                Err(error) => println!("failed: {}: {error}", name(under, depth)),
+            }
+        }
+    }
+    print(&cells.iter().map(|(under, depth)| name(*under, *depth)).collect::<Vec<_>>(), &samples);
+}
+
+fn measure(
+    under: Under,
+    depth: u16,
+    peer: Option<&Program>,
+    length: Duration,
+    cores: &Cores,
+    shuffle: &mut Shuffle,
+) -> Result<Vec<Seat>, LoadError> {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", FILE);
+    std::fs::write(&image, vec![0xA5; FILE as usize]).expect("room for a file");
+    let [blk, scsi, polling, theirs] = ["blk", "scsi", "polling", "theirs"].map(|name| scratch.path(name));
+    let node = |options: Options, name: &str| match under {
+        Under::Null => options.null(name, ""),
+        Under::File => options.disk(name, &image, "read-only=on,aio=io_uring"),
+    };
+    let ours = |iothread: &str, scsi: &Path| {
+        node(Options::new().iothread("io0", iothread), "s").export_scsi(
+            "scsi",
+            scsi,
+            "iothread=io0,luns.0.lun=0,luns.0.node-name=s",
+        )
+    };
+    let options = node(ours("poll-max-ns=0", &scsi), "b").export("blk", "b", &blk, "iothread=io0");
+    let spec = Spec {
+        iodepth: depth,
+        waiting: Waiting::Polling,
+        cpus_allowed: cores.pair().map(|(client, _)| client).into_iter().collect(),
+        ..Spec::default()
+    };
+    let start =
+        |program: &Program, options: &Options| Rc::new(cores.on_the_servers(|| Server::start(program, options)));
+    let server = start(&Program::egret(), &options);
+    let start_scsi = |path: &Path| Client::start_scsi(path, Manner::default(), spec.shape());
+    let start_blk = || Client::connect(&blk, Manner::default())?.start(spec.shape());
+    let mut seats =
+        vec![Seat::new(BLK, &server, start_blk()?, &spec)?, Seat::new(SCSI, &server, start_scsi(&scsi)?, &spec)?];
+    let server = start(&Program::egret(), &ours("", &polling));
+    seats.push(Seat::new(POLLING, &server, start_scsi(&polling)?, &spec)?);
+    if let (Some(peer), Under::File) = (peer, under) {
+        let words = ["--socket-path".to_owned(), theirs.display().to_string(), image.display().to_string()];
+        let server = start(peer, &Options::new().words(words).listening(&theirs));
+        seats.push(Seat::new(PEER, &server, start_scsi(&theirs)?, &spec)?);
+    }
+    for slice in 0..SLICES {
+        seats = shuffle.of(seats);
+        let ramp = if slice == 0 { WARM_UP } else { WARM_UP / 10 };
+        for seat in &mut seats {
+            cores.on_the_clients(|| seat.take_turn(Span { ramp, length: length / SLICES }))?;
+        }
+    }
+    Ok(seats)
+}
+
+/// The table; a ratio is of two measurements of one repetition.
+fn print(cells: &[String], samples: &[Sample]) {
+    println!();
+    println!(
+        "{:<26}{:<32}{:>9}{:>9}{:>11}   {:<20}{:<20}",
+        "4 KiB random reads", "device", "IOPS", "p50 us", "CPU us/IO", "IOPS / blk", "CPU / blk"
+    );
+    for cell in cells {
+        let mut title = cell.as_str();
+        let of = |device: &str| {
+            samples.iter().filter(move |one| one.cell == *cell && one.device == device).collect::<Vec<_>>()
+        };
+        let bases = of(BLK);
+        for device in [BLK, SCSI, POLLING, PEER] {
+            let mine = of(device);
+            if mine.is_empty() {
+                continue;
+            }
+            let median_of = |value: fn(&Sample) -> f64| median(mine.iter().map(|one| value(one)).collect());
+            let ratios = |value: fn(&Sample) -> f64| {
+                let ratio = |one: &&Sample| {
+                    let base = bases.iter().find(|base| base.pair == one.pair && device != BLK)?;
+                    Some(value(one) / value(base))
+                };
+                spread(mine.iter().filter_map(ratio).collect())
+            };
+            println!(
+                "{:<26}{device:<32}{:>9.0}{:>9.1}{:>11.3}   {:<20}{:<20}",
+                std::mem::take(&mut title),
+                median_of(|one| one.iops),
+                median_of(|one| one.p50_us),
+                median_of(|one| one.cpu_us),
+                ratios(|one| one.iops),
+                ratios(|one| one.cpu_us),
+            );
+        }
+    }
+}

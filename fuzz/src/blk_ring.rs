@@ -1,0 +1,132 @@
+//! A split ring that its driver writes anything to, with a virtio-blk device behind it.
+
+use std::sync::Arc;
+
+use egret_disk::{Completion, Op, Request, Token};
+use egret_virtio::blk::{Blk, BlkConfig, BlkQueue, DiscardLimits, WriteZeroesLimits};
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::{Chain, DriverConfig, Queue};
+use egret_virtio::{Model, Next};
+use rustix::io::Errno;
+
+use crate::input::Input;
+use crate::seeds::CAPACITY;
+
+/// Two regions with a hole between them. The first has the ring at its beginning.
+const REGIONS: [(u64, u64); 2] = [(0x1000, 0x4000), (0x8000, 0x2000)];
+
+/// A program: what is written where, and when the device looks.
+///
+/// # Panics
+/// When the device does what it must not.
+pub fn blk_ring(data: &[u8]) {
+    let mut input = Input(data);
+    let memory = REGIONS.into_iter().fold(GuestMemory::empty(), |memory, (at, len)| {
+        memory.with(Region::anonymous(at, len).expect("memory")).expect("a map")
+    });
+    let memory = Arc::new(memory);
+    let config = DriverConfig {
+        size: input.one_of(&[1, 2, 8, 32]),
+        event_idx: input.u8().is_multiple_of(2),
+        indirect: None,
+        base: input.one_of(&[0, 1, u16::MAX]),
+    };
+    let queue = config.queue(REGIONS[0].0);
+    assert!(memory.write(queue.avail + 2, &config.base.to_le_bytes()));
+    let available = queue.avail;
+    let mut queue = queue.start(&memory).expect("a queue");
+    let mut model = device(input.u8()).queue(config.size);
+    let (mut chain, mut out, mut index) = (Chain::new(), Vec::new(), config.base);
+    while !input.is_over() {
+        match input.u8() % 4 {
+            0 => {
+                let (at, len) = (REGIONS[0].0 + u64::from(input.u16() % 0x1000), input.u8() % 64);
+                memory.write(at, input.take(len.into()));
+            }
+            1 => descriptor(&memory, config.size, &mut input),
+            2 => {
+                index = index.wrapping_add(u16::from(input.u8() % 8));
+                memory.write(available + 2, &index.to_le_bytes());
+                serve(&mut queue, &mut model, &mut chain, &mut out);
+            }
+            _ => end(&mut queue, &mut model, &mut out, input.u8()),
+        }
+        queue.publish();
+    }
+    while !out.is_empty() {
+        end(&mut queue, &mut model, &mut out, 0);
+    }
+    assert_eq!((model.in_flight(), queue.in_flight()), (0, 0), "every chain comes back");
+}
+
+fn device(kind: u8) -> Arc<Blk> {
+    let has = |bit: u8| kind & 1 << bit != 0;
+    Blk::new(BlkConfig {
+        capacity_bytes: CAPACITY,
+        logical_block_size: 512,
+        physical_block_size: 4096,
+        num_queues: 1,
+        queue_size: 32,
+        read_only: has(0) && has(1),
+        serial: "s".to_owned(),
+        writethrough: has(2),
+        discard: has(3).then_some(DiscardLimits { max_sectors: 64, alignment: 8 }),
+        write_zeroes: has(4).then_some(WriteZeroesLimits { max_sectors: 64, may_unmap: has(5) }),
+    })
+    .expect("the configuration is good")
+}
+
+/// Writes a descriptor that may mean something, and what it points at.
+fn descriptor(memory: &GuestMemory, size: u16, input: &mut Input<'_>) {
+    let (place, addr) = (u64::from(input.u16() % size), 0x2000 + u64::from(input.u16() % 0x8000));
+    let (len, flags, next) = (u32::from(input.u16() % 0x2000), u16::from(input.u8() % 8), input.u16() % size);
+    let mut bytes = addr.to_le_bytes().to_vec();
+    bytes.extend(len.to_le_bytes());
+    bytes.extend(flags.to_le_bytes());
+    bytes.extend(next.to_le_bytes());
+    memory.write(REGIONS[0].0 + 16 * place, &bytes);
+    // A request's header: its kind and its sector.
+    let mut header = u64::from(input.one_of(&[0_u8, 1, 4, 8, 11, 13, 99])).to_le_bytes().to_vec();
+    header.extend((u64::from(input.u16()) % (CAPACITY / 400)).to_le_bytes());
+    memory.write(addr, &header);
+}
+
+fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, out: &mut Vec<Request>) {
+    for _ in 0..queue.size() {
+        // A ring that breaks the rules stays broken.
+        let Ok(true) = queue.pop(chain) else { return };
+        let pieces = || chain.readable().iter().chain(chain.writable());
+        assert!(pieces().all(|piece| queue.memory().holds(piece)), "a piece is outside the guest's memory");
+        let head = chain.head();
+        match model.begin(queue.memory(), chain, Token(0)) {
+            Ok(Next::Submit(_, request)) => {
+                check(queue.memory(), &request);
+                out.push(request);
+            }
+            Ok(Next::Done(ended)) => queue.add_used(ended.head, ended.written),
+            Ok(Next::Wait) => panic!("no request of virtio-blk waits"),
+            Err(_) => queue.abandon(head),
+        }
+    }
+}
+
+fn check(memory: &GuestMemory, request: &Request) {
+    let Request { op, offset, len, buffers, .. } = request;
+    assert!(offset.checked_add(*len).is_some_and(|end| end <= CAPACITY), "{request:?} is outside the disk");
+    let sum: usize = buffers.iter().map(|piece| piece.len()).sum();
+    let expected = if matches!(op, Op::Read | Op::Write { .. }) { *len } else { 0 };
+    assert_eq!(sum as u64, expected, "{request:?}");
+    assert!(buffers.iter().all(|piece| memory.holds(piece)), "{request:?} is outside the guest's memory");
+}
+
+fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request>, which: u8) {
+    if out.is_empty() {
+        return;
+    }
+    let Request { token, buffers, .. } = out.swap_remove(usize::from(which) % out.len());
+    let result = if which.is_multiple_of(4) { Err(Errno::IO) } else { Ok(()) };
+    match model.end(queue.memory(), Completion { token, result, buffers }) {
+        Next::Done(ended) => queue.add_used(ended.head, ended.written),
+        other => panic!("not done: {other:?}"),
+    }
+}
