@@ -53,7 +53,12 @@ impl Usage {
 /// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else.
 pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     // First show what we do, then look who is there: of two that come at once at least one sees the other.
-    if show(file, path, usage, &usage.bytes())? { look(file, path, usage) } else { Ok(()) }
+    let locked = show(file, path, usage, &usage.bytes());
+    let locked = locked.and_then(|can_lock| if can_lock { look(file, path, usage) } else { Ok(()) });
+    if locked.is_err() {
+        unlock(file);
+    }
+    locked
 }
 
 /// Takes the locks for an image that is open already, as `old`, and may come to be used otherwise. Nothing that either
@@ -106,7 +111,8 @@ fn look(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
 }
 
 /// Gives the locks back. They end with the last use of the file description too, but that may be a moment later than
-/// its closing: the kernel's own users, io_uring's workers among them, let go of it in their own time.
+/// its closing: the kernel's own users, io_uring's workers among them, let go of it in their own time, and so does a child between
+/// its fork and its exec.
 pub(crate) fn unlock(file: &File) {
     release(file, 0, 0);
 }

@@ -168,10 +168,13 @@ fn logical_units_come_and_go_while_their_device_serves() {
     let mut round = || {
         qmp.run("egret-lun-add", json!({"id": "s0", "lun": 0, "node-name": "d0"}));
         qmp.run("egret-lun-add", json!({"id": "s0", "lun": 700, "target": 3, "node-name": "d1", "serial": "other"}));
-        let shown = json!([{"id": "s0", "type": "vhost-user-scsi", "node-name": "", "shutting-down": false, "luns": [
-            {"target": 0, "lun": 0, "node-name": "d0", "serial": "d0"},
-            {"target": 3, "lun": 700, "node-name": "d1", "serial": "other"},
-        ]}]);
+        let shown = json!([{"id": "s0", "type": "vhost-user-scsi", "node-name": "", "shutting-down": false,
+            "iothread-vq-mapping": [{"iothread": "io", "vqs": [0]}],
+            "luns": [
+                {"target": 0, "lun": 0, "node-name": "d0", "serial": "d0"},
+                {"target": 3, "lun": 700, "node-name": "d1", "serial": "other"},
+            ],
+        }]);
         assert_eq!(qmp.run("query-block-exports", json!({})), shown);
 
         // An address and a disk that are taken, and what is not there.
