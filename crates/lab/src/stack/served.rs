@@ -23,6 +23,7 @@ const ROOM: u16 = 128;
 
 /// Servers that listen, and connections to their idle disks.
 struct Served {
+    device: DeviceModel,
     /// Closed before the servers end.
     _idle: Vec<client::Disk>,
     servers: Vec<Process>,
@@ -39,8 +40,8 @@ pub(super) fn stand(
     disks: &[Disk],
     context: &Context,
 ) -> Result<Box<dyn Stage>, Unable> {
-    if subject.device == DeviceModel::VirtioScsi {
-        return Err(Unable::Impossible("the lab's own load speaks virtio-blk; virtio-scsi takes a guest".into()));
+    if (subject.stack, subject.device) == (Stack::QemuStorageDaemon, DeviceModel::VirtioScsi) {
+        return Err(Unable::Impossible("qemu-storage-daemon has no vhost-user-scsi export".into()));
     }
     if load.keys.jobfile.is_some() || load.keys.application.is_some() {
         return Err(Unable::Impossible(
@@ -81,9 +82,10 @@ pub(super) fn stand(
     let telemetry = qmp.map(|path| Telemetry::connect(&path)).transpose();
     let telemetry = telemetry.map_err(|error| failed(&format!("QMP: {error}"), &servers))?;
     let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
-    let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(socket, shape)).collect();
+    let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(subject.device, socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
     Ok(Box::new(Served {
+        device: subject.device,
         _idle: idle,
         servers,
         sockets,
@@ -128,8 +130,11 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
-fn connect(socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
-    Client::connect(socket, Manner::default())?.start(shape)
+fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
+    match device {
+        DeviceModel::VirtioBlk => Client::connect(socket, Manner::default())?.start(shape),
+        DeviceModel::VirtioScsi => Client::start_scsi(socket, Manner::default(), shape),
+    }
 }
 
 fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
@@ -246,7 +251,7 @@ impl Served {
     fn jobs(&self, spec: &Spec) -> Result<Vec<Job>, LoadError> {
         let mut queues: Vec<Vec<_>> = (0..spec.numjobs).map(|_| Vec::new()).collect();
         for socket in &self.sockets {
-            let disk = connect(socket, spec.shape())?;
+            let disk = connect(self.device, socket, spec.shape())?;
             for (mine, queue) in queues.iter_mut().zip(disk.queues) {
                 mine.push((disk.info, queue));
             }
