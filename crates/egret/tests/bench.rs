@@ -386,7 +386,7 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     let scratch = Scratch::new();
     let image = scratch.image("image", 16 << 20);
     fs::write(&image, vec![0; 16 << 20]).unwrap();
-    let device = support::scratch::LoopDevice::over(&image).unwrap();
+    let device = egret_lab::disks::LoopDevice::over(&image).unwrap();
     let path = device.path().display();
     let plan = |more: &str| {
         format!(

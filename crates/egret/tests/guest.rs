@@ -6,7 +6,7 @@
 mod support;
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -77,6 +77,18 @@ fn the_lines_that_are_printed_for_qemu_attach_the_disk() {
     assert_eq!(scratch.left_behind(), Vec::<String>::new());
 }
 
+/// What scsi.sh wants: two logical units behind one device, on two engines, with two I/O threads there for its queues.
+fn two_units(images: &[PathBuf; 2], socket: &Path, placement: &str) -> Options {
+    let units = "luns.0.lun=0,luns.0.node-name=disk0,luns.0.wwn=0x5000c50015ea71ac,\
+                 luns.1.lun=1,luns.1.node-name=disk1,luns.1.serial=second";
+    Options::new()
+        .iothread("io0", "fd-monitor=io_uring")
+        .iothread("io1", "fd-monitor=epoll")
+        .disk("disk0", &images[0], "aio=io_uring,cache.direct=on,discard=unmap")
+        .disk("disk1", &images[1], "aio=native,cache.direct=on,discard=unmap")
+        .export_scsi("scsi", socket, &format!("writable=on,num-queues=2,{placement},{units}"))
+}
+
 #[test]
 fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
     if !can_boot_or_skips("two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them") {
@@ -84,17 +96,7 @@ fn two_units_of_a_scsi_device_do_all_that_a_guest_asks_of_them() {
     }
     let scratch = Scratch::new();
     let (images, socket) = (["first", "second"].map(|name| scratch.image(name, DISK)), scratch.path("socket"));
-    let options = Options::new()
-        .iothread("io0", "fd-monitor=io_uring")
-        .iothread("io1", "fd-monitor=epoll")
-        .disk("disk0", &images[0], "aio=io_uring,cache.direct=on,discard=unmap")
-        .disk("disk1", &images[1], "aio=native,cache.direct=on,discard=unmap")
-        .export_scsi(
-            "scsi",
-            &socket,
-            "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1,luns.0.lun=0,luns.0.node-name=disk0,\
-             luns.0.wwn=0x5000c50015ea71ac,luns.1.lun=1,luns.1.node-name=disk1,luns.1.serial=second",
-        );
+    let options = two_units(&images, &socket, "iothread.0=io0,iothread.1=io1");
     let server = Server::start(&Program::egret(), &options);
     let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
     let guest = Guest::run(&attach, &["scsi.sh"]);
@@ -117,18 +119,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
     let scratch = Scratch::new();
     let (images, socket) = (["first", "second"].map(|name| scratch.image(name, DISK)), scratch.path("socket"));
     let monitor = scratch.path("qmp");
-    let options = Options::new()
-        .iothread("io0", "fd-monitor=io_uring")
-        .iothread("io1", "fd-monitor=epoll")
-        .disk("disk0", &images[0], "aio=io_uring,cache.direct=on,discard=unmap")
-        .disk("disk1", &images[1], "aio=native,cache.direct=on,discard=unmap")
-        .export_scsi(
-            "scsi",
-            &socket,
-            "writable=on,num-queues=2,iothread=io0,luns.0.lun=0,luns.0.node-name=disk0,luns.0.wwn=0x5000c50015ea71ac,\
-             luns.1.lun=1,luns.1.node-name=disk1,luns.1.serial=second",
-        )
-        .monitor("m", &monitor);
+    let options = two_units(&images, &socket, "iothread=io0").monitor("m", &monitor);
     let server = Server::start(&Program::egret(), &options);
     let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
     let done = AtomicBool::new(false);

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use blkio::ReqFlags;
+use egret_lab::disks::LoopDevice;
 
 use support::await_that;
 use support::disk::{Client, Disk, pattern};
 use support::guest::{BUFFER_AT, DATA, Guest, HEADER_AT, NEXT, REGION, Region, STATUS_AT, WRITE};
-use support::scratch::{LoopDevice, Scratch, is_root_or_skips};
+use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{ADD_MEM_REG, u32s};
 

@@ -43,12 +43,12 @@ impl Cores {
 
     /// Does `work` on the client's core.
     pub fn on_the_clients<T>(&self, work: impl FnOnce() -> T) -> T {
-        on(self.pair.map(|(client, _)| client), work)
+        on_cores(self.pair.map(|(client, _)| client).as_slice(), work)
     }
 
     /// Does `work`, such as starting a process, on the server's core.
     pub fn on_the_servers<T>(&self, work: impl FnOnce() -> T) -> T {
-        on(self.pair.map(|(_, server)| server), work)
+        on_cores(self.pair.map(|(_, server)| server).as_slice(), work)
     }
 }
 
@@ -119,21 +119,9 @@ fn allowed() -> impl Iterator<Item = usize> {
     (0..CpuSet::MAX_CPU).filter(move |core| allowed.is_set(*core))
 }
 
-fn on<T>(core: Option<usize>, work: impl FnOnce() -> T) -> T {
-    match core {
-        Some(core) => on_core(core, work),
-        None => work(),
-    }
-}
-
-/// Does `work` on a core, with the thread back where it may be afterwards.
+/// Does `work` on some cores, with the thread back where it may be afterwards; anywhere if there are none.
 ///
-/// A core that this process may not use is left alone, and `work` done anywhere.
-pub fn on_core<T>(core: usize, work: impl FnOnce() -> T) -> T {
-    on_cores(&[core], work)
-}
-
-/// Does `work` on some cores, as [`on_core`] does on one; anywhere if there are none.
+/// Where this process may use none of them it stays where it is.
 pub fn on_cores<T>(cores: &[usize], work: impl FnOnce() -> T) -> T {
     if cores.is_empty() {
         return work();

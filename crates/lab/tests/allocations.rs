@@ -1,35 +1,16 @@
 //! Nothing is allocated while a load runs: in a process of its own, whose allocator counts.
 
+#[path = "../../virtio/tests/counting/mod.rs"]
+mod counting;
 mod support;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use counting::ALLOCATIONS;
 use egret_lab::client::{Client, Manner};
 use egret_lab::load::{Edge, Process, Rate, Span, Spec, Waiting};
 use support::{Device, Manners, Puppet};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is handed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the system allocator's condition.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the system allocator's condition.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn nothing_is_allocated_while_a_load_runs() {

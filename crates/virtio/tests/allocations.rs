@@ -1,35 +1,16 @@
 //! Nothing is allocated per request, by either half or the model: in a process of its own, whose allocator counts.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting;
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use counting::ALLOCATIONS;
 use egret_disk::{Completion, Token};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece};
 use egret_virtio::{Model, Next};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is handed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the system allocator's condition.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the system allocator's condition.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const RING: u64 = 0;
 const HEADER: u64 = 0x1_0000;

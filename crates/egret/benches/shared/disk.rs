@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::scratch::LoopDevice;
+use egret_lab::disks::LoopDevice;
+
 use crate::support::server::Program;
 
 /// The disk's size in bytes: more than any cache of a CPU, less than anybody minds.

@@ -10,7 +10,7 @@
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`vm`] | whether this machine can boot a Linux guest |
 //! | [`http`] | a client that asks for a page |
-//! | [`scratch`] | directories, images and loop devices that vanish afterwards |
+//! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
 pub mod announced;

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::path::{Path, PathBuf};
 
 /// A loop device over a file; the kernel detaches it when its last descriptor closes, even that of a killed process.
-pub(super) struct LoopDevice {
+pub struct LoopDevice {
     path: PathBuf,
     _open: File,
 }
@@ -42,8 +42,11 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl LoopDevice {
     /// Attaches `backing` to a free loop device, with direct I/O to it where its file system can.
+    ///
+    /// # Errors
+    /// No root, or what the kernel has against it.
     #[allow(unsafe_code)]
-    pub(super) fn over(backing: &Path) -> io::Result<Self> {
+    pub fn over(backing: &Path) -> io::Result<Self> {
         let (control, backing) = (open(Path::new(CONTROL))?, open(backing)?);
         loop {
             // SAFETY: this request takes no argument.
@@ -63,7 +66,7 @@ impl LoopDevice {
     }
 
     /// The device's node.
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

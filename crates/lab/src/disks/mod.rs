@@ -24,7 +24,7 @@ use crate::random::mix;
 use crate::results::Warning;
 use crate::stack::Disk;
 
-use loop_device::LoopDevice;
+pub use loop_device::LoopDevice;
 
 /// The size of a disk where the plan names none.
 pub const SIZE: u64 = 256 << 20;

@@ -135,10 +135,8 @@ impl Job {
     /// # Errors
     /// A request failed, a block was not what it should be, or the server is gone. The job is of no use any more.
     pub fn run(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
-        match self.core {
-            Some(core) => machine::on_core(core, || self.run_here(span, tally, edge)),
-            None => self.run_here(span, tally, edge),
-        }
+        let core = self.core;
+        machine::on_cores(core.as_slice(), || self.run_here(span, tally, edge))
     }
 
     fn run_here(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
