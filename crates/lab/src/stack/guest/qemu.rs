@@ -67,8 +67,9 @@ impl Machine<'_> {
         add("-machine", "q35,memory-backend=memory".into());
         let (accel, cpu, kernel) = match accel {
             Accel::Kvm => ("kvm", "host", ""),
-            // Mitigations cost an emulated processor dear, and defend nothing.
-            Accel::Tcg => ("tcg,thread=multi", "max", " mitigations=off"),
+            // Mitigations cost an emulated processor dear, and defend nothing. A thread for each of them is faster where
+            // cores are free, and has been seen to lose the timer of one.
+            Accel::Tcg => ("tcg,thread=single", "max", " mitigations=off"),
         };
         add("-accel", accel.into());
         add("-cpu", cpu.into());
