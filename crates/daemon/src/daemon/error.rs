@@ -2,7 +2,8 @@
 
 use egret_virtio::scsi::LunAddress;
 
-use crate::schema::ObjectError;
+use crate::process::InheritError;
+use crate::schema::{Descriptor, ObjectError};
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +41,7 @@ pub enum StartError {
     },
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
-    Inherit(String, i32, #[source] std::io::Error),
+    Inherit(String, Descriptor, #[source] InheritError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),

@@ -35,6 +35,7 @@ use egret_disk::{Disk, ThrottleGroup};
 use egret_polling::trace::Trace;
 
 use crate::Config;
+use crate::process::Inherited;
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
@@ -65,12 +66,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Brings all of `config` to life.
+    /// Brings all of `config` to life, exports where they are `inherited` on the sockets of that.
     ///
     /// # Errors
     ///
     /// The first object that cannot be had. Nothing is left behind.
-    pub fn start(config: &Config) -> Result<Self, StartError> {
+    pub fn start(config: &Config, inherited: &mut Inherited) -> Result<Self, StartError> {
         let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
         let mut new = Self {
             config: config.clone(),
@@ -87,7 +88,7 @@ impl Daemon {
             new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
-            new.start_export(export)?;
+            new.start_export(export, inherited)?;
         }
         Ok(new)
     }
