@@ -217,13 +217,16 @@ impl LogicalUnit {
 
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
     pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
+        let prevents = match call.cdb.byte(4) {
+            0 => false,
+            1 => true,
+            _ => return Err(Sense::cdb(4).bit(1).into()),
+        };
         let nexus = call.task.nexus.id();
         let mut state = self.state();
         state.preventing.retain(|n| *n != nexus);
-        match call.cdb.byte(4) {
-            0 => {}
-            1 => state.preventing.push(nexus),
-            _ => return Err(Sense::cdb(4).bit(1).into()),
+        if prevents {
+            state.preventing.push(nexus);
         }
         Ok(Step::good(0))
     }
