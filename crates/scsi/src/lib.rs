@@ -62,10 +62,10 @@
 //! | | REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
 //! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS |
 //! | | REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS |
-//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types |
+//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types; RESERVE and RELEASE 6/10, of whole units |
 //!
-//! Rules are those of SAM-5, SPC-5 and SBC-4, whose clauses are named by their titles: their numbers change from one
-//! revision to the next.
+//! Rules are those of SAM-5, SPC-5 and SBC-4, and SPC-2's of what those have given up. Clauses are named by their titles:
+//! their numbers change from one revision to the next.
 
 #![forbid(unsafe_code)]
 

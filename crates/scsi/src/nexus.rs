@@ -97,6 +97,8 @@ impl Flags {
     pub(crate) const NO_WRITE: u8 = 1 << 2;
     /// The medium is stopped or gone.
     pub(crate) const NOT_READY: u8 = 1 << 3;
+    /// A RESERVE keeps out what persistent reservations let pass.
+    pub(crate) const RESERVED: u8 = 1 << 4;
 
     pub(crate) fn is_clear(self) -> bool {
         self.0 == 0

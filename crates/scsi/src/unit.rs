@@ -86,9 +86,11 @@ impl LogicalUnit {
     pub fn detach(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
+        state.reservations.lose(id);
         if !state.reservations.is_registered(id) {
             state.nexuses.retain(|n| n.id != id);
         }
+        state.settle();
     }
 
     /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write
@@ -99,15 +101,19 @@ impl LogicalUnit {
     pub fn reset(&self) {
         let mut state = self.state();
         state.preventing.clear();
+        state.reservations.reset();
         state.medium = Medium::Ready;
         state.settle();
         state.attend(Attention::UnitReset, None);
     }
 
-    /// I_T NEXUS RESET (SAM-5); the caller aborts its commands first.
+    /// I_T NEXUS RESET (SAM-5): what the nexus has reserved by RESERVE is free, what it prevents is allowed. The caller
+    /// aborts its commands first.
     pub fn reset_nexus(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
+        state.reservations.lose(id);
+        state.settle();
         state.tell(vec![(id, Attention::NexusLoss)]);
     }
 
@@ -164,7 +170,7 @@ impl State {
     pub(crate) fn settle(&mut self) {
         let not_ready = if self.medium == Medium::Ready { 0 } else { Flags::NOT_READY };
         for nexus in &self.nexuses {
-            let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::NOT_READY;
+            let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
     }
