@@ -264,9 +264,9 @@ impl LogicalUnit {
     }
 
     #[inline]
-    fn writable(&self) -> Result<(), Refusal> {
+    pub(crate) fn writable(&self) -> Result<(), Refusal> {
         let protected = Sense::new(Key::DataProtect, Code::WRITE_PROTECTED);
-        if self.config.read_only { Err(protected.into()) } else { Ok(()) }
+        if self.config.read_only || self.write_protect() { Err(protected.into()) } else { Ok(()) }
     }
 
     fn verify_work(&self, range: &Range<u64>, against: Against, write: Option<DiskOp>) -> Work {

@@ -18,6 +18,8 @@ pub struct LogicalUnit {
     blocks: AtomicU64,
     /// Whether writes may stay in a cache (WCE).
     write_cache: AtomicBool,
+    /// Whether an initiator has all writes refused (SWP).
+    write_protect: AtomicBool,
     pub(crate) gate: Gate,
     state: Mutex<State>,
 }
@@ -51,6 +53,7 @@ impl LogicalUnit {
         Ok(Self {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
+            write_protect: AtomicBool::new(false),
             gate: Gate::default(),
             state: Mutex::new(State {
                 nexuses: Vec::new(),
@@ -103,6 +106,7 @@ impl LogicalUnit {
         state.preventing.clear();
         state.reservations.reset();
         state.medium = Medium::Ready;
+        self.set_write_protect(false);
         state.settle();
         state.attend(Attention::UnitReset, None);
     }
@@ -146,6 +150,16 @@ impl LogicalUnit {
 
     pub(crate) fn set_write_cache(&self, on: bool) {
         self.write_cache.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether all writes are refused because an initiator wants it so.
+    #[inline]
+    pub(crate) fn write_protect(&self) -> bool {
+        self.write_protect.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_protect(&self, on: bool) {
+        self.write_protect.store(on, Ordering::Relaxed);
     }
 
     /// Bytes of a logical block.
