@@ -50,7 +50,8 @@
 //! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
 //! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
 //!
-//! All of this is per logical unit: a disk that is offered twice must be one [`LogicalUnit`] with two ports.
+//! All of this is per logical unit, and so are reservations: a disk that is offered twice must be one [`LogicalUnit`] with
+//! two nexuses. Each nexus has its own task set.
 //!
 //! # What it knows
 //!

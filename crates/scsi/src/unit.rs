@@ -121,6 +121,14 @@ impl LogicalUnit {
         state.tell(vec![(id, Attention::NexusLoss)]);
     }
 
+    /// The initiator was reset, or has gone. For a unit that no other nexus uses this is a [reset](Self::reset);
+    /// otherwise others go on with the unit as it is, and only this nexus is [lost](Self::reset_nexus). Commands are the
+    /// caller's, as there.
+    pub fn reset_initiator(&self, id: NexusId) {
+        let is_shared = self.state().nexuses.iter().any(|nexus| nexus.id != id);
+        if is_shared { self.reset_nexus(id) } else { self.reset() }
+    }
+
     /// Tells every nexus that something has changed, except for the one that has done it.
     pub fn attend(&self, attention: Attention, except: Option<NexusId>) {
         self.state().attend(attention, except);

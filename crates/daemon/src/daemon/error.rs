@@ -1,5 +1,6 @@
 //! Why an object could not be added, changed or removed.
 
+use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
 
 use crate::schema::ObjectError;
@@ -41,6 +42,9 @@ pub enum StartError {
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, i32, #[source] std::io::Error),
+    /// One of an export's logical units cannot be made.
+    #[error("export '{0}': {1}: {2}")]
+    Unit(String, LunAddress, #[source] ConfigError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),

@@ -84,8 +84,8 @@ static PAGES: [Page; 8] = [
     page(0x07, &const { zeroes::<12>(0x07) }),
     // SBC-4, caching.
     Page { mode: Some(Mode::WriteCache), ..page(0x08, &const { zeroes::<20>(0x08) }) },
-    // SPC-5, control: one task set for all; fixed format sense; reordering without restrictions; no limit to being busy.
-    Page { mode: Some(Mode::Protect), ..page(0x0a, &[0x0a, 10, 0, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0]) },
+    // SPC-5, control: a task set for each nexus; fixed format sense; reordering without restrictions; no limit to being busy.
+    Page { mode: Some(Mode::Protect), ..page(0x0a, &[0x0a, 10, 0x20, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0]) },
     // SPC-5, control extension.
     Page { subpage: 1, ..page(0x0a, &const { with(with(with([0; 32], 0, SUBPAGE_FORMAT | 0x0a), 1, 1), 3, 28) }) },
     // SPC-5, power condition: no timer runs, and nobody is told of a condition that has ended (CCF).

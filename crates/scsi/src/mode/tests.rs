@@ -5,7 +5,7 @@ use crate::LunConfig;
 use crate::testing::{Rig, cdb10, config};
 
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [10, 10, 0, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
+const CONTROL: [u8; 12] = [10, 10, 0x20, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
 const DESCRIPTOR: [u8; 8] = [0, 0, 4, 0, 0, 0, 2, 0];
 
 const fn sense_6(flags: u8, page: u8, subpage: u8) -> [u8; 6] {
