@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use egret_disk::{Completion, Request, Token};
+use egret_scsi::LogicalUnit;
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
@@ -45,7 +46,7 @@ pub fn scsi_queues(data: &[u8]) {
     let mut input = Input(data);
     let memory = GuestMemory::empty().with(Region::anonymous(BASE, BYTES).expect("memory")).expect("a map");
     let memory = Arc::new(memory);
-    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 16 }).expect("a device");
+    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 16 }, "guest").expect("a device");
     let kind = input.u8();
     scsi.set_features(scsi.features()).expect("they were offered");
     for (at, value) in [(20, u32::from(input.u8())), (24, u32::from(input.u8()))] {
@@ -65,7 +66,8 @@ pub fn scsi_queues(data: &[u8]) {
             }
             8 => lines.iter_mut().for_each(Line::retry),
             9 => {
-                if let Ok(lun) = scsi.prepare(input.one_of(&ADDRESSES), seeds::unit(kind ^ input.u8(), "s")) {
+                let unit = LogicalUnit::new(seeds::unit(kind ^ input.u8(), "s")).expect("the configuration is good");
+                if let Ok(lun) = scsi.prepare(input.one_of(&ADDRESSES), Arc::new(unit)) {
                     // Somebody else may be there.
                     let _ = scsi.add(lun);
                 }

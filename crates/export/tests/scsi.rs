@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, Exchange, Export, ExportError, LunConfig, ScsiExportConfig, exchange};
+use egret_export::{Address, Exchange, Export, ExportError, LogicalUnit, LunConfig, ScsiExportConfig, exchange};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{DriverConfig, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
@@ -42,8 +42,9 @@ fn disk(latency: Nanos) -> Arc<Disk> {
     Arc::new(Disk::open(&Options::new("null", driver)).unwrap())
 }
 
-fn unit(serial: &str) -> LunConfig {
-    LunConfig { capacity_bytes: 64 * MIB, serial: serial.into(), ..LunConfig::default() }
+fn unit(serial: &str) -> Arc<LogicalUnit> {
+    let config = LunConfig { capacity_bytes: 64 * MIB, serial: serial.into(), ..LunConfig::default() };
+    Arc::new(LogicalUnit::new(config).unwrap())
 }
 
 /// A ring of the front-end's, and the descriptors beside it.

@@ -195,6 +195,7 @@ impl LogicalUnit {
     fn hinder(&self, flags: Flags, found: Option<&(Cdb, &Spec)>, nexus: &Nexus) -> Result<(), Refusal> {
         let keeps_out = |(cdb, spec): &(Cdb, &Spec)| match spec.access {
             Access::Free => false,
+            Access::Unit => flags.has(Flags::RESERVED),
             Access::Read => flags.has(Flags::NO_READ),
             Access::Write => flags.has(Flags::NO_WRITE),
             Access::Unless { byte, mask, is } => flags.has(Flags::NO_WRITE) && cdb.byte(byte) & mask != is,
@@ -252,6 +253,8 @@ impl LogicalUnit {
             Run::LogSense => log_sense(call),
             Run::ReserveIn => self.reserve_in(call),
             Run::ReserveOut => self.reserve_out(call),
+            Run::ReserveUnit => self.reserve_unit(call),
+            Run::ReleaseUnit => self.release_unit(call),
             Run::ReportLuns => report_luns(call),
             Run::ReportOpcodes => self.report_opcodes(call),
             Run::ReportTaskManagement => report_task_management(call),

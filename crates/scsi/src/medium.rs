@@ -217,13 +217,16 @@ impl LogicalUnit {
 
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
     pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
+        let prevents = match call.cdb.byte(4) {
+            0 => false,
+            1 => true,
+            _ => return Err(Sense::cdb(4).bit(1).into()),
+        };
         let nexus = call.task.nexus.id();
         let mut state = self.state();
         state.preventing.retain(|n| *n != nexus);
-        match call.cdb.byte(4) {
-            0 => {}
-            1 => state.preventing.push(nexus),
-            _ => return Err(Sense::cdb(4).bit(1).into()),
+        if prevents {
+            state.preventing.push(nexus);
         }
         Ok(Step::good(0))
     }
@@ -261,9 +264,9 @@ impl LogicalUnit {
     }
 
     #[inline]
-    fn writable(&self) -> Result<(), Refusal> {
+    pub(crate) fn writable(&self) -> Result<(), Refusal> {
         let protected = Sense::new(Key::DataProtect, Code::WRITE_PROTECTED);
-        if self.config.read_only { Err(protected.into()) } else { Ok(()) }
+        if self.config.read_only || self.write_protect() { Err(protected.into()) } else { Ok(()) }
     }
 
     fn verify_work(&self, range: &Range<u64>, against: Against, write: Option<DiskOp>) -> Work {

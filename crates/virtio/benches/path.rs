@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use egret_disk::{Completion, Token};
-use egret_scsi::LunConfig;
+use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
@@ -62,9 +62,10 @@ impl Guest<BlkQueue> {
 
 impl Guest<ScsiQueue> {
     fn scsi(indirect: Option<u16>) -> Self {
-        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 256 }).unwrap();
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 256 }, "guest").unwrap();
         let config = LunConfig { capacity_bytes: 1 << 30, serial: "s".into(), ..LunConfig::default() };
-        scsi.add(scsi.prepare(LunAddress { target: 0, lun: 0 }, config).unwrap()).unwrap();
+        let unit = Arc::new(LogicalUnit::new(config).unwrap());
+        scsi.add(scsi.prepare(LunAddress { target: 0, lun: 0 }, unit).unwrap()).unwrap();
         let mut guest = Self::new(Kind::Scsi, indirect, scsi.request_queue(0, 256));
         // The first command hears of the power on.
         guest.add(1);

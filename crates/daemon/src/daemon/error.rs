@@ -1,5 +1,6 @@
 //! Why an object could not be added, changed or removed.
 
+use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
 
 use crate::process::InheritError;
@@ -42,6 +43,9 @@ pub enum StartError {
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, Descriptor, #[source] InheritError),
+    /// One of an export's logical units cannot be made.
+    #[error("export '{0}': {1}: {2}")]
+    Unit(String, LunAddress, #[source] ConfigError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),

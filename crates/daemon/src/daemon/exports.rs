@@ -7,7 +7,7 @@ use egret_export::{Address, Export, ExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 
 use super::departures::Departed;
-use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks, scsi};
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::Inherited;
 use crate::schema;
 
@@ -113,7 +113,7 @@ impl Daemon {
                 let disk = Arc::clone(&disks[0]);
                 Export::start(ExportConfig { id, address, device: device(object, &disk) }, disk, loops)?
             }
-            schema::ExportType::VhostUserScsi => Export::start_scsi(scsi::export(object, disks, address), loops)?,
+            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address)?, loops)?,
         };
         self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);

@@ -32,6 +32,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egret_disk::{Disk, ThrottleGroup};
+use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 
 use crate::Config;
@@ -60,6 +61,8 @@ pub struct Daemon {
     disks: BTreeMap<String, Arc<Disk>>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
+    /// By blockdev: more than one where its exports look different.
+    units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
     departures: Departures,
     board: Arc<Board>,
     failures: Failures,
@@ -80,6 +83,7 @@ impl Daemon {
             disks: BTreeMap::new(),
             board: Arc::default(),
             throttle_groups: BTreeMap::new(),
+            units: BTreeMap::new(),
             departures: Departures::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
         };
