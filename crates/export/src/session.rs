@@ -11,7 +11,7 @@ use std::sync::Arc;
 use egret_event_loop::Leaving;
 use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Inflight, QueueConfig};
+use egret_virtio::ring::{Inflight, QueueConfig, Record};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 
 use crate::export::Shared;
@@ -295,11 +295,27 @@ impl<'a> Session<'a> {
     fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
         match (vring.started && vring.enabled && vring.at.is_some(), vring.running) {
-            (true, false) => self.start(index)?,
+            (true, false) if !self.must_wait(index) => self.start(index)?,
             (false, true) => self.stop_queue(index),
-            _ => {}
+            _ => return Ok(()),
         }
-        Ok(())
+        match usize::from(self.shared.device().diskless_queues()) {
+            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.settle(waiting)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a queue without disks has chains to go on with that others must not come after: a request to end a command
+    /// has to find it. All commands that a record says were in flight must be so again.
+    fn must_wait(&self, index: usize) -> bool {
+        let diskless = usize::from(self.shared.device().diskless_queues());
+        let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
+        let is_behind = |other: usize| !self.vrings[other].running && is_busy(other);
+        index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
+    }
+
+    fn record(&self, index: usize) -> Option<Record> {
+        self.inflight.as_ref()?.queue(index as u16)
     }
 
     fn settle_all(&mut self) -> Result<(), ProtocolError> {
@@ -321,7 +337,10 @@ impl<'a> Session<'a> {
             base: vring.base,
             event_idx: self.features & EVENT_IDX != 0,
         };
-        let record = self.inflight.as_ref().and_then(|inflight| inflight.queue(index as u16));
+        let record = self.record(index);
+        if index < self.shared.device().diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
+            self.shared.await_turns();
+        }
         let queue = match config.start_recorded(&self.memory, record) {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
