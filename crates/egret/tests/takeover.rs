@@ -7,6 +7,7 @@ mod support;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -88,6 +89,11 @@ impl Client {
 
     /// Connects, hands over memory and record, and starts the queue, knowing no more of it than the ring says.
     fn connect(&mut self, socket: &Path) {
+        assert!(self.is_let_in(socket), "the daemon takes the queue in");
+    }
+
+    /// As [`connect`](Self::connect), with a record that the daemon may not like.
+    fn is_let_in(&mut self, socket: &Path) -> bool {
         let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
         let record = self.record.get_or_insert_with(|| {
             let (message, file) = wire.ask_inflight(1, SIZE).expect("an answer");
@@ -106,8 +112,21 @@ impl Client {
         must(SET_VRING_ADDR, &u64s(&[0, queue.desc, queue.used, queue.avail, 0]), &[]);
         must(SET_VRING_CALL, &u64s(&[0]), &[self.call.as_fd()]);
         must(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()]);
-        must(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
+        let is_let_in = !wire.refuses(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
         self.wire = Some(wire);
+        is_let_in
+    }
+
+    /// The record's file.
+    fn record_file(&self) -> File {
+        let (_, file) = self.record.as_ref().expect("it has connected");
+        file.try_clone().expect("a descriptor").into()
+    }
+
+    /// As a null disk does.
+    fn forget_what_was_written(&mut self) {
+        self.versions.fill(0);
+        self.slots.iter_mut().flatten().for_each(|sent| sent.version = 0);
     }
 
     fn random(&mut self, below: usize) -> usize {
@@ -225,6 +244,49 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
     }
 }
 
+/// Waits until the daemon has taken up all that is in flight: it asks, before it sleeps, to be kicked for the next.
+fn await_taken_up(client: &Client) {
+    support::await_that("the daemon to take all of it up", || {
+        let mut event = [0; 2];
+        let queue = client.driver.queue();
+        assert!(client.memory.read(queue.used + 4 + 8 * u64::from(SIZE), &mut event));
+        u16::from_le_bytes(event) == queue.base.wrapping_add(DEPTH as u16)
+    });
+}
+
+#[test]
+fn a_record_that_somebody_has_written_to_costs_its_session_and_no_more() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("socket");
+    let disk = |latency: &str| Options::new().iothread("io0", "").null("d0", latency);
+    let serve =
+        |disk: Options| Server::start(&Program::egret(), &disk.export("e0", "d0", &socket, "writable=on,iothread=io0"));
+    let mut client = Client::new();
+    let slow = serve(disk("latency-ns=3600000000000,read-zeroes=on"));
+    client.connect(&socket);
+    client.load(0);
+    await_taken_up(&client);
+    drop(slow);
+    client.forget_what_was_written();
+
+    let fast = serve(disk("read-zeroes=on"));
+    let record = client.record_file();
+    assert!(record.set_len(0).is_err(), "what the daemon makes cannot be taken from under it");
+    let features_and_header = [0, 8, 10, 14];
+    for (complaints, at) in (1..).zip(features_and_header) {
+        let mut was = [0; 2];
+        record.read_exact_at(&mut was, at).expect("our own memory");
+        record.write_all_at(&0x7777u16.to_ne_bytes(), at).expect("our own memory");
+        assert!(!client.is_let_in(&socket), "a record with something else at {at}");
+        support::await_that("a line in the log", || fast.complaints().len() >= complaints);
+        let said = fast.complaints();
+        assert!(said.len() == complaints && said[complaints - 1].contains("in-flight record of "), "{said:?}");
+        record.write_all_at(&was, at).expect("our own memory");
+    }
+    client.connect(&socket);
+    client.drain();
+}
+
 #[test]
 fn what_a_daemon_had_no_time_for_is_done_by_the_next() {
     let scratch = Scratch::new();
@@ -237,16 +299,9 @@ fn what_a_daemon_had_no_time_for_is_done_by_the_next() {
     let slow = serve("3600000000000");
     client.connect(&socket);
     client.load(0);
-    support::await_that("the daemon to take all of it up", || {
-        let mut event = [0; 2];
-        let queue = client.driver.queue();
-        assert!(client.memory.read(queue.used + 4 + 8 * u64::from(SIZE), &mut event));
-        u16::from_le_bytes(event) == queue.base.wrapping_add(DEPTH as u16)
-    });
+    await_taken_up(&client);
     drop(slow);
-    // A null disk forgets what is written to it.
-    client.versions.fill(0);
-    client.slots.iter_mut().flatten().for_each(|sent| sent.version = 0);
+    client.forget_what_was_written();
     let fast = serve("0");
     client.connect(&socket);
     client.drain();
