@@ -1,9 +1,8 @@
 # Runs in the test guest: a virtio-scsi device begins with one disk of 64 MiB, LUN 0, and this asks the host for more:
 # "EGRET-ASKS WHAT" on the console is such a wish, and the host does what it says.
 #
-# At the end "EGRET-ASKS kill" has the daemon killed and another started, under load that must not notice.
-#
 # LUN 1, 8 MiB, comes, grows to 16 MiB and goes, twice, while LUN 0 is read; the kernel's driver finds out by itself.
+# At the end "EGRET-ASKS kill" has the daemon killed and another started, under load that must not notice.
 # shellcheck shell=dash
 set -eu
 
