@@ -274,10 +274,16 @@ impl<'a> Session<'a> {
         }
         let InflightAt { size, offset, queues, queue_size } = at;
         match Inflight::map(fd.into(), offset, size, queues, queue_size) {
-            Ok(inflight) => self.inflight = Some(inflight),
-            Err(e) => return invalid(format!("in-flight record: {e}")),
+            Ok(inflight) => {
+                match inflight.choices() {
+                    Some(choices) => self.shared.device().choose(choices),
+                    None => inflight.set_choices(self.shared.device().choices()),
+                }
+                self.inflight = Some(inflight);
+                Ok(())
+            }
+            Err(e) => invalid(format!("in-flight record: {e}")),
         }
-        Ok(())
     }
 
     fn check_inflight(&self, InflightAt { queues, queue_size, .. }: InflightAt) -> Result<(), ProtocolError> {
@@ -422,8 +428,13 @@ impl<'a> Session<'a> {
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let written = self.shared.device().write_config(config_offset(offset), bytes);
-        written.or_else(|e| invalid(e.to_string()))
+        if let Err(e) = self.shared.device().write_config(config_offset(offset), bytes) {
+            return invalid(e.to_string());
+        }
+        if let Some(inflight) = &self.inflight {
+            inflight.set_choices(self.shared.device().choices());
+        }
+        Ok(())
     }
 }
 

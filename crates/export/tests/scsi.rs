@@ -286,7 +286,8 @@ fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_le
     machine.manage(ABORT_TASK);
     let record = Region::anonymous(0, Inflight::bytes(3, 16)).unwrap();
     let left_behind = |queue: u32, head: u64| {
-        let at = Inflight::bytes(queue as u16, 16);
+        // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
+        let at = u64::from(queue) * 320;
         let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
         record.file.write_all_at(&version_and_length, at + 8).unwrap();
         record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();

@@ -17,6 +17,9 @@
 //! The stores are volatile, and so stay in this order; there is nobody to see them but who comes after a process that
 //! is dead, and then all of its stores have arrived.
 //!
+//! Behind the queues' parts a device of ours has a word of its own: what its driver has chosen, which no front-end tells
+//! the next device. Another's record ends before it.
+//!
 //! Whoever has the record's file can write to it. What it says is checked when a queue starts; later it is only
 //! written, and read no further than to find where to write, inside the record.
 
@@ -34,6 +37,8 @@ const HEADER: u64 = 16;
 const STATE: u64 = 16;
 /// Each queue's part begins on a cache line, as with libvhost-user and DPDK.
 const LINE: u64 = 64;
+/// What the word behind them begins with, and nothing that is there by chance; the last byte says what it is about.
+const CHOICES: u64 = u64::from_be_bytes(*b"egretwc\0");
 
 /// Why a record cannot be used.
 #[derive(Debug, Error)]
@@ -112,11 +117,16 @@ pub struct Inflight {
     memory: Arc<GuestMemory>,
     queues: u16,
     queue_size: u16,
+    has_choices: bool,
 }
 
 impl Inflight {
     /// How long the record of so many queues is, in bytes. One that was never used is all zeroes.
     pub const fn bytes(queues: u16, queue_size: u16) -> u64 {
+        Self::bytes_of_queues(queues, queue_size) + LINE
+    }
+
+    const fn bytes_of_queues(queues: u16, queue_size: u16) -> u64 {
         queues as u64 * Self::queue_bytes(queue_size)
     }
 
@@ -130,15 +140,39 @@ impl Inflight {
     ///
     /// It is too short, oddly placed, or cannot be mapped.
     pub fn map(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self, InflightError> {
-        let needed = Self::bytes(queues, queue_size);
+        let needed = Self::bytes_of_queues(queues, queue_size);
         if size < needed {
             return Err(InflightError::Short { size, queues, queue_size, needed });
         }
         if !offset.is_multiple_of(8) {
             return Err(InflightError::Offset(offset));
         }
-        let region = Region { guest_addr: 0, size: needed, user_addr: 0, file, offset };
-        Ok(Self { memory: Arc::new(GuestMemory::empty().with(region)?), queues, queue_size })
+        let size = size.min(Self::bytes(queues, queue_size));
+        let has_choices = size == Self::bytes(queues, queue_size);
+        let region = Region { guest_addr: 0, size, user_addr: 0, file, offset };
+        Ok(Self { memory: Arc::new(GuestMemory::empty().with(region)?), queues, queue_size, has_choices })
+    }
+
+    /// What the driver had chosen, as the device noted it that kept the record before.
+    pub fn choices(&self) -> Option<u8> {
+        // SAFETY: `word` is where a word is.
+        let word = self.word().map(|word| unsafe { word.read_volatile() })?;
+        (word & !0xff == CHOICES).then_some(word as u8)
+    }
+
+    /// Notes what the driver has chosen.
+    pub fn set_choices(&self, choices: u8) {
+        if let Some(word) = self.word() {
+            // SAFETY: `word` is where a word is.
+            unsafe { word.write_volatile(CHOICES | u64::from(choices)) }
+        }
+    }
+
+    /// Where the word of choices is: mapped as long as `memory` is, and aligned as the record is, to 8.
+    fn word(&self) -> Option<*mut u64> {
+        let at = Self::bytes_of_queues(self.queues, self.queue_size);
+        let piece = self.has_choices.then(|| self.memory.slice(at, 8))??;
+        Some(piece.base().cast())
     }
 
     /// The part of the queue `index`, if there is one.

@@ -297,14 +297,28 @@ fn byte(file: &File, at: u64) -> u8 {
 fn a_record_must_be_as_long_as_it_is_said_to_be() {
     let file = || record(1);
     let map = |offset, size, queues| Inflight::map(file(), offset, size, queues, SIZE);
-    let bytes = Inflight::bytes(1, SIZE);
+    // The last line is our own.
+    let bytes = Inflight::bytes(1, SIZE) - 64;
     assert!(matches!(map(0, bytes - 1, 1), Err(InflightError::Short { .. })));
     assert!(matches!(map(0, bytes, 2), Err(InflightError::Short { .. })));
     assert!(matches!(map(4, bytes, 1), Err(InflightError::Offset(4))));
-    assert!(matches!(map(8, bytes, 1), Err(InflightError::Memory(_))), "its file ends before it");
+    assert!(matches!(map(72, bytes, 1), Err(InflightError::Memory(_))), "its file ends before it");
     assert!(matches!(map(u64::MAX - 7, bytes, 1), Err(InflightError::Memory(_))));
     assert!(Inflight::map(file(), 0, u64::MAX, u16::MAX, u16::MAX).is_err());
     assert!(map(0, u64::MAX, 1).is_ok(), "no more of it is mapped than is used");
+}
+
+#[test]
+fn what_the_driver_chose_is_noted_where_there_is_room() {
+    let file = record(1);
+    assert_eq!(map(&file, 1).choices(), None);
+    for choices in [0, 1, 255] {
+        map(&file, 1).set_choices(choices);
+        assert_eq!(map(&file, 1).choices(), Some(choices));
+    }
+    let of_another = Inflight::map(file, 0, Inflight::bytes(1, SIZE) - 64, 1, SIZE).unwrap();
+    of_another.set_choices(1);
+    assert_eq!(of_another.choices(), None);
 }
 
 #[test]
