@@ -32,9 +32,11 @@ pub fn announcement(config: &Config) -> Result<String> {
             let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
         }
         let Some(attach) = Attach::new(export, &directory) else { continue };
-        for (monitor, lines) in
-            [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]
-        {
+        for (monitor, lines) in [
+            ("QEMU, before 9.2 with reconnect=1 for reconnect-ms=100", &attach.qemu),
+            ("libvirt", &attach.libvirt),
+            ("cloud-hypervisor", &attach.cloud_hypervisor),
+        ] {
             if lines.is_empty() {
                 continue;
             }
@@ -63,7 +65,8 @@ mod tests {
             ..Serve::default()
         };
         let text = announcement(&crate::serve::config(&arguments).unwrap()).unwrap();
-        assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU:\n    -object memory-backend-memfd"), "{text}");
+        assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU, before 9.2 with"), "{text}");
+        assert!(text.contains(":\n    -object memory-backend-memfd"), "{text}");
         assert!(text.contains("\n  libvirt:\n    <memoryBacking>\n      <source type='memfd'/>"), "{text}");
         assert!(text.contains("\n  cloud-hypervisor:\n    --memory size=4G,shared=on"), "{text}");
         assert!(text.ends_with("b: read-only, at the socket of descriptor 3\n"), "{text}");
