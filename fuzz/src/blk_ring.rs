@@ -26,6 +26,7 @@ pub fn blk_ring(data: &[u8]) {
     });
     let memory = Arc::new(memory);
     let config = DriverConfig {
+        packed: false,
         size: input.one_of(&[1, 2, 8, 32]),
         event_idx: input.u8().is_multiple_of(2),
         indirect: None,

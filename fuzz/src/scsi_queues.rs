@@ -96,7 +96,8 @@ fn drain(lines: &mut [Line]) {
 
 impl Line {
     fn new(memory: &Arc<GuestMemory>, scsi: &Arc<Scsi>, index: u16) -> Self {
-        let config = DriverConfig { size: 16, event_idx: index.is_multiple_of(2), indirect: None, base: 0 };
+        let config =
+            DriverConfig { size: 16, packed: false, event_idx: index.is_multiple_of(2), indirect: None, base: 0 };
         let driver = Driver::new(memory, BASE + u64::from(index) * 0x1_0000, config).expect("a ring");
         let queue = driver.queue().start(memory).expect("a queue");
         let model = Arc::clone(scsi).model(index, 16);

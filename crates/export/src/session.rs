@@ -9,9 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use egret_event_loop::Leaving;
-use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::QueueConfig;
+use egret_virtio::ring::{PACKED_BASE, QueueConfig};
+use egret_virtio::{EVENT_IDX, RING_PACKED};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::export::Shared;
@@ -41,7 +41,8 @@ const MAX_MEMORY_SLOTS: usize = 64;
 struct Vring {
     size: u16,
     at: Option<RingAt>,
-    base: u16,
+    /// Where it goes on, if it was told or has run.
+    base: Option<u32>,
     /// The descriptors, while the queue does not run; a running queue has them.
     signals: Signals,
     /// A kick descriptor has arrived, which is what starts a ring.
@@ -171,7 +172,9 @@ impl<'a> Session<'a> {
 
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
         match u16::try_from(size) {
-            Ok(size) if size.is_power_of_two() && size <= MAX_QUEUE_SIZE => self.still_vring(index)?.size = size,
+            Ok(size) if (size.is_power_of_two() || self.is_packed() && size > 0) && size <= MAX_QUEUE_SIZE => {
+                self.still_vring(index)?.size = size;
+            }
             _ => {
                 let most = MAX_QUEUE_SIZE;
                 return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {most}"));
@@ -194,11 +197,20 @@ impl<'a> Session<'a> {
     }
 
     fn set_base(&mut self, index: u32, base: u32) -> Result<(), ProtocolError> {
-        match u16::try_from(base) {
-            Ok(base) => self.still_vring(index)?.base = base,
-            Err(_) => return invalid(format!("queue {index} to begin at {base}; an index has 16 bits")),
+        if base > u32::from(u16::MAX) && !self.is_packed() {
+            return invalid(format!("queue {index} to begin at {base}; an index has 16 bits"));
         }
+        self.still_vring(index)?.base = Some(base);
         Ok(())
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & RING_PACKED != 0
+    }
+
+    /// Where a queue goes on, or begins.
+    fn base(&self, vring: &Vring) -> u32 {
+        vring.base.unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
     }
 
     fn get_base(&mut self, index: u32) -> Result<u32, ProtocolError> {
@@ -207,7 +219,7 @@ impl<'a> Session<'a> {
         let vring = self.vring(index)?;
         vring.started = false;
         vring.signals = Signals::default();
-        Ok(vring.base.into())
+        Ok(self.base(&self.vrings[index as usize]))
     }
 
     fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), ProtocolError> {
@@ -264,7 +276,8 @@ impl<'a> Session<'a> {
             desc: guest("descriptors", at.desc)?,
             avail: guest("available ring", at.avail)?,
             used: guest("used ring", at.used)?,
-            base: vring.base,
+            base: self.base(vring),
+            packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
         };
         let queue = match config.start(&self.memory) {
@@ -295,7 +308,7 @@ impl<'a> Session<'a> {
             let worker = leaving.wait().map(Worker::into_parts);
             self.shared.has_stopped();
             let Some((config, signals)) = worker else { continue };
-            self.vrings[index].base = config.base;
+            self.vrings[index].base = Some(config.base);
             self.vrings[index].signals = signals;
         }
     }

@@ -71,7 +71,7 @@ impl Machine {
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let mut rings = Vec::new();
         for index in [CONTROL, EVENTS, REQUESTS] {
-            let config = DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 };
+            let config = DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 };
             let at = MEMORY + u64::from(index) * 0x1_0000;
             let driver = egret_virtio::ring::Driver::new(&memory, at, config).unwrap();
             let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();

@@ -97,7 +97,7 @@ impl<M: Model> Guest<M> {
             }
             assert!(memory.write(HEADERS + slot * STRIDE, &header));
         }
-        let config = DriverConfig { size: 256, event_idx: true, indirect, base: 0 };
+        let config = DriverConfig { size: 256, packed: false, event_idx: true, indirect, base: 0 };
         let driver = Driver::new(&memory, RING, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
         Self { kind, memory, driver, queue, model, chain: Chain::new(), completions: Vec::with_capacity(256) }

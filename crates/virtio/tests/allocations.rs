@@ -18,9 +18,10 @@ const DATA: u64 = 0x2_0000;
 
 #[test]
 fn nothing_is_allocated_per_request() {
-    for indirect in [None, Some(8)] {
+    for (packed, indirect) in [(false, None), (false, Some(8)), (true, None), (true, Some(8))] {
         let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
-        let config = DriverConfig { size: 64, event_idx: true, indirect, base: 0 };
+        let config =
+            DriverConfig { size: 64, packed, event_idx: true, indirect, base: if packed { 0x8000 } else { 0 } };
         let mut driver = Driver::new(&memory, RING, config).unwrap();
         let mut queue = driver.queue().start(&memory).unwrap();
         let blk = Blk::new(BlkConfig {

@@ -9,48 +9,25 @@ use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_U
 
 use super::area::{Available, Descriptors, UsedRing};
 use super::chain::Chain;
-use super::{MAX_SIZE, RingError, need_event};
+use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
 
 const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
-/// A queue at rest: where its ring is and where in it to go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueConfig {
-    /// Descriptors in the table: a power of two.
-    pub size: u16,
-    /// The descriptor table's guest address.
-    pub desc: u64,
-    /// The available ring's guest address.
-    pub avail: u64,
-    /// The used ring's guest address.
-    pub used: u64,
-    /// The available index to pop next: what vhost-user calls the vring's base.
-    pub base: u16,
-    /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
-    pub event_idx: bool,
-}
-
 impl QueueConfig {
-    /// Checks the addresses, finds the areas in `memory`, and asks the driver for kicks.
-    ///
-    /// The used index goes on from what the ring says. The driver may have made chains available before anybody asked
-    /// for kicks: look before the first wait.
-    ///
-    /// # Errors
-    ///
-    /// A size that is no power of two; an area that is misaligned or outside `memory`.
-    pub fn start(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
+    /// [`start`](Self::start), for a split ring.
+    pub(super) fn start_split(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
         let next_used = areas.used.index();
         areas.used.set_flags(0);
+        let next_avail = self.base as u16;
         let mut queue = Queue {
             memory: Arc::clone(memory),
             areas,
             config: self,
-            next_avail: self.base,
-            seen_avail: self.base,
+            next_avail,
+            seen_avail: next_avail,
             next_used,
             published: next_used,
             ever_published: false,
@@ -73,7 +50,7 @@ struct Areas {
 
 impl Areas {
     fn locate(config: &QueueConfig, memory: &Arc<GuestMemory>) -> Result<Self, RingError> {
-        let QueueConfig { size, desc, avail, used, base: _, event_idx } = *config;
+        let QueueConfig { size, desc, avail, used, event_idx, .. } = *config;
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
@@ -120,7 +97,7 @@ unsafe impl Send for Queue {}
 impl Queue {
     /// Gives the queue back at rest; what is in flight is no longer its business.
     pub fn stop(self) -> QueueConfig {
-        QueueConfig { base: self.next_avail, ..self.config }
+        QueueConfig { base: self.next_avail.into(), ..self.config }
     }
 
     /// Descriptors in the table.

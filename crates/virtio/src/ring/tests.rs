@@ -3,5 +3,6 @@
 mod device;
 mod hostile;
 mod oracle;
+mod packed;
 mod random;
 mod threads;
