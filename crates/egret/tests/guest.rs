@@ -20,6 +20,9 @@ use support::vm::{can_boot_or_skips, scripts_folder};
 /// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
 const DISK: u64 = 64 << 20;
 
+/// `VIRTIO_F_RING_PACKED`.
+const RING_PACKED: usize = 34;
+
 #[test]
 fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
     if !can_boot_or_skips("two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot") {
@@ -29,7 +32,7 @@ fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
         iothreads: ["fd-monitor=io_uring", "fd-monitor=epoll"],
         disks: ["aio=io_uring,cache.direct=on,discard=unmap", "aio=native,cache.direct=on,discard=unmap"],
         exports: ["", ""],
-        properties: "",
+        properties: ["", "packed=on"],
     };
     let guest = two.survive_a_guest();
     for disk in ["vda", "vdb"] {
@@ -49,7 +52,7 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
         iothreads: ["fd-monitor=ppoll,poll-max-ns=0", "fd-monitor=epoll,poll-policy=low-regret"],
         disks: ["aio=threads,discard=unmap,detect-zeroes=unmap", "aio=io_uring"],
         exports: ["logical-block-size=4096,writethrough=on,serial=first", "logical-block-size=4096,serial=second"],
-        properties: "event_idx=off",
+        properties: ["event_idx=off", "event_idx=off,packed=on"],
     };
     let guest = two.survive_a_guest();
     for disk in ["vda", "vdb"] {
@@ -233,8 +236,8 @@ struct TwoDisks {
     iothreads: [&'static str; 2],
     disks: [&'static str; 2],
     exports: [&'static str; 2],
-    /// Of QEMU's devices.
-    properties: &'static str,
+    /// Of QEMU's devices: the first has a split ring, the second a packed one.
+    properties: [&'static str; 2],
 }
 
 impl TwoDisks {
@@ -256,13 +259,11 @@ impl TwoDisks {
             }
             let options_so_far = std::mem::take(&mut options);
             options = options_so_far.disk(&node, &image, self.disks[number]).export(&node, &node, &socket, &export);
+            attach.extend(["--props".into(), self.properties[number].into()]);
             attach.extend(["--disk".into(), socket.to_str().expect("our own path").into()]);
             image
         });
         attach.extend(["--num-queues", "2"].map(Into::into));
-        if !self.properties.is_empty() {
-            attach.extend(["--props".into(), self.properties.into()]);
-        }
         let attach: Vec<&str> = attach.iter().map(String::as_str).collect();
 
         let server = Server::start(&Program::egret(), &options);
@@ -272,6 +273,9 @@ impl TwoDisks {
         for (disk, image) in ["vda", "vdb"].into_iter().zip(images) {
             assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
         }
+        // Its features are digits, from feature 0 on.
+        let has = |disk, feature: usize| guest.fact(disk, "features").as_bytes()[feature] == b'1';
+        assert_eq!([has("vda", RING_PACKED), has("vdb", RING_PACKED)], [false, true]);
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
         guest
     }
