@@ -124,7 +124,8 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
     let monitor = scratch.path("qmp");
     let options = two_units(&images, &socket, "iothread=io0").monitor("m", &monitor);
     let server = Server::start(&Program::egret(), &options);
-    let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
+    let socket = socket.to_str().expect("our own path");
+    let attach = ["--props", "packed=on", "--scsi", socket, "--num-queues", "2"];
     let done = AtomicBool::new(false);
     let guest = std::thread::scope(|scope| {
         let changes = scope.spawn(|| {
@@ -155,6 +156,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
         assert!(changes.join().expect("no change fails") > 10);
         guest.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
+    assert!(guest.has_feature("scsi", RING_PACKED));
     assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
     assert_eq!(server.terminate().code(), Some(0));
     for (disk, image) in ["lun0", "lun1"].into_iter().zip(&images) {
@@ -273,9 +275,7 @@ impl TwoDisks {
         for (disk, image) in ["vda", "vdb"].into_iter().zip(images) {
             assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
         }
-        // Its features are digits, from feature 0 on.
-        let has = |disk, feature: usize| guest.fact(disk, "features").as_bytes()[feature] == b'1';
-        assert_eq!([has("vda", RING_PACKED), has("vdb", RING_PACKED)], [false, true]);
+        assert_eq!(["vda", "vdb"].map(|disk| guest.has_feature(disk, RING_PACKED)), [false, true]);
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
         guest
     }
@@ -330,6 +330,11 @@ impl Guest {
     /// What the guest has said of `disk` in a line `DISK NAME VALUE`.
     fn fact(&self, disk: &str, name: &str) -> &str {
         self.last(&format!("{disk} {name} "))
+    }
+
+    /// Whether the driver of `device` and the daemon have agreed on a virtio feature.
+    fn has_feature(&self, device: &str, feature: usize) -> bool {
+        self.fact(device, "features").as_bytes()[feature] == b'1'
     }
 
     /// The hash of all of `disk`, as the guest has read it last.
