@@ -98,7 +98,10 @@ fn drain(lines: &mut [Line]) {
 
 impl Line {
     fn new(memory: &Arc<GuestMemory>, scsi: &Arc<Scsi>, index: u16) -> Self {
-        let config = DriverConfig { size: 16, event_idx: index.is_multiple_of(2), indirect: None, base: 0 };
+        // The control queue and the second request queue have packed rings.
+        let packed = index.is_multiple_of(3);
+        let base = if packed { 0x8000 } else { 0 };
+        let config = DriverConfig { size: 16, packed, event_idx: index.is_multiple_of(2), indirect: None, base };
         let driver = Driver::new(memory, BASE + u64::from(index) * 0x1_0000, config).expect("a ring");
         let queue = driver.queue().start(memory).expect("a queue");
         let model = Arc::clone(scsi).model(index, 16);

@@ -43,7 +43,7 @@ pub use config::{MAX_REQUEST_QUEUES, ScsiConfig, ScsiError};
 pub use luns::Lun;
 pub use queue::ScsiQueue;
 
-use crate::device::{Device, DriverError, EVENT_IDX, read_space};
+use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
@@ -55,7 +55,8 @@ const FIXED_QUEUES: u16 = 2;
 
 const HOTPLUG: u64 = 1 << VIRTIO_SCSI_F_HOTPLUG;
 const CHANGE: u64 = 1 << VIRTIO_SCSI_F_CHANGE;
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_IDX | HOTPLUG | CHANGE;
+const FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_IDX | RING_PACKED | HOTPLUG | CHANGE;
 
 /// Why a logical unit cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -77,7 +77,7 @@ struct Told {
 
 impl Line {
     fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
-        let guest = Guest::new(DriverConfig { size: 64, event_idx: false, indirect: None, base: 0 });
+        let guest = Guest::new(DriverConfig { size: 64, packed: false, event_idx: false, indirect: None, base: 0 });
         let model = Arc::clone(scsi).model(index, guest.queue.size());
         Self { guest, model, chain: Chain::new(), shows: true }
     }
