@@ -142,9 +142,13 @@ fn a_disk_that_grows_is_as_long_for_its_client() {
     let scratch = Scratch::new();
     let (_server, mut qmp) = bare(&scratch);
     with_disk(&scratch, &mut qmp, MIB);
+    let told = qmp.run("block_resize", json!({"node-name": "d0", "size": 2 * MIB}));
+    assert_eq!(told, json!({}), "there is nobody to be told");
     let mut disk = Disk::connect(&scratch.path("disk")).unwrap();
+    assert_eq!(disk.capacity().unwrap(), 2 * MIB);
     disk.first().write(0, &[1; 512]).unwrap();
-    qmp.run("block_resize", json!({"node-name": "d0", "size": 3 * MIB}));
+    let told = qmp.run("block_resize", json!({"node-name": "d0", "size": 3 * MIB}));
+    assert_eq!(told, json!({"untold": ["e0"]}), "libblkio has no ear for it, and looks by itself");
     assert_eq!(disk.capacity().unwrap(), 3 * MIB);
     disk.first().write(3 * MIB - 512, &[2; 512]).unwrap();
     for (size, line) in [(MIB, "shrinking would lose data"), (3 * MIB + 1, "must be a multiple of 512")] {
