@@ -2,10 +2,14 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
 
 use support::await_that;
+use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 
@@ -34,5 +38,62 @@ fn qemus_own_client_drives_every_command() {
         Command::new(python).arg(script).arg(&socket).arg(scratch.path("").as_os_str()).output().expect("it runs");
     let said = String::from_utf8_lossy(&driven.stderr);
     assert!(driven.status.success(), "{said}");
+    await_that("the daemon to end", || !server.is_alive());
+}
+
+/// Every command, as one types it into `qmp-shell`; `PLACE` is a directory.
+const TYPED: &str = r#"
+query-version
+query-commands
+query-qmp-schema
+object-add qom-type=iothread id=io0 poll-max-ns=10000
+object-add qom-type=iothread id=io1
+qom-list path=/objects
+qom-set path=/objects/io0 property=poll-policy value=low-regret
+qom-get path=/objects/io0 property=poll-policy
+query-iothreads
+blockdev-add driver=file node-name=d0 filename=PLACE/image cache={"direct":false}
+block-export-add type=vhost-user-blk id=e0 node-name=d0 iothread=io0 writable=true addr={"type":"unix","path":"PLACE/e0"}
+query-block-exports
+blockdev-reopen options=[{"driver":"file","node-name":"d0","filename":"PLACE/image","discard":"unmap"}]
+egret-move-queue id=e0 queue=0 iothread=io1
+egret-map-queues id=e0 iothread=io0
+block_set_io_throttle id=d0 bps=0 bps_rd=0 bps_wr=0 iops=100 iops_rd=0 iops_wr=0
+block_resize node-name=d0 size=2097152
+query-named-block-nodes
+query-blockstats
+egret-query-stats export=e0
+block-export-add type=vhost-user-scsi id=s0 iothread=io0 addr={"type":"unix","path":"PLACE/s0"}
+egret-lun-add id=s0 lun=5 node-name=d0
+egret-lun-del id=s0 lun=5
+block-export-del id=s0
+block-export-del id=e0
+blockdev-del node-name=d0
+object-del id=io0
+quit
+"#;
+
+#[test]
+fn every_command_can_be_typed_into_qmp_shell() {
+    let Some(python) = python("every_command_can_be_typed_into_qmp_shell") else { return };
+    let scratch = Scratch::new();
+    std::fs::File::create(scratch.path("image")).unwrap().set_len(1 << 20).unwrap();
+    let socket = scratch.path("qmp");
+    let mut server = Server::start(&Program::egret(), &Options::new().monitor("m", &socket));
+    let known = Qmp::connect(&socket).run("query-commands", json!({}));
+    let names = known.as_array().unwrap().iter().map(|command| command["name"].as_str().unwrap());
+    let forgotten = names.filter(|name| *name != "qmp_capabilities" && !TYPED.contains(&format!("\n{name}")));
+    assert_eq!(forgotten.collect::<Vec<_>>(), [""; 0]);
+    let typed = TYPED.trim_start().replace("PLACE", scratch.path("").to_str().unwrap().trim_end_matches('/'));
+    let mut shell = Command::new(Path::new(&python).with_file_name("qmp-shell"));
+    // It keeps what was typed in a file there.
+    shell.env("HOME", scratch.path(""));
+    shell.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut shell = shell.spawn().unwrap();
+    shell.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+    // When the daemon is gone it ends with an exception, whatever was typed.
+    let answers = String::from_utf8(shell.wait_with_output().unwrap().stdout).unwrap();
+    assert!(!answers.contains("\"error\""), "{answers}");
+    assert_eq!(answers.matches("{\"return\":").count(), typed.lines().count(), "{answers}");
     await_that("the daemon to end", || !server.is_alive());
 }

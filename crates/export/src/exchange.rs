@@ -21,7 +21,7 @@ use egret_event_loop::{EventLoop, Nanos, clock};
 use egret_virtio::DiskKey;
 
 use crate::export::{Export, ExportError, Place, Queues, lock};
-use crate::moves::{PATIENCE, take_in};
+use crate::moves::{PATIENCE, Pause, take_in};
 use crate::worker::Worker;
 
 /// A disk, and the one that takes its place.
@@ -39,7 +39,7 @@ pub struct Exchange {
 /// # Errors
 ///
 /// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
-pub fn exchange(exports: &[&Export], exchanges: &[Exchange]) -> Result<Nanos, ExportError> {
+pub fn exchange(exports: &[&Export], exchanges: &[Exchange]) -> Result<Pause, ExportError> {
     let mut locked = exports.iter().map(|export| settled(export)).collect::<Result<Vec<_>, _>>()?;
     let mut seats = Vec::new();
     for (export, queues) in exports.iter().zip(&locked) {
@@ -122,12 +122,12 @@ struct Gathering {
     begun: AtomicU64,
     /// Taken by who ends it: the last one to stop, or whoever gives up waiting for that.
     seats: Mutex<Option<Vec<Seat>>>,
-    tell: Mutex<Sender<Nanos>>,
+    tell: Mutex<Sender<Pause>>,
 }
 
 impl Gathering {
     /// The longest time that any of them was not served; `None` if one had requests that did not end.
-    fn run(seats: Vec<Seat>) -> Option<Nanos> {
+    fn run(seats: Vec<Seat>) -> Option<Pause> {
         let (tell, told) = channel();
         let places: Vec<Place> = seats.iter().map(|seat| seat.place.clone()).collect();
         let gathering = Arc::new(Self {
@@ -143,7 +143,7 @@ impl Gathering {
                 target.quiesce(id, move |_| gathering.arrive());
             });
         }
-        let mut pause = Nanos::ZERO;
+        let mut pause = Pause::default();
         for _ in &places {
             pause = pause.max(match told.recv_timeout(PATIENCE) {
                 Ok(pause) => pause,
@@ -156,16 +156,18 @@ impl Gathering {
     }
 
     /// One more has stopped. Runs on its loop.
-    fn arrive(self: &Arc<Self>) {
+    fn arrive(&self) {
         if self.awaited.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         let tell = lock(&self.tell).clone();
+        let begun = Nanos(self.begun.load(Ordering::Relaxed));
+        let drain = clock::now() - begun;
         for seat in lock(&self.seats).take().into_iter().flatten() {
-            let (gathering, tell) = (Arc::clone(self), tell.clone());
+            let tell = tell.clone();
             seat.place.on.clone().send(move |target| {
                 seat.take(target);
-                let _ = tell.send(clock::now() - Nanos(gathering.begun.load(Ordering::Relaxed)));
+                let _ = tell.send(Pause { whole: clock::now() - begun, drain });
             });
         }
     }

@@ -32,5 +32,6 @@ pub use export::{Export, ExportConfig, ExportError};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
+pub use moves::Pause;
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::Worker;

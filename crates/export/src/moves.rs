@@ -25,6 +25,15 @@ use crate::worker::Worker;
 /// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a change had queues wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pause {
+    /// From when the first queue stopped to take requests in until the last one was served again.
+    pub whole: Nanos,
+    /// Of that, until the requests in flight had ended and their loop had seen it: the disk's part.
+    pub drain: Nanos,
+}
+
 /// Queues, each with the loop that it is to run on.
 type Targets = Vec<(usize, LoopHandle<Worker>)>;
 
@@ -32,7 +41,7 @@ type Targets = Vec<(usize, LoopHandle<Worker>)>;
 struct Moved {
     queue: usize,
     at: Result<Place, Worker>,
-    pause: Nanos,
+    pause: Pause,
     problem: Option<Problem>,
 }
 
@@ -52,7 +61,7 @@ impl Export {
     /// # Panics
     ///
     /// If there is no loop.
-    pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Nanos, ExportError> {
+    pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Pause, ExportError> {
         let mut queues = lock(&self.shared.queues);
         let targets = deal(self.shared.device(), loops).into_iter().enumerate();
         let targets = targets.filter(|(queue, to)| queues.loops[*queue] != *to).collect::<Targets>();
@@ -80,7 +89,7 @@ impl Export {
 }
 
 /// Moves queues side by side. When it fails, some may be where they were, and others where they were to be.
-fn shift(queues: &mut Queues, targets: Targets) -> Result<Nanos, Problem> {
+fn shift(queues: &mut Queues, targets: Targets) -> Result<Pause, Problem> {
     let (tell, told) = channel();
     let mut moving = Vec::new();
     for (queue, to) in targets {
@@ -94,7 +103,7 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Nanos, Problem> {
         }
     }
     drop(tell);
-    let mut pause = Nanos::ZERO;
+    let mut pause = Pause::default();
     let mut problem = None;
     let patience_ends = Instant::now() + PATIENCE;
     while let Some(moved) = next(&mut moving, &told, patience_ends) {
@@ -119,9 +128,10 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
     on.send(move |target| {
         let begun = clock::now();
         target.detach(id, move |worker| {
+            let drain = clock::now() - begun;
             to.clone().send(move |target| match target.attach(worker) {
                 Ok(id) => {
-                    let pause = clock::now() - begun;
+                    let pause = Pause { whole: clock::now() - begun, drain };
                     let _ = tell.send(Moved { queue, at: Ok(Place { queue, on: to, id }), pause, problem: None });
                 }
                 Err((worker, e)) => take_back(queue, worker, e, home, tell),
@@ -134,7 +144,7 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
 fn take_back(queue: usize, worker: Worker, why: io::Error, home: LoopHandle<Worker>, tell: Sender<Moved>) {
     home.clone().send(move |target| {
         let at = target.attach(worker).map(|id| Place { queue, on: home, id }).map_err(|(worker, _)| worker);
-        let _ = tell.send(Moved { queue, at, pause: Nanos::ZERO, problem: Some(Problem::System(why)) });
+        let _ = tell.send(Moved { queue, at, pause: Pause::default(), problem: Some(Problem::System(why)) });
     });
 }
 
@@ -157,7 +167,7 @@ fn stay(moving: &[Place]) -> Option<Moved> {
         place.on.call(move |target| target.resume(id)).unwrap_or(true)
     };
     let place = moving.iter().find(is_here)?.clone();
-    Some(Moved { queue: place.queue, at: Ok(place), pause: Nanos::ZERO, problem: Some(Problem::Busy) })
+    Some(Moved { queue: place.queue, at: Ok(place), pause: Pause::default(), problem: Some(Problem::Busy) })
 }
 
 /// Disks that a loop's engines keep, until this is dropped: that they cannot be had is known, and their engines are

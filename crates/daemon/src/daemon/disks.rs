@@ -182,7 +182,8 @@ impl Daemon {
             Err(e) => return failed(format!("cannot be resized: {e}")),
         };
         let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
-        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size));
+        // Who connects later reads the size that there is then.
+        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size) && export.is_in_use());
         let untold = untold.map(|(object, _)| object.id.clone()).collect();
         if !is_file && size < bytes {
             return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));

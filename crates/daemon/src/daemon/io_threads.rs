@@ -61,12 +61,8 @@ impl Daemon {
         let Some(now) = self.config.iothreads.iter_mut().find(|now| now.id == object.id) else {
             return Err(ChangeError::NoObject(object.id));
         };
-        let fixed = [
-            ("fd-monitor", now.fd_monitor != object.fd_monitor),
-            ("cpu-affinity", object.cpu_affinity.is_none() && now.cpu_affinity.is_some()),
-        ];
-        if let Some((property, _)) = fixed.iter().find(|(_, differs)| *differs) {
-            return Err(ChangeError::Fixed(object.id, (*property).to_owned()));
+        if now.fd_monitor != object.fd_monitor {
+            return Err(ChangeError::Fixed(object.id, "fd-monitor".to_owned()));
         }
         if let Some(running) = self.io_threads.get(&object.id) {
             running.change(now, &object)?;
@@ -105,7 +101,7 @@ impl RunningIoThread {
         let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
         let (handle, thread) = spawn(options, move |ring| {
             if let Some(cpus) = &cpus
-                && let Err(e) = bind_this_thread(cpus)
+                && let Err(e) = bind_this_thread(Some(cpus))
             {
                 tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
             }
@@ -172,8 +168,9 @@ impl RunningIoThread {
         if (now.thread_pool_min, now.thread_pool_max) != (min, max) {
             self.handle.send(move |target| target.backend().set_thread_pool(min, max));
         }
-        if let Some(cpus) = object.cpu_affinity.clone().filter(|cpus| now.cpu_affinity.as_ref() != Some(cpus)) {
-            let bound = self.handle.call(move |_| bind_this_thread(&cpus));
+        if now.cpu_affinity != object.cpu_affinity {
+            let cpus = object.cpu_affinity.clone();
+            let bound = self.handle.call(move |_| bind_this_thread(cpus.as_ref()));
             bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("cpu-affinity: {e}")))?;
         }
         Ok(())
@@ -198,8 +195,15 @@ fn batch(object: &IoThread) -> u32 {
     u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX)
 }
 
-fn bind_this_thread(cpus: &Cpus) -> rustix::io::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(cpu.into()));
+/// Has this thread run on `cpus`, or wherever the daemon's main thread may.
+fn bind_this_thread(cpus: Option<&Cpus>) -> rustix::io::Result<()> {
+    let set = match cpus {
+        Some(cpus) => {
+            let mut set = rustix::thread::CpuSet::new();
+            cpus.iter().for_each(|cpu| set.set(cpu.into()));
+            set
+        }
+        None => rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?,
+    };
     rustix::thread::sched_setaffinity(None, &set)
 }

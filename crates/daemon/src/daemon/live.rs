@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use egret_event_loop::Nanos;
-use egret_export::{Exchange, Export, exchange};
+use egret_export::{Exchange, Export, Pause, exchange};
 
 use super::disks::{make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
@@ -17,7 +16,7 @@ impl Daemon {
     /// # Errors
     /// There is no such export or I/O thread, the export is to stay where it is, or a queue cannot move. All queues are
     /// where they were.
-    pub fn place_export(&mut self, object: schema::Export) -> Result<Nanos, ChangeError> {
+    pub fn place_export(&mut self, object: schema::Export) -> Result<Pause, ChangeError> {
         let Some(running) = self.exports.get(&object.id) else { return Err(ChangeError::NoExport(object.id)) };
         let Some(now) = self.config.exports.iter_mut().find(|now| now.id == object.id) else {
             return Err(ChangeError::NoExport(object.id));
@@ -42,7 +41,7 @@ impl Daemon {
     /// # Errors
     /// There is no such node, it would be another image, or an export could not use it as it would be. All nodes are as
     /// they were.
-    pub fn reopen(&mut self, blockdevs: Vec<Blockdev>) -> Result<Nanos, ChangeError> {
+    pub fn reopen(&mut self, blockdevs: Vec<Blockdev>) -> Result<Pause, ChangeError> {
         let mut tops = self.config.blockdevs.clone();
         for new in blockdevs {
             let name = new.node_name.clone().ok_or(ChangeError::NamelessReopening)?;

@@ -242,6 +242,23 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
 }
 
 #[test]
+fn a_thread_is_bound_to_processors_and_let_go_of_again() {
+    let mut daemon = daemon();
+    let thread = IoThread::new("io0");
+    daemon.add_io_thread(thread.clone()).unwrap();
+    let number = rustix::process::Pid::from_raw(daemon.thread_id("io0").unwrap());
+    let runs_on = || rustix::thread::sched_getaffinity(number).unwrap();
+    let anywhere = runs_on();
+    let first = (0..=1023).find(|&cpu| anywhere.is_set(cpu)).unwrap();
+    let bound = thread.with("cpu-affinity", serde_json::json!([first])).unwrap();
+    daemon.change_io_thread(bound.clone()).unwrap();
+    assert_eq!(runs_on().count(), 1);
+    daemon.change_io_thread(bound.with("cpu-affinity", serde_json::Value::Null).unwrap()).unwrap();
+    assert_eq!(runs_on(), anywhere);
+    assert_eq!(daemon.config().iothreads, [thread]);
+}
+
+#[test]
 fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exported() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();

@@ -1,5 +1,6 @@
 //! Commands that change what carries a guest's requests while it makes them.
 
+use egret_export::Pause;
 use serde_json::{Value, json};
 
 use super::QmpError;
@@ -8,7 +9,7 @@ use crate::daemon::{ChangeError, DEFAULT_IOTHREAD};
 use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling, VQ_MAPPING};
 
 /// What each of them returns.
-const RETURNS: &str = r#"{"pause-ns"}"#;
+const RETURNS: &str = r#"{"pause-ns", "drain-ns"}"#;
 
 static NODES: Shape = keys(&[Key::needed(
     "options",
@@ -33,13 +34,14 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: RETURNS,
         about: "Open nodes otherwise while they are used: `aio`, `cache`, `read-only`, `discard`, `detect-zeroes` and \
                 `locking` can change, the image cannot. If one node cannot be had as asked, all stay as they are. \
-                `pause-ns`, Egret's own, is the longest time that a queue was not served for that.",
+                `pause-ns`, Egret's own, is the longest time that a queue was not served for that, \
+                and `drain-ns` how long of it requests in flight took to end.",
         run: Run::Change(|context, arguments| {
             let blockdevs = arguments.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
             let read = |blockdev| Blockdev::from_value(blockdev, Spelling::Typed);
             let blockdevs = blockdevs.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
             let pause = context.daemon.reopen(blockdevs)?;
-            Ok(json!({ "pause-ns": pause.0 }))
+            Ok(told(pause))
         }),
     },
     Command {
@@ -47,7 +49,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&QUEUE),
         returns: RETURNS,
         about: "Have another I/O thread run one queue of an export: its client sees nothing of it. `pause-ns` is how \
-                long nobody served it. The control and event queues of `vhost-user-scsi` are with request queue 0.",
+                long nobody served it, `drain-ns` how long of that requests in flight took to end. The control and event queues of `vhost-user-scsi` are with request queue 0.",
         run: Run::Change(|context, arguments| {
             let queue = arguments.get("queue").and_then(Value::as_u64).and_then(|queue| u16::try_from(queue).ok());
             let export = find(context, &arguments)?;
@@ -61,7 +63,8 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&MAPPING),
         returns: RETURNS,
         about: "Spread an export's queues over I/O threads, or gather them: `iothread`, or `iothread-vq-mapping` with \
-                the rules that it has for exports. `pause-ns` is the longest time that nobody served one of them.",
+                the rules that it has for exports. `pause-ns` is the longest time that nobody served one of them, `drain-ns` how \
+                long of it requests in flight took to end.",
         run: Run::Change(|context, arguments| {
             let placed = find(context, &arguments)?.placed(&arguments)?;
             place(context, placed)
@@ -77,7 +80,11 @@ fn find<'a>(context: &'a Context<'_>, arguments: &Arguments) -> Result<&'a Expor
 
 fn place(context: &mut Context<'_>, placed: Export) -> Result<Value, QmpError> {
     let pause = context.daemon.place_export(placed)?;
-    Ok(json!({ "pause-ns": pause.0 }))
+    Ok(told(pause))
+}
+
+fn told(pause: Pause) -> Value {
+    json!({ "pause-ns": pause.whole.0, "drain-ns": pause.drain.0 })
 }
 
 #[cfg(test)]

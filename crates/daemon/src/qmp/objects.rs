@@ -63,8 +63,8 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "qom-set",
         takes: Takes::KeysAndValue(&PROPERTY),
         returns: "{}",
-        about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so; \
-                a change of policy forgets the properties that the new one has no use for.",
+        about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so, \
+                and null whatever is so without the property; a change of policy forgets the properties that the new one has no use for.",
         run: Run::Change(|context, mut arguments| {
             let value = arguments.remove("value").unwrap_or_default();
             let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));

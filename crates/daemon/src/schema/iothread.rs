@@ -209,7 +209,7 @@ impl IoThread {
         self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
     }
 
-    /// The same with one property changed. Another policy forgets the properties that it has no use for.
+    /// The same with one property changed; null takes back what was said of it. Another policy forgets the properties that it has no use for.
     ///
     /// # Errors
     /// The value is not the property's, or it does not go with the others.
@@ -225,7 +225,10 @@ impl IoThread {
                 }
             }
         }
-        object[property] = value;
+        match object.as_object_mut().filter(|_| value.is_null()) {
+            Some(object) => drop(object.remove(property)),
+            None => object[property] = value,
+        }
         Self::from_value(object, Spelling::Typed)
     }
 

@@ -51,7 +51,7 @@ fn a_mapping_in_force_is_shown_and_decides_which_threads_can_go() {
     ];
     for (queue, to, expected) in moves {
         let moved = run(&mut daemon, "egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": to}));
-        assert_eq!(moved, Ok(json!({"pause-ns": 0})), "no client, and so nobody waited");
+        assert_eq!(moved, Ok(json!({"pause-ns": 0, "drain-ns": 0})), "no client, and so nobody waited");
         assert_eq!(mapping(&mut daemon), expected);
     }
     run(&mut daemon, "object-del", json!({"id": "io0"})).unwrap();
@@ -139,7 +139,11 @@ fn a_node_is_reopened_as_all_of_its_options_say() {
         json!({"options": [options]})
     };
     let more = json!({"aio": "io_uring", "cache": {"no-flush": true}, "discard": "unmap", "detect-zeroes": "unmap"});
-    assert_eq!(run(&mut daemon, "blockdev-reopen", with(more)), Ok(json!({"pause-ns": 0})), "nobody waited");
+    assert_eq!(
+        run(&mut daemon, "blockdev-reopen", with(more)),
+        Ok(json!({"pause-ns": 0, "drain-ns": 0})),
+        "nobody waited"
+    );
     let shown = |daemon: &mut Daemon| run(daemon, "query-named-block-nodes", json!({})).unwrap()[0].take();
     let node = shown(&mut daemon);
     assert_eq!((&node["cache"]["no-flush"], &node["detect_zeroes"]), (&json!(true), &json!("unmap")));

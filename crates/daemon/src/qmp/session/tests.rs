@@ -176,3 +176,43 @@ fn every_command_says_what_it_misses_and_what_it_does_not_know() {
         error(&message);
     }
 }
+
+/// The arguments are those of the examples in QEMU's reference of QMP, which name objects that must be there first.
+#[test]
+fn the_examples_of_qemus_reference_work() {
+    let place = tempfile::tempdir().unwrap();
+    let image = place.path().join("image");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let addr = json!({"type": "unix", "path": place.path().join("socket")});
+    let commands = [
+        json!({"execute": "qmp_capabilities", "arguments": {"enable": []}}),
+        json!({"execute": "query-version"}),
+        json!({"execute": "query-commands"}),
+        json!({"execute": "query-iothreads"}),
+        json!({"execute": "query-blockstats"}),
+        json!({"execute": "blockdev-add", "arguments": {"driver": "file", "node-name": "scratch", "filename": image}}),
+        json!({"execute": "block-export-add", "arguments": {"type": "vhost-user-blk", "id": "e", "node-name": "scratch",
+               "writable": true, "addr": addr}}),
+        json!({"execute": "block_resize", "arguments": {"device": "scratch", "size": 1_073_741_824}}),
+        json!({"execute": "blockdev-add", "arguments": {"driver": "null-co", "node-name": "ide0-1-0"}}),
+        json!({"execute": "block_set_io_throttle", "arguments": {"id": "ide0-1-0", "bps": 1_000_000, "bps_rd": 0,
+               "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0, "bps_max": 8_000_000, "bps_rd_max": 0,
+               "bps_wr_max": 0, "iops_max": 0, "iops_rd_max": 0, "iops_wr_max": 0, "bps_max_length": 60,
+               "iops_size": 0}}),
+        json!({"execute": "block_set_io_throttle", "arguments": {"device": "ide0-1-0", "bps": 0, "bps_rd": 0,
+               "bps_wr": 0, "iops": 512, "iops_rd": 0, "iops_wr": 0, "bps_max": 0, "bps_rd_max": 0, "bps_wr_max": 0,
+               "iops_max": 0, "iops_rd_max": 0, "iops_wr_max": 0, "iops_size": 0}}),
+        json!({"execute": "blockdev-del", "arguments": {"node-name": "ide0-1-0"}}),
+        json!({"execute": "query-named-block-nodes"}),
+        json!({"execute": "quit"}),
+    ];
+    let messages: Vec<String> = commands.iter().map(Value::to_string).collect();
+    let messages: Vec<&str> = messages.iter().map(String::as_str).collect();
+    let answers = answers(&messages);
+    assert_eq!(answers.len(), commands.len());
+    for (command, answer) in commands.iter().zip(&answers) {
+        assert!(answer.get("return").is_some(), "{command}: {answer}");
+    }
+    let nodes = answers[12]["return"].as_array().unwrap();
+    assert_eq!((nodes.len(), &nodes[0]["image"]["virtual-size"]), (1, &json!(1_073_741_824)));
+}
