@@ -2,6 +2,7 @@
 # "EGRET-ASKS WHAT" on the console is such a wish, and the host does what it says.
 #
 # LUN 1, 8 MiB, comes, grows to 16 MiB and goes, twice, while LUN 0 is read; the kernel's driver finds out by itself.
+# At the end "EGRET-ASKS kill" has the daemon killed and another started, under load that must not notice.
 # shellcheck shell=dash
 set -eu
 
@@ -71,6 +72,23 @@ begin "the other disk"
 kill $reader $uevents
 [ ! -e /tmp/keeper ] || fail "LUN 0 could not be read meanwhile"
 [ "$(find /sys/block -name 'sd*' | wc -l)" = 1 ] || fail "there are other disks than LUN 0"
+
+begin "the daemon is killed"
+completed() { awk '{ print $1 + $5 }' "/sys/block/$keeper/stat"; }
+until [ -e /tmp/enough ]; do
+  fio --name=verify --filename="/dev/$keeper" --ioengine=libaio --direct=1 --iodepth=16 --numjobs=2 --size=8m \
+    --offset_increment=8m --rw=randwrite --bs=4k --verify=crc32c --verify_fatal=1 >/tmp/log 2>&1 ||
+    { touch /tmp/failed; break; }
+done &
+for _ in 1 2 3; do
+  before=$(completed)
+  until [ $(($(completed) - before)) -gt 500 ] || [ -e /tmp/failed ]; do sleep 0.1; done
+  asks kill
+done
+touch /tmp/enough
+wait $!
+[ ! -e /tmp/failed ] || { cat /tmp/log; fail "fio noticed"; }
+echo "EGRET-SHA256 keeper $(dd if="/dev/$keeper" bs=1M iflag=direct 2>/dev/null | hash)"
 
 begin "the kernel's log"
 # These are the unit attentions by which any target tells such news.

@@ -11,11 +11,15 @@ use crate::schema::{Addr, Export, ExportType};
 /// The ring size that QEMU, and libvirt with it, sets up when told nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
 
+/// How often, in milliseconds, QEMU tries to connect again to a daemon that went away: a new one is there in less, and a
+/// guest waits no longer than that.
+const RECONNECT_MS: u32 = 100;
+
 /// How to attach one export, ready to be pasted; empty for who cannot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attach {
-    /// Arguments of `qemu-system-*`. The guest's memory (`-m`, here 4 GiB) and the lines that share it are needed once
-    /// however many disks there are.
+    /// Arguments of `qemu-system-*` 9.2 or later, which has `reconnect-ms`; before it was `reconnect`, in seconds. The
+    /// guest's memory (`-m`, here 4 GiB) and the lines that share it are needed once however many disks there are.
     pub qemu: String,
     /// Elements of a libvirt domain.
     pub libvirt: String,
@@ -48,7 +52,8 @@ fn qemu(export: &Export, path: &str) -> String {
         ExportType::VhostUserBlk => format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}"),
         ExportType::VhostUserScsi => format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}"),
     };
-    let chardev = shell_word(&format!("socket,id=chr-{id},path={}", path.replace(',', ",,")));
+    let chardev =
+        shell_word(&format!("socket,id=chr-{id},path={},reconnect-ms={RECONNECT_MS}", path.replace(',', ",,")));
     format!(
         "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
          -chardev {chardev} \\\n\
@@ -64,7 +69,8 @@ fn libvirt(export: &Export, path: &str) -> String {
     }
     format!(
         "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
-         <disk type='vhostuser' device='disk'>\n  {driver}/>\n  <source type='unix' path='{}'/>\n  \
+         <disk type='vhostuser' device='disk'>\n  {driver}/>\n  <source type='unix' path='{}'>\n    \
+         <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
          <target dev='vda' bus='virtio'/>\n</disk>",
         xml_text(path)
     )
@@ -92,6 +98,7 @@ fn xml_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::Descriptor;
 
     fn export(path: &str) -> Export {
         let addr = Addr::Unix { path: path.to_owned() };
@@ -104,14 +111,15 @@ mod tests {
         assert_eq!(
             attach.qemu,
             "-object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem -m 4G \\\n\
-             -chardev socket,id=chr-disk0,path=/run/vm/disk.sock \\\n\
+             -chardev socket,id=chr-disk0,path=/run/vm/disk.sock,reconnect-ms=100 \\\n\
              -device vhost-user-blk-pci,num-queues=4,queue-size=128,id=disk0,chardev=chr-disk0"
         );
         assert_eq!(
             attach.libvirt,
             "<memoryBacking>\n  <source type='memfd'/>\n  <access mode='shared'/>\n</memoryBacking>\n\
              <disk type='vhostuser' device='disk'>\n  <driver name='qemu' type='raw' queues='4'/>\n  \
-             <source type='unix' path='/run/vm/disk.sock'/>\n  <target dev='vda' bus='virtio'/>\n</disk>"
+             <source type='unix' path='/run/vm/disk.sock'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
+             <target dev='vda' bus='virtio'/>\n</disk>"
         );
         assert_eq!(
             attach.cloud_hypervisor,
@@ -131,7 +139,10 @@ mod tests {
     #[test]
     fn odd_paths_are_quoted_as_each_reader_needs_it() {
         let attach = Attach::new(&export("/a,b & 'c'.sock"), Path::new("/")).unwrap();
-        assert!(attach.qemu.contains(r"-chardev 'socket,id=chr-disk0,path=/a,,b & '\''c'\''.sock' "), "{attach:?}");
+        assert!(
+            attach.qemu.contains(r"-chardev 'socket,id=chr-disk0,path=/a,,b & '\''c'\''.sock,reconnect-ms=100' "),
+            "{attach:?}"
+        );
         assert!(attach.libvirt.contains("path='/a,b &amp; &apos;c&apos;.sock'"), "{attach:?}");
         assert!(attach.cloud_hypervisor.contains(r#"socket="/a,b & '\''c'\''.sock",num"#), "{attach:?}");
     }
@@ -145,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_inherited_socket_has_no_lines() {
-        let export = Export { addr: Addr::Fd { fd: 3 }, ..export("s") };
+        let export = Export { addr: Addr::Fd { fd: Descriptor::Number(3) }, ..export("s") };
         assert_eq!(Attach::new(&export, Path::new("/")), None);
     }
 }

@@ -5,11 +5,18 @@
 //! it uses permission `n`, and on `UNSHARED + n` while it does not let others use it. Nobody ever takes a write lock;
 //! to find out whether another program stands in the way one asks whether a write lock would be possible. The locks
 //! belong to the open file description, so two disks of one process exclude each other too.
+//!
+//! They outlive a process that was killed by as long as the kernel is still busy with what it had asked of the image:
+//! each request of an io_uring holds on to the description. This is as it should be. A write that is still on its way
+//! must not come after what the next daemon writes, nor a read into memory that a guest has had back from the next
+//! daemon. So whoever comes next waits a while for locks, and who has them knows that nothing of the kind is left.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::error::OpenCause;
 use crate::options::Locking;
@@ -50,8 +57,25 @@ impl Usage {
     }
 }
 
-/// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else.
+/// How long an image may be locked before that is an error. Long enough for what a dead daemon's disk has to end, and for
+/// a supervisor that counts how often the next one fails.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 3000 });
+/// How often one looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else. Waits for them, but not
+/// for ever.
 pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
+    let patience_ends = Instant::now() + PATIENCE;
+    loop {
+        match try_lock(file, path, usage) {
+            Err(OpenCause::Locked { .. }) if Instant::now() < patience_ends => thread::sleep(LOOK_AGAIN),
+            locked => return locked,
+        }
+    }
+}
+
+fn try_lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     // First show what we do, then look who is there: of two that come at once at least one sees the other.
     let locked = show(file, path, usage, &usage.bytes());
     let locked = locked.and_then(|can_lock| if can_lock { look(file, path, usage) } else { Ok(()) });

@@ -60,19 +60,28 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
 }
 
 #[test]
-fn the_lines_that_are_printed_for_qemu_attach_the_disk() {
-    if !can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk") {
+fn the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives() {
+    if !can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives") {
         return;
     }
     let scratch = Scratch::new();
     // A name that a shell and QEMU would both like to take apart.
     let (image, socket) = (scratch.image("disk", DISK), scratch.path("one disk, 'quoted'"));
-    let daemon = Announced::start(&image, &socket);
-    let guest = Guest::run(&["--attach", &daemon.lines_for("QEMU")], &["one-disk.sh"]);
+    let mut daemon = Some(Announced::start(&image, &socket));
+    let lines = daemon.as_ref().map(|daemon| daemon.lines_for("QEMU")).expect("it has started");
+    let mut kills = 0;
+    let guest = Guest::run_asking(&["--attach", &lines], &["one-disk.sh"], |asked| {
+        assert_eq!(asked, "kill");
+        // Dropping it is SIGKILL.
+        daemon = None;
+        daemon = Some(Announced::start(&image, &socket));
+        kills += 1;
+    });
+    assert_eq!(kills, 5);
     assert_eq!(guest.fact("vda", "bytes"), DISK.to_string());
     // QEMU has set up the four queues that the line says; a driver takes as many as it has processors.
     assert_eq!(guest.fact("vda", "queues"), "2");
-    assert_eq!(daemon.terminate().code(), Some(0));
+    assert_eq!(daemon.map(|daemon| daemon.terminate().code()), Some(Some(0)));
     assert_eq!(guest.last_hash("vda"), hash(&image), "the guest and the host see the same bytes");
     assert_eq!(scratch.left_behind(), Vec::<String>::new());
 }
@@ -202,8 +211,8 @@ fn a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other() {
 }
 
 #[test]
-fn a_guest_sees_units_come_and_grow_and_go() {
-    if !can_boot_or_skips("a_guest_sees_units_come_and_grow_and_go") {
+fn a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed() {
+    if !can_boot_or_skips("a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed") {
         return;
     }
     const MIB: u64 = 1 << 20;
@@ -223,7 +232,7 @@ fn a_guest_sees_units_come_and_grow_and_go() {
             "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1,luns.0.lun=0,luns.0.node-name=keeper",
         )
         .monitor("m", &monitor);
-    let server = Server::start(&Program::egret(), &options);
+    let mut server = Some(Server::start(&Program::egret(), &options));
     let mut qmp = Qmp::connect(&monitor);
     let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
     let guest = Guest::run_asking(&attach, &["hotplug.sh"], |asked| match asked.split_once(' ') {
@@ -239,11 +248,16 @@ fn a_guest_sees_units_come_and_grow_and_go() {
             assert_eq!(qmp.event("EGRET_LUN_DELETED")["node-name"], node);
             qmp.run("blockdev-del", json!({"node-name": node}));
         }
+        None if asked == "kill" => {
+            server = None;
+            server = Some(Server::start(&Program::egret(), &options));
+        }
         _ => panic!("the guest asks for '{asked}'"),
     });
+    let server = server.expect("it was started again");
     assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
     assert_eq!(server.terminate().code(), Some(0));
-    for (name, image) in [("first", first), ("second", second)] {
+    for (name, image) in [("keeper", keeper), ("first", first), ("second", second)] {
         assert_eq!(guest.last_hash(name), hash(&image), "the guest and the host see the same bytes of {name}");
     }
     assert_eq!(scratch.left_behind(), Vec::<String>::new());

@@ -187,6 +187,17 @@ fn orders_that_cannot_be_carried_out_are_refused() {
     refused("the start of queue 200", SET_VRING_ENABLE, &u32s(&[200, 1]), 0);
     refused("the kick of queue 200", SET_VRING_KICK, &u64s(&[200]), 1);
     refused("a kick without its descriptor", SET_VRING_KICK, &u64s(&[0]), 0);
+    refused("a record for no queue", GET_INFLIGHT_FD, &inflight(0, 0, 0, 128), 0);
+    refused("a record for too many queues", GET_INFLIGHT_FD, &inflight(0, 0, u16::MAX, 128), 0);
+    refused("a record for queues too long", GET_INFLIGHT_FD, &inflight(0, 0, 1, u16::MAX), 0);
+    refused("a record of no descriptors", SET_INFLIGHT_FD, &inflight(REGION, 0, 1, 0), 1);
+    refused("a record of too many queues", SET_INFLIGHT_FD, &inflight(REGION, 0, 3, 128), 1);
+    refused("a record shorter than its queues", SET_INFLIGHT_FD, &inflight(2048, 0, 1, 128), 1);
+    refused("a record longer than its file", SET_INFLIGHT_FD, &inflight(4096, REGION - 2048, 1, 128), 1);
+    refused("a record behind the end of all files", SET_INFLIGHT_FD, &inflight(4096, u64::MAX - 4095, 1, 128), 1);
+    refused("a record at an odd offset", SET_INFLIGHT_FD, &inflight(4096, 4, 1, 128), 1);
+    refused("a record without a file", SET_INFLIGHT_FD, &inflight(4096, 0, 1, 128), 0);
+    refused("a record of half a message", SET_INFLIGHT_FD, &inflight(4096, 0, 1, 128)[..16], 1);
 }
 
 #[test]

@@ -299,6 +299,14 @@ impl Shared {
         }
     }
 
+    /// Waits until every queue that runs has been dispatched since it was started.
+    pub(crate) fn await_turns(&self) {
+        for place in lock(&self.queues).places(0) {
+            // A loop obeys after it has dispatched what was ready, and a source that is new to it is.
+            let _ = place.on.call(|_| ());
+        }
+    }
+
     /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be told when it is there.
     pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
         let mut queues = lock(&self.queues);

@@ -4,14 +4,17 @@
 //! 32-bit words (request, flags, size of the body), the body, and descriptors beside it. All integers are in the
 //! host's byte order.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 
 /// Protocol feature bits.
 pub(crate) mod feature {
@@ -19,6 +22,7 @@ pub(crate) mod feature {
     pub(crate) const REPLY_ACK: u64 = 1 << 3;
     pub(crate) const BACKEND_REQ: u64 = 1 << 5;
     pub(crate) const CONFIG: u64 = 1 << 9;
+    pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub(crate) const RESET_DEVICE: u64 = 1 << 13;
     pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
@@ -77,6 +81,38 @@ pub(crate) struct RingAt {
     pub avail: u64,
 }
 
+/// A record of what is in flight: where it is in its file, in bytes, and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InflightAt {
+    pub size: u64,
+    pub offset: u64,
+    pub queues: u16,
+    pub queue_size: u16,
+}
+
+impl InflightAt {
+    /// As the specification has it, and as C's compilers pad it, which is what QEMU sends and insists on.
+    const LENGTHS: [usize; 2] = [20, 24];
+
+    /// As it lies in a message of `len` bytes.
+    pub(crate) fn to_bytes(self, len: usize) -> Vec<u8> {
+        let Self { size, offset, queues, queue_size } = self;
+        let longs = [size, offset, u64::from(queue_size) << 16 | u64::from(queues)];
+        let mut bytes = longs.map(u64::to_ne_bytes).concat();
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn parse(name: &str, body: &[u8]) -> Result<Self, ProtocolError> {
+        if !Self::LENGTHS.contains(&body.len()) {
+            return invalid(format!("{name} with a body of {} bytes instead of {}", body.len(), Self::LENGTHS[0]));
+        }
+        let [size, offset] = longs(body);
+        let [numbers] = words(&body[16..]);
+        Ok(Self { size, offset, queues: numbers as u16, queue_size: (numbers >> 16) as u16 })
+    }
+}
+
 /// What the peer asks.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -98,8 +134,18 @@ pub(crate) enum Request {
     GetQueueNum,
     SetVringEnable(u32, bool),
     SetBackendReqFd(OwnedFd),
-    GetConfig { offset: u32, size: u32, flags: u32 },
-    SetConfig { offset: u32, bytes: Vec<u8> },
+    GetConfig {
+        offset: u32,
+        size: u32,
+        flags: u32,
+    },
+    SetConfig {
+        offset: u32,
+        bytes: Vec<u8>,
+    },
+    /// Only what it is for, and how long its answer is to be.
+    GetInflight(InflightAt, usize),
+    SetInflight(InflightAt, OwnedFd),
     GetMaxMemSlots,
     AddMemReg(RegionAt, OwnedFd),
     RemMemReg(RegionAt),
@@ -187,7 +233,12 @@ impl<'a> Connection<'a> {
 
     /// Answers `to`.
     pub(crate) fn reply(&self, to: &Message, body: &[u8]) -> Result<(), ProtocolError> {
-        Ok(send_message(&self.stream, to.number, VERSION | FLAG_REPLY, body)?)
+        self.reply_with(to, body, &[])
+    }
+
+    /// Answers `to`, with descriptors.
+    pub(crate) fn reply_with(&self, to: &Message, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ProtocolError> {
+        Ok(send_message(&self.stream, to.number, VERSION | FLAG_REPLY, body, fds)?)
     }
 
     /// Answers `to` with a number, as most requests want it, and acknowledgements too.
@@ -198,17 +249,23 @@ impl<'a> Connection<'a> {
 
 /// Tells the peer, on the channel it gave for that, that the configuration space changed.
 pub(crate) fn send_config_change(channel: &UnixStream) -> io::Result<()> {
-    send_message(channel, BACKEND_CONFIG_CHANGE, VERSION, &[])
+    send_message(channel, BACKEND_CONFIG_CHANGE, VERSION, &[], &[])
 }
 
-fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8]) -> io::Result<()> {
+fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(12 + body.len());
     for word in [number, flags, body.len() as u32] {
         bytes.extend_from_slice(&word.to_ne_bytes());
     }
     bytes.extend_from_slice(body);
     // A peer that lets its socket fill up has stopped listening: an answer is a few bytes, and one at a time.
-    let sent = send(stream, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, flags)?;
     if sent < bytes.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
 
@@ -285,6 +342,11 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request, Pro
             None => invalid("SET_BACKEND_REQ_FD without a descriptor"),
         },
         24 | 25 => config(number, body),
+        31 => InflightAt::parse("GET_INFLIGHT_FD", body).map(|at| Request::GetInflight(at, body.len())),
+        32 => match (InflightAt::parse("SET_INFLIGHT_FD", body)?, fds.pop()) {
+            (at, Some(fd)) => Ok(Request::SetInflight(at, fd)),
+            (_, None) => invalid("SET_INFLIGHT_FD without a descriptor"),
+        },
         34 => empty("RESET_DEVICE", Request::ResetDevice),
         36 => empty("GET_MAX_MEM_SLOTS", Request::GetMaxMemSlots),
         37 => match (sized("ADD_MEM_REG", 40)?, fds.pop()) {

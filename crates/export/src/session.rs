@@ -11,12 +11,12 @@ use std::sync::Arc;
 use egret_event_loop::Leaving;
 use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::QueueConfig;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use egret_virtio::ring::{Inflight, QueueConfig, Record};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 
 use crate::export::Shared;
 use crate::protocol::{
-    Connection, F_PROTOCOL_FEATURES, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
+    Connection, F_PROTOCOL_FEATURES, InflightAt, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
 };
 use crate::worker::{Signals, Worker};
 
@@ -24,11 +24,15 @@ const PROTOCOL_FEATURES: u64 = feature::MQ
     | feature::REPLY_ACK
     | feature::BACKEND_REQ
     | feature::CONFIG
+    | feature::INFLIGHT_SHMFD
     | feature::RESET_DEVICE
     | feature::CONFIGURE_MEM_SLOTS;
 
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
+
+/// The virtio feature bit of packed rings, which have no in-flight record here.
+const RING_PACKED: u64 = 1 << 34;
 
 /// The largest ring: a client may choose one larger than the device was described for, as with qemu-storage-daemon.
 const MAX_QUEUE_SIZE: u16 = 1024;
@@ -56,6 +60,8 @@ pub(crate) struct Session<'a> {
     connection: Connection<'a>,
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring>,
+    /// The client's record of what is in flight.
+    inflight: Option<Inflight>,
     features: u64,
     protocol_features: u64,
 }
@@ -64,7 +70,7 @@ impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>) -> Self {
         let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::empty());
-        Self { shared, connection, memory, vrings, features: 0, protocol_features: 0 }
+        Self { shared, connection, memory, vrings, inflight: None, features: 0, protocol_features: 0 }
     }
 
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
@@ -109,10 +115,17 @@ impl<'a> Session<'a> {
                 let state = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
                 return self.connection.reply(message, &state).map(|()| Answered::Replied);
             }
+            Request::GetInflight(of, len) => {
+                let (at, file) = self.make_inflight(of)?;
+                let fds = file.as_ref().map(AsFd::as_fd);
+                let replied = self.connection.reply_with(message, &at.to_bytes(len), fds.as_slice());
+                return replied.map(|()| Answered::Replied);
+            }
             Request::SetOwner => {}
             Request::ResetOwner | Request::ResetDevice => self.reset(),
             Request::SetFeatures(features) => self.set_features(features)?,
             Request::SetProtocolFeatures(features) => self.set_protocol_features(features)?,
+            Request::SetInflight(at, fd) => self.set_inflight(at, fd)?,
             Request::SetMemTable(regions) => self.set_memory(regions)?,
             Request::AddMemReg(at, fd) => self.add_memory(at, fd)?,
             Request::RemMemReg(at) => self.remove_memory(at)?,
@@ -120,8 +133,8 @@ impl<'a> Session<'a> {
             Request::SetVringAddr(index, at) => self.set_addresses(index, at)?,
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
-            Request::SetVringCall(index, fd) => self.set_signal(index, fd, |signals| &mut signals.call)?,
-            Request::SetVringErr(index, fd) => self.set_signal(index, fd, |signals| &mut signals.err)?,
+            Request::SetVringCall(index, fd) => self.set_signal(index, fd, Signals::set_call)?,
+            Request::SetVringErr(index, fd) => self.set_signal(index, fd, |signals, fd| signals.err = fd)?,
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.enabled = enabled;
                 self.settle(index as usize)?;
@@ -225,14 +238,61 @@ impl<'a> Session<'a> {
         &mut self,
         index: u32,
         fd: Option<OwnedFd>,
-        which: impl Fn(&mut Signals) -> &mut Option<OwnedFd> + Send + 'static,
+        set: impl FnOnce(&mut Signals, Option<OwnedFd>) + Send + 'static,
     ) -> Result<(), ProtocolError> {
         let fd = fd.map(as_eventfd).transpose()?;
         let vring = self.vring(index)?;
         if vring.running {
-            self.shared.change(index as usize, move |worker| *which(worker.signals()) = fd);
+            self.shared.change(index as usize, move |worker| set(worker.signals(), fd));
         } else {
-            *which(&mut vring.signals) = fd;
+            set(&mut vring.signals, fd);
+        }
+        Ok(())
+    }
+
+    /// Makes a record for a client that has none; an empty one, with no file, where there is none to be had.
+    fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, Option<OwnedFd>), ProtocolError> {
+        let InflightAt { queues, queue_size, .. } = of;
+        self.check_inflight(of)?;
+        if self.features & RING_PACKED != 0 {
+            return Ok((InflightAt { size: 0, offset: 0, ..of }, None));
+        }
+        let size = Inflight::bytes(queues, queue_size);
+        let file = memfd_create("egret-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, size)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((InflightAt { size, offset: 0, ..of }, Some(file)))
+    }
+
+    fn set_inflight(&mut self, at: InflightAt, fd: OwnedFd) -> Result<(), ProtocolError> {
+        self.check_inflight(at)?;
+        if self.features & RING_PACKED != 0 {
+            return invalid("an in-flight record for packed rings, which have none");
+        }
+        if self.vrings.iter().any(|vring| vring.running) {
+            return invalid("an in-flight record for queues that run");
+        }
+        let InflightAt { size, offset, queues, queue_size } = at;
+        match Inflight::map(fd.into(), offset, size, queues, queue_size) {
+            Ok(inflight) => {
+                match inflight.choices() {
+                    Some(choices) => self.shared.device().choose(choices),
+                    None => inflight.set_choices(self.shared.device().choices()),
+                }
+                self.inflight = Some(inflight);
+                Ok(())
+            }
+            Err(e) => invalid(format!("in-flight record: {e}")),
+        }
+    }
+
+    fn check_inflight(&self, InflightAt { queues, queue_size, .. }: InflightAt) -> Result<(), ProtocolError> {
+        let most = self.vrings.len();
+        if queues == 0 || usize::from(queues) > most {
+            return invalid(format!("in-flight record of {queues} queues; it must be 1..={most}"));
+        }
+        if queue_size == 0 || queue_size > MAX_QUEUE_SIZE {
+            return invalid(format!("in-flight record of {queue_size} descriptors; it must be 1..={MAX_QUEUE_SIZE}"));
         }
         Ok(())
     }
@@ -241,11 +301,27 @@ impl<'a> Session<'a> {
     fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
         match (vring.started && vring.enabled && vring.at.is_some(), vring.running) {
-            (true, false) => self.start(index)?,
+            (true, false) if !self.must_wait(index) => self.start(index)?,
             (false, true) => self.stop_queue(index),
-            _ => {}
+            _ => return Ok(()),
         }
-        Ok(())
+        match usize::from(self.shared.device().diskless_queues()) {
+            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.settle(waiting)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a queue without disks has chains to go on with that others must not come after: a request to end a command
+    /// has to find it. All commands that a record says were in flight must be so again.
+    fn must_wait(&self, index: usize) -> bool {
+        let diskless = usize::from(self.shared.device().diskless_queues());
+        let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
+        let is_behind = |other: usize| !self.vrings[other].running && is_busy(other);
+        index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
+    }
+
+    fn record(&self, index: usize) -> Option<Record> {
+        self.inflight.as_ref()?.queue(index as u16)
     }
 
     fn settle_all(&mut self) -> Result<(), ProtocolError> {
@@ -267,7 +343,11 @@ impl<'a> Session<'a> {
             base: vring.base,
             event_idx: self.features & EVENT_IDX != 0,
         };
-        let queue = match config.start(&self.memory) {
+        let record = self.record(index);
+        if index < self.shared.device().diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
+            self.shared.await_turns();
+        }
+        let queue = match config.start_recorded(&self.memory, record) {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
@@ -307,6 +387,7 @@ impl<'a> Session<'a> {
     fn reset(&mut self) {
         self.stop_all();
         self.shared.device().reset();
+        self.inflight = None;
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
     }
 
@@ -347,8 +428,13 @@ impl<'a> Session<'a> {
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let written = self.shared.device().write_config(config_offset(offset), bytes);
-        written.or_else(|e| invalid(e.to_string()))
+        if let Err(e) = self.shared.device().write_config(config_offset(offset), bytes) {
+            return invalid(e.to_string());
+        }
+        if let Some(inflight) = &self.inflight {
+            inflight.set_choices(self.shared.device().choices());
+        }
+        Ok(())
     }
 }
 

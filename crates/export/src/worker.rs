@@ -29,6 +29,15 @@ pub(crate) struct Signals {
     pub err: Option<OwnedFd>,
 }
 
+impl Signals {
+    /// Calls the driver here from now on. At once for the first time: of what was used before, it may have been told
+    /// where nobody listened, or by a daemon that died before it did.
+    pub(crate) fn set_call(&mut self, fd: Option<OwnedFd>) {
+        signal(fd.as_ref());
+        self.call = fd;
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
@@ -286,7 +295,7 @@ impl Source for Worker {
         if self.phase != Phase::Running {
             return;
         }
-        if self.queue.memory().is_torn() {
+        if self.queue.is_torn() {
             self.break_queue(&"the front-end took its memory away (its file was truncated)");
             return;
         }

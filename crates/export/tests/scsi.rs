@@ -3,6 +3,7 @@
 mod peer;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Exchange, Export, ExportError, LogicalUnit, LunConfig, ScsiExportConfig, exchange};
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{DriverConfig, Piece, Used};
+use egret_virtio::ring::{DriverConfig, Inflight, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -25,6 +26,7 @@ const SET_VRING_KICK: u32 = 12;
 const SET_VRING_CALL: u32 = 13;
 const GET_QUEUE_NUM: u32 = 17;
 const SET_VRING_ENABLE: u32 = 18;
+const SET_INFLIGHT_FD: u32 = 32;
 
 const MIB: u64 = 1 << 20;
 const MEMORY: u64 = 0x10_0000;
@@ -63,6 +65,13 @@ struct Machine {
 
 impl Machine {
     fn boot(stream: UnixStream) -> Self {
+        let mut machine = Self::new(stream);
+        machine.start_rings();
+        machine
+    }
+
+    /// One that has handed over nothing but its memory.
+    fn new(stream: UnixStream) -> Self {
         let mut peer = Peer(stream);
         peer.agree();
         assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
@@ -76,7 +85,14 @@ impl Machine {
             let at = MEMORY + u64::from(index) * 0x1_0000;
             let driver = egret_virtio::ring::Driver::new(&memory, at, config).unwrap();
             let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-            let ring = Ring { driver, kick: fd(), call: fd() };
+            rings.push(Ring { driver, kick: fd(), call: fd() });
+        }
+        Self { peer, memory, rings }
+    }
+
+    fn start_rings(&mut self) {
+        let Self { peer, rings, .. } = self;
+        for (index, ring) in (0..).zip(rings) {
             let queue = ring.driver.queue();
             peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
             peer.say(SET_VRING_BASE, 0, &words(&[index, 0]), &[]);
@@ -86,9 +102,7 @@ impl Machine {
             peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
             peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
             assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
-            rings.push(ring);
         }
-        Self { peer, memory, rings }
     }
 
     fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
@@ -152,6 +166,21 @@ impl Machine {
         (word(0), bytes[5], word(12))
     }
 
+    /// Makes a task management function available, about the first unit.
+    fn manage(&mut self, function: u8) {
+        let mut request = [0; 24];
+        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
+        assert!(self.memory.write(DATA + 0x4000, &request));
+        let (readable, writable) = (Piece { addr: DATA + 0x4000, len: 24 }, Piece { addr: DATA + 0x4100, len: 1 });
+        self.offer(CONTROL, &[readable], &[writable]);
+    }
+
+    /// What became of a task management function.
+    fn managed(&mut self) -> u8 {
+        assert_eq!(self.reap(CONTROL).written, 1);
+        self.read::<1>(DATA + 0x4100)[0]
+    }
+
     fn offer_event(&mut self) {
         self.offer(EVENTS, &[], &[Piece { addr: DATA + 0x3000, len: 16 }]);
     }
@@ -166,6 +195,11 @@ fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {
 }
 
 fn started_with(io: &IoThread, disk: Arc<Disk>) -> (Machine, Export) {
+    let (ours, export) = listening(io, disk);
+    (Machine::boot(ours), export)
+}
+
+fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let config = ScsiExportConfig {
         id: "e0".into(),
@@ -173,10 +207,10 @@ fn started_with(io: &IoThread, disk: Arc<Disk>) -> (Machine, Export) {
         device: ScsiConfig { num_queues: 1, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
     };
-    let export = Export::start_scsi(config, vec![io.0.clone()]).unwrap();
-    (Machine::boot(ours), export)
+    (ours, Export::start_scsi(config, vec![io.0.clone()]).unwrap())
 }
 
+const ABORT_TASK: u8 = 0;
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 const POWER_ON: (u8, u8, u8) = (0, 2, 0x29);
@@ -232,19 +266,45 @@ fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
     machine.send(FIRST, &READ, 4096);
     // The request is on its way when the task is found: wait for that, by asking.
     let tmf = |machine: &mut Machine, function: u8| {
-        let mut request = [0; 24];
-        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
-        assert!(machine.memory.write(DATA + 0x4000, &request));
-        let (readable, writable) = (Piece { addr: DATA + 0x4000, len: 24 }, Piece { addr: DATA + 0x4100, len: 1 });
-        machine.offer(CONTROL, &[readable], &[writable]);
-        assert_eq!(machine.reap(CONTROL).written, 1);
-        machine.read::<1>(DATA + 0x4100)[0]
+        machine.manage(function);
+        machine.managed()
     };
     while tmf(&mut machine, 6) != 10 {}
     assert_eq!(tmf(&mut machine, 5), 0);
     assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its commands come first");
     assert_eq!(machine.answer(), (4, 0, 0));
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+}
+
+#[test]
+fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_left_behind_with_it() {
+    let io = IoThread::start();
+    let (stream, _export) = listening(&io, disk(Nanos::from_millis(50)));
+    let mut machine = Machine::new(stream);
+    // The first command is told of the power on; the second is there to be aborted.
+    machine.send(FIRST, &READ, 4096);
+    machine.send(FIRST, &READ, 4096);
+    machine.manage(ABORT_TASK);
+    let record = Region::anonymous(0, Inflight::bytes(3, 16)).unwrap();
+    let left_behind = |queue: u32, head: u64| {
+        // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
+        let at = u64::from(queue) * 320;
+        let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
+        record.file.write_all_at(&version_and_length, at + 8).unwrap();
+        record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
+        record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
+    };
+    left_behind(CONTROL, 0);
+    left_behind(REQUESTS, 0);
+    left_behind(REQUESTS, 3);
+    let message = longs(&[record.size, 0, 16 << 16 | 3]);
+    machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+    // The control queue is the first.
+    machine.start_rings();
+    assert_eq!(machine.managed(), 0);
+    let requests = &mut machine.rings[REQUESTS as usize].driver;
+    assert!(requests.reap().unwrap().is_some() && requests.reap().unwrap().is_some(), "its commands come first");
+    assert_eq!(machine.read::<12>(DATA + 0x800)[11], 2, "the second is aborted");
 }
 
 #[test]

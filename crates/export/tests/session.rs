@@ -13,6 +13,8 @@ use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Export, ExportConfig, ExportError, ListenError};
 use egret_virtio::blk::BlkConfig;
+use egret_virtio::memory::Region;
+use egret_virtio::ring::Inflight;
 
 use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, SET_FEATURES, words};
 
@@ -23,6 +25,7 @@ const SET_VRING_CALL: u32 = 13;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 const SET_CONFIG: u32 = 25;
+const SET_INFLIGHT_FD: u32 = 32;
 const GET_MAX_MEM_SLOTS: u32 = 36;
 
 const REPLY_ACK: u64 = 1 << 3;
@@ -100,6 +103,23 @@ fn only_the_cache_mode_can_be_written_to_the_configuration() {
     }
     assert_eq!(peer.order(SET_CONFIG, &write(0, 1)), Some(1), "refused");
     assert!(peer.hear().is_none(), "and the session is over");
+}
+
+#[test]
+fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flight() {
+    let io = IoThread::start();
+    let record = Region::anonymous(0, Inflight::bytes(3, 128)).unwrap();
+    let hand_over = |peer: &mut Peer| {
+        let message: Vec<u8> = [record.size, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
+        peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+        peer.ask(GET_CONFIG, &config(32, 1)).unwrap()[12]
+    };
+    let (mut peer, first) = agreed(&io);
+    assert_eq!(hand_over(&mut peer), 1, "a record that is new says nothing");
+    assert_eq!(peer.order(SET_CONFIG, &[words(&[32, 1, 0]), vec![0]].concat()), Some(0));
+    drop((peer, first));
+    let (mut peer, _second) = agreed(&io);
+    assert_eq!(hand_over(&mut peer), 0);
 }
 
 #[test]

@@ -70,6 +70,8 @@ pub(crate) struct Spec {
     pub(crate) usage: &'static [u8],
     /// The bits that must be zero, of the CDB as a big-endian number.
     reserved: u128,
+    /// All of the CDB's bits, likewise.
+    all: u128,
 }
 
 /// Vendor specific bits of the CONTROL byte. NACA, which this target does not do (SAM-5, CDB), is not among them.
@@ -79,15 +81,8 @@ const OLD_LUN: u8 = 0xe0;
 
 impl Spec {
     const fn new(code: u8, run: Run, access: Access, usage: &'static [u8]) -> Self {
-        let mut spec = Self {
-            code,
-            action: None,
-            run,
-            access,
-            needs: Needs::Nothing,
-            usage,
-            reserved: !0 << (8 * (16 - usage.len())),
-        };
+        let all = !0 << (8 * (16 - usage.len()));
+        let mut spec = Self { code, action: None, run, access, needs: Needs::Nothing, usage, reserved: all, all };
         let mut i = 0;
         while i < usage.len() {
             spec = spec.ignores(i, if i == 0 { 0xff } else { usage[i] });
@@ -151,7 +146,7 @@ impl Cdb {
             None if cdb.len() < len => return Err(Sense::cdb(cdb.len())),
             None => cdb.iter().fold(0, |n, byte| n << 8 | u128::from(*byte)) << (8 * (16 - cdb.len())),
         };
-        number &= !(u128::MAX.checked_shr(8 * len as u32).unwrap_or(0));
+        number &= spec.all;
         let wrong = number & spec.reserved;
         if wrong != 0 {
             let zeroes = wrong.leading_zeros();

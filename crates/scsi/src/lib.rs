@@ -13,7 +13,8 @@
 //!          step ◀── Ok or errno ── the disk ◀── Disk: operation, offset, length, which memory
 //! ```
 //!
-//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy.
+//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy. Who
+//! is in a hurry asks first whether a command is a [transfer](LogicalUnit::begin_transfer), and need not look at steps.
 //! A [`Command`] is the room that one takes while it is under way; it is recycled.
 //!
 //! ```

@@ -121,9 +121,15 @@ impl<M: Model> Guest<M> {
 
     /// The device's part: all of it.
     fn serve(&mut self) {
+        self.serve_with(|| ());
+    }
+
+    /// The same, with `each` at the beginning of every request and at its end.
+    fn serve_with(&mut self, mut each: impl FnMut()) {
         while self.queue.pop(&mut self.chain).unwrap() {
             match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
                 Ok(Next::Submit(_, request)) => {
+                    each();
                     let request = black_box(request);
                     let (token, buffers) = (request.token, request.buffers);
                     self.completions.push(Completion { token, result: Ok(()), buffers });
@@ -132,6 +138,7 @@ impl<M: Model> Guest<M> {
             }
         }
         for completion in self.completions.drain(..) {
+            each();
             match self.model.end(&self.memory, completion) {
                 Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
@@ -151,6 +158,38 @@ impl<M: Model> Guest<M> {
 fn path(criterion: &mut Criterion) {
     measure(criterion, "blk", Guest::blk);
     measure(criterion, "scsi", Guest::scsi);
+    clock(criterion);
+}
+
+/// What the rule is worth that a phase of the turn reads the clock once: the same requests with two readings for all
+/// of them, and with two for each.
+fn clock(criterion: &mut Criterion) {
+    let read = || {
+        black_box(Instant::now());
+    };
+    let mut group = criterion.benchmark_group("clock, blk, direct, both halves");
+    for batch in [1, 64] {
+        group.throughput(Throughput::Elements(batch));
+        group.bench_function(BenchmarkId::new("read by phase", batch), |bencher| {
+            let mut guest = Guest::blk(None);
+            bencher.iter(|| {
+                guest.add(batch);
+                read();
+                read();
+                guest.serve();
+                guest.reap();
+            });
+        });
+        group.bench_function(BenchmarkId::new("read by request", batch), |bencher| {
+            let mut guest = Guest::blk(None);
+            bencher.iter(|| {
+                guest.add(batch);
+                guest.serve_with(read);
+                guest.reap();
+            });
+        });
+    }
+    group.finish();
 }
 
 fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Option<u16>) -> Guest<M>) {

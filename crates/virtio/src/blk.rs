@@ -180,12 +180,21 @@ impl Device for Blk {
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
         match bytes {
             &[writeback] if offset == config::WRITEBACK as u64 => {
-                self.writeback.store(writeback != 0, Ordering::Relaxed);
-                self.settle();
+                self.choose(writeback);
                 Ok(())
             }
             _ => Err(DriverError::ReadOnly { offset, len: bytes.len() }),
         }
+    }
+
+    /// The cache mode, as the byte that the driver writes.
+    fn choices(&self) -> u8 {
+        self.writeback.load(Ordering::Relaxed).into()
+    }
+
+    fn choose(&self, writeback: u8) {
+        self.writeback.store(writeback != 0, Ordering::Relaxed);
+        self.settle();
     }
 
     fn model(self: Arc<Self>, _index: u16, size: u16) -> Box<dyn Model> {

@@ -64,6 +64,14 @@ pub trait Device: Send + Sync {
     /// What cannot be written. Nothing has changed.
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError>;
 
+    /// What the driver has chosen in the configuration space, for [`choose`](Self::choose).
+    fn choices(&self) -> u8 {
+        0
+    }
+
+    /// Makes the choices that a driver has made with another device in this one's place.
+    fn choose(&self, _choices: u8) {}
+
     /// The model of the queue `index`, which has `size` descriptors.
     fn model(self: Arc<Self>, index: u16, size: u16) -> Box<dyn Model>;
 }

@@ -12,6 +12,7 @@
 mod area;
 mod chain;
 mod driver;
+mod inflight;
 mod split;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use thiserror::Error;
 
 pub use chain::Chain;
 pub use driver::{Driver, DriverConfig, Full, Piece, Used};
+pub use inflight::{Inflight, InflightError, Record, RecordError};
 pub use split::{Queue, QueueConfig};
 
 /// The largest queue (virtio 1.3, 2.7).
@@ -136,6 +138,9 @@ pub enum RingError {
     /// 2.7.5.3.1: a descriptor that is both indirect and has a next.
     #[error("indirect descriptor with a next one")]
     IndirectWithNext,
+    /// The front-end handed over a record of other chains in flight than the ring can have.
+    #[error("in-flight record of {0}")]
+    Record(#[from] RecordError),
     /// The driver's half was handed a chain that it did not make available.
     #[error("device used descriptor chain {0}, which is not available")]
     NotAvailable(u32),

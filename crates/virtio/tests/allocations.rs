@@ -9,7 +9,7 @@ use counting::ALLOCATIONS;
 use egret_disk::{Completion, Token};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece};
+use egret_virtio::ring::{Chain, Driver, DriverConfig, Inflight, Piece};
 use egret_virtio::{Model, Next};
 
 const RING: u64 = 0;
@@ -18,11 +18,14 @@ const DATA: u64 = 0x2_0000;
 
 #[test]
 fn nothing_is_allocated_per_request() {
-    for indirect in [None, Some(8)] {
+    for (indirect, is_recorded) in [(None, true), (Some(8), false)] {
         let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
         let config = DriverConfig { size: 64, event_idx: true, indirect, base: 0 };
         let mut driver = Driver::new(&memory, RING, config).unwrap();
-        let mut queue = driver.queue().start(&memory).unwrap();
+        let record = is_recorded.then(|| Region::anonymous(0, Inflight::bytes(1, 64)).unwrap().file);
+        let record =
+            record.map(|file| Inflight::map(file, 0, Inflight::bytes(1, 64), 1, 64).unwrap().queue(0).unwrap());
+        let mut queue = driver.queue().start_recorded(&memory, record).unwrap();
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1 << 20,
             logical_block_size: 512,

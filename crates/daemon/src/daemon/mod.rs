@@ -36,6 +36,7 @@ use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 
 use crate::Config;
+use crate::process::Inherited;
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
@@ -68,12 +69,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Brings all of `config` to life.
+    /// Brings all of `config` to life, exports where they are `inherited` on the sockets of that.
     ///
     /// # Errors
     ///
     /// The first object that cannot be had. Nothing is left behind.
-    pub fn start(config: &Config) -> Result<Self, StartError> {
+    pub fn start(config: &Config, inherited: &mut Inherited) -> Result<Self, StartError> {
         let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
         let mut new = Self {
             config: config.clone(),
@@ -91,7 +92,7 @@ impl Daemon {
             new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
-            new.start_export(export)?;
+            new.start_export(export, inherited)?;
         }
         Ok(new)
     }

@@ -7,7 +7,7 @@ use super::*;
 use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 
 fn daemon() -> Daemon {
-    Daemon::start(&Config::empty()).unwrap()
+    Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
 }
 
 fn image(directory: &Path, name: &str) -> Blockdev {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use egret_daemon::Config;
 use egret_daemon::attach::Attach;
 use egret_daemon::disk::Bottom;
-use egret_daemon::schema::Addr;
+use egret_daemon::schema::{Addr, Descriptor};
 
 /// For every export its address, and the lines that attach it.
 pub fn announcement(config: &Config) -> Result<String> {
@@ -18,7 +18,12 @@ pub fn announcement(config: &Config) -> Result<String> {
             Addr::Unix { path } => {
                 writeln!(text, "{}: {access}, at {}", export.id, directory.join(path).display())
             }
-            Addr::Fd { fd } => writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id),
+            Addr::Fd { fd: Descriptor::Number(fd) } => {
+                writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id)
+            }
+            Addr::Fd { fd: Descriptor::Name(name) } => {
+                writeln!(text, "{}: {access}, at the inherited socket '{name}'", export.id)
+            }
         };
         for (_, node) in export.node_names() {
             let Some(disk) = config.disk(node) else { continue };
@@ -27,9 +32,11 @@ pub fn announcement(config: &Config) -> Result<String> {
             let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
         }
         let Some(attach) = Attach::new(export, &directory) else { continue };
-        for (monitor, lines) in
-            [("QEMU", &attach.qemu), ("libvirt", &attach.libvirt), ("cloud-hypervisor", &attach.cloud_hypervisor)]
-        {
+        for (monitor, lines) in [
+            ("QEMU, before 9.2 with reconnect=1 for reconnect-ms=100", &attach.qemu),
+            ("libvirt", &attach.libvirt),
+            ("cloud-hypervisor", &attach.cloud_hypervisor),
+        ] {
             if lines.is_empty() {
                 continue;
             }
@@ -58,7 +65,8 @@ mod tests {
             ..Serve::default()
         };
         let text = announcement(&crate::serve::config(&arguments).unwrap()).unwrap();
-        assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU:\n    -object memory-backend-memfd"), "{text}");
+        assert!(text.starts_with("a: writable, at /run/a.sock\n\n  QEMU, before 9.2 with"), "{text}");
+        assert!(text.contains(":\n    -object memory-backend-memfd"), "{text}");
         assert!(text.contains("\n  libvirt:\n    <memoryBacking>\n      <source type='memfd'/>"), "{text}");
         assert!(text.contains("\n  cloud-hypervisor:\n    --memory size=4G,shared=on"), "{text}");
         assert!(text.ends_with("b: read-only, at the socket of descriptor 3\n"), "{text}");

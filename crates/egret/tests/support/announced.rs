@@ -60,8 +60,9 @@ impl Announced {
     /// # Panics
     /// When there are none.
     pub fn lines_for(&self, monitor: &str) -> String {
-        let head = format!("  {monitor}:");
-        let lines = self.text.lines().skip_while(|line| *line != head).skip(1).take_while(|line| !line.is_empty());
+        let head = format!("  {monitor}");
+        let is_head = |line: &str| line.starts_with(&head) && line.ends_with(':');
+        let lines = self.text.lines().skip_while(|line| !is_head(line)).skip(1).take_while(|line| !line.is_empty());
         let lines = lines.collect::<Vec<_>>().join("\n");
         assert!(!lines.is_empty(), "nothing is printed for {monitor}: {}", self.text);
         lines

@@ -2,13 +2,16 @@
 //!
 //! Names and layouts are those of QEMU's `docs/interop/vhost-user.rst`.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 
 use super::PATIENCE;
 
@@ -27,6 +30,8 @@ pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const SET_VRING_ENABLE: u32 = 18;
 pub const GET_CONFIG: u32 = 24;
+pub const GET_INFLIGHT_FD: u32 = 31;
+pub const SET_INFLIGHT_FD: u32 = 32;
 pub const GET_MAX_MEM_SLOTS: u32 = 36;
 pub const ADD_MEM_REG: u32 = 37;
 pub const REM_MEM_REG: u32 = 38;
@@ -39,6 +44,7 @@ pub const F_EVENT_IDX: u64 = 1 << 29;
 pub const PROTOCOL_MQ: u64 = 1 << 0;
 pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
 pub const PROTOCOL_CONFIG: u64 = 1 << 9;
+pub const PROTOCOL_INFLIGHT: u64 = 1 << 12;
 pub const PROTOCOL_MEM_SLOTS: u64 = 1 << 15;
 
 const VERSION: u32 = 1;
@@ -61,14 +67,15 @@ impl Wire {
         Self { stream }
     }
 
-    /// Connects and agrees on `features` as far as they are offered, on acknowledged messages and on memory slots.
+    /// Connects and agrees on `features` as far as they are offered, on acknowledged messages, memory slots and in-flight
+    /// records.
     pub fn agree(socket: &Path, features: u64) -> Self {
         let mut wire = Self::connect(socket);
         wire.send(SET_OWNER, &[], &[]).expect("a message");
         let offered = wire.ask(GET_FEATURES, &[]).expect("the features");
         wire.send(SET_FEATURES, &u64s(&[offered & (features | F_PROTOCOL_FEATURES)]), &[]).expect("a message");
         let protocol = wire.ask(GET_PROTOCOL_FEATURES, &[]).expect("the protocol features");
-        let wanted = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_MEM_SLOTS;
+        let wanted = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_INFLIGHT | PROTOCOL_MEM_SLOTS;
         wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
         wire
     }
@@ -93,6 +100,23 @@ impl Wire {
     pub fn ask(&mut self, request: u32, payload: &[u8]) -> io::Result<u64> {
         self.send(request, payload, &[])?;
         self.answer(request)
+    }
+
+    /// Asks for an in-flight record for so many queues of so many descriptors; returns the message that describes it, and
+    /// its file, if there is one.
+    pub fn ask_inflight(&mut self, queues: u16, queue_size: u16) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+        self.send(GET_INFLIGHT_FD, &inflight(0, 0, queues, queue_size), &[])?;
+        let mut message = vec![0; HEADER + 24];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        assert_eq!(got.bytes, message.len(), "one message, whole");
+        assert_eq!(message[..4], GET_INFLIGHT_FD.to_le_bytes(), "the answer is to the last request");
+        let mut files = control.drain().filter_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(files) => files.last(),
+            _ => None,
+        });
+        Ok((message.split_off(HEADER), files.next()))
     }
 
     /// Whether an order's answer was a refusal: an error code, or the end of the session.
@@ -154,6 +178,11 @@ impl AsFd for Wire {
 fn is_hangup(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+/// The payload of `GET_INFLIGHT_FD` and `SET_INFLIGHT_FD`, as QEMU pads it.
+pub fn inflight(size: u64, offset: u64, queues: u16, queue_size: u16) -> Vec<u8> {
+    u64s(&[size, offset, u64::from(queue_size) << 16 | u64::from(queues)])
 }
 
 /// A payload of 32-bit words.

@@ -31,11 +31,13 @@ pub struct Shape {
     pub depth: u16,
     /// The longest request, in bytes.
     pub bytes: u32,
+    /// Buffers that each queue has for these requests: one each, or fewer that they share.
+    pub buffers: u16,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { queues: 1, depth: 64, bytes: 4096 }
+        Self { queues: 1, depth: 64, bytes: 4096, buffers: 64 }
     }
 }
 

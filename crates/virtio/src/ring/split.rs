@@ -9,6 +9,7 @@ use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_U
 
 use super::area::{Available, Descriptors, UsedRing};
 use super::chain::Chain;
+use super::inflight::{Record, crash};
 use super::{MAX_SIZE, RingError, need_event};
 use crate::memory::GuestMemory;
 
@@ -42,15 +43,39 @@ impl QueueConfig {
     ///
     /// A size that is no power of two; an area that is misaligned or outside `memory`.
     pub fn start(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
+        self.start_recorded(memory, None)
+    }
+
+    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one. What it says was in flight
+    /// when an earlier device on the ring went away is popped first.
+    ///
+    /// Popping then begins behind these chains, wherever `base` is: all before them has been used, and a front-end whose
+    /// device went away without a word only knows what was used.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start); a record that is not of this ring.
+    pub fn start_recorded(self, memory: &Arc<GuestMemory>, mut record: Option<Record>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
         let next_used = areas.used.index();
+        let recovered = match &mut record {
+            Some(record) => record.recover(next_used, self.size)?,
+            None => None,
+        };
+        // The recovered chains are popped in place of the first entries of the available ring that were not used: there
+        // were as many, but the driver may have other chains there by now.
+        let next_avail = if recovered.is_some() { next_used } else { self.base };
+        let mut recovered = recovered.unwrap_or_default();
+        recovered.reverse();
         areas.used.set_flags(0);
         let mut queue = Queue {
             memory: Arc::clone(memory),
             areas,
             config: self,
-            next_avail: self.base,
-            seen_avail: self.base,
+            next_avail,
+            seen_avail: next_avail.wrapping_add(recovered.len() as u16),
+            recovered,
+            record,
             next_used,
             published: next_used,
             ever_published: false,
@@ -101,6 +126,9 @@ pub struct Queue {
     next_avail: u16,
     /// The driver's available index when last read: up to it, popping needs no look.
     seen_avail: u16,
+    /// What is popped before anything else: the heads that the record had in flight, the next one last.
+    recovered: Vec<u16>,
+    record: Option<Record>,
     /// The next used index to fill.
     next_used: u16,
     /// The used index that the driver can see.
@@ -131,6 +159,13 @@ impl Queue {
     /// The memory that its chains point into.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// Whether the peer took away memory that the queue needs. One relaxed load or two unless that ever happened in this
+    /// process.
+    #[inline]
+    pub fn is_torn(&self) -> bool {
+        self.memory.is_torn() || self.record.as_ref().is_some_and(Record::is_torn)
     }
 
     /// The available index that the next pop takes: the vring's base, should it stop now.
@@ -187,23 +222,19 @@ impl Queue {
             }
             self.seen_avail = available;
         }
-        let head = self.areas.avail.head(popped);
-        self.take(head, chain)?;
+        if let Some(&head) = self.recovered.last() {
+            // It is in the record, and stays there as it is.
+            self.take(head, chain)?;
+            self.recovered.pop();
+        } else {
+            let head = self.areas.avail.head(popped);
+            self.take(head, chain)?;
+            if let Some(record) = &mut self.record {
+                record.begin(head);
+            }
+        }
         self.next_avail = popped.wrapping_add(1);
         Ok(true)
-    }
-
-    /// Takes a chain by its head, without the available ring: one that was in flight when an earlier queue on the same
-    /// ring went away, as the in-flight record has it.
-    ///
-    /// # Errors
-    ///
-    /// As [`pop`](Self::pop).
-    pub fn take_again(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
-        if let Some(broken) = self.broken {
-            return Err(broken);
-        }
-        self.take(head, chain).inspect_err(|&error| self.broken = Some(error))
     }
 
     #[inline]
@@ -235,6 +266,9 @@ impl Queue {
     pub fn add_used(&mut self, head: u16, written: u32) {
         self.abandon(head);
         self.areas.used.set_element(self.next_used, u32::from(head), written);
+        if let Some(record) = &mut self.record {
+            record.add_used(head);
+        }
         self.next_used = self.next_used.wrapping_add(1);
     }
 
@@ -257,12 +291,18 @@ impl Queue {
         if new == old {
             return false;
         }
+        crash::point();
         self.areas.used.set_index(new);
+        crash::point();
         self.published = new;
         let first = !mem::replace(&mut self.ever_published, true);
         // The driver stores its event or flag, fences, and looks at the index once more before it waits; we do the same
         // the other way round. With a full fence on either side one of the two sees the other.
         fence(Ordering::SeqCst);
+        // Behind the fence, and so behind the used index.
+        if let Some(record) = &mut self.record {
+            record.publish(old, new);
+        }
         if self.config.event_idx {
             first || need_event(self.areas.avail.used_event(), new, old)
         } else {

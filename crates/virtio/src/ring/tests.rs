@@ -1,7 +1,8 @@
-//! Both halves against each other, against a hostile driver, and against other people's device.
+//! Both halves against each other, against a hostile driver, and against other people's device; and over the death of the device.
 
 mod device;
 mod hostile;
+mod inflight;
 mod oracle;
 mod random;
 mod threads;

@@ -245,30 +245,6 @@ fn a_queue_that_stops_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_was_in_flight_can_be_taken_again_by_its_head() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
-    let mut chain = Chain::new();
-    for token in 0..3 {
-        guest.driver.add(&[piece(DATA + token, 1)], &[], token).unwrap();
-    }
-    guest.driver.publish();
-    assert!(guest.queue.pop(&mut chain).unwrap() && guest.queue.pop(&mut chain).unwrap());
-    let head = chain.head();
-    // The daemon is killed with both in flight and comes back; the record says that the second was not used.
-    let QueueConfig { base, .. } = guest.driver.queue();
-    let mut again = QueueConfig { base: base + 2, ..guest.driver.queue() }.start(&guest.memory).unwrap();
-    again.take_again(head, &mut chain).unwrap();
-    assert_eq!(chain.readable()[0].base(), guest.memory.slice(DATA + 1, 1).unwrap().base());
-    assert_eq!((again.in_flight(), again.next_available()), (1, 2));
-    again.add_used(head, 0);
-    again.publish();
-    assert_eq!(guest.driver.reap().unwrap().unwrap().token, 1);
-    assert!(again.pop(&mut chain).unwrap());
-    again.take_again(16, &mut chain).unwrap_err();
-    again.abandon(chain.head());
-}
-
-#[test]
 fn memory_is_replaced_only_when_nothing_is_in_flight() {
     let mut guest = Guest::new(DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 });
     let mut chain = Chain::new();

@@ -33,7 +33,6 @@ impl Pair {
         assert_eq!(self.bad.queue.pop(&mut chain), Err(reason));
         assert_eq!(self.bad.queue.broken(), Some(reason));
         assert_eq!(self.bad.queue.pop(&mut chain), Err(reason), "for good");
-        assert_eq!(self.bad.queue.take_again(0, &mut chain), Err(reason));
         assert!(!self.bad.queue.is_available(), "nothing to spin for");
         assert!(self.bad.queue.arm_kicks(), "nor to stay awake for");
         assert!(!self.bad.queue.publish(), "and nothing to tell");
