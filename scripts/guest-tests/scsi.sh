@@ -64,6 +64,11 @@ says "Unit serial number: second" sg_vpd --page=sn "/dev/$b"
 says "0x5000c50015ea71ac" sg_vpd --page=di "/dev/$a"
 says "Maximum compare and write length" sg_vpd --page=bl "/dev/$a"
 says "Unmap command supported (LBPU): 1" sg_vpd --page=lbpv "/dev/$a"
+says "SIMPSUP=1" sg_vpd --page=ei "/dev/$a"
+says "Policy page code: 0x3f" sg_vpd --page=mpp "/dev/$a"
+says "Relative port=1" sg_vpd --page=sp "/dev/$a"
+runs sg_vpd --all "/dev/$a"
+says "Informational exceptions" sg_modes --all "/dev/$a"
 says "Last LBA" sg_readcap --16 "/dev/$a"
 says "Lun list length = 16" sg_luns "/dev/$a"
 says "Unmap" sg_opcodes "/dev/$a"
@@ -87,6 +92,9 @@ runs sg_persist --out --reserve --param-rk=0x1234 --prout-type=1 "/dev/$a"
 says "Key=0x1234" sg_persist --in --read-reservation "/dev/$a"
 runs sg_persist --out --release --param-rk=0x1234 --prout-type=1 "/dev/$a"
 runs sg_persist --out --register --param-rk=0x1234 --param-sark=0 "/dev/$a"
+runs sg_raw "/dev/$a" 16 00 00 00 00 00
+refused 24 sg_persist --in --read-keys "/dev/$a"
+runs sg_raw "/dev/$a" 17 00 00 00 00 00
 
 begin "fio on one, beside a file system on the other"
 fio --name=verify --filename="/dev/$b" --ioengine=libaio --direct=1 --iodepth=32 \

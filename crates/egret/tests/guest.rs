@@ -195,6 +195,27 @@ fn sixty_four_units_of_one_device_are_all_found_and_again_after_a_reboot() {
 }
 
 #[test]
+fn a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other() {
+    if !can_boot_or_skips("a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let sockets = ["one", "two"].map(|name| scratch.path(name));
+    let unit = "writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=disk0";
+    let options = Options::new()
+        .iothread("io0", "")
+        .null("disk0", "read-zeroes=on")
+        .export_scsi("one", &sockets[0], unit)
+        .export_scsi("two", &sockets[1], unit);
+    let server = Server::start(&Program::egret(), &options);
+    let [one, two] = sockets.each_ref().map(|socket| socket.to_str().expect("our own path"));
+    Guest::run(&["--scsi", one, "--scsi", two], &["two-paths.sh"]);
+    let complaints = server.complaints();
+    assert!(complaints.iter().all(|line| line.contains("its guests must know of each other")), "{complaints:?}");
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
 fn a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed() {
     if !can_boot_or_skips("a_guest_sees_units_come_and_grow_and_go_and_nothing_of_a_daemon_that_is_killed") {
         return;

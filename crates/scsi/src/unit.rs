@@ -111,6 +111,14 @@ impl LogicalUnit {
         state.attend(Attention::UnitReset, None);
     }
 
+    /// Nobody has had the unit for a while: everything is as when it was new, except for persistent reservations and for
+    /// its size, which is `bytes` now.
+    pub fn power_on(&self, bytes: u64) {
+        self.reset();
+        self.set_write_cache(self.config.write_cache);
+        self.set_capacity(bytes);
+    }
+
     /// I_T NEXUS RESET (SAM-5): what the nexus has reserved by RESERVE is free, what it prevents is allowed. The caller
     /// aborts its commands first.
     pub fn reset_nexus(&self, id: NexusId) {

@@ -6,8 +6,9 @@ use egret_disk::Disk;
 use egret_export::{Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 
+use super::exports::RunningExport;
 use super::{Daemon, StartError};
-use crate::schema::{Export, ExportType, Lun};
+use crate::schema::{Export, Lun};
 
 /// How many ranges one UNMAP may have: as many as Linux's own drivers ask for at a time.
 const UNMAP_RANGES: u32 = 256;
@@ -35,32 +36,33 @@ impl Daemon {
     /// have another unit.
     pub(super) fn unit(&mut self, object: &Export, lun: &Lun, disk: &Disk) -> Result<Arc<LogicalUnit>, StartError> {
         let (node, wanted) = (&lun.node_name, config(object, lun, disk));
-        let has_it = |other: &Export| other.kind == ExportType::VhostUserScsi && other.has_node(node);
-        let is_shared = self.config.exports.iter().any(|other| other.id != object.id && has_it(other));
-        let units = self.units.entry(node.clone()).or_default();
-        if !is_shared {
-            units.retain(|unit| looks_alike(unit.config(), &wanted));
-        }
-        if let Some(unit) = units.iter().find(|unit| looks_alike(unit.config(), &wanted)) {
-            if !is_shared {
-                unit.reset();
+        let mut units = self.units.remove(node).unwrap_or_default();
+        units.retain(|unit| looks_alike(unit.config(), &wanted) || self.exports_unit(unit));
+        let unit = match units.iter().find(|unit| looks_alike(unit.config(), &wanted)) {
+            Some(unit) => {
+                if !self.exports_unit(unit) {
+                    unit.power_on(disk.size());
+                }
+                Ok(Arc::clone(unit))
             }
-            // It may have grown while nobody had it.
-            unit.set_capacity(disk.size());
-            return Ok(Arc::clone(unit));
-        }
-        if !units.is_empty() {
-            tracing::warn!(
-                "export '{}': guests of another export see blockdev '{node}' otherwise, and each other's reservations \
-                 they do not see; if they should, let writable, writethrough, logical-block-size, serial, wwn and \
-                 removable be the same",
-                object.id
-            );
-        }
-        let unit = LogicalUnit::new(wanted).map_err(|e| StartError::Unit(object.id.clone(), address_of(lun), e))?;
-        let unit = Arc::new(unit);
-        units.push(Arc::clone(&unit));
-        Ok(unit)
+            None => {
+                if !units.is_empty() {
+                    warn_of_two_units(object, node);
+                }
+                LogicalUnit::new(wanted).map(Arc::new).inspect(|unit| units.push(Arc::clone(unit)))
+            }
+        };
+        self.units.insert(node.clone(), units);
+        unit.map_err(|e| StartError::Unit(object.id.clone(), address_of(lun), e))
+    }
+
+    /// Whether an export has the unit now.
+    fn exports_unit(&self, unit: &Arc<LogicalUnit>) -> bool {
+        let has_it = |export: &RunningExport| {
+            let luns = export.luns().into_iter().filter_map(|at| export.lun(at));
+            { luns }.any(|lun| Arc::ptr_eq(&lun.unit, unit))
+        };
+        self.exports.values().any(has_it)
     }
 }
 
@@ -72,6 +74,14 @@ fn looks_alike(one: &LunConfig, other: &LunConfig) -> bool {
         (logical_block_bytes, read_only, removable, write_cache, naa)
     };
     looks(one) == looks(other) && one.serial == other.serial
+}
+
+fn warn_of_two_units(object: &Export, node: &str) {
+    tracing::warn!(
+        "export '{}': guests of another export see blockdev '{node}' otherwise, and each other's reservations they do not \
+         see; if they should, let writable, writethrough, logical-block-size, serial, wwn and removable be the same",
+        object.id
+    );
 }
 
 pub(super) fn address_of(lun: &Lun) -> LunAddress {

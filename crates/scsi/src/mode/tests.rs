@@ -130,6 +130,21 @@ fn a_unit_that_is_write_protected_by_software_refuses_writes_says_so_and_is_not_
     rig.run(&cdb10(0x2a, 0, 0, 1), &[0; 512], 0).good();
 }
 
+/// SAM-5, power on; SBC-4, caching mode page.
+#[test]
+fn a_unit_that_is_powered_on_again_has_its_own_size_and_modes_and_keeps_persistent_reservations() {
+    let mut rig = Rig::new(config());
+    select_6(&mut rig, &[&[0; 4], &write_through()]).good();
+    let register = [&[0; 8][..], &1_u64.to_be_bytes(), &[0; 8]].concat();
+    rig.run(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &register, 0).good();
+    rig.unit.reset();
+    assert!(!rig.unit.write_cache(), "whoever turned it off may still be there");
+    rig.unit.power_on(4096);
+    assert_eq!((rig.unit.write_cache(), rig.unit.blocks()), (true, 8));
+    while rig.nexus.take_attention().is_some() {}
+    assert_eq!(rig.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 255, 0], &[], 255).good()[15], 1);
+}
+
 /// SPC-5, page control field.
 #[test]
 fn page_control_chooses_current_changeable_and_default_values_and_nothing_is_saved() {
