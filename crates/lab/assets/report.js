@@ -58,6 +58,8 @@ function draw(element, height, option) {
   return chart;
 }
 
+const shortened = (text, limit) => text.length > limit ? text.slice(0, limit - 1) + "…" : text;
+
 // Rows of bars, a heading above each group; the whole range as whiskers.
 function bars(element, shown) {
   const rows = [];
@@ -65,8 +67,7 @@ function bars(element, shown) {
     rows.push({ key: "g" + rows.length, heading: group.load });
     for (const mark of group.marks) rows.push({ key: "b" + rows.length, mark });
   }
-  const limit = narrow() ? 15 : 30;
-  const cut = text => text.length > limit ? text.slice(0, limit - 1) + "…" : text;
+  const cut = text => shortened(text, narrow() ? 15 : 36);
   const label = (_, index) => rows[index].heading ? `{heading|${rows[index].heading}}` : cut(rows[index].mark.subject);
   const whiskers = rows.flatMap(row => row.mark?.value ? [[row.mark.value.low, row.key], [row.mark.value.high, row.key], ["-", row.key]] : []);
   const quiet = style("--quiet"), ink = style("--ink");
@@ -74,7 +75,7 @@ function bars(element, shown) {
     value: row.mark.value.median,
     itemStyle: { color: colour(row.mark.subject), opacity: row.mark.note ? .45 : 1, borderRadius: [0, 3, 3, 0] },
     label: { show: false },
-  } : { value: 0, label: { show: !!row.mark, formatter: () => `{none|${(row.mark.note || "not measured").slice(0, narrow() ? 28 : 80)}}` } };
+  } : { value: 0, label: { show: !!row.mark, formatter: () => `{none|${shortened(row.mark.note || "not measured", narrow() ? 28 : 110)}}` } };
   const most = Math.max(0, ...rows.map(row => row.mark?.value?.high || 0));
   draw(element, 54 + 27 * rows.length, {
     ...base(), legend: undefined,
@@ -140,9 +141,9 @@ function lines(element, shown) {
   const ladder = shown.form === "ladder";
   draw(element, narrow() ? 340 : 420, {
     ...base(),
-    tooltip: { ...base().tooltip, trigger: "item", formatter: point => `${tip(shown, { mark: { ...point.data.mark, subject: `${point.seriesName} · ${point.data.load}` } })}<br>at ${figure(point.value[0])} ${ladder ? "" : escaped(shown.across)}` },
+    tooltip: { ...base().tooltip, trigger: "item", formatter: point => `${tip(shown, { mark: { ...point.data.mark, subject: `${point.seriesName} · ${point.data.load}` } })}<br>at ${figure(point.value[0])} ${escaped(shown.across)}` },
     grid: { left: 12, right: 24, top: 24, bottom: 100, containLabel: true },
-    xAxis: axis(ladder ? "" : shown.across, ladder ? { minInterval: 1, scale: true } : {}),
+    xAxis: axis(shown.across, ladder ? { minInterval: 1, scale: true } : {}),
     yAxis: axis(shown.label, { type: wide ? "log" : "value", nameLocation: "end", nameGap: 8, nameTextStyle: { color: style("--quiet"), align: "left" } }),
     dataZoom: [
       { type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl" },
@@ -157,8 +158,7 @@ function ledger(element) {
   const rows = data.ledgers.map((one, index) => ({ ...one, key: String(index) }));
   const stacked = data.parts.slice(0, -1).map((name, index) => ({ name, index })).filter(part => rows.some(row => row.parts[part.index] != null));
   const quiet = style("--quiet"), ink = style("--ink");
-  const limit = narrow() ? 14 : 30;
-  const name = row => row.subject.length > limit ? row.subject.slice(0, limit - 1) + "…" : row.subject;
+  const name = row => shortened(row.subject, narrow() ? 14 : 30);
   const first = index => index === 0 || rows[index - 1].load !== rows[index].load;
   const hues = [0, 2, 4, 5, 3, 0, 6, 1, 7];
   const hue = part => part.name === "unaccounted" ? style("--line") : part.name === "the load" ? quiet : style("--c" + hues[part.index]);

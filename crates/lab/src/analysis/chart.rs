@@ -25,8 +25,8 @@ pub struct Figure {
     pub label: String,
     /// Of what the horizontal axis is.
     pub across: &'static str,
-    /// Whether more is better.
-    pub more_is_better: bool,
+    /// Which way is better, where one is.
+    pub better: Option<&'static str>,
     /// The table published with the experiment.
     pub published: Option<String>,
     /// Loads of bars and tables, lines of curves and ladders.
@@ -111,11 +111,22 @@ impl Analysis<'_> {
             metric: chart.metric.name(),
             unit: chart.metric.unit(),
             label: chart.metric.label(),
-            across: if transactions { "transactions, 1/s" } else { "IOPS" },
-            more_is_better: chart.metric.more_is_better(),
+            across: match chart.form {
+                Form::Ladder if self.is_of_threads(&subjects) => "I/O threads",
+                Form::Ladder => "place",
+                _ if transactions => "transactions, 1/s",
+                _ => "IOPS",
+            },
+            better: chart.metric.better(),
             published: chart.published.clone(),
             groups,
         }
+    }
+
+    /// Whether a ladder's places are numbers of I/O threads.
+    fn is_of_threads(&self, subjects: &[&str]) -> bool {
+        let mut shown = self.run.plan.subjects.iter().filter(|subject| subjects.contains(&subject.name.as_str()));
+        shown.all(|subject| subject.at.is_none_or(|at| at == f64::from(subject.iothreads)))
     }
 
     fn each(&self, loads: &[&Load], subjects: &[&str], of: impl Fn(&Load, &str) -> Option<Group>) -> Vec<Group> {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::chart::anchor;
 use super::{Analysis, Place, Standing, difference};
-use crate::plan::{Load, Metric, Stack};
+use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::Limit;
 use crate::statistics::{Estimate, Family};
 
@@ -234,9 +234,17 @@ impl Analysis<'_> {
     }
 
     fn evidence(&self, load: &Load, metric: Metric) -> Vec<(String, String)> {
+        // Under one load, of requests of one length, both are in the same order; a curve ends at the most IOPS.
+        let same = match metric {
+            Metric::Iops => Metric::Throughput,
+            Metric::CpuPerIo => Metric::CpuPerGigabyte,
+            other => other,
+        };
         let figures = self.figures().into_iter();
         let shows = figures.filter(|figure| {
-            figure.metric == metric.name() && figure.groups.iter().any(|group| group.load == load.name)
+            let metrics = [metric.name(), same.name()];
+            (metrics.contains(&figure.metric) || (figure.form == Form::Curve && metric == Metric::Iops))
+                && figure.groups.iter().any(|group| group.load == load.name)
         });
         let mut links: Vec<_> = shows.map(|figure| (format!("chart {}", figure.id), figure.anchor)).collect();
         links.push(("verdicts".into(), anchor("verdict", &load.name)));

@@ -1,11 +1,11 @@
 //! What is measured: names, units, and which way is better.
 
 use crate::plan::Metric;
-use crate::results::Measurement;
+use crate::results::{Measurement, Polling};
 
 impl Metric {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Latency,
         Self::LatencyP99,
         Self::Iops,
@@ -15,6 +15,9 @@ impl Metric {
         Self::Cpus,
         Self::Duration,
         Self::Transactions,
+        Self::Window,
+        Self::WindowsReset,
+        Self::WindowsNearMax,
     ];
 
     /// Its value, in its [`unit`](Self::unit); `None` where the stack could not tell, or nothing was done.
@@ -22,6 +25,7 @@ impl Metric {
         let seconds = measurement.seconds;
         let requests = measurement.requests() as f64;
         let serving = || measurement.cpu.serving().map(|nanoseconds| nanoseconds as f64);
+        let windows = |of: fn(&Polling) -> Option<f64>| measurement.polling.as_ref().and_then(of);
         let value = match self {
             Self::Latency => measurement.latency(|latency| latency.mean)? / 1e3,
             Self::LatencyP99 => measurement.latency(|latency| latency.p99)? / 1e3,
@@ -32,8 +36,11 @@ impl Metric {
             Self::Cpus => serving()? / 1e9 / seconds,
             Self::Duration => seconds,
             Self::Transactions => measurement.transactions?,
+            Self::Window => windows(|polling| polling.mean_window_ns)?,
+            Self::WindowsReset => windows(|polling| polling.windows_reset)? * 100.0,
+            Self::WindowsNearMax => windows(|polling| polling.windows_near_max)? * 100.0,
         };
-        (value.is_finite() && value > 0.0).then_some(value)
+        (value.is_finite() && (value > 0.0 || self.better().is_none())).then_some(value)
     }
 
     /// As a heading has it.
@@ -48,6 +55,9 @@ impl Metric {
             Self::Cpus => "CPUs",
             Self::Duration => "duration",
             Self::Transactions => "transactions",
+            Self::Window => "mean window",
+            Self::WindowsReset => "windows of 0",
+            Self::WindowsNearMax => "windows near the maximum",
         }
     }
 
@@ -61,6 +71,8 @@ impl Metric {
             Self::CpuPerGigabyte => "s/GB",
             Self::Cpus => "CPUs",
             Self::Duration => "s",
+            Self::Window => "ns",
+            Self::WindowsReset | Self::WindowsNearMax => "%",
         }
     }
 
@@ -86,6 +98,18 @@ impl Metric {
             Self::Cpus => "cpus",
             Self::Duration => "duration_s",
             Self::Transactions => "transactions_per_s",
+            Self::Window => "window_mean_ns",
+            Self::WindowsReset => "windows_zero_percent",
+            Self::WindowsNearMax => "windows_near_max_percent",
+        }
+    }
+
+    /// Which way is better, in words; `None` where neither is, and where a value of 0 is one.
+    pub fn better(self) -> Option<&'static str> {
+        match self {
+            Self::Window | Self::WindowsReset | Self::WindowsNearMax => None,
+            _ if self.more_is_better() => Some("more is better"),
+            _ => Some("less is better"),
         }
     }
 

@@ -101,7 +101,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Whom a subject is compared with under a load: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
+/// Whom a subject is compared with under a load: the baseline, or whoever of the baseline's line is at the same place.
 pub fn counterpart<'a>(plan: &'a Plan, load: &'a Load, name: &str) -> Option<&'a str> {
     let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
     let baseline = plan.baseline_under(load);
@@ -111,6 +111,6 @@ pub fn counterpart<'a>(plan: &'a Plan, load: &'a Load, name: &str) -> Option<&'a
     let (baseline, subject) = (named(baseline)?, named(name)?);
     let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
     let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line && load.is_put_on(&other.name));
-    let other = beside.find(|other| on_line && other.iothreads == subject.iothreads).unwrap_or(baseline);
+    let other = beside.find(|other| on_line && other.at == subject.at).unwrap_or(baseline);
     (other.name != subject.name).then_some(&other.name)
 }

@@ -159,6 +159,12 @@ pub enum Metric {
     Duration,
     /// Transactions per second, of a database.
     Transactions,
+    /// How long Egret's I/O threads meant to spin before they slept, in nanoseconds: the mean over their waits.
+    Window,
+    /// The share of these windows that were 0, in percent.
+    WindowsReset,
+    /// The share of these windows that were near the largest allowed, in percent.
+    WindowsNearMax,
 }
 
 /// How the report shows some cells.

@@ -52,7 +52,7 @@ pub fn page(analysis: &Analysis<'_>) -> String {
                 (head(analysis))
                 (contents())
                 main {
-                    (choice(&analysis.advice(), &points))
+                    (choice(analysis, &points))
                     (verdicts(analysis))
                     section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
                     (ledger(analysis))
@@ -74,9 +74,14 @@ fn json(data: &Data<'_>) -> String {
     serde_json::to_string(data).unwrap_or_else(|_| "null".into()).replace('<', "\\u003c")
 }
 
+/// Whether some guest ran without KVM.
+fn is_emulated(analysis: &Analysis<'_>) -> bool {
+    analysis.table.places().any(|place| analysis.table.is_functional_only(place))
+}
+
 fn head(analysis: &Analysis<'_>) -> Markup {
     let run = analysis.run;
-    let emulated = analysis.table.places().any(|place| analysis.table.is_functional_only(place));
+    let emulated = is_emulated(analysis);
     html! {
         header {
             p.eyebrow { "Egret lab · " @if run.plan.experiments.is_empty() { "a plan of its own" } @else { "experiments " (run.plan.experiments.join(", ")) } }
@@ -106,21 +111,35 @@ fn contents() -> Markup {
     html! { nav aria-label="Contents" { @for (anchor, text) in links { a href={ "#" (anchor) } { (text) } } } }
 }
 
-fn choice(advice: &[Advice], points: &[OperatingPoint]) -> Markup {
+/// Answers that are shown at once; more of them are not read.
+const AT_ONCE: usize = 12;
+
+fn cards(advice: &[Advice]) -> Markup {
+    html! {
+        ul.advice {
+            @for one in advice {
+                li {
+                    p.aim { (one.aim) }
+                    p.pick { @if let Some(name) = one.choice.strip_prefix(PERHAPS) { span.perhaps { (PERHAPS) } (name) } @else { (one.choice) } }
+                    @for reason in &one.reasons { p.reason { (reason) } }
+                    p.evidence { @for (text, anchor) in &one.evidence { a href={ "#" (anchor) } { (text) } " " } }
+                }
+            }
+        }
+    }
+}
+
+fn choice(analysis: &Analysis<'_>, points: &[OperatingPoint]) -> Markup {
+    let advice = analysis.advice();
+    let emulated = is_emulated(analysis);
+    let (first, more) = advice.split_at(advice.len().min(AT_ONCE));
     html! {
         section #choose {
             h2 { "Which option should I choose?" }
-            @if advice.is_empty() { p.quiet { "Too little was measured to say." } }
-            ul.advice {
-                @for one in advice {
-                    li {
-                        p.aim { (one.aim) }
-                        p.pick { @if let Some(name) = one.choice.strip_prefix(PERHAPS) { span.perhaps { (PERHAPS) } (name) } @else { (one.choice) } }
-                        @for reason in &one.reasons { p.reason { (reason) } }
-                        p.evidence { @for (text, anchor) in &one.evidence { a href={ "#" (anchor) } { (text) } " " } }
-                    }
-                }
-            }
+            @if advice.is_empty() && emulated { p.quiet { "Nobody can tell here: guests without KVM show that a thing works, and nothing of speed." } }
+            @else if advice.is_empty() { p.quiet { "Too little was measured to say." } }
+            (cards(first))
+            @if !more.is_empty() { details { summary { (more.len()) " more, by load" } (cards(more)) } }
             @if !points.is_empty() {
                 div.card #constraints {
                     h3 { "Under your constraints" }
@@ -175,7 +194,7 @@ fn verdicts(analysis: &Analysis<'_>) -> Markup {
             h2 { "Verdicts" }
             @if analysis.judged.is_empty() { p.quiet { "Nothing is compared: there is one subject." } }
             @else {
-                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line with as many I/O threads" @if elsewhere { "; under loads that it is not put on: against the first of theirs" } "). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
+                p { "Against " strong { (plan.baseline()) } " (others with a line: against whoever is at their place on its line" @if elsewhere { "; under loads that it is not put on: against the first of theirs" } "). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
                 (grid(&tables::summary(analysis)))
                 details open[analysis.judged.len() <= 24] {
                     summary { "Every comparison, with its interval and the noise floor beside it" }
@@ -187,14 +206,13 @@ fn verdicts(analysis: &Analysis<'_>) -> Markup {
 }
 
 fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
-    let better = if shown.more_is_better { "more is better" } else { "less is better" };
     let beside = shown.published.as_deref().and_then(|name| published::beside(name, analysis));
     let table = tables::chart(shown);
     let drawn = !matches!(shown.form, Form::Table);
     html! {
         article.card id=(shown.anchor) {
             h3 { span.id { (shown.id) } " " (shown.title) }
-            p.quiet { (shown.label) "; " (better) @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
+            p.quiet { (shown.label) @if let Some(better) = shown.better { "; " (better) } @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
             @if drawn {
                 div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
                 details { summary { "Figures" } (grid(&table)) }

@@ -103,7 +103,7 @@ pub fn chart(shown: &Figure) -> Grid {
     let across = format!("#{}", shown.across);
     let mut columns = match shown.form {
         Form::Curve => vec!["Load", "Subject", &across],
-        Form::Ladder => vec!["Load", "Line", "#At"],
+        Form::Ladder => vec!["Load", "Line", &across],
         Form::Bars | Form::Table => vec!["Load", "Subject"],
     };
     columns.extend([value.as_str(), "#Range"]);

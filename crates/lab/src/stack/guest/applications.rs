@@ -106,7 +106,10 @@ mark end
 cat /apps/tmp/log* | awk '{{ print $3 }}' | sort -n | awk '
   {{ time[NR] = $1; sum += $1 }}
   function at(share) {{ rank = int(share * NR + 0.999999); return time[rank < 1 ? 1 : rank] }}
-  END {{ print "latency_us", NR, sum / NR, at(0.5), at(0.9), at(0.99), at(0.999), time[NR] }}'
+  END {{
+    if (!NR) {{ print "pgbench finished no transaction in {seconds} s" >"/dev/stderr"; exit 1 }}
+    print "latency_us", NR, sum / NR, at(0.5), at(0.9), at(0.99), at(0.999), time[NR]
+  }}'
 "#
     );
     on_a_file_system(path, &script)
