@@ -192,7 +192,7 @@ impl Cdb {
     }
 
     /// The logical block address, where the CDB's length has it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lba(&self) -> u64 {
         match self.group() {
             0 => u64::from(self.u32(0) & 0x1f_ffff),
@@ -202,7 +202,7 @@ impl Cdb {
     }
 
     /// The transfer, verification or other length, likewise. Zero is 256 in a six-byte CDB (SBC-4, READ (6)).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn blocks(&self) -> u64 {
         match self.group() {
             0 if self.byte(4) == 0 => 256,

@@ -336,15 +336,34 @@ impl GuestMemory {
         after > 0 && self.by_host[after - 1].holds(piece)
     }
 
+    /// The first `N` words of a piece, little-endian; `None` if it is shorter, not aligned to them, or not of this map.
+    #[inline]
+    pub fn words<const N: usize>(&self, piece: &IoVec) -> Option<[u64; N]> {
+        let from = piece.base().cast::<u64>();
+        if piece.len() < 8 * N || !from.is_aligned() || !self.holds(piece) {
+            return None;
+        }
+        // SAFETY: this map holds the piece, of which these words are a part and aligned.
+        Some(std::array::from_fn(|at| u64::from_le(unsafe { from.add(at).read_volatile() })))
+    }
+
     /// Copies from the beginning of `pieces` until `into` is full or they end; returns how many bytes. Stops at a
     /// piece that is not of this map.
     #[inline]
     pub fn gather(&self, pieces: &[IoVec], into: &mut [u8]) -> usize {
+        // Nearly always the first piece has all of it.
+        if let [piece, ..] = pieces
+            && into.len() <= piece.len()
+            && self.holds(piece)
+        {
+            // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
+            unsafe { pieces::copy_from(piece.base(), into) };
+            return into.len();
+        }
         self.gather_after(pieces, 0, into)
     }
 
     /// Likewise from behind the first `skip` bytes.
-    #[inline]
     pub fn gather_after(&self, pieces: &[IoVec], mut skip: usize, into: &mut [u8]) -> usize {
         let mut done = 0;
         for piece in pieces {
@@ -369,11 +388,19 @@ impl GuestMemory {
     /// is not of this map.
     #[inline]
     pub fn scatter(&self, pieces: &[IoVec], bytes: &[u8]) -> usize {
+        // Nearly always the first piece has room for all of it.
+        if let [piece, ..] = pieces
+            && bytes.len() <= piece.len()
+            && self.holds(piece)
+        {
+            // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
+            unsafe { pieces::copy_to(piece.base(), bytes) };
+            return bytes.len();
+        }
         self.scatter_after(pieces, 0, bytes)
     }
 
     /// Likewise to behind the first `skip` bytes.
-    #[inline]
     pub fn scatter_after(&self, pieces: &[IoVec], mut skip: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
         for piece in pieces {

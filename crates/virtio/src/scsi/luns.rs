@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use egret_scsi::{LogicalUnit, Nexus};
 
 use super::Scsi;
-use super::address::LunAddress;
+use super::address::{Addressed, LunAddress};
 use crate::model::DiskKey;
 
 /// A logical unit, and where it is.
@@ -66,8 +66,9 @@ pub(super) struct View {
     seen: Vec<Option<Seen>>,
     /// Where in `seen` those are that are still there, by address.
     found: Vec<(LunAddress, usize)>,
-    /// The place in `found` of the last one: most commands are for the same.
-    last: usize,
+    /// How a driver wrote the address of the last one that it asked for, and where that is: most commands are for the
+    /// same.
+    last: Option<([u8; 8], usize)>,
 }
 
 struct Seen {
@@ -78,7 +79,8 @@ struct Seen {
 
 impl View {
     pub(super) fn new(scsi: &Scsi) -> Self {
-        let mut view = Self { version: u64::MAX, table: Arc::default(), seen: Vec::new(), found: Vec::new(), last: 0 };
+        let mut view =
+            Self { version: u64::MAX, table: Arc::default(), seen: Vec::new(), found: Vec::new(), last: None };
         view.refresh(scsi);
         view
     }
@@ -114,18 +116,24 @@ impl View {
         let there = self.seen.iter().enumerate().filter_map(|(at, seen)| Some((at, seen.as_ref()?)));
         self.found = there.filter(|(_, seen)| seen.there).map(|(at, seen)| (seen.lun.address, at)).collect();
         self.found.sort_unstable();
-        self.last = 0;
+        self.last = None;
     }
 
-    /// Where the unit at `address` is.
+    /// Where the unit is that a driver addresses so, if there is one.
     #[inline]
-    pub(super) fn find(&mut self, address: LunAddress) -> Option<usize> {
-        match self.found.get(self.last) {
-            Some(&(last, at)) if last == address => return Some(at),
-            _ => {}
+    pub(super) fn find(&mut self, lun: [u8; 8]) -> Option<usize> {
+        match self.last {
+            Some((last, at)) if last == lun => Some(at),
+            _ => self.search(lun),
         }
-        self.last = self.found.binary_search_by_key(&address, |(address, _)| *address).ok()?;
-        Some(self.found[self.last].1)
+    }
+
+    fn search(&mut self, lun: [u8; 8]) -> Option<usize> {
+        let Addressed::Unit(address) = Addressed::parse(lun) else { return None };
+        let found = self.found.binary_search_by_key(&address, |(address, _)| *address).ok()?;
+        let (_, at) = self.found[found];
+        self.last = Some((lun, at));
+        Some(at)
     }
 
     /// The unit that [`find`](Self::find) found there.
@@ -139,12 +147,12 @@ impl View {
         &self.table
     }
 
-    /// A command for the unit has begun.
-    #[inline]
-    pub(super) fn enter(&mut self, at: usize) {
-        if let Some(seen) = &mut self.seen[at] {
-            seen.in_flight += 1;
-        }
+    /// A command for the unit has begun. Returns where drivers find it.
+    #[inline(always)]
+    pub(super) fn enter(&mut self, at: usize) -> LunAddress {
+        let seen = self.seen[at].as_mut().expect("a unit stays while there are commands for it");
+        seen.in_flight += 1;
+        seen.lun.address
     }
 
     /// It has ended.

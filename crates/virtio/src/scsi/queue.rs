@@ -1,6 +1,7 @@
 //! One request queue of a virtio-scsi device: chains in, SCSI commands on their way (virtio 1.3, 5.6.6.1).
 
 use std::mem;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_RESET,
 };
 
-use super::address::{Addressed, LunAddress};
+use super::address::Addressed;
 use super::luns::{Table, View};
 use super::tasks::{Abort, Tasks};
 use super::{Scsi, config};
@@ -34,20 +35,25 @@ const REPORT_LUNS: u8 = 0xa0;
 const NOT_DONE: Done = Done { status: ScsiStatus::Good, sense: None, moved: 0 };
 
 /// A chain, and the command that it carries.
+///
+/// In this order, because a READ or WRITE touches no more than its beginning and the command's.
 #[derive(Default)]
+#[repr(C)]
 struct Slot {
+    /// Where the response goes, while nothing else of the chain is needed; otherwise `writable` says it.
+    response: Option<IoVec>,
+    /// Bytes of data in either direction.
+    data_in: u32,
+    data_out: u32,
+    /// What it asked of the disk.
+    bytes: u64,
+    /// The command's unit, as the view has it, while the command is under way.
+    unit: Option<u32>,
+    kind: Option<Kind>,
     command: Command,
     /// The chain's pieces, all of them.
     readable: Vec<IoVec>,
     writable: Vec<IoVec>,
-    /// Bytes of data in either direction.
-    data_in: u64,
-    data_out: u64,
-    /// The command's unit, as the view has it, while the command is under way.
-    unit: Option<usize>,
-    /// What it asked of the disk.
-    kind: Option<Kind>,
-    bytes: u64,
 }
 
 /// Where things are in a chain.
@@ -57,6 +63,43 @@ struct Layout {
     header: usize,
     /// Length of the response, after which data-in begins.
     response: usize,
+}
+
+/// What a header says, as far as it is looked at.
+struct Header {
+    lun: [u8; 8],
+    tag: u64,
+    cdb: [u8; CDB],
+}
+
+impl Header {
+    /// Words that have all of it.
+    const WORDS: usize = (FIXED + CDB).div_ceil(8);
+
+    /// Reads the header at the beginning of `pieces`. In words, and from where it nearly always is: a copy of it would have
+    /// to be waited for, because its fields are wider than what a copy stores at a time.
+    #[inline(always)]
+    fn read(memory: &GuestMemory, pieces: &[IoVec]) -> Option<Self> {
+        let words = pieces.first().and_then(|piece| memory.words(piece));
+        let [lun, tag, a, b, c] = match words {
+            Some(words) => words,
+            None => Self::gather(memory, pieces)?,
+        };
+        // The CDB begins at the fourth byte of the third word.
+        let cdb = u128::from(a >> 24) | u128::from(b) << 40 | u128::from(c) << 104;
+        Some(Self { lun: lun.to_le_bytes(), tag, cdb: cdb.to_le_bytes() })
+    }
+
+    #[cold]
+    fn gather(memory: &GuestMemory, pieces: &[IoVec]) -> Option<[u64; Self::WORDS]> {
+        let mut bytes = [0; 8 * Self::WORDS];
+        let header = &mut bytes[..FIXED + CDB];
+        if memory.gather(pieces, header) != header.len() {
+            return None;
+        }
+        let (words, _) = bytes.as_chunks();
+        Some(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
+    }
 }
 
 /// The data-out of a chain.
@@ -108,30 +151,77 @@ impl ScsiQueue {
         }
     }
 
-    /// Begins a command for a logical unit that is there.
-    #[inline]
-    fn begin_at(&mut self, memory: &GuestMemory, token: Token, unit: usize, cdb: &[u8]) -> Next {
-        let slot = &mut self.slots[usize::from(head_of(token))];
+    /// Begins a command as a transfer, with a response in one piece, which nearly all are. `None`, and nothing has
+    /// happened, if it is none.
+    ///
+    /// It goes from the chain to the request without a stop, and the chain keeps its buffers for the next one.
+    #[inline(always)]
+    fn begin_transfer(&mut self, token: Token, unit: usize, header: &Header, chain: &Chain) -> Option<Next> {
+        let head = head_of(token);
+        let slot = &mut self.slots[usize::from(head)];
+        let lun = self.view.lun(unit);
+        let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
+        let task = Task { cdb: &header.cdb, nexus: &lun.nexus, luns: &[], data_in, data_out, lane: self.lane };
+        let response = pieces::first(&chain.writable, self.layout.response)?;
+        let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
+        slot.response = Some(response);
+        let (kind, from, skip) = match op {
+            Op::Read => (Kind::Read, &chain.writable, self.layout.response),
+            _ => (Kind::Write, &chain.readable, self.layout.header),
+        };
+        (slot.kind, slot.bytes) = (Some(kind), len);
+        // Filled where it lies: one that has just been filled is one to wait for when it is moved.
+        if self.spare.is_empty() {
+            self.spare.push(Vec::new());
+        }
+        if let Some(buffers) = self.spare.last_mut() {
+            pieces::append_range(from, skip, len as usize, buffers);
+        }
+        let disk = lun.disk;
+        self.enter(head, header.tag, unit);
+        let buffers = self.spare.pop().unwrap_or_default();
+        Some(Next::Submit(disk, Request { op, offset, len, buffers, token }))
+    }
+
+    /// Begins any other command, of a chain that is kept.
+    #[inline(never)]
+    fn begin_other(
+        &mut self,
+        memory: &GuestMemory,
+        token: Token,
+        unit: usize,
+        Header { cdb, tag, .. }: &Header,
+    ) -> Next {
+        let head = head_of(token);
+        let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         let numbers = if cdb[0] == REPORT_LUNS { numbers(self.view.table(), lun.address.target) } else { Vec::new() };
         let task = Task {
             cdb,
             nexus: &lun.nexus,
             luns: &numbers,
-            data_in: slot.data_in,
-            data_out: slot.data_out,
+            data_in: slot.data_in.into(),
+            data_out: slot.data_out.into(),
             lane: self.lane,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
-        self.proceed(memory, token, unit, step)
+        let next = self.proceed(memory, token, unit, step);
+        if !matches!(next, Next::Done(_)) {
+            self.enter(head, *tag, unit);
+        }
+        next
     }
 
-    /// Answers a command for a unit that is not there.
+    /// Answers what is no command for a unit that is there, of a chain that is kept.
     #[cold]
-    fn begin_absent(&mut self, memory: &GuestMemory, head: u16, addressed: Addressed, cdb: &[u8]) -> Ended {
+    fn begin_nowhere(&mut self, memory: &GuestMemory, head: u16, Header { lun, cdb, .. }: &Header) -> Ended {
+        let Slot { data_in, data_out, .. } = self.slots[usize::from(head)];
+        if data_in > 0 && data_out > 0 {
+            return self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE);
+        }
         let table = self.view.table();
-        let (neighbour, numbers) = match addressed {
+        let (neighbour, numbers) = match Addressed::parse(*lun) {
             Addressed::Unit(address) => (table.of_target(address.target).first(), numbers(table, address.target)),
             Addressed::ReportLuns => {
                 // The whole device's, as a driver addresses them.
@@ -146,8 +236,8 @@ impl ScsiQueue {
             cdb,
             nexus: &neighbour.nexus,
             luns: &numbers,
-            data_in: slot.data_in,
-            data_out: slot.data_out,
+            data_in: slot.data_in.into(),
+            data_out: slot.data_out.into(),
             lane: self.lane,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
@@ -157,8 +247,7 @@ impl ScsiQueue {
         }
     }
 
-    /// Does what a step says. Inlined, or steps and requests would go through memory once more than they have to.
-    #[inline(always)]
+    /// Does what a step says.
     fn proceed(&mut self, memory: &GuestMemory, token: Token, unit: usize, step: Step) -> Next {
         let head = head_of(token);
         match step {
@@ -169,8 +258,7 @@ impl ScsiQueue {
         }
     }
 
-    /// Makes a request of one operation of a command.
-    #[inline(always)]
+    /// Makes a request of one operation of a command whose chain is kept.
     fn request(&mut self, token: Token, DiskOp { op, offset, len, memory }: DiskOp) -> Request {
         let slot = &mut self.slots[usize::from(head_of(token))];
         let mut buffers = self.spare.pop().unwrap_or_default();
@@ -194,8 +282,13 @@ impl ScsiQueue {
     }
 
     /// Writes a chain's response, and its data where the disk has not done that.
-    #[inline]
     fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
+        self.respond(memory, head, response, done)
+    }
+
+    /// As [`finish`](Self::finish); inlined where it is known that all went well, which leaves little of it.
+    #[inline(always)]
+    fn respond(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
         let slot = &mut self.slots[usize::from(head)];
         let Layout { response: room, .. } = self.layout;
         let Done { status, sense, moved } = done;
@@ -203,26 +296,28 @@ impl ScsiQueue {
         if slot.data_in > 0 && status == ScsiStatus::Good && moved > 0 && !data.is_empty() {
             memory.scatter_after(&slot.writable, room, data);
         }
-        let residual = (slot.data_in + slot.data_out).saturating_sub(moved);
+        let residual = u64::from(slot.data_in + slot.data_out).saturating_sub(moved);
         let sense_len = if sense.is_some() { Sense::LEN.min(room - RESPONSE) } else { 0 };
         let bytes = &mut self.response;
-        bytes[..4].copy_from_slice(&(sense_len as u32).to_le_bytes());
-        bytes[4..8].copy_from_slice(&(residual as u32).to_le_bytes());
-        bytes[10] = status as u8;
-        bytes[11] = response as u8;
+        // In words, as they are about to be read: a word that was stored in parts would have to be waited for.
+        bytes[..8].copy_from_slice(&(sense_len as u64 | residual << 32).to_le_bytes());
+        bytes[8..16].copy_from_slice(&((status as u64) << 16 | u64::from(response) << 24).to_le_bytes());
         if let Some(sense) = sense {
             bytes[RESPONSE..RESPONSE + sense_len].copy_from_slice(&sense.to_bytes()[..sense_len]);
         }
-        memory.scatter(&slot.writable, &bytes[..room]);
-        bytes[RESPONSE..RESPONSE + sense_len].fill(0);
+        let place = slot.response.as_ref().map_or(&slot.writable[..], slice::from_ref);
+        memory.scatter(place, &bytes[..room]);
+        if sense.is_some() {
+            bytes[RESPONSE..].fill(0);
+        }
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
         let kind = slot.kind.take().unwrap_or(Kind::Other);
-        let ended = Ended { head, written: written as u32, kind, bytes: slot.bytes, status: told(response, &done) };
-        slot.bytes = 0;
+        let bytes = mem::take(&mut slot.bytes);
+        let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
         self.tasks.progress.advance();
         if let Some(unit) = slot.unit.take() {
             self.tasks.end(head);
-            self.view.leave(unit);
+            self.view.leave(unit as usize);
             self.in_flight -= 1;
         }
         ended
@@ -241,7 +336,16 @@ impl ScsiQueue {
 
     fn unit_of(&self, head: u16) -> usize {
         let slot = self.slots.get(usize::from(head));
-        slot.and_then(|slot| slot.unit).expect("only a command that is under way goes on")
+        slot.and_then(|slot| slot.unit).expect("only a command that is under way goes on") as usize
+    }
+}
+
+impl Slot {
+    /// Takes a chain's buffers: more than its response will be needed.
+    fn keep(&mut self, chain: &mut Chain) {
+        self.response = None;
+        mem::swap(&mut self.readable, &mut chain.readable);
+        mem::swap(&mut self.writable, &mut chain.writable);
     }
 }
 
@@ -270,38 +374,32 @@ impl Model for ScsiQueue {
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
         let head = chain.head;
         let Layout { header: header_len, response: response_len } = self.layout;
-        let mut header = [0; FIXED + CDB];
-        if (chain.readable_len as usize) < header_len || memory.gather(&chain.readable, &mut header) != header.len() {
+        let header =
+            (chain.readable_len as usize >= header_len).then(|| Header::read(memory, &chain.readable)).flatten();
+        let Some(header) = header else {
             return Err(Malformed::ShortHeader { len: chain.readable_len, needed: header_len as u32 });
-        }
+        };
         if (chain.writable_len as usize) < response_len {
             return Err(Malformed::NoStatus);
         }
         let slot = &mut self.slots[usize::from(head)];
         debug_assert!(slot.unit.is_none(), "a queue pops no head twice");
-        mem::swap(&mut slot.readable, &mut chain.readable);
-        mem::swap(&mut slot.writable, &mut chain.writable);
-        slot.data_out = u64::from(chain.readable_len) - header_len as u64;
-        slot.data_in = u64::from(chain.writable_len) - response_len as u64;
-        let word = |at: usize| <[u8; 8]>::try_from(&header[at..at + 8]).expect("eight bytes");
-        let (addressed, tag) = (Addressed::parse(word(0)), u64::from_le_bytes(word(8)));
-        let cdb = &header[FIXED..];
+        slot.data_out = chain.readable_len - header_len as u32;
+        slot.data_in = chain.writable_len - response_len as u32;
+        let both = slot.data_in > 0 && slot.data_out > 0;
         self.view.refresh(&self.scsi);
-        if slot.data_in > 0 && slot.data_out > 0 {
-            return Ok(Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE)));
+        let unit = self.view.find(header.lun).filter(|_| !both);
+        let token = token_of(base, head);
+        if let Some(unit) = unit
+            && let Some(next) = self.begin_transfer(token, unit, &header, chain)
+        {
+            return Ok(next);
         }
-        let found = match addressed {
-            Addressed::Unit(address) => self.view.find(address).map(|unit| (unit, address)),
-            _ => None,
-        };
-        let Some((unit, address)) = found else {
-            return Ok(Next::Done(self.begin_absent(memory, head, addressed, cdb)));
-        };
-        let next = self.begin_at(memory, token_of(base, head), unit, cdb);
-        if !matches!(next, Next::Done(_)) {
-            self.enter(head, tag, unit, address);
-        }
-        Ok(next)
+        self.slots[usize::from(head)].keep(chain);
+        Ok(match unit {
+            Some(unit) => self.begin_other(memory, token, unit, &header),
+            None => Next::Done(self.begin_nowhere(memory, head, &header)),
+        })
     }
 
     #[inline]
@@ -315,8 +413,13 @@ impl Model for ScsiQueue {
             return Next::Done(self.abort(memory, head, unit, how));
         }
         let slot = &mut self.slots[usize::from(head)];
+        let lun = self.view.lun(unit);
+        if result.is_ok() && slot.command.is_transfer() {
+            let moved = lun.unit.end_transfer(&mut slot.command);
+            return Next::Done(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
+        }
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-        let step = self.view.lun(unit).unit.step(&mut slot.command, result, &given);
+        let step = lun.unit.step(&mut slot.command, result, &given);
         self.proceed(memory, token, unit, step)
     }
 
@@ -342,12 +445,11 @@ impl Model for ScsiQueue {
 
 impl ScsiQueue {
     /// A command is under way.
-    #[inline]
-    fn enter(&mut self, head: u16, tag: u64, unit: usize, address: LunAddress) {
-        self.slots[usize::from(head)].unit = Some(unit);
+    #[inline(always)]
+    fn enter(&mut self, head: u16, tag: u64, unit: usize) {
+        self.slots[usize::from(head)].unit = Some(unit as u32);
         self.in_flight += 1;
-        self.view.enter(unit);
-        self.tasks.begin(head, tag, address);
+        self.tasks.begin(head, tag, self.view.enter(unit));
     }
 }
 

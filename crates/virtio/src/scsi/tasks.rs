@@ -53,7 +53,7 @@ impl Tasks {
     }
 
     /// A command has begun.
-    #[inline]
+    #[inline(always)]
     pub(super) fn begin(&self, head: u16, tag: u64, address: LunAddress) {
         let task = &self.all[usize::from(head)];
         let count = (task.now.load(Ordering::Relaxed) >> HALF) + 1;

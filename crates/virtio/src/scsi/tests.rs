@@ -221,6 +221,28 @@ fn a_write_takes_what_follows_the_header_wherever_that_ends() {
 }
 
 #[test]
+fn header_and_response_may_be_aligned_to_anything() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    for at in 0..16 {
+        let Piece { addr: header, .. } = line.header(FAR.to_bytes(), 1, &read10(at, 1));
+        let bytes: [u8; 51] = line.guest.read(header);
+        line.guest.write(header + 0x100 + u64::from(at), &bytes);
+        line.guest.write(RESPONSE, &[0xee; 200]);
+        let response = RESPONSE + 1 + u64::from(at);
+        let writable = [piece(response, 108), piece(BUFFER, 512 + at)];
+        let Ok(Next::Submit(_, request)) = line.offer(&[piece(header + 0x100 + u64::from(at), 51)], &writable) else {
+            panic!("nothing for the disk");
+        };
+        assert_eq!(request.offset, u64::from(at) * 512);
+        line.ended(request, Ok(()));
+        let bytes: [u8; 110] = line.guest.read(response - 1);
+        assert_eq!(bytes[..9], [0xee, 0, 0, 0, 0, at as u8, 0, 0, 0]);
+        assert_eq!((&bytes[9..109], bytes[109]), (&[0; 100][..], 0xee));
+    }
+}
+
+#[test]
 fn buffers_that_are_shorter_than_the_cdb_says_are_an_overrun() {
     let scsi = device();
     let mut line = Line::requests(&scsi);
