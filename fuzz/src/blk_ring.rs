@@ -1,4 +1,4 @@
-//! A split ring that its driver writes anything to, with a virtio-blk device behind it.
+//! A split or packed ring that its driver writes anything to, with a virtio-blk device behind it.
 
 use std::sync::Arc;
 
@@ -25,14 +25,16 @@ pub fn blk_ring(data: &[u8]) {
         memory.with(Region::anonymous(at, len).expect("memory")).expect("a map")
     });
     let memory = Arc::new(memory);
-    let config = DriverConfig {
-        size: input.one_of(&[1, 2, 8, 32]),
-        event_idx: input.u8().is_multiple_of(2),
-        indirect: None,
-        base: input.one_of(&[0, 1, u16::MAX]),
-    };
+    let size = input.one_of(&[1, 2, 8, 32]);
+    let (event_idx, packed) = input.one_of(&[(true, false), (false, false), (true, true), (false, true)]);
+    let start = input.one_of(&[0, 1, u16::MAX]);
+    // A place in the ring and a wrap counter, or any index.
+    let base = if packed { start & 0x8000 | start % size } else { start };
+    let config = DriverConfig { size, packed, event_idx, indirect: None, base };
     let queue = config.queue(REGIONS[0].0);
-    assert!(memory.write(queue.avail + 2, &config.base.to_le_bytes()));
+    if !packed {
+        assert!(memory.write(queue.avail + 2, &config.base.to_le_bytes()));
+    }
     let available = queue.avail;
     let mut queue = queue.start(&memory).expect("a queue");
     let mut model = device(input.u8()).queue(config.size);
@@ -43,10 +45,12 @@ pub fn blk_ring(data: &[u8]) {
                 let (at, len) = (REGIONS[0].0 + u64::from(input.u16() % 0x1000), input.u8() % 64);
                 memory.write(at, input.take(len.into()));
             }
-            1 => descriptor(&memory, config.size, &mut input),
+            1 => descriptor(&memory, &config, &mut input),
             2 => {
-                index = index.wrapping_add(u16::from(input.u8() % 8));
-                memory.write(available + 2, &index.to_le_bytes());
+                if !packed {
+                    index = index.wrapping_add(u16::from(input.u8() % 8));
+                    memory.write(available + 2, &index.to_le_bytes());
+                }
                 serve(&mut queue, &mut model, &mut chain, &mut out);
             }
             _ => end(&mut queue, &mut model, &mut out, input.u8()),
@@ -77,13 +81,21 @@ fn device(kind: u8) -> Arc<Blk> {
 }
 
 /// Writes a descriptor that may mean something, and what it points at.
-fn descriptor(memory: &GuestMemory, size: u16, input: &mut Input<'_>) {
+fn descriptor(memory: &GuestMemory, config: &DriverConfig, input: &mut Input<'_>) {
+    let size = config.size;
     let (place, addr) = (u64::from(input.u16() % size), 0x2000 + u64::from(input.u16() % 0x8000));
     let (len, flags, next) = (u32::from(input.u16() % 0x2000), u16::from(input.u8() % 8), input.u16() % size);
     let mut bytes = addr.to_le_bytes().to_vec();
     bytes.extend(len.to_le_bytes());
-    bytes.extend(flags.to_le_bytes());
-    bytes.extend(next.to_le_bytes());
+    if config.packed {
+        // Of this lap or the other.
+        let owner = if input.u8().is_multiple_of(2) { 1 << 7 } else { 1 << 15 };
+        bytes.extend(next.to_le_bytes());
+        bytes.extend((flags | owner).to_le_bytes());
+    } else {
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(next.to_le_bytes());
+    }
     memory.write(REGIONS[0].0 + 16 * place, &bytes);
     // A request's header: its kind and its sector.
     let mut header = u64::from(input.one_of(&[0_u8, 1, 4, 8, 11, 13, 99])).to_le_bytes().to_vec();

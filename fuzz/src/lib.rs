@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`scsi_commands()`] | CDBs and parameter lists at a logical unit, several at a time | operations within disk and buffers, an answer to each, none that waits for ever |
 //! | [`scsi_queues()`] | control, event and request queues of a virtio-scsi device whose units come and go | the same, and each chain used once |
-//! | [`blk_ring()`] | a split ring that is written over at random, and a virtio-blk device behind it | no access outside the guest's memory or the disk |
+//! | [`blk_ring()`] | a split or packed ring that is written over at random, and a virtio-blk device behind it | no access outside the guest's memory or the disk |
 
 #![forbid(unsafe_code)]
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use egret_disk::{Completion, Request, Token};
+use egret_scsi::LogicalUnit;
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
@@ -45,7 +46,7 @@ pub fn scsi_queues(data: &[u8]) {
     let mut input = Input(data);
     let memory = GuestMemory::empty().with(Region::anonymous(BASE, BYTES).expect("memory")).expect("a map");
     let memory = Arc::new(memory);
-    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 16 }).expect("a device");
+    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 16 }, "guest").expect("a device");
     let kind = input.u8();
     scsi.set_features(scsi.features()).expect("they were offered");
     for (at, value) in [(20, u32::from(input.u8())), (24, u32::from(input.u8()))] {
@@ -65,7 +66,8 @@ pub fn scsi_queues(data: &[u8]) {
             }
             8 => lines.iter_mut().for_each(Line::retry),
             9 => {
-                if let Ok(lun) = scsi.prepare(input.one_of(&ADDRESSES), seeds::unit(kind ^ input.u8(), "s")) {
+                let unit = LogicalUnit::new(seeds::unit(kind ^ input.u8(), "s")).expect("the configuration is good");
+                if let Ok(lun) = scsi.prepare(input.one_of(&ADDRESSES), Arc::new(unit)) {
                     // Somebody else may be there.
                     let _ = scsi.add(lun);
                 }
@@ -96,7 +98,10 @@ fn drain(lines: &mut [Line]) {
 
 impl Line {
     fn new(memory: &Arc<GuestMemory>, scsi: &Arc<Scsi>, index: u16) -> Self {
-        let config = DriverConfig { size: 16, event_idx: index.is_multiple_of(2), indirect: None, base: 0 };
+        // The control queue and the second request queue have packed rings.
+        let packed = index.is_multiple_of(3);
+        let base = if packed { 0x8000 } else { 0 };
+        let config = DriverConfig { size: 16, packed, event_idx: index.is_multiple_of(2), indirect: None, base };
         let driver = Driver::new(memory, BASE + u64::from(index) * 0x1_0000, config).expect("a ring");
         let queue = driver.queue().start(memory).expect("a queue");
         let model = Arc::clone(scsi).model(index, 16);

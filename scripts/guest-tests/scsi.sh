@@ -43,6 +43,8 @@ begin "probing"
 dmesg -r | grep -E '^<[0-4]>' | grep -E 'sd|scsi|virtio' | grep -v 'Power-on or device reset occurred' &&
   fail "the kernel complains"
 a=$(lun 0) b=$(lun 1)
+# One digit for each virtio feature that driver and device agreed on, from feature 0.
+echo "scsi features $(cat /sys/bus/virtio/drivers/virtio_scsi/virtio*/features)"
 for disk in lun0 lun1; do
   cd "/sys/block/$(lun ${disk#lun})"
   echo "$disk bytes $(($(cat size) * 512))"

@@ -98,6 +98,7 @@ fn xml_text(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::Descriptor;
 
     fn export(path: &str) -> Export {
         let addr = Addr::Unix { path: path.to_owned() };
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_inherited_socket_has_no_lines() {
-        let export = Export { addr: Addr::Fd { fd: 3 }, ..export("s") };
+        let export = Export { addr: Addr::Fd { fd: Descriptor::Number(3) }, ..export("s") };
         assert_eq!(Attach::new(&export, Path::new("/")), None);
     }
 }

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
-    hint,
+    Addr, Aio, Blockdev, Cache, Child, Descriptor, DetectZeroes, Discard, Driver, Export, IoThread, Object,
+    ObjectError, Problem, hint,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -210,11 +210,11 @@ impl Config {
     }
 
     fn check_addresses(&self) -> Result<(), ObjectError> {
-        let mut taken: BTreeMap<(PathBuf, i32), &Export> = BTreeMap::new();
+        let mut taken: BTreeMap<(PathBuf, Option<&Descriptor>), &Export> = BTreeMap::new();
         for export in &self.exports {
             let (address, key) = match &export.addr {
-                Addr::Unix { path } => ((absolute(path), -1), format!("addr.path {path}")),
-                Addr::Fd { fd } => ((PathBuf::new(), *fd), format!("addr.str {fd}")),
+                Addr::Unix { path } => ((absolute(path), None), format!("addr.path {path}")),
+                Addr::Fd { fd } => ((PathBuf::new(), Some(fd)), format!("addr.str {fd}")),
             };
             if let Some(other) = taken.insert(address, export) {
                 return Err(export.error(Problem::Together(format!("{key} is taken by {}", other.subject()))));

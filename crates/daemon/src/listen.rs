@@ -11,11 +11,14 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::io::ioctl_fionbio;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use serde_json::{Map, Value};
 
+use crate::process::Inherited;
 use crate::process::sys::group_id;
-use crate::schema::{Key, Kind, LONGEST_SOCKET_PATH, Problem};
+use crate::schema::{Descriptor, Key, Kind, LONGEST_SOCKET_PATH, Problem};
 
 /// Clients that may wait to be let in.
 const BACKLOG: i32 = 16;
@@ -44,9 +47,16 @@ pub enum Address {
         /// Whether others than this host may reach it.
         remote: bool,
     },
+    /// A socket that listens already, which the daemon was started with. It stays when the daemon ends.
+    Inherited {
+        /// Which.
+        fd: Descriptor,
+        /// Whether others than this host may reach it.
+        remote: bool,
+    },
 }
 
-/// The keys that say where to listen: `path` and what goes with it, or `host` and `port`.
+/// The keys that say where to listen: `path` and what goes with it, `host` and `port`, or `fd`.
 pub(crate) mod keys {
     use super::{Key, Kind, LONGEST_SOCKET_PATH};
 
@@ -67,6 +77,12 @@ pub(crate) mod keys {
     pub const HOST: Key =
         Key::optional("host", Kind::Text(1, 255), "none", "Address or name to listen on over TCP, on loopback.");
     pub const PORT: Key = Key::optional("port", Kind::Number(1, 65535, ""), "none", "TCP port to listen on.");
+    pub const FD: Key = Key::optional(
+        "fd",
+        Kind::Descriptor,
+        "none",
+        "A socket that listens already, which the daemon is started with: its number, or the name that systemd gave it.",
+    );
     pub const FORCE_REMOTE: Key = Key::optional(
         "force-remote",
         Kind::Flag,
@@ -87,15 +103,19 @@ impl Address {
             None => Ok(()),
         };
         if let Some(path) = text("path") {
+            strangers(&["fd"], "path: there is one place")?;
             strangers(&["host", "port", "force-remote"], "path: it is about TCP")?;
             let mode = text("mode").and_then(|mode| u32::from_str_radix(&mode, 8).ok()).unwrap_or(DEFAULT_MODE);
             return Ok(Self::Unix { path: path.into(), mode, group: text("group") });
         }
+        let remote = given.get("force-remote") == Some(&Value::Bool(true));
+        if let Some(fd) = text("fd").and_then(|fd| fd.parse().ok()) {
+            strangers(&["mode", "group", "host", "port"], "fd: it is about sockets that are made here")?;
+            return Ok(Self::Inherited { fd, remote });
+        }
         strangers(&["mode", "group"], "host: it is about UNIX sockets")?;
         match (text("host"), given.get("port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok())) {
-            (Some(host), Some(port)) => {
-                Ok(Self::Tcp { host, port, remote: given.get("force-remote") == Some(&Value::Bool(true)) })
-            }
+            (Some(host), Some(port)) => Ok(Self::Tcp { host, port, remote }),
             (Some(_), None) => Err(Problem::Missing { key: "port".to_owned() }),
             (None, Some(_)) => Err(Problem::Missing { key: "host".to_owned() }),
             (None, None) => Err(Problem::Missing { key: "path".to_owned() }),
@@ -109,6 +129,8 @@ impl fmt::Display for Address {
         match self {
             Self::Unix { path, .. } => write!(f, "socket '{}'", path.display()),
             Self::Tcp { host, port, .. } => write!(f, "host '{host}', port {port}"),
+            Self::Inherited { fd: Descriptor::Number(number), .. } => write!(f, "descriptor {number}"),
+            Self::Inherited { fd: Descriptor::Name(name), .. } => write!(f, "inherited socket '{name}'"),
         }
     }
 }
@@ -116,19 +138,21 @@ impl fmt::Display for Address {
 /// A socket that listens.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    Unix(UnixListener, PathBuf),
+    /// With its path, to be removed at the end, if it was made here.
+    Unix(UnixListener, Option<PathBuf>),
     Tcp(TcpListener),
 }
 
 impl Socket {
-    /// Listens at `address`.
+    /// Listens at `address`, which may be a socket of what is `inherited`.
     ///
     /// # Errors
-    /// Somebody else listens there, there is no such group or host, or what the system says.
-    pub(crate) fn open(address: &Address) -> io::Result<Self> {
+    /// Somebody else listens there, there is no such group, host or socket, or what the system says.
+    pub(crate) fn open(address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
         match address {
             Address::Unix { path, mode, group } => open_unix(path, *mode, group.as_deref()),
             Address::Tcp { host, port, remote } => open_tcp(host, *port, *remote),
+            Address::Inherited { fd, remote } => adopt(inherited.take(fd).map_err(io::Error::other)?, *remote),
         }
     }
 
@@ -160,7 +184,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
+        if let Self::Unix(_, Some(path)) = self {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -178,7 +202,7 @@ fn open_unix(path: &Path, mode: u32, group: Option<&str>) -> io::Result<Socket> 
         remove_if_left_behind(path)?;
         bind(&socket, &address)?;
     }
-    let new = Socket::Unix(socket.into(), path.to_owned());
+    let new = Socket::Unix(socket.into(), Some(path.to_owned()));
     // Nobody can connect before it listens.
     if let Some((name, id)) = group {
         std::os::unix::fs::lchown(path, None, Some(id))
@@ -208,13 +232,37 @@ fn remove_if_left_behind(path: &Path) -> io::Result<()> {
 
 fn open_tcp(host: &str, port: u16, remote: bool) -> io::Result<Socket> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
-    if let Some(address) = addresses.iter().find(|address| !remote && !address.ip().is_loopback()) {
-        let why = format!("other hosts reach {}; use path, or host=localhost, or add force-remote=on", address.ip());
-        return Err(io::Error::other(why));
-    }
+    addresses.iter().try_for_each(|address| check_reach(address, remote))?;
     let listener = TcpListener::bind(addresses.as_slice())?;
     listener.set_nonblocking(true)?;
     Ok(Socket::Tcp(listener))
+}
+
+/// That whoever connects at `address` is on this host, or may be elsewhere.
+fn check_reach(address: &SocketAddr, remote: bool) -> io::Result<()> {
+    if remote || address.ip().is_loopback() {
+        return Ok(());
+    }
+    let why = format!("other hosts reach {}; use path, or host=localhost, or add force-remote=on", address.ip());
+    Err(io::Error::other(why))
+}
+
+/// Listens on a socket that somebody else made.
+fn adopt(socket: OwnedFd, remote: bool) -> io::Result<Socket> {
+    if !socket_acceptconn(&socket)? {
+        return Err(io::Error::other("it does not listen"));
+    }
+    let adopted = match socket_domain(&socket)? {
+        AddressFamily::UNIX => Socket::Unix(socket.into(), None),
+        AddressFamily::INET | AddressFamily::INET6 => {
+            let listener = TcpListener::from(socket);
+            check_reach(&listener.local_addr()?, remote)?;
+            Socket::Tcp(listener)
+        }
+        _ => return Err(io::Error::other("it is neither a UNIX socket nor one of TCP")),
+    };
+    ioctl_fionbio(&adopted, true)?;
+    Ok(adopted)
 }
 
 fn prepare(client: TcpStream) -> io::Result<OwnedFd> {
@@ -232,7 +280,7 @@ mod tests {
 
     fn open(path: &Path, mode: u32, group: Option<&str>) -> Result<Socket, String> {
         let address = Address::Unix { path: path.to_owned(), mode, group: group.map(str::to_owned) };
-        Socket::open(&address).map_err(|e| e.to_string())
+        Socket::open(&address, &mut Inherited::default()).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -259,7 +307,9 @@ mod tests {
 
     #[test]
     fn tcp_stays_on_this_host_unless_it_is_forced_out() {
-        let open = |host: &str, remote| Socket::open(&Address::Tcp { host: host.to_owned(), port: 0, remote });
+        let open = |host: &str, remote| {
+            Socket::open(&Address::Tcp { host: host.to_owned(), port: 0, remote }, &mut Inherited::default())
+        };
         assert!(open("127.0.0.1", false).is_ok());
         assert!(open("0.0.0.0", true).is_ok());
         let refused = open("0.0.0.0", false).unwrap_err().to_string();

@@ -1,13 +1,15 @@
-//! Going into the background, seen from outside.
+//! Going into the background, and taking over what the process is started with, seen from outside.
 //!
-//! A fork wants a process with one thread, which the usual test harness is not. So this program is its own harness:
+//! Both want a process with one thread, which the usual test harness is not. So this program is its own harness:
 //! run plainly it starts itself once for each role below and looks at what becomes of it.
 
 use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output, Stdio};
 
-use egret_daemon::process::{Pidfile, Side, Signal, Signals, background};
+use egret_daemon::process::{Inherited, Pidfile, Side, Signal, Signals, background};
 
 type Test = fn(&Path);
 
@@ -18,11 +20,12 @@ fn main() -> ExitCode {
     if let Ok(role) = std::env::var(ROLE) {
         return play(&role);
     }
-    let tests: [(&str, Test); 4] = [
+    let tests: [(&str, Test); 5] = [
         ("the_launcher_ends_when_the_daemon_serves_and_a_signal_ends_the_daemon", serves),
         ("a_daemon_that_fails_hands_its_line_to_the_launcher", fails),
         ("a_daemon_that_dies_without_a_word_is_reported", dies),
         ("a_process_with_threads_does_not_fork", threads),
+        ("what_is_handed_over_goes_no_further", inherits),
     ];
     for (name, test) in tests {
         let place = tempfile::tempdir().unwrap();
@@ -37,6 +40,12 @@ fn play(role: &str) -> ExitCode {
     let place = std::env::var_os(PLACE).unwrap();
     if role == "threads" {
         std::thread::spawn(std::thread::park);
+    }
+    if role == "inherits" {
+        let inherited = Inherited::take_over([]).unwrap();
+        assert_eq!(inherited.unused().collect::<Vec<_>>(), ["s"]);
+        let status = Command::new("sh").args(["-c", "env; ls -l /proc/self/fd"]).status().unwrap();
+        return if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let readiness = match background() {
         Err(error) => return complain(&error),
@@ -115,4 +124,17 @@ fn dies(place: &Path) {
 
 fn threads(place: &Path) {
     assert_eq!(complaint("threads", place), "cannot go into the background: there are other threads already\n");
+}
+
+fn inherits(place: &Path) {
+    let socket = UnixListener::bind(place.join("s")).unwrap();
+    // The number of the process is that of the shell, which becomes it.
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=s exec \"$0\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(std::env::current_exe().unwrap());
+    shell.env(ROLE, "inherits").env(PLACE, place).stdin(OwnedFd::from(socket));
+    let Output { status, stdout, stderr } = shell.output().unwrap();
+    let seen = String::from_utf8(stdout).unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    assert!(!seen.contains("LISTEN_") && !seen.contains("socket:"), "{seen}");
 }

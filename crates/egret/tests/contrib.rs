@@ -65,13 +65,22 @@ fn systemd_takes_the_units_as_they_are() {
     // It looks whether the program is there.
     let installed = "/usr/bin/egret";
     assert!(unit.contains(installed));
-    let path = scratch.path("egret.service");
-    std::fs::write(&path, unit.replace(installed, env!("CARGO_BIN_EXE_egret"))).unwrap();
-    let said = Command::new("systemd-analyze").arg("verify").arg(&path).output().unwrap();
+    let paths = ["egret.service", "egret.socket"].map(|name| scratch.path(name));
+    std::fs::write(&paths[0], unit.replace(installed, env!("CARGO_BIN_EXE_egret"))).unwrap();
+    std::fs::copy(format!("{CONTRIB}/systemd/egret.socket"), &paths[1]).unwrap();
+    let said = Command::new("systemd-analyze").arg("verify").args(&paths).output().unwrap();
     let lines = String::from_utf8_lossy(&said.stderr).into_owned();
     // It speaks of this machine's other units, too.
     let ours: Vec<&str> = lines.lines().filter(|line| line.contains("egret")).collect();
     assert!(ours.is_empty(), "{ours:?}");
+}
+
+#[test]
+fn the_service_asks_for_the_socket_that_its_unit_makes() {
+    let read = |name: &str| std::fs::read_to_string(format!("{CONTRIB}/systemd/{name}")).unwrap();
+    let (service, socket) = (read("egret.service"), read("egret.socket"));
+    let name = socket.lines().find_map(|line| line.strip_prefix("FileDescriptorName=")).unwrap();
+    assert!(service.contains(&format!("--chardev socket,id=qmp,fd={name},server=on,wait=off")), "{service}");
 }
 
 #[test]

@@ -20,6 +20,9 @@ use support::vm::{can_boot_or_skips, scripts_folder};
 /// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
 const DISK: u64 = 64 << 20;
 
+/// `VIRTIO_F_RING_PACKED`.
+const RING_PACKED: usize = 34;
+
 #[test]
 fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
     if !can_boot_or_skips("two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot") {
@@ -29,7 +32,7 @@ fn two_disks_of_one_daemon_keep_what_a_guest_writes_over_its_reboot() {
         iothreads: ["fd-monitor=io_uring", "fd-monitor=epoll"],
         disks: ["aio=io_uring,cache.direct=on,discard=unmap", "aio=native,cache.direct=on,discard=unmap"],
         exports: ["", ""],
-        properties: "",
+        properties: ["", "packed=on"],
     };
     let guest = two.survive_a_guest();
     for disk in ["vda", "vdb"] {
@@ -49,7 +52,7 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
         iothreads: ["fd-monitor=ppoll,poll-max-ns=0", "fd-monitor=epoll,poll-policy=low-regret"],
         disks: ["aio=threads,discard=unmap,detect-zeroes=unmap", "aio=io_uring"],
         exports: ["logical-block-size=4096,writethrough=on,serial=first", "logical-block-size=4096,serial=second"],
-        properties: "event_idx=off",
+        properties: ["event_idx=off", "event_idx=off,packed=on"],
     };
     let guest = two.survive_a_guest();
     for disk in ["vda", "vdb"] {
@@ -130,7 +133,8 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
     let monitor = scratch.path("qmp");
     let options = two_units(&images, &socket, "iothread=io0").monitor("m", &monitor);
     let server = Server::start(&Program::egret(), &options);
-    let attach = ["--scsi", socket.to_str().expect("our own path"), "--num-queues", "2"];
+    let socket = socket.to_str().expect("our own path");
+    let attach = ["--props", "packed=on", "--scsi", socket, "--num-queues", "2"];
     let done = AtomicBool::new(false);
     let guest = std::thread::scope(|scope| {
         let changes = scope.spawn(|| {
@@ -161,6 +165,7 @@ fn a_guest_sees_nothing_of_queues_that_move_and_disks_that_are_reopened() {
         assert!(changes.join().expect("no change fails") > 10);
         guest.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
+    assert!(guest.has_feature("scsi", RING_PACKED));
     assert_eq!(server.complaints(), Vec::<String>::new(), "there is nothing to complain about");
     assert_eq!(server.terminate().code(), Some(0));
     for (disk, image) in ["lun0", "lun1"].into_iter().zip(&images) {
@@ -247,8 +252,8 @@ struct TwoDisks {
     iothreads: [&'static str; 2],
     disks: [&'static str; 2],
     exports: [&'static str; 2],
-    /// Of QEMU's devices.
-    properties: &'static str,
+    /// Of QEMU's devices: the first has a split ring, the second a packed one.
+    properties: [&'static str; 2],
 }
 
 impl TwoDisks {
@@ -270,13 +275,11 @@ impl TwoDisks {
             }
             let options_so_far = std::mem::take(&mut options);
             options = options_so_far.disk(&node, &image, self.disks[number]).export(&node, &node, &socket, &export);
+            attach.extend(["--props".into(), self.properties[number].into()]);
             attach.extend(["--disk".into(), socket.to_str().expect("our own path").into()]);
             image
         });
         attach.extend(["--num-queues", "2"].map(Into::into));
-        if !self.properties.is_empty() {
-            attach.extend(["--props".into(), self.properties.into()]);
-        }
         let attach: Vec<&str> = attach.iter().map(String::as_str).collect();
 
         let server = Server::start(&Program::egret(), &options);
@@ -286,6 +289,7 @@ impl TwoDisks {
         for (disk, image) in ["vda", "vdb"].into_iter().zip(images) {
             assert_eq!(guest.last_hash(disk), hash(&image), "the guest and the host see the same bytes of {disk}");
         }
+        assert_eq!(["vda", "vdb"].map(|disk| guest.has_feature(disk, RING_PACKED)), [false, true]);
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
         guest
     }
@@ -340,6 +344,11 @@ impl Guest {
     /// What the guest has said of `disk` in a line `DISK NAME VALUE`.
     fn fact(&self, disk: &str, name: &str) -> &str {
         self.last(&format!("{disk} {name} "))
+    }
+
+    /// Whether the driver of `device` and the daemon have agreed on a virtio feature.
+    fn has_feature(&self, device: &str, feature: usize) -> bool {
+        self.fact(device, "features").as_bytes()[feature] == b'1'
     }
 
     /// The hash of all of `disk`, as the guest has read it last.

@@ -120,8 +120,8 @@ fn what_libblkio_writes_the_lab_reads() {
 
 #[test]
 fn jobs_on_four_queues_verify_each_other_in_every_manner() {
-    let manners = [true, false].map(|event_idx| Manner { event_idx, ..Manner::default() });
-    for manner in manners {
+    let manners = [(true, false), (false, false), (true, true)];
+    for manner in manners.map(|(event_idx, packed)| Manner { event_idx, packed, ..Manner::default() }) {
         for waiting in [Waiting::Polling, Waiting::Blocking] {
             let scratch = Scratch::new();
             let (_server, socket) = writable(&scratch);
@@ -141,9 +141,11 @@ fn deep_queues_go_through_indirect_tables() {
     let (_server, socket) = writable(&scratch);
     let rw = "randwrite".parse().unwrap();
     let spec = Spec { rw, bs: 512, iodepth: 700, verify: Some(10), ..Spec::default() };
-    let mut jobs = jobs(&socket, Manner::default(), &spec);
-    run(&mut jobs, 5000);
-    assert!(jobs[0].verify().unwrap() > 700);
+    for packed in [false, true] {
+        let mut jobs = jobs(&socket, Manner { packed, ..Manner::default() }, &spec);
+        run(&mut jobs, 5000);
+        assert!(jobs[0].verify().unwrap() > 700);
+    }
 }
 
 #[test]

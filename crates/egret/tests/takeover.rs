@@ -67,7 +67,7 @@ impl Client {
         let region = Region::anonymous(RING, MEMORY).expect("memory");
         let memory_file = region.file.try_clone().expect("a descriptor");
         let memory = Arc::new(GuestMemory::empty().with(region).expect("a mapping"));
-        let config = DriverConfig { size: SIZE, event_idx: true, indirect: Some(4), base: 65500 };
+        let config = DriverConfig { size: SIZE, packed: false, event_idx: true, indirect: Some(4), base: 65500 };
         let driver = Driver::new(&memory, RING, config).expect("a ring");
         let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
         let (slots, versions) = (vec![None; DEPTH], vec![0; BLOCKS]);
@@ -250,7 +250,7 @@ fn await_taken_up(client: &Client) {
         let mut event = [0; 2];
         let queue = client.driver.queue();
         assert!(client.memory.read(queue.used + 4 + 8 * u64::from(SIZE), &mut event));
-        u16::from_le_bytes(event) == queue.base.wrapping_add(DEPTH as u16)
+        u16::from_le_bytes(event) == (queue.base as u16).wrapping_add(DEPTH as u16)
     });
 }
 

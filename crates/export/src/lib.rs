@@ -31,6 +31,6 @@ pub use exchange::{Exchange, exchange};
 pub use export::{Export, ExportConfig, ExportError};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
-pub use luns::{DiscardConfig, LeavingDisk, LunConfig, Naa, ScsiExportConfig};
+pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::Worker;

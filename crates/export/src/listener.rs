@@ -6,7 +6,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::net::sockopt::socket_acceptconn;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 
 /// The longest path of a UNIX socket, in bytes: `sun_path` less its terminating zero.
 pub const MAX_SOCKET_PATH: usize = 107;
@@ -35,9 +36,9 @@ pub enum ListenError {
     /// What the system says.
     #[error("cannot listen on socket '{0}': {1}")]
     Bind(PathBuf, #[source] io::Error),
-    /// The descriptor is no socket.
-    #[error("the inherited descriptor is not a UNIX socket: {0}")]
-    BadFd(#[source] io::Error),
+    /// The descriptor is no socket, or one that carries no descriptors.
+    #[error("the inherited descriptor is not a UNIX socket")]
+    BadFd,
 }
 
 /// A place to take clients from.
@@ -58,9 +59,8 @@ impl Listener {
                 let socket = bind(&path)?;
                 Ok(Self::Socket { socket, path: Some(path) })
             }
-            Address::Fd(fd) if socket_acceptconn(&fd).map_err(|e| ListenError::BadFd(e.into()))? => {
-                Ok(Self::Socket { socket: fd.into(), path: None })
-            }
+            Address::Fd(fd) if socket_domain(&fd) != Ok(AddressFamily::UNIX) => Err(ListenError::BadFd),
+            Address::Fd(fd) if socket_acceptconn(&fd) == Ok(true) => Ok(Self::Socket { socket: fd.into(), path: None }),
             Address::Fd(fd) => Ok(Self::Connected(Some(fd.into()))),
         }
     }

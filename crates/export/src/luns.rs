@@ -15,7 +15,7 @@ use crate::export::{Export, ExportError, Kind, Place, lock};
 use crate::listener::Address;
 use crate::worker::Worker;
 
-pub use egret_scsi::{DiscardConfig, LunConfig, Naa};
+pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
 
 /// The event queue's number.
 const EVENTS: usize = 1;
@@ -29,8 +29,8 @@ pub struct ScsiExportConfig {
     pub address: Address,
     /// What the guest sees of it.
     pub device: ScsiConfig,
-    /// The logical units that it begins with.
-    pub luns: Vec<(LunAddress, LunConfig, Arc<Disk>)>,
+    /// The logical units that it begins with, which other exports of the same disk may have, too.
+    pub luns: Vec<(LunAddress, Arc<LogicalUnit>, Arc<Disk>)>,
 }
 
 impl Export {
@@ -45,10 +45,10 @@ impl Export {
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
         let ScsiExportConfig { id, address, device, luns } = config;
-        let scsi = Scsi::new(device).map_err(|e| ExportError::Scsi(id.clone(), e))?;
+        let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
-        for (at, config, disk) in luns {
-            let added = scsi.prepare(at, config).and_then(|lun| {
+        for (at, unit, disk) in luns {
+            let added = scsi.prepare(at, unit).and_then(|lun| {
                 put(&mut disks, lun.disk, Some(disk));
                 scsi.add(lun)
             });
@@ -62,10 +62,10 @@ impl Export {
     /// # Errors
     ///
     /// This is no virtio-scsi device, the address is taken, or an I/O thread cannot run the disk. Nothing has changed.
-    pub fn add_lun(&self, at: LunAddress, config: LunConfig, disk: Arc<Disk>) -> Result<(), ExportError> {
+    pub fn add_lun(&self, at: LunAddress, unit: Arc<LogicalUnit>, disk: Arc<Disk>) -> Result<(), ExportError> {
         let lun_error = |e| ExportError::Lun(self.shared.id.clone(), e);
         let scsi = self.scsi(at)?;
-        let lun = scsi.prepare(at, config).map_err(lun_error)?;
+        let lun = scsi.prepare(at, unit).map_err(lun_error)?;
         let key = lun.disk;
         let mut queues = lock(&self.shared.queues);
         let mut attached = Vec::new();
@@ -76,6 +76,7 @@ impl Export {
                 Ok(()) => attached.push(place),
                 Err(e) => {
                     detach(&attached, key);
+                    scsi.abandon(&lun);
                     return Err(ExportError::System(self.shared.id.clone(), e));
                 }
             }

@@ -9,9 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use egret_event_loop::Leaving;
-use egret_virtio::EVENT_IDX;
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Inflight, QueueConfig, Record};
+use egret_virtio::ring::{Inflight, PACKED_BASE, QueueConfig, Record};
+use egret_virtio::{EVENT_IDX, RING_PACKED};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 
 use crate::export::Shared;
@@ -31,9 +31,6 @@ const PROTOCOL_FEATURES: u64 = feature::MQ
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
 
-/// The virtio feature bit of packed rings, which have no in-flight record here.
-const RING_PACKED: u64 = 1 << 34;
-
 /// The largest ring: a client may choose one larger than the device was described for, as with qemu-storage-daemon.
 const MAX_QUEUE_SIZE: u16 = 1024;
 
@@ -45,7 +42,8 @@ const MAX_MEMORY_SLOTS: usize = 64;
 struct Vring {
     size: u16,
     at: Option<RingAt>,
-    base: u16,
+    /// Where it goes on, if it was told or has run.
+    base: Option<u32>,
     /// The descriptors, while the queue does not run; a running queue has them.
     signals: Signals,
     /// A kick descriptor has arrived, which is what starts a ring.
@@ -184,7 +182,9 @@ impl<'a> Session<'a> {
 
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
         match u16::try_from(size) {
-            Ok(size) if size.is_power_of_two() && size <= MAX_QUEUE_SIZE => self.still_vring(index)?.size = size,
+            Ok(size) if (size.is_power_of_two() || self.is_packed() && size > 0) && size <= MAX_QUEUE_SIZE => {
+                self.still_vring(index)?.size = size;
+            }
             _ => {
                 let most = MAX_QUEUE_SIZE;
                 return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {most}"));
@@ -207,11 +207,20 @@ impl<'a> Session<'a> {
     }
 
     fn set_base(&mut self, index: u32, base: u32) -> Result<(), ProtocolError> {
-        match u16::try_from(base) {
-            Ok(base) => self.still_vring(index)?.base = base,
-            Err(_) => return invalid(format!("queue {index} to begin at {base}; an index has 16 bits")),
+        if base > u32::from(u16::MAX) && !self.is_packed() {
+            return invalid(format!("queue {index} to begin at {base}; an index has 16 bits"));
         }
+        self.still_vring(index)?.base = Some(base);
         Ok(())
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & RING_PACKED != 0
+    }
+
+    /// Where a queue goes on, or begins.
+    fn base(&self, vring: &Vring) -> u32 {
+        vring.base.unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
     }
 
     fn get_base(&mut self, index: u32) -> Result<u32, ProtocolError> {
@@ -220,7 +229,7 @@ impl<'a> Session<'a> {
         let vring = self.vring(index)?;
         vring.started = false;
         vring.signals = Signals::default();
-        Ok(vring.base.into())
+        Ok(self.base(&self.vrings[index as usize]))
     }
 
     fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), ProtocolError> {
@@ -254,7 +263,8 @@ impl<'a> Session<'a> {
     fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, Option<OwnedFd>), ProtocolError> {
         let InflightAt { queues, queue_size, .. } = of;
         self.check_inflight(of)?;
-        if self.features & RING_PACKED != 0 {
+        if self.is_packed() {
+            // There is none of a packed ring: used descriptors are written over chains that are in flight.
             return Ok((InflightAt { size: 0, offset: 0, ..of }, None));
         }
         let size = Inflight::bytes(queues, queue_size);
@@ -266,7 +276,7 @@ impl<'a> Session<'a> {
 
     fn set_inflight(&mut self, at: InflightAt, fd: OwnedFd) -> Result<(), ProtocolError> {
         self.check_inflight(at)?;
-        if self.features & RING_PACKED != 0 {
+        if self.is_packed() {
             return invalid("an in-flight record for packed rings, which have none");
         }
         if self.vrings.iter().any(|vring| vring.running) {
@@ -340,7 +350,8 @@ impl<'a> Session<'a> {
             desc: guest("descriptors", at.desc)?,
             avail: guest("available ring", at.avail)?,
             used: guest("used ring", at.used)?,
-            base: vring.base,
+            base: self.base(vring),
+            packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
         };
         let record = self.record(index);
@@ -375,7 +386,7 @@ impl<'a> Session<'a> {
             let worker = leaving.wait().map(Worker::into_parts);
             self.shared.has_stopped();
             let Some((config, signals)) = worker else { continue };
-            self.vrings[index].base = config.base;
+            self.vrings[index].base = Some(config.base);
             self.vrings[index].signals = signals;
         }
     }

@@ -16,10 +16,11 @@ use egret_virtio::blk::BlkConfig;
 use egret_virtio::memory::Region;
 use egret_virtio::ring::Inflight;
 
-use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, SET_FEATURES, words};
+use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, RING_PACKED, SET_FEATURES, words};
 
 const GET_VRING_BASE: u32 = 11;
 const SET_VRING_BASE: u32 = 10;
+const SET_VRING_NUM: u32 = 8;
 const GET_QUEUE_NUM: u32 = 17;
 const SET_VRING_CALL: u32 = 13;
 const SET_BACKEND_REQ_FD: u32 = 21;
@@ -143,6 +144,26 @@ fn a_vring_keeps_its_base_over_a_stop() {
     let (mut peer, _export) = agreed(&io);
     assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, 77])), Some(0));
     assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 77])));
+}
+
+#[test]
+fn a_packed_vring_begins_on_its_first_lap_and_keeps_both_places_over_a_stop() {
+    let io = IoThread::start();
+    let (mut peer, _export) = peer(&io);
+    peer.agree_but(0);
+    assert_eq!(peer.ask(GET_VRING_BASE, &words(&[0, 0])), Some(words(&[0, 0x8000_8000])));
+    assert_eq!(peer.order(SET_VRING_BASE, &words(&[2, 0x0007_8003])), Some(0));
+    assert_eq!(peer.ask(GET_VRING_BASE, &words(&[2, 0])), Some(words(&[2, 0x0007_8003])));
+}
+
+#[test]
+fn a_packed_ring_may_have_a_size_that_is_no_power_of_two() {
+    let io = IoThread::start();
+    for (unwanted, answer) in [(0, Some(0)), (RING_PACKED, Some(1))] {
+        let (mut peer, _export) = peer(&io);
+        peer.agree_but(unwanted);
+        assert_eq!(peer.order(SET_VRING_NUM, &words(&[0, 100])), answer);
+    }
 }
 
 #[test]

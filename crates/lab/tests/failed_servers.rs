@@ -10,7 +10,7 @@ use egret_lab::client::{Client, ClientError, Manner, Shape};
 use egret_lab::load::{Job, LoadError, Mismatch, Span, Spec, Waiting};
 use support::{Device, Manners, PATIENCE, Puppet};
 
-const MANNER: Manner = Manner { patience: PATIENCE, event_idx: true };
+const MANNER: Manner = Manner { patience: PATIENCE, event_idx: true, packed: false };
 const BOTH: [Waiting; 2] = [Waiting::Polling, Waiting::Blocking];
 
 fn complaint(puppet: &Puppet) -> String {

@@ -13,7 +13,8 @@ use crate::sense::{Code, Refusal, Sense};
 ///
 /// It never needs a disk, so the step is [`Step::Done`] or [`Step::Overrun`].
 pub fn absent(command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
-    command.reset();
+    command.begin();
+    command.touched = true;
     let unsupported = Sense::illegal(Code::NO_SUCH_UNIT);
     let answer = match Cdb::parse(task.cdb) {
         Ok((cdb, spec)) => match spec.run {

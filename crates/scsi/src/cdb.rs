@@ -26,17 +26,21 @@ pub(crate) enum Run {
     LogSense,
     ReserveIn,
     ReserveOut,
+    ReserveUnit,
+    ReleaseUnit,
     ReportLuns,
     ReportOpcodes,
     ReportTaskManagement,
 }
 
-/// What a persistent reservation of another nexus has against a command (SPC-5, table of commands allowed in the
+/// What a reservation of another nexus has against a command (SPC-5 and SPC-2, tables of commands allowed in the
 /// presence of reservations; SBC-4, reservations).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Nothing: it is allowed, or decides for itself.
     Free,
+    /// It needs the unit and not the medium: RESERVE keeps it out, and persistent reservations have nothing against it.
+    Unit,
     /// It reads the medium: an exclusive access reservation keeps it out.
     Read,
     /// It changes something, or is treated like that: every reservation keeps it out.
@@ -66,6 +70,8 @@ pub(crate) struct Spec {
     pub(crate) usage: &'static [u8],
     /// The bits that must be zero, of the CDB as a big-endian number.
     reserved: u128,
+    /// All of the CDB's bits, likewise.
+    all: u128,
 }
 
 /// Vendor specific bits of the CONTROL byte. NACA, which this target does not do (SAM-5, CDB), is not among them.
@@ -75,15 +81,8 @@ const OLD_LUN: u8 = 0xe0;
 
 impl Spec {
     const fn new(code: u8, run: Run, access: Access, usage: &'static [u8]) -> Self {
-        let mut spec = Self {
-            code,
-            action: None,
-            run,
-            access,
-            needs: Needs::Nothing,
-            usage,
-            reserved: !0 << (8 * (16 - usage.len())),
-        };
+        let all = !0 << (8 * (16 - usage.len()));
+        let mut spec = Self { code, action: None, run, access, needs: Needs::Nothing, usage, reserved: all, all };
         let mut i = 0;
         while i < usage.len() {
             spec = spec.ignores(i, if i == 0 { 0xff } else { usage[i] });
@@ -147,7 +146,7 @@ impl Cdb {
             None if cdb.len() < len => return Err(Sense::cdb(cdb.len())),
             None => cdb.iter().fold(0, |n, byte| n << 8 | u128::from(*byte)) << (8 * (16 - cdb.len())),
         };
-        number &= !(u128::MAX.checked_shr(8 * len as u32).unwrap_or(0));
+        number &= spec.all;
         let wrong = number & spec.reserved;
         if wrong != 0 {
             let zeroes = wrong.leading_zeros();
@@ -272,15 +271,19 @@ macro_rules! usual {
 }
 
 const FREE: Access = Access::Free;
+const UNIT: Access = Access::Unit;
 
 /// Every command, service actions of one operation code next to each other.
-pub(crate) static TABLE: [Spec; 46] = [
-    Spec::new(0x00, Run::TestUnitReady, FREE, &[0x00, 0, 0, 0, 0, 0]),
+pub(crate) static TABLE: [Spec; 50] = [
+    Spec::new(0x00, Run::TestUnitReady, UNIT, &[0x00, 0, 0, 0, 0, 0]),
     Spec::new(0x03, Run::RequestSense, FREE, &[0x03, 0, 0, 0, 0xff, 0]),
     Spec::new(0x08, Run::Read, Access::Read, &[0x08, 0x1f, 0xff, 0xff, 0xff, 0]),
     Spec::new(0x0a, Run::Write, Access::Write, &[0x0a, 0x1f, 0xff, 0xff, 0xff, 0]),
     Spec::new(0x12, Run::Inquiry, FREE, &[0x12, 0x01, 0xff, 0xff, 0xff, 0]),
     Spec::new(0x15, Run::ModeSelect, Access::Write, &[0x15, 0x11, 0, 0, 0xff, 0]),
+    // Third parties and extents are obsolete; what identifies a reservation of an extent means nothing without one.
+    Spec::new(0x16, Run::ReserveUnit, UNIT, &[0x16, 0, 0, 0, 0, 0]).ignores(2, 0xff),
+    Spec::new(0x17, Run::ReleaseUnit, FREE, &[0x17, 0, 0, 0, 0, 0]).ignores(2, 0xff),
     Spec::new(0x1a, Run::ModeSense, Access::Write, &[0x1a, 0x08, 0xff, 0xff, 0xff, 0]),
     // Starting is allowed; stopping, ejecting and power conditions are not (SBC-4, reservations).
     Spec::new(0x1b, Run::StartStopUnit, Access::Unless { byte: 4, mask: 0xf1, is: 0x01 }, &[0x1b, 0x01, 0, 0, 0xf7, 0]),
@@ -304,6 +307,8 @@ pub(crate) static TABLE: [Spec; 46] = [
         .needs(Needs::Discard),
     Spec::new(0x4d, Run::LogSense, FREE, &[0x4d, 0x02, 0xff, 0xff, 0, 0xff, 0xff, 0xff, 0xff, 0]),
     Spec::new(0x55, Run::ModeSelect, Access::Write, &[0x55, 0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 0]),
+    Spec::new(0x56, Run::ReserveUnit, UNIT, &[0x56, 0, 0, 0, 0, 0, 0, 0, 0, 0]).ignores(2, 0xff),
+    Spec::new(0x57, Run::ReleaseUnit, FREE, &[0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0]).ignores(2, 0xff),
     Spec::new(0x5a, Run::ModeSense, Access::Write, &[0x5a, 0x18, 0xff, 0xff, 0, 0, 0, 0xff, 0xff, 0]),
     reserve_in(0),
     reserve_in(1),
@@ -353,11 +358,11 @@ pub(crate) static TABLE: [Spec; 46] = [
 ];
 
 const fn reserve_in(action: u8) -> Spec {
-    Spec::new(0x5e, Run::ReserveIn, FREE, &[0x5e, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0]).action(action)
+    Spec::new(0x5e, Run::ReserveIn, UNIT, &[0x5e, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0]).action(action)
 }
 
 const fn reserve_out(action: u8) -> Spec {
-    Spec::new(0x5f, Run::ReserveOut, FREE, &[0x5f, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0]).action(action)
+    Spec::new(0x5f, Run::ReserveOut, UNIT, &[0x5f, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0]).action(action)
 }
 
 #[cfg(test)]

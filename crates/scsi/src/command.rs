@@ -105,15 +105,20 @@ pub enum Memory {
 
 /// Room for a command under way. Recycled, it needs no memory that it does not have: only what answers with data or is
 /// made of several disk operations allocates anything at all.
+///
+/// In this order, because the first four are all that a transfer touches: they are next to each other.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Command {
-    pub(crate) work: Work,
-    pub(crate) admission: Admission,
+    /// What will have been moved if it ends well, in bytes.
+    pub(crate) moved: u64,
     pub(crate) hold: Hold,
     /// The operation that is out.
     pub(crate) out: Option<Op>,
-    /// What will have been moved if it ends well, in bytes.
-    pub(crate) moved: u64,
+    /// Whether anything below may be other than after a reset.
+    pub(crate) touched: bool,
+    pub(crate) work: Work,
+    pub(crate) admission: Admission,
     /// Whether it ends with a flush.
     pub(crate) flush: bool,
     /// What becomes of the medium when it ends.
@@ -159,8 +164,15 @@ impl Command {
     }
 
     /// What to give to the initiator as data-in, when the command is [`Done`]. Empty where the disk has done that.
+    #[inline]
     pub fn data_in(&self) -> &[u8] {
-        &self.response
+        if self.touched { &self.response } else { &[] }
+    }
+
+    /// Whether it was [begun as a transfer](crate::LogicalUnit::begin_transfer).
+    #[inline]
+    pub fn is_transfer(&self) -> bool {
+        !self.touched
     }
 
     /// The memory of the disk operation that says [`Memory::Scratch`]. It stays where it is until the command's next
@@ -169,12 +181,24 @@ impl Command {
         &mut self.scratch
     }
 
+    /// Ready for another: nothing is to be done after a transfer.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        if self.touched {
+            self.reset();
+        }
+        debug_assert!(
+            matches!((&self.hold, self.out), (Hold::Nothing, None)),
+            "a command that is under way cannot begin another"
+        );
+    }
+
     pub(crate) fn reset(&mut self) {
-        debug_assert!(matches!(self.hold, Hold::Nothing), "a command that is under way cannot begin another");
+        self.moved = 0;
+        self.out = None;
+        self.touched = false;
         self.work = Work::Idle;
         self.admission = Admission::None;
-        self.out = None;
-        self.moved = 0;
         self.flush = false;
         self.medium = None;
         self.response.clear();
@@ -202,6 +226,13 @@ impl Command {
         self.response.truncate(allocated);
         let moved = self.response.len() as u64;
         if moved > task.data_in { Err(Refusal::Overrun(moved)) } else { Ok(Step::good(moved)) }
+    }
+}
+
+impl DiskOp {
+    /// What it is about, in bytes.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
     }
 }
 

@@ -16,10 +16,7 @@ impl Naa {
     ///
     /// Two texts may share a name, with the odds of 60 bits: who must be sure gives names.
     pub fn from_text(text: &str) -> Self {
-        // FNV-1a, because it must never change: guests find their disks by it.
-        let hash =
-            text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-        Self::Short(3 << 60 | hash & !(0xf << 60))
+        Self::Short(3 << 60 | name_of(text))
     }
 
     fn is_known(self) -> bool {
@@ -28,6 +25,13 @@ impl Naa {
             Self::Long(name) => name >> 124 == 6,
         }
     }
+}
+
+/// A number of 60 bits that is always the same for the same text.
+pub(crate) fn name_of(text: &str) -> u64 {
+    // FNV-1a, because it must never change: guests find their disks by it.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    hash & !(0xf << 60)
 }
 
 /// What unmapping can do.

@@ -26,9 +26,8 @@ impl LogicalUnit {
     ///
     /// `command` is of no other task that is under way. When this returns [`Step::Disk`] or [`Step::Wait`] the command
     /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
-    #[inline(always)]
     pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
-        command.reset();
+        command.begin();
         let parsed = self.find(task.cdb);
         let flags = task.nexus.flags();
         if !flags.is_clear()
@@ -37,17 +36,61 @@ impl LogicalUnit {
             return refusal.into();
         }
         match parsed {
-            Ok((cdb, spec)) => {
-                let call = Call { cdb, command, task, data };
-                // Inlined here these two need not pass their results through memory, which costs more than they do.
-                match spec.run {
-                    Run::Read => self.read(call).unwrap_or_else(Step::from),
-                    Run::Write => self.write(call).unwrap_or_else(Step::from),
-                    run => self.run(run, call).unwrap_or_else(Step::from),
-                }
-            }
+            Ok((cdb, spec)) => self.run(spec.run, Call { cdb, command, task, data }).unwrap_or_else(Step::from),
             Err(sense) => sense.into(),
         }
+    }
+
+    /// As [`begin`](Self::begin), for a READ or WRITE that nothing stands in the way of: then the command is under way,
+    /// with this operation and no other. `None`, and nothing has happened, for anything else: `begin` has the answer.
+    ///
+    /// Nearly all commands are such. Inlined, they go from the CDB to the operation in registers: a [`Step`] would have to
+    /// go through memory, and be waited for.
+    #[inline(always)]
+    pub fn begin_transfer(&self, command: &mut Command, task: &Task<'_>) -> Option<DiskOp> {
+        if !task.nexus.flags().is_clear() {
+            return None;
+        }
+        let (cdb, spec) = Cdb::parse(task.cdb).ok()?;
+        let op = match spec.run {
+            Run::Read => {
+                let op = self.read_op(&cdb, task).ok()??;
+                command.begin();
+                op
+            }
+            Run::Write => {
+                let op = self.write_op(&cdb, task).ok()??;
+                let pass = self.gate.enter(task.lane, &op.range())?;
+                // As in `start`.
+                if task.nexus.flags().has(Flags::NO_WRITE) {
+                    self.gate.leave(pass);
+                    return None;
+                }
+                command.begin();
+                command.hold = Hold::Pass(pass);
+                op
+            }
+            _ => return None,
+        };
+        command.moved = op.len;
+        command.out = Some(op.op);
+        Some(op)
+    }
+
+    /// As [`step`](Self::step), for a [transfer](Command::is_transfer) whose operation has ended well. Returns how much
+    /// has been moved, in bytes: all that it is about.
+    ///
+    /// # Panics
+    ///
+    /// When no operation of the command is out.
+    #[inline(always)]
+    pub fn end_transfer(&self, command: &mut Command) -> u64 {
+        debug_assert!(command.is_transfer());
+        command.out.take().expect("a command without an operation that is out");
+        if let Hold::Pass(pass) = std::mem::take(&mut command.hold) {
+            self.gate.leave(pass);
+        }
+        command.moved
     }
 
     /// Goes on after [`Step::Wait`], with the nexus and data of [`begin`](Self::begin).
@@ -66,7 +109,6 @@ impl LogicalUnit {
     /// # Panics
     ///
     /// When no operation of the command is out.
-    #[inline(always)]
     pub fn step(&self, command: &mut Command, result: Result<(), Errno>, data: &dyn DataOut) -> Step {
         let op = command.out.take().expect("a command without an operation that is out");
         if let Err(errno) = result {
@@ -93,8 +135,7 @@ impl LogicalUnit {
         self.keep_out(command, nexus).unwrap_or_else(|| self.advance(command))
     }
 
-    /// Likewise for a command that is one operation and nothing else, which nearly all are.
-    #[inline(always)]
+    /// Likewise for a command that is one operation and nothing else.
     pub(crate) fn start_one(&self, command: &mut Command, nexus: &Nexus, op: DiskOp) -> Step {
         command.moved = op.len;
         if let Some(step) = self.keep_out(command, nexus) {
@@ -106,7 +147,6 @@ impl LogicalUnit {
     }
 
     /// Why the command does not get in, if it does not.
-    #[inline]
     fn keep_out(&self, command: &mut Command, nexus: &Nexus) -> Option<Step> {
         if matches!(command.admission, Admission::None) {
             return None;
@@ -146,7 +186,6 @@ impl LogicalUnit {
         *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket))
     }
 
-    #[inline(always)]
     fn advance(&self, command: &mut Command) -> Step {
         if let Some(op) = command.issue() {
             return Step::Disk(op);
@@ -158,7 +197,6 @@ impl LogicalUnit {
         Step::good(command.moved)
     }
 
-    #[inline]
     fn release(&self, command: &mut Command) {
         command.admission = Admission::None;
         match std::mem::take(&mut command.hold) {
@@ -168,7 +206,6 @@ impl LogicalUnit {
         }
     }
 
-    #[inline(always)]
     fn find(&self, cdb: &[u8]) -> Result<(Cdb, &'static Spec), Sense> {
         let (cdb, spec) = Cdb::parse(cdb)?;
         if !self.has(spec.needs) {
@@ -195,6 +232,7 @@ impl LogicalUnit {
     fn hinder(&self, flags: Flags, found: Option<&(Cdb, &Spec)>, nexus: &Nexus) -> Result<(), Refusal> {
         let keeps_out = |(cdb, spec): &(Cdb, &Spec)| match spec.access {
             Access::Free => false,
+            Access::Unit => flags.has(Flags::RESERVED),
             Access::Read => flags.has(Flags::NO_READ),
             Access::Write => flags.has(Flags::NO_WRITE),
             Access::Unless { byte, mask, is } => flags.has(Flags::NO_WRITE) && cdb.byte(byte) & mask != is,
@@ -229,8 +267,8 @@ impl LogicalUnit {
         }
     }
 
-    #[inline(never)]
     fn run(&self, run: Run, call: Call<'_>) -> Answer {
+        call.command.touched = true;
         match run {
             Run::Read => self.read(call),
             Run::Write => self.write(call),
@@ -252,6 +290,8 @@ impl LogicalUnit {
             Run::LogSense => log_sense(call),
             Run::ReserveIn => self.reserve_in(call),
             Run::ReserveOut => self.reserve_out(call),
+            Run::ReserveUnit => self.reserve_unit(call),
+            Run::ReleaseUnit => self.release_unit(call),
             Run::ReportLuns => report_luns(call),
             Run::ReportOpcodes => self.report_opcodes(call),
             Run::ReportTaskManagement => report_task_management(call),

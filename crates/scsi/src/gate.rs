@@ -57,8 +57,8 @@ struct Drain {
 #[derive(Debug)]
 #[must_use = "whoever enters must leave"]
 pub(crate) struct Pass {
-    lane: usize,
-    half: usize,
+    lane: u8,
+    half: u8,
 }
 
 /// Names a lock, or a wait without one. Older ones are less.
@@ -73,9 +73,9 @@ impl Gate {
     /// Lets in who changes `range`, unless a lock has some of it. `lane` says which counter to use.
     #[inline]
     pub(crate) fn enter(&self, lane: usize, range: &Range<u64>) -> Option<Pass> {
-        let pass = Pass { lane: lane % LANES, half: self.epoch.load(Ordering::Relaxed) % 2 };
+        let pass = Pass { lane: (lane % LANES) as u8, half: (self.epoch.load(Ordering::Relaxed) % 2) as u8 };
         // Counted first and looked second, and `lock` in the other order: one of the two sees the other.
-        self.lanes[pass.lane].0[pass.half].fetch_add(1, Ordering::SeqCst);
+        self.counter(&pass).fetch_add(1, Ordering::SeqCst);
         if self.locked.load(Ordering::SeqCst) == 0 || !self.book().overlaps(range) {
             return Some(pass);
         }
@@ -85,8 +85,13 @@ impl Gate {
 
     /// Ends what `enter` began: the change is done.
     #[inline]
-    pub(crate) fn leave(&self, Pass { lane, half }: Pass) {
-        self.lanes[lane].0[half].fetch_sub(1, Ordering::Release);
+    pub(crate) fn leave(&self, pass: Pass) {
+        self.counter(&pass).fetch_sub(1, Ordering::Release);
+    }
+
+    #[inline]
+    fn counter(&self, Pass { lane, half }: &Pass) -> &AtomicUsize {
+        &self.lanes[usize::from(*lane)].0[usize::from(*half)]
     }
 
     /// Locks `range`, unless another lock has some of it. Those who were within already still are:

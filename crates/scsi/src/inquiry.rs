@@ -7,7 +7,7 @@ use crate::sense::{Code, Refusal, Sense};
 use crate::unit::LogicalUnit;
 
 /// The vital product data pages there are (SPC-5, vital product data parameters).
-const PAGES: [u8; 6] = [0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2];
+const PAGES: [u8; 9] = [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2];
 /// Direct access block device, connected (SPC-5, standard INQUIRY data).
 const DISK: u8 = 0x00;
 /// The target could have a unit here and has none.
@@ -28,7 +28,11 @@ impl LogicalUnit {
             (false, _) => return Err(Sense::cdb(2).into()),
             (true, 0x00) => data.extend(PAGES),
             (true, 0x80) => data.extend(self.config.serial.bytes()),
-            (true, 0x83) => identify(data, &self.config),
+            (true, 0x83) => identify(data, &self.config, task.nexus.id().port),
+            (true, 0x86) => extended(data),
+            // SPC-5, mode page policy: every page and subpage is shared by all nexuses, and not with other units.
+            (true, 0x87) => data.extend([0x3f, 0xff, 0, 0]),
+            (true, 0x88) => ports(data, task.nexus.id().port),
             (true, 0xb0) => self.limits(data),
             // SBC-4, block device characteristics: the medium does not rotate, or nothing is said of it; FUA is not
             // ignored.
@@ -101,8 +105,26 @@ fn standard(data: &mut Vec<u8>, config: &LunConfig, device: u8) {
     data.resize(STANDARD, 0);
 }
 
-/// Device identification (SPC-5): a name by vendor, the world wide name in binary and as text.
-fn identify(data: &mut Vec<u8>, config: &LunConfig) {
+/// Extended INQUIRY data (SPC-5), less its header.
+fn extended(data: &mut Vec<u8>) {
+    data.resize(0x3c, 0);
+    // SIMPSUP: whatever its attribute, every task is a simple one. V_SUP: the cache is volatile.
+    (data[1], data[2]) = (0x01, 0x01);
+    // The longest sense data.
+    data[9] = Sense::LEN as u8;
+}
+
+/// SCSI ports (SPC-5): the one that is asked, of which nothing is known but its number.
+fn ports(data: &mut Vec<u8>, port: u16) {
+    let [high, low] = port.to_be_bytes();
+    data.extend([0, 0, high, low, 0, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+/// Device identification (SPC-5): a name by vendor, the world wide name in binary and as text; and the port that is
+/// asked.
+fn identify(data: &mut Vec<u8>, config: &LunConfig, port: u16) {
+    /// ASSOCIATION, with the kind: a designator of the port and not of the unit.
+    const OF_PORT: u8 = 0x10;
     const ASCII: u8 = 2;
     const BINARY: u8 = 1;
     const UTF8: u8 = 3;
@@ -129,6 +151,8 @@ fn identify(data: &mut Vec<u8>, config: &LunConfig) {
     let mut text = text.into_bytes();
     text.resize((text.len() / 4 + 1) * 4, 0);
     designator(UTF8, 8, &text);
+    let [high, low] = port.to_be_bytes();
+    designator(BINARY, OF_PORT | 4, &[0, 0, high, low]);
 }
 
 /// As many characters as the field has, blanks at the end (SPC-5, ASCII data field requirements).

@@ -13,7 +13,8 @@
 //!          step ◀── Ok or errno ── the disk ◀── Disk: operation, offset, length, which memory
 //! ```
 //!
-//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy.
+//! READ and WRITE are one disk operation on the initiator's own memory, and cost no allocation, no lock and no copy. Who
+//! is in a hurry asks first whether a command is a [transfer](LogicalUnit::begin_transfer), and need not look at steps.
 //! A [`Command`] is the room that one takes while it is under way; it is recycled.
 //!
 //! ```
@@ -50,7 +51,8 @@
 //! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
 //! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
 //!
-//! All of this is per logical unit: a disk that is offered twice must be one [`LogicalUnit`] with two ports.
+//! All of this is per logical unit, and so are reservations: a disk that is offered twice must be one [`LogicalUnit`] with
+//! two nexuses. Each nexus has its own task set.
 //!
 //! # What it knows
 //!
@@ -60,12 +62,12 @@
 //! | | SYNCHRONIZE CACHE and WRITE SAME 10/16, UNMAP, COMPARE AND WRITE |
 //! | state | TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL |
 //! | | REQUEST SENSE, MODE SENSE and SELECT 6/10, LOG SENSE |
-//! | identity | INQUIRY with pages 00h, 80h, 83h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS |
+//! | identity | INQUIRY with pages 00h, 80h, 83h, 86h, 87h, 88h, B0h, B1h, B2h; READ CAPACITY 10/16; REPORT LUNS |
 //! | | REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS |
-//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types |
+//! | sharing | PERSISTENT RESERVE IN and OUT, with all six types; RESERVE and RELEASE 6/10, of whole units |
 //!
-//! Rules are those of SAM-5, SPC-5 and SBC-4, whose clauses are named by their titles: their numbers change from one
-//! revision to the next.
+//! Rules are those of SAM-5, SPC-5 and SBC-4, and SPC-2's of what those have given up. Clauses are named by their titles:
+//! their numbers change from one revision to the next.
 
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use egret_disk::Op;
 
 use crate::cdb::Cdb;
-use crate::command::{Admission, DiskOp, Memory, Step};
+use crate::command::{Admission, DiskOp, Memory, Step, Task};
 use crate::execute::{Answer, Call};
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::unit::{LogicalUnit, Medium};
@@ -23,29 +23,36 @@ const UNMAP_DESCRIPTOR: usize = 16;
 
 impl LogicalUnit {
     /// READ (6), (10), (12) and (16) (SBC-4).
-    #[inline(always)]
     pub(crate) fn read(&self, call: Call<'_>) -> Answer {
-        let range = self.transfer(&call.cdb)?;
-        let len = range.end - range.start;
-        if len == 0 {
-            return Ok(Step::good(0));
-        }
-        if len > call.task.data_in {
-            return Err(Refusal::Overrun(len));
-        }
-        let op = DiskOp { op: Op::Read, offset: range.start, len, memory: Memory::DataIn };
+        let Some(op) = self.read_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
         Ok(self.start_one(call.command, call.task.nexus, op))
     }
 
-    /// WRITE (6), (10), (12) and (16) (SBC-4).
+    /// What a READ asks of the disk; `None` where that is nothing.
     #[inline(always)]
+    pub(crate) fn read_op(&self, cdb: &Cdb, task: &Task<'_>) -> Result<Option<DiskOp>, Refusal> {
+        let range = self.transfer(cdb)?;
+        let len = range.end - range.start;
+        if len > task.data_in {
+            return Err(Refusal::Overrun(len));
+        }
+        Ok((len > 0).then_some(DiskOp { op: Op::Read, offset: range.start, len, memory: Memory::DataIn }))
+    }
+
+    /// WRITE (6), (10), (12) and (16) (SBC-4).
     pub(crate) fn write(&self, call: Call<'_>) -> Answer {
-        let range = self.transfer(&call.cdb)?;
-        // WRITE (6) has an address where the others have FUA.
-        let fua = call.cdb.byte(0) != 0x0a && call.cdb.has(1, FUA) || !self.write_cache();
-        let Some(op) = self.data_out(&call, &range, fua)? else { return Ok(Step::good(0)) };
-        call.command.admission = Admission::Change(range, call.task.lane);
+        let Some(op) = self.write_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
+        call.command.admission = Admission::Change(op.range(), call.task.lane);
         Ok(self.start_one(call.command, call.task.nexus, op))
+    }
+
+    /// What a WRITE asks of the disk; `None` where that is nothing.
+    #[inline(always)]
+    pub(crate) fn write_op(&self, cdb: &Cdb, task: &Task<'_>) -> Result<Option<DiskOp>, Refusal> {
+        let range = self.transfer(cdb)?;
+        // WRITE (6) has an address where the others have FUA.
+        let fua = cdb.byte(0) != 0x0a && cdb.has(1, FUA) || !self.write_cache();
+        self.data_out(task, &range, fua)
     }
 
     /// WRITE AND VERIFY (10), (12) and (16) (SBC-4).
@@ -56,7 +63,7 @@ impl LogicalUnit {
             against => against,
         };
         // It is the medium that is verified, so that is where the data has to be.
-        let Some(write) = self.data_out(&call, &range, true)? else { return Ok(Step::good(0)) };
+        let Some(write) = self.data_out(call.task, &range, true)? else { return Ok(Step::good(0)) };
         call.command.work = self.verify_work(&range, against, Some(write));
         call.command.moved = write.len;
         call.command.admission = Admission::Change(range, call.task.lane);
@@ -217,19 +224,22 @@ impl LogicalUnit {
 
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
     pub(crate) fn prevent_allow(&self, call: Call<'_>) -> Answer {
+        let prevents = match call.cdb.byte(4) {
+            0 => false,
+            1 => true,
+            _ => return Err(Sense::cdb(4).bit(1).into()),
+        };
         let nexus = call.task.nexus.id();
         let mut state = self.state();
         state.preventing.retain(|n| *n != nexus);
-        match call.cdb.byte(4) {
-            0 => {}
-            1 => state.preventing.push(nexus),
-            _ => return Err(Sense::cdb(4).bit(1).into()),
+        if prevents {
+            state.preventing.push(nexus);
         }
         Ok(Step::good(0))
     }
 
     /// The range of a command that moves it, in bytes.
-    #[inline]
+    #[inline(always)]
     fn transfer(&self, cdb: &Cdb) -> Result<Range<u64>, Refusal> {
         let range = self.range(cdb.lba(), cdb.blocks())?;
         let max = self.config.max_transfer_bytes;
@@ -240,7 +250,7 @@ impl LogicalUnit {
     }
 
     /// The range in bytes, which is within the medium.
-    #[inline]
+    #[inline(always)]
     fn range(&self, lba: u64, blocks: u64) -> Result<Range<u64>, Refusal> {
         let capacity = self.blocks();
         match lba.checked_add(blocks) {
@@ -250,20 +260,20 @@ impl LogicalUnit {
     }
 
     /// The write of what the initiator gives; `None` where that is nothing.
-    #[inline]
-    fn data_out(&self, call: &Call<'_>, range: &Range<u64>, fua: bool) -> Result<Option<DiskOp>, Refusal> {
+    #[inline(always)]
+    fn data_out(&self, task: &Task<'_>, range: &Range<u64>, fua: bool) -> Result<Option<DiskOp>, Refusal> {
         self.writable()?;
         let (offset, len) = (range.start, range.end - range.start);
-        if len > call.task.data_out {
+        if len > task.data_out {
             return Err(Refusal::Overrun(len));
         }
         Ok((len > 0).then_some(DiskOp { op: Op::Write { fua }, offset, len, memory: Memory::DataOut(0) }))
     }
 
     #[inline]
-    fn writable(&self) -> Result<(), Refusal> {
+    pub(crate) fn writable(&self) -> Result<(), Refusal> {
         let protected = Sense::new(Key::DataProtect, Code::WRITE_PROTECTED);
-        if self.config.read_only { Err(protected.into()) } else { Ok(()) }
+        if self.config.read_only || self.write_protect() { Err(protected.into()) } else { Ok(()) }
     }
 
     fn verify_work(&self, range: &Range<u64>, against: Against, write: Option<DiskOp>) -> Work {

@@ -1,4 +1,6 @@
-//! MODE SENSE and MODE SELECT: the caching and control pages.
+//! MODE SENSE and MODE SELECT.
+
+mod pages;
 
 use crate::cdb::Cdb;
 use crate::command::{DiskOp, Step};
@@ -7,21 +9,8 @@ use crate::nexus::Attention;
 use crate::sense::{Code, Sense};
 use crate::unit::LogicalUnit;
 use crate::work::Work;
+use pages::{Modes, Page};
 
-/// A mode page that the unit has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Page {
-    /// SBC-4, caching mode page.
-    Caching,
-    /// SPC-5, control mode page.
-    Control,
-}
-
-/// Every page, as often as there are (SPC-5, summary of mode page codes).
-const ALL_PAGES: u8 = 0x3f;
-const ALL_SUBPAGES: u8 = 0xff;
-/// WCE, in byte 2 of the caching page.
-const WRITE_CACHE: u8 = 0x04;
 /// Bits of the device specific parameter (SBC-4, mode parameters overview): write protect; DPO and FUA are known.
 const WRITE_PROTECT: u8 = 0x80;
 const DPO_FUA: u8 = 0x10;
@@ -29,44 +18,6 @@ const DPO_FUA: u8 = 0x10;
 const LONG_REQUEST: u8 = 0x10;
 const LONG_LBA: u8 = 0x01;
 const NO_DESCRIPTORS: u8 = 0x08;
-
-impl Page {
-    const ALL: [Self; 2] = [Self::Caching, Self::Control];
-
-    fn of(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|page| page.code() == code)
-    }
-
-    fn code(self) -> u8 {
-        match self {
-            Self::Caching => 0x08,
-            Self::Control => 0x0a,
-        }
-    }
-
-    /// The page as it is with the write cache on or off, header included.
-    fn bytes(self, write_cache: bool) -> Vec<u8> {
-        match self {
-            Self::Caching => {
-                let mut page = vec![0; 20];
-                (page[0], page[1]) = (0x08, 18);
-                page[2] = if write_cache { WRITE_CACHE } else { 0 };
-                page
-            }
-            // One task set for all; fixed format sense; reordering without restrictions; no limit to being busy.
-            Self::Control => vec![0x0a, 10, 0, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0],
-        }
-    }
-
-    /// The bits that can be changed, header included.
-    fn changeable(self) -> Vec<u8> {
-        let mut page = self.bytes(true);
-        let bits = if self == Self::Caching { WRITE_CACHE } else { 0 };
-        page[2..].fill(0);
-        page[2] = bits;
-        page
-    }
-}
 
 impl LogicalUnit {
     /// MODE SENSE (6) and (10) (SPC-5).
@@ -76,14 +27,7 @@ impl LogicalUnit {
         if control == 3 {
             return Err(Sense::illegal(Code::SAVING).into());
         }
-        let page = Page::of(code);
-        if page.is_none() && code != ALL_PAGES {
-            return Err(Sense::cdb(2).bit(5).into());
-        }
-        // There are no subpages, so all of them are the pages themselves.
-        if subpage != 0 && subpage != ALL_SUBPAGES {
-            return Err(Sense::cdb(3).into());
-        }
+        let asked = Page::asked(code, subpage)?;
         let short = is_short(&call.cdb);
         let long_lba = !short && cdb.has(1, LONG_REQUEST);
         let descriptor = match (cdb.has(1, NO_DESCRIPTORS), long_lba) {
@@ -92,14 +36,14 @@ impl LogicalUnit {
             (false, true) => self.long_descriptor().to_vec(),
         };
         let mut pages = Vec::new();
-        for page in Page::ALL.into_iter().filter(|p| page.is_none_or(|one| one == *p)) {
+        for page in asked {
             pages.extend(match control {
-                0 => page.bytes(self.write_cache()),
+                0 => page.bytes(self.modes()),
                 1 => page.changeable(),
-                _ => page.bytes(self.config.write_cache),
+                _ => page.bytes(Modes { write_cache: self.config.write_cache, protect: false }),
             });
         }
-        let device = DPO_FUA | if self.config.read_only { WRITE_PROTECT } else { 0 };
+        let device = DPO_FUA | if self.writable().is_err() { WRITE_PROTECT } else { 0 };
         let after = descriptor.len() + pages.len();
         let data = &mut command.response;
         if short {
@@ -130,21 +74,26 @@ impl LogicalUnit {
             return Ok(Step::good(0));
         }
         command.take_list(task, data, len)?;
-        let before = self.write_cache();
+        let before = self.modes();
         let after = self.selected(&command.scratch, is_short(&cdb))?;
         if after != before {
-            self.set_write_cache(after);
+            self.set_write_cache(after.write_cache);
+            self.set_write_protect(after.protect);
             self.attend(Attention::ModeChanged, Some(task.nexus.id()));
-            if !after {
-                // What the cache has got from now on belongs on the medium.
+            if before.write_cache && !after.write_cache || after.protect && !before.protect {
+                // What the cache has got belongs on the medium from now on.
                 command.work = Work::Once(Some(DiskOp::FLUSH));
             }
         }
         Ok(self.start(command, task.nexus))
     }
 
-    /// Whether the write cache is on as a parameter list wants it.
-    fn selected(&self, list: &[u8], short: bool) -> Result<bool, Sense> {
+    fn modes(&self) -> Modes {
+        Modes { write_cache: self.write_cache(), protect: self.write_protect() }
+    }
+
+    /// The modes as a parameter list wants them.
+    fn selected(&self, list: &[u8], short: bool) -> Result<Modes, Sense> {
         let too_short = Sense::illegal(Code::PARAMETER_LIST_LENGTH);
         let (header, at) = if short { (4, 3) } else { (8, 6) };
         if list.len() < header {
@@ -165,28 +114,11 @@ impl LogicalUnit {
             (16, true) => self.check_descriptor(&list[header..rest], header, &self.long_descriptor(), 8, 12)?,
             _ => return Err(Sense::list(at)),
         }
-        let mut write_cache = self.write_cache();
+        let mut modes = self.modes();
         while rest < list.len() {
-            // PS is reserved here, and the code has no subpages, so SPF makes a code that there is not.
-            let Some(page) = Page::of(list[rest] & 0x7f) else { return Err(Sense::list(rest).bit(5)) };
-            let (current, changeable) = (page.bytes(write_cache), page.changeable());
-            match list.get(rest + 1) {
-                None => return Err(too_short),
-                Some(len) if *len != current[1] => return Err(Sense::list(rest + 1)),
-                Some(_) if list.len() < rest + current.len() => return Err(too_short),
-                Some(_) => {}
-            }
-            let given = &list[rest..rest + current.len()];
-            let fixed = |i: usize| (given[i] ^ current[i]) & !changeable[i] != 0;
-            if let Some(wrong) = (2..given.len()).find(|i| fixed(*i)) {
-                return Err(Sense::list(rest + wrong));
-            }
-            if page == Page::Caching {
-                write_cache = given[2] & WRITE_CACHE != 0;
-            }
-            rest += current.len();
+            rest = Page::take(list, rest, &mut modes)?;
         }
-        Ok(write_cache)
+        Ok(modes)
     }
 
     /// A block descriptor may say what is, or say nothing about the number of blocks: all zeroes or all ones (SBC-4,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
+use crate::config::name_of;
 use crate::sense::{Code, Key, Sense};
 
 /// Names an I_T nexus. It stays the same when the initiator goes away and comes back, and so do its registration and
@@ -15,6 +16,11 @@ pub struct NexusId {
 }
 
 impl NexusId {
+    /// The nexus of an initiator that is called `name`, always the same for the same name, with the first port.
+    pub fn of_initiator(name: &str) -> Self {
+        Self { initiator: name_of(name), port: 1 }
+    }
+
     /// How long a TransportID is, in bytes.
     pub(crate) const TRANSPORT_ID_LEN: usize = 24;
 
@@ -97,6 +103,8 @@ impl Flags {
     pub(crate) const NO_WRITE: u8 = 1 << 2;
     /// The medium is stopped or gone.
     pub(crate) const NOT_READY: u8 = 1 << 3;
+    /// A RESERVE keeps out what persistent reservations let pass.
+    pub(crate) const RESERVED: u8 = 1 << 4;
 
     pub(crate) fn is_clear(self) -> bool {
         self.0 == 0
@@ -139,8 +147,8 @@ impl Nexus {
         self.flags.fetch_and(!mask | flags, Ordering::SeqCst);
     }
 
-    /// Establishes a unit attention.
-    pub(crate) fn attend(&self, attention: Attention) {
+    /// Establishes a unit attention, for this nexus alone.
+    pub fn attend(&self, attention: Attention) {
         self.pending.fetch_or(attention as u16, Ordering::SeqCst);
         self.flags.fetch_or(Flags::ATTENTION, Ordering::SeqCst);
     }

@@ -1,9 +1,9 @@
-//! PERSISTENT RESERVE IN and OUT.
+//! PERSISTENT RESERVE IN and OUT, and RESERVE and RELEASE, which they have replaced.
 
-use crate::command::Admission;
+use crate::command::{Admission, Step};
 use crate::execute::{Answer, Call};
 use crate::nexus::NexusId;
-use crate::reservations::{Refused, Type};
+use crate::reservations::{Refused, Reservations, Type};
 use crate::sense::{Code, Refusal, Sense};
 use crate::unit::{LogicalUnit, State};
 
@@ -28,13 +28,16 @@ impl LogicalUnit {
         let Call { cdb, command, task, .. } = call;
         let data = &mut command.response;
         let state = self.state();
+        if state.reservations.is_unit_reserved() {
+            return Err(Refusal::Conflict);
+        }
         match cdb.byte(1) & 0x1f {
             0 => read_keys(&state, data),
             1 => read_reservation(&state, data),
             2 => {
-                // Length; nothing but registering through this port, for this power on; no say about which commands
-                // are allowed; every type.
-                data.extend([0, 8, 0, 0x80]);
+                // Length; RESERVE and RELEASE get along with it (CRH), and registering is through this port, for this
+                // power on; no say about which commands are allowed; every type.
+                data.extend([0, 8, 0x10, 0x80]);
                 data.extend(type_mask());
                 data.extend([0, 0]);
             }
@@ -47,6 +50,10 @@ impl LogicalUnit {
     /// PERSISTENT RESERVE OUT (SPC-5).
     pub(crate) fn reserve_out(&self, call: Call<'_>) -> Answer {
         let Call { cdb, command, task, data } = call;
+        let mut state = self.state();
+        if state.reservations.is_unit_reserved() {
+            return Err(Refusal::Conflict);
+        }
         let (action, scope, kind) = (cdb.byte(1) & 0x1f, cdb.byte(2) >> 4, cdb.byte(2) & 0xf);
         let len = cdb.u32(5) as usize;
         if len != LIST {
@@ -66,7 +73,6 @@ impl LogicalUnit {
         }
         // Only whole logical units can be reserved. As with types, who reserves nothing may say what it likes.
         let kind = Type::of(kind).filter(|_| scope == 0);
-        let mut state = self.state();
         let table = &mut state.reservations;
         let notices = match action {
             REGISTER => table.register(nexus, key, new),
@@ -90,6 +96,23 @@ impl LogicalUnit {
             command.admission = Admission::Quiet;
         }
         Ok(self.start(command, task.nexus))
+    }
+
+    /// RESERVE (6) and (10) (SPC-2): the whole unit, for the nexus that asks.
+    pub(crate) fn reserve_unit(&self, call: Call<'_>) -> Answer {
+        self.change_holder(|table| table.reserve_unit(call.task.nexus.id()))
+    }
+
+    /// RELEASE (6) and (10) (SPC-2).
+    pub(crate) fn release_unit(&self, call: Call<'_>) -> Answer {
+        self.change_holder(|table| table.release_unit(call.task.nexus.id()))
+    }
+
+    fn change_holder(&self, change: impl FnOnce(&mut Reservations) -> Result<(), Refused>) -> Answer {
+        let mut state = self.state();
+        change(&mut state.reservations).map_err(|_| Refusal::Conflict)?;
+        state.settle();
+        Ok(Step::good(0))
     }
 }
 

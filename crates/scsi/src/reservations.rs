@@ -1,4 +1,7 @@
-//! Persistent reservations (SPC-5): who has registered, who has reserved, and what that keeps others from.
+//! Reservations: who has registered, who has reserved, and what that keeps others from.
+//!
+//! There are two kinds, and one logical unit has either, never both: persistent reservations (SPC-5), and those that
+//! RESERVE makes and RELEASE ends (SPC-2), which keep everything out and are gone after a reset.
 //!
 //! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
 
@@ -75,12 +78,14 @@ pub(crate) enum Refused {
 /// Unit attentions, and for whom.
 pub(crate) type Notices = Vec<(NexusId, Attention)>;
 
-/// The registrations and the reservation of one logical unit.
+/// The registrations and reservations of one logical unit.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     generation: u32,
     registrations: Vec<Registration>,
     held: Option<Reservation>,
+    /// Who has reserved the unit by RESERVE; nobody is registered then.
+    unit_holder: Option<NexusId>,
 }
 
 impl Reservations {
@@ -115,8 +120,11 @@ impl Reservations {
 
     /// What the reservation keeps this nexus from, as `Flags`.
     pub(crate) fn denied(&self, nexus: NexusId) -> u8 {
+        if self.unit_holder.is_some_and(|holder| holder != nexus) {
+            return Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED;
+        }
         let Some(held) = self.held else { return 0 };
-        if self.holds(nexus) || held.kind.admits_registrants() && self.is_registered(nexus) {
+        if self.admits(nexus, held) {
             return 0;
         }
         if held.kind.keeps_reads_out() { Flags::NO_READ | Flags::NO_WRITE } else { Flags::NO_WRITE }
@@ -223,6 +231,58 @@ impl Reservations {
             }
         }
         Ok(notices)
+    }
+
+    /// RESERVE (SPC-2, RESERVE(10) command).
+    pub(crate) fn reserve_unit(&mut self, nexus: NexusId) -> Result<(), Refused> {
+        if self.is_managed_for(nexus)? {
+            return Ok(());
+        }
+        if self.unit_holder.is_some_and(|holder| holder != nexus) {
+            return Err(Refused::Conflict);
+        }
+        self.unit_holder = Some(nexus);
+        Ok(())
+    }
+
+    /// RELEASE (SPC-2, RELEASE(10) command): good, too, where there is nothing to release or it is another's.
+    pub(crate) fn release_unit(&mut self, nexus: NexusId) -> Result<(), Refused> {
+        if !self.is_managed_for(nexus)? {
+            self.lose(nexus);
+        }
+        Ok(())
+    }
+
+    /// Whether RESERVE has reserved the unit: there are no persistent reservations then, not even to be looked at, and
+    /// not even for who has reserved it (SPC-2, reservations overview).
+    pub(crate) fn is_unit_reserved(&self) -> bool {
+        self.unit_holder.is_some()
+    }
+
+    /// A nexus is lost or was reset. What it has registered stays.
+    pub(crate) fn lose(&mut self, nexus: NexusId) {
+        self.unit_holder.take_if(|holder| *holder == nexus);
+    }
+
+    /// The unit was reset. What was registered stays.
+    pub(crate) fn reset(&mut self) {
+        self.unit_holder = None;
+    }
+
+    /// Whether a persistent reservation gives the nexus already what RESERVE would, and RELEASE would not take away
+    /// (SPC-4, exceptions to SPC-2 RESERVE and RELEASE behavior). Where it does not and anybody is registered, there is
+    /// no RESERVE and no RELEASE (SPC-2, reservations overview).
+    fn is_managed_for(&self, nexus: NexusId) -> Result<bool, Refused> {
+        match self.held {
+            Some(held) if self.admits(nexus, held) => Ok(true),
+            _ if self.registrations.is_empty() => Ok(false),
+            _ => Err(Refused::Conflict),
+        }
+    }
+
+    /// Whether the nexus may do what it likes in spite of a reservation.
+    fn admits(&self, nexus: NexusId, held: Reservation) -> bool {
+        self.holds(nexus) || held.kind.admits_registrants() && self.is_registered(nexus)
     }
 
     fn key_of(&self, nexus: NexusId) -> Option<u64> {

@@ -110,7 +110,12 @@ impl Rig {
         let nexus = self.nexus.clone();
         let task =
             Task { cdb, nexus: &nexus, luns: &LUNS, data_in: data.len() as u64, data_out: out.len() as u64, lane: 0 };
+        let moves = matches!(cdb, [0x08 | 0x0a | 0x28 | 0x2a | 0x88 | 0x8a | 0xa8 | 0xaa, ..]);
+        let is_transfer = moves && nexus.flags().is_clear();
+        let transfer = self.transfer(&task);
         let mut step = self.unit.begin(&mut command, &task, &out);
+        let one = if let Step::Disk(op) = step { Some(op).filter(|_| is_transfer) } else { None };
+        assert_eq!(transfer, one, "what is a transfer is one either way, and nothing else is");
         let end = loop {
             step = match step {
                 Step::Disk(op) => {
@@ -124,6 +129,17 @@ impl Rig {
         };
         self.command = command;
         end
+    }
+
+    /// The task as a transfer, if it is one.
+    fn transfer(&self, task: &Task<'_>) -> Option<DiskOp> {
+        let mut command = Command::new();
+        let op = self.unit.begin_transfer(&mut command, task);
+        if let Some(op) = op {
+            assert!(command.is_transfer());
+            assert_eq!((self.unit.end_transfer(&mut command), command.data_in()), (op.len, &[][..]));
+        }
+        op
     }
 
     /// Does what the disk would.

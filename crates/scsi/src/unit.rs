@@ -18,6 +18,8 @@ pub struct LogicalUnit {
     blocks: AtomicU64,
     /// Whether writes may stay in a cache (WCE).
     write_cache: AtomicBool,
+    /// Whether an initiator has all writes refused (SWP).
+    write_protect: AtomicBool,
     pub(crate) gate: Gate,
     state: Mutex<State>,
 }
@@ -51,6 +53,7 @@ impl LogicalUnit {
         Ok(Self {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
+            write_protect: AtomicBool::new(false),
             gate: Gate::default(),
             state: Mutex::new(State {
                 nexuses: Vec::new(),
@@ -86,9 +89,11 @@ impl LogicalUnit {
     pub fn detach(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
+        state.reservations.lose(id);
         if !state.reservations.is_registered(id) {
             state.nexuses.retain(|n| n.id != id);
         }
+        state.settle();
     }
 
     /// LOGICAL UNIT RESET (SAM-5): everything is as after power on, except for persistent reservations and the write
@@ -99,16 +104,29 @@ impl LogicalUnit {
     pub fn reset(&self) {
         let mut state = self.state();
         state.preventing.clear();
+        state.reservations.reset();
         state.medium = Medium::Ready;
+        self.set_write_protect(false);
         state.settle();
         state.attend(Attention::UnitReset, None);
     }
 
-    /// I_T NEXUS RESET (SAM-5); the caller aborts its commands first.
+    /// I_T NEXUS RESET (SAM-5): what the nexus has reserved by RESERVE is free, what it prevents is allowed. The caller
+    /// aborts its commands first.
     pub fn reset_nexus(&self, id: NexusId) {
         let mut state = self.state();
         state.preventing.retain(|n| *n != id);
+        state.reservations.lose(id);
+        state.settle();
         state.tell(vec![(id, Attention::NexusLoss)]);
+    }
+
+    /// The initiator was reset, or has gone. For a unit that no other nexus uses this is a [reset](Self::reset);
+    /// otherwise others go on with the unit as it is, and only this nexus is [lost](Self::reset_nexus). Commands are the
+    /// caller's, as there.
+    pub fn reset_initiator(&self, id: NexusId) {
+        let is_shared = self.state().nexuses.iter().any(|nexus| nexus.id != id);
+        if is_shared { self.reset_nexus(id) } else { self.reset() }
     }
 
     /// Tells every nexus that something has changed, except for the one that has done it.
@@ -142,6 +160,16 @@ impl LogicalUnit {
         self.write_cache.store(on, Ordering::Relaxed);
     }
 
+    /// Whether all writes are refused because an initiator wants it so.
+    #[inline]
+    pub(crate) fn write_protect(&self) -> bool {
+        self.write_protect.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_write_protect(&self, on: bool) {
+        self.write_protect.store(on, Ordering::Relaxed);
+    }
+
     /// Bytes of a logical block.
     #[inline]
     pub(crate) fn block(&self) -> u64 {
@@ -164,7 +192,7 @@ impl State {
     pub(crate) fn settle(&mut self) {
         let not_ready = if self.medium == Medium::Ready { 0 } else { Flags::NOT_READY };
         for nexus in &self.nexuses {
-            let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::NOT_READY;
+            let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use egret_disk::{Completion, Token};
-use egret_scsi::LunConfig;
+use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
@@ -30,6 +30,21 @@ enum Kind {
     Scsi,
 }
 
+/// How chains get to the device.
+#[derive(Clone, Copy)]
+struct Ring {
+    name: &'static str,
+    packed: bool,
+    indirect: Option<u16>,
+}
+
+const RINGS: [Ring; 4] = [
+    Ring { name: "direct", packed: false, indirect: None },
+    Ring { name: "indirect", packed: false, indirect: Some(8) },
+    Ring { name: "packed direct", packed: true, indirect: None },
+    Ring { name: "packed indirect", packed: true, indirect: Some(8) },
+];
+
 /// A guest with 4 KiB reads to make.
 struct Guest<M> {
     kind: Kind,
@@ -42,7 +57,7 @@ struct Guest<M> {
 }
 
 impl Guest<BlkQueue> {
-    fn blk(indirect: Option<u16>) -> Self {
+    fn blk(ring: Ring) -> Self {
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1 << 30,
             logical_block_size: 512,
@@ -56,16 +71,17 @@ impl Guest<BlkQueue> {
             write_zeroes: None,
         })
         .unwrap();
-        Self::new(Kind::Blk, indirect, blk.queue(256))
+        Self::new(Kind::Blk, ring, blk.queue(256))
     }
 }
 
 impl Guest<ScsiQueue> {
-    fn scsi(indirect: Option<u16>) -> Self {
-        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 256 }).unwrap();
+    fn scsi(ring: Ring) -> Self {
+        let scsi = Scsi::new(ScsiConfig { num_queues: 1, queue_size: 256 }, "guest").unwrap();
         let config = LunConfig { capacity_bytes: 1 << 30, serial: "s".into(), ..LunConfig::default() };
-        scsi.add(scsi.prepare(LunAddress { target: 0, lun: 0 }, config).unwrap()).unwrap();
-        let mut guest = Self::new(Kind::Scsi, indirect, scsi.request_queue(0, 256));
+        let unit = Arc::new(LogicalUnit::new(config).unwrap());
+        scsi.add(scsi.prepare(LunAddress { target: 0, lun: 0 }, unit).unwrap()).unwrap();
+        let mut guest = Self::new(Kind::Scsi, ring, scsi.request_queue(0, 256));
         // The first command hears of the power on.
         guest.add(1);
         while guest.queue.pop(&mut guest.chain).unwrap() {
@@ -81,7 +97,7 @@ impl Guest<ScsiQueue> {
 }
 
 impl<M: Model> Guest<M> {
-    fn new(kind: Kind, indirect: Option<u16>, model: M) -> Self {
+    fn new(kind: Kind, Ring { packed, indirect, .. }: Ring, model: M) -> Self {
         // Three regions, as QEMU has them.
         let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
         let memory = memory.with(Region::anonymous(0xc_0000, 0x400_0000).unwrap()).unwrap();
@@ -97,7 +113,8 @@ impl<M: Model> Guest<M> {
             }
             assert!(memory.write(HEADERS + slot * STRIDE, &header));
         }
-        let config = DriverConfig { size: 256, event_idx: true, indirect, base: 0 };
+        let config =
+            DriverConfig { size: 256, packed, event_idx: true, indirect, base: if packed { 0x8000 } else { 0 } };
         let driver = Driver::new(&memory, RING, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
         Self { kind, memory, driver, queue, model, chain: Chain::new(), completions: Vec::with_capacity(256) }
@@ -120,9 +137,15 @@ impl<M: Model> Guest<M> {
 
     /// The device's part: all of it.
     fn serve(&mut self) {
+        self.serve_with(|| ());
+    }
+
+    /// The same, with `each` at the beginning of every request and at its end.
+    fn serve_with(&mut self, mut each: impl FnMut()) {
         while self.queue.pop(&mut self.chain).unwrap() {
             match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
                 Ok(Next::Submit(_, request)) => {
+                    each();
                     let request = black_box(request);
                     let (token, buffers) = (request.token, request.buffers);
                     self.completions.push(Completion { token, result: Ok(()), buffers });
@@ -131,6 +154,7 @@ impl<M: Model> Guest<M> {
             }
         }
         for completion in self.completions.drain(..) {
+            each();
             match self.model.end(&self.memory, completion) {
                 Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
@@ -150,15 +174,48 @@ impl<M: Model> Guest<M> {
 fn path(criterion: &mut Criterion) {
     measure(criterion, "blk", Guest::blk);
     measure(criterion, "scsi", Guest::scsi);
+    clock(criterion);
 }
 
-fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Option<u16>) -> Guest<M>) {
-    for (kind, indirect) in [("direct", None), ("indirect", Some(8))] {
+/// What the rule is worth that a phase of the turn reads the clock once: the same requests with two readings for all
+/// of them, and with two for each.
+fn clock(criterion: &mut Criterion) {
+    let read = || {
+        black_box(Instant::now());
+    };
+    let mut group = criterion.benchmark_group("clock, blk, direct, both halves");
+    for batch in [1, 64] {
+        group.throughput(Throughput::Elements(batch));
+        group.bench_function(BenchmarkId::new("read by phase", batch), |bencher| {
+            let mut guest = Guest::blk(RINGS[0]);
+            bencher.iter(|| {
+                guest.add(batch);
+                read();
+                read();
+                guest.serve();
+                guest.reap();
+            });
+        });
+        group.bench_function(BenchmarkId::new("read by request", batch), |bencher| {
+            let mut guest = Guest::blk(RINGS[0]);
+            bencher.iter(|| {
+                guest.add(batch);
+                guest.serve_with(read);
+                guest.reap();
+            });
+        });
+    }
+    group.finish();
+}
+
+fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Ring) -> Guest<M>) {
+    for ring in RINGS {
+        let kind = ring.name;
         let mut group = criterion.benchmark_group(format!("{device}, {kind}, both halves"));
         for batch in [1, 16, 64] {
             group.throughput(Throughput::Elements(batch));
             group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
-                let mut guest = make(indirect);
+                let mut guest = make(ring);
                 bencher.iter(|| {
                     guest.add(batch);
                     guest.serve();
@@ -172,7 +229,7 @@ fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Opti
         for batch in [16, 64] {
             group.throughput(Throughput::Elements(batch));
             group.bench_function(BenchmarkId::from_parameter(batch), |bencher| {
-                let mut guest = make(indirect);
+                let mut guest = make(ring);
                 bencher.iter_custom(|batches| {
                     let mut spent = Duration::ZERO;
                     for _ in 0..batches {

@@ -29,7 +29,7 @@ use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 pub use config::{BlkConfig, BlkError, DiscardLimits, WriteZeroesLimits};
 pub use queue::BlkQueue;
 
-use crate::device::{Device, DriverError, EVENT_IDX, read_space};
+use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::Model;
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
@@ -66,6 +66,7 @@ impl Blk {
         let mut features = bit(VIRTIO_F_VERSION_1)
             | bit(VIRTIO_RING_F_INDIRECT_DESC)
             | EVENT_IDX
+            | RING_PACKED
             | bit(VIRTIO_BLK_F_SEG_MAX)
             | bit(VIRTIO_BLK_F_BLK_SIZE)
             | bit(VIRTIO_BLK_F_TOPOLOGY)

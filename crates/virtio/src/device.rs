@@ -9,6 +9,9 @@ use crate::model::Model;
 /// The feature bit of EVENT_IDX, which a queue is configured with.
 pub const EVENT_IDX: u64 = 1 << virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
+/// The feature bit of packed rings, which a queue is configured with.
+pub const RING_PACKED: u64 = 1 << virtio_bindings::bindings::virtio_config::VIRTIO_F_RING_PACKED;
+
 /// What a driver did to the configuration space or the features that it must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DriverError {

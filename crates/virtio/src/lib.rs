@@ -12,7 +12,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
-//! | [`ring`] | the device's half of a split ring, and the driver's half for tests and load |
+//! | [`ring`] | the device's half of a split or packed ring, and the driver's half for tests and load |
 //! | [`blk`] | virtio-blk: chains in, disk requests out |
 //! | [`scsi`] | virtio-scsi: chains in, SCSI commands on their way |
 //!
@@ -30,7 +30,7 @@ mod model;
 pub mod ring;
 pub mod scsi;
 
-pub use device::{Device, DriverError, EVENT_IDX};
+pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
 pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Split virtqueues (virtio 1.3, 2.7): both halves.
+//! Split and packed virtqueues (virtio 1.3, 2.7 and 2.8): both halves.
 //!
-//! | half | type | who has it |
-//! |---|---|---|
-//! | device | [`Queue`] | an export's queue worker, by value |
-//! | driver | [`Driver`] | tests and load generators |
+//! | half | type | who has it | split | packed |
+//! |---|---|---|---|---|
+//! | device | [`Queue`] | an export's queue worker, by value | `split.rs` | `packed.rs` |
+//! | driver | [`Driver`] | tests and load generators | `driver/split.rs` | `driver/packed.rs` |
 //!
 //! A [`Queue`] is made by starting a [`QueueConfig`] and gives one back when it stops: one that runs cannot be
 //! configured. It trusts nothing in the ring. Whatever the specification forbids the driver breaks the queue, with a
@@ -15,7 +15,10 @@
 mod area;
 mod chain;
 mod driver;
+mod either;
 mod inflight;
+mod packed;
+mod queue;
 mod split;
 
 use std::fmt;
@@ -25,10 +28,14 @@ use thiserror::Error;
 pub use chain::Chain;
 pub use driver::{Driver, DriverConfig, Full, Piece, Used};
 pub use inflight::{Inflight, InflightError, Record, RecordError};
-pub use split::{Queue, QueueConfig};
+pub use queue::{Queue, QueueConfig};
 
-/// The largest queue (virtio 1.3, 2.7).
+/// The largest queue (virtio 1.3, 2.7 and 2.8).
 pub const MAX_SIZE: u16 = 32768;
+
+/// Where a packed ring begins after a reset, as [`QueueConfig::base`] has it: both sides at the first descriptor, with
+/// their wrap counters at 1 (2.8.1).
+pub const PACKED_BASE: u32 = 0x8000_8000;
 
 /// The most descriptors followed through an indirect table.
 ///
@@ -36,7 +43,7 @@ pub const MAX_SIZE: u16 = 32768;
 /// than a small queue, and other devices let them.
 pub const MAX_INDIRECT: u16 = 1024;
 
-/// The three parts of a split ring.
+/// The three parts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
     /// The descriptor table (2.7.5).
@@ -45,6 +52,12 @@ pub enum Area {
     Available,
     /// The used ring (2.7.8).
     Used,
+    /// A packed ring's descriptors (2.8.13).
+    Ring,
+    /// The driver's event suppression (2.8.14).
+    DriverEvents,
+    /// The device's event suppression (2.8.14).
+    DeviceEvents,
 }
 
 impl fmt::Display for Area {
@@ -53,6 +66,9 @@ impl fmt::Display for Area {
             Self::Descriptors => "descriptor table",
             Self::Available => "available ring",
             Self::Used => "used ring",
+            Self::Ring => "descriptor ring",
+            Self::DriverEvents => "driver event area",
+            Self::DeviceEvents => "device event area",
         })
     }
 }
@@ -63,6 +79,17 @@ pub enum RingError {
     /// 2.7: the size is a power of two, at most 32768.
     #[error("queue size {0} is not a power of two from 1 to 32768")]
     Size(u16),
+    /// 2.8: the size of a packed queue is at most 32768.
+    #[error("size {0} of a packed queue is not from 1 to 32768")]
+    PackedSize(u16),
+    /// A packed queue was to go on at a descriptor that it does not have.
+    #[error("base at slot {slot} of a packed queue of {size}")]
+    Base {
+        /// The slot.
+        slot: u16,
+        /// The queue's size.
+        size: u16,
+    },
     /// 2.7: an area at an address that is not aligned as it must be, for the guest or here.
     #[error("{area} at {addr:#x} is not aligned to {align} bytes")]
     Alignment {
@@ -101,6 +128,17 @@ pub enum RingError {
         /// The table's length in descriptors.
         len: u32,
     },
+    /// A chain of a packed ring whose buffer ID is not less than the size.
+    #[error("buffer ID {id} in a queue of {size}")]
+    NoSuchBuffer {
+        /// The buffer ID.
+        id: u16,
+        /// The queue's size.
+        size: u16,
+    },
+    /// 2.8.1: a descriptor of a packed ring was made available again before it was used.
+    #[error("descriptor {0} made available before it was used")]
+    NotUsed(u16),
     /// 2.7.13: a chain was made available again before it was used.
     #[error("descriptor chain {0} made available while in flight")]
     Duplicate(u16),
@@ -144,6 +182,9 @@ pub enum RingError {
     /// The front-end handed over a record of other chains in flight than the ring can have.
     #[error("in-flight record of {0}")]
     Record(#[from] RecordError),
+    /// 2.8.19: an indirect descriptor of a packed ring behind others of its chain.
+    #[error("indirect descriptor behind others of its chain")]
+    IndirectInChain,
     /// The driver's half was handed a chain that it did not make available.
     #[error("device used descriptor chain {0}, which is not available")]
     NotAvailable(u32),

@@ -30,7 +30,7 @@ mod tasks;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use egret_scsi::{Attention, ConfigError, LogicalUnit, LunConfig, NexusId};
+use egret_scsi::{Attention, LogicalUnit, NexusId};
 use thiserror::Error;
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
@@ -43,7 +43,7 @@ pub use config::{MAX_REQUEST_QUEUES, ScsiConfig, ScsiError};
 pub use luns::Lun;
 pub use queue::ScsiQueue;
 
-use crate::device::{Device, DriverError, EVENT_IDX, read_space};
+use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
@@ -55,10 +55,8 @@ const FIXED_QUEUES: u16 = 2;
 
 const HOTPLUG: u64 = 1 << VIRTIO_SCSI_F_HOTPLUG;
 const CHANGE: u64 = 1 << VIRTIO_SCSI_F_CHANGE;
-const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_IDX | HOTPLUG | CHANGE;
-
-/// The one who is connected. It keeps its name when it goes and comes back, and with it its registrations.
-const NEXUS: NexusId = NexusId { initiator: 1, port: 1 };
+const FEATURES: u64 =
+    1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | EVENT_IDX | RING_PACKED | HOTPLUG | CHANGE;
 
 /// Why a logical unit cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -69,15 +67,15 @@ pub enum LunError {
     /// Another has its address.
     #[error("{0} is there already")]
     Taken(LunAddress),
-    /// What it was to be.
-    #[error("{0}: {1}")]
-    Config(LunAddress, ConfigError),
 }
 
 /// One virtio-scsi device, as all of its queues and its session see it.
 #[derive(Debug)]
 pub struct Scsi {
     config: ScsiConfig,
+    /// The one who is connected, and may share units with those of other devices. It keeps its name when it goes and
+    /// comes back, and with it its registrations.
+    nexus: NexusId,
     acked: AtomicU64,
     cdb_size: AtomicU32,
     sense_size: AtomicU32,
@@ -98,14 +96,15 @@ struct Luns {
 }
 
 impl Scsi {
-    /// A device without logical units.
+    /// A device without logical units. Those who have units in common know its driver by `initiator`.
     ///
     /// # Errors
     ///
     /// What is wrong with `config`.
-    pub fn new(config: ScsiConfig) -> Result<Arc<Self>, ScsiError> {
+    pub fn new(config: ScsiConfig, initiator: &str) -> Result<Arc<Self>, ScsiError> {
         config.check()?;
         Ok(Arc::new(Self {
+            nexus: NexusId::of_initiator(initiator),
             acked: AtomicU64::new(0),
             cdb_size: AtomicU32::new(VIRTIO_SCSI_CDB_DEFAULT_SIZE),
             sense_size: AtomicU32::new(VIRTIO_SCSI_SENSE_DEFAULT_SIZE),
@@ -122,29 +121,33 @@ impl Scsi {
         &self.config
     }
 
-    /// A logical unit that nobody sees yet, and the key that its disk is to have: [`add`](Self::add) it when every queue
-    /// has the disk.
+    /// A place for a logical unit, which the driver does not see yet, and the key that the unit's disk is to have:
+    /// [`add`](Self::add) it when every queue has the disk.
     ///
     /// # Errors
     ///
-    /// Its address cannot be had, or there is something wrong with `config`.
-    pub fn prepare(&self, address: LunAddress, config: LunConfig) -> Result<Arc<Lun>, LunError> {
+    /// Its address cannot be had.
+    pub fn prepare(&self, address: LunAddress, unit: Arc<LogicalUnit>) -> Result<Arc<Lun>, LunError> {
         if address.lun > MAX_LUN {
             return Err(LunError::Number(address.lun));
         }
-        let unit = LogicalUnit::new(config).map_err(|e| LunError::Config(address, e))?;
-        let nexus = unit.attach(NEXUS);
         let mut luns = self.luns();
         if luns.table.find(address).is_some() {
             return Err(LunError::Taken(address));
         }
         let key = luns.keys.iter().position(|weak| weak.strong_count() == 0).unwrap_or(luns.keys.len());
-        let lun = Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus });
+        let (nexus, blocks) = (unit.attach(self.nexus), AtomicU64::new(unit.blocks()));
+        let lun = Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus, blocks });
         if key == luns.keys.len() {
             luns.keys.push(Weak::new());
         }
         luns.keys[key] = Arc::downgrade(&lun);
         Ok(lun)
+    }
+
+    /// Gives up a place that was prepared and is not going to be added.
+    pub fn abandon(&self, lun: &Lun) {
+        lun.unit.detach(self.nexus);
     }
 
     /// Shows a unit to the driver, and tells it.
@@ -159,7 +162,7 @@ impl Scsi {
             return Err(LunError::Taken(address));
         }
         for other in luns.table.of_target(address.target) {
-            other.unit.attend(Attention::LunsChanged, None);
+            other.nexus.attend(Attention::LunsChanged);
         }
         self.replace(&mut luns, |table| table.with(lun));
         drop(luns);
@@ -173,9 +176,10 @@ impl Scsi {
         let gone = luns.table.find(address).cloned()?;
         self.replace(&mut luns, |table| table.without(address));
         for other in luns.table.of_target(address.target) {
-            other.unit.attend(Attention::LunsChanged, None);
+            other.nexus.attend(Attention::LunsChanged);
         }
         drop(luns);
+        gone.unit.detach(self.nexus);
         self.raise(HOTPLUG, Event { address, what: What::Removed });
         Some(gone)
     }
@@ -183,7 +187,11 @@ impl Scsi {
     /// Changes a unit's size, in bytes, and tells the driver. Returns whether that makes a difference; `None` where
     /// there is no such unit.
     pub fn resize(&self, address: LunAddress, bytes: u64) -> Option<bool> {
-        let changed = self.lun(address)?.unit.set_capacity(bytes);
+        let lun = self.lun(address)?;
+        lun.unit.set_capacity(bytes);
+        // Another device that has the unit, too, may have changed it first.
+        let blocks = lun.unit.blocks();
+        let changed = lun.blocks.swap(blocks, Ordering::Relaxed) != blocks;
         if changed {
             // QEMU's vhost-user front-end offers CHANGE to its guest and does not say that the guest took it: whoever
             // takes HOTPLUG has an event queue too, and knows how to ignore what it does not know.
@@ -241,6 +249,15 @@ impl Scsi {
     }
 }
 
+impl Drop for Scsi {
+    /// The driver will not come back to units that others may have as well.
+    fn drop(&mut self) {
+        for lun in self.luns().table.all() {
+            lun.unit.detach(self.nexus);
+        }
+    }
+}
+
 impl Device for Scsi {
     fn num_queues(&self) -> u16 {
         self.config.num_queues + FIXED_QUEUES
@@ -263,14 +280,15 @@ impl Device for Scsi {
         Ok(())
     }
 
-    /// Forgets the driver, for whom this is a reset of every logical unit: reservations stay.
+    /// Forgets the driver, for whom this is a reset of every logical unit that is its alone: persistent reservations
+    /// stay.
     fn reset(&self) {
         self.acked.store(0, Ordering::Relaxed);
         self.cdb_size.store(VIRTIO_SCSI_CDB_DEFAULT_SIZE, Ordering::Relaxed);
         self.sense_size.store(VIRTIO_SCSI_SENSE_DEFAULT_SIZE, Ordering::Relaxed);
         self.events.clear();
         for lun in self.luns().table.all() {
-            lun.unit.reset();
+            lun.unit.reset_initiator(self.nexus);
         }
     }
 

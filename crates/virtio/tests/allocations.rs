@@ -18,9 +18,12 @@ const DATA: u64 = 0x2_0000;
 
 #[test]
 fn nothing_is_allocated_per_request() {
-    for (indirect, is_recorded) in [(None, true), (Some(8), false)] {
+    for (packed, indirect, is_recorded) in
+        [(false, None, true), (false, Some(8), false), (true, None, false), (true, Some(8), false)]
+    {
         let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
-        let config = DriverConfig { size: 64, event_idx: true, indirect, base: 0 };
+        let config =
+            DriverConfig { size: 64, packed, event_idx: true, indirect, base: if packed { 0x8000 } else { 0 } };
         let mut driver = Driver::new(&memory, RING, config).unwrap();
         let record = is_recorded.then(|| Region::anonymous(0, Inflight::bytes(1, 64)).unwrap().file);
         let record =

@@ -120,10 +120,10 @@ fn a_read_only_disk_has_no_writable_export() {
 fn two_exports_do_not_share_an_address() {
     let e1 = "id=e1,node-name=d0,addr.type=unix,addr.path=/./a";
     assert_eq!(error(&[], &[NULL], &[EXPORT, e1]), "export 'e1': addr.path /./a is taken by export 'e0'");
-    let fd = "node-name=d0,addr.type=fd,addr.str=5";
+    let fd = "node-name=d0,addr.type=fd,addr.str=s";
     assert_eq!(
         error(&[], &[NULL], &[&format!("id=e0,{fd}"), &format!("id=e1,{fd}")]),
-        "export 'e1': addr.str 5 is taken by export 'e0'"
+        "export 'e1': addr.str s is taken by export 'e0'"
     );
 }
 

@@ -78,6 +78,7 @@ impl Daemon {
         self.config.blockdevs.remove(at);
         let left = self.config.node_names();
         self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
+        self.units.retain(|name, _| left.contains(&name.as_str()));
         self.settle_disks_again();
         Ok(())
     }

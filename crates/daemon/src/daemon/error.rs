@@ -1,8 +1,10 @@
 //! Why an object could not be added, changed or removed.
 
+use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
 
-use crate::schema::ObjectError;
+use crate::process::InheritError;
+use crate::schema::{Descriptor, ObjectError};
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +42,10 @@ pub enum StartError {
     },
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
-    Inherit(String, i32, #[source] std::io::Error),
+    Inherit(String, Descriptor, #[source] InheritError),
+    /// One of an export's logical units cannot be made.
+    #[error("export '{0}': {1}: {2}")]
+    Unit(String, LunAddress, #[source] ConfigError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),

@@ -7,8 +7,8 @@ use egret_export::{Address, Export, ExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 
 use super::departures::Departed;
-use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks, scsi};
-use crate::process::sys::inherit;
+use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
+use crate::process::Inherited;
 use crate::schema;
 
 /// An export that serves.
@@ -44,7 +44,7 @@ impl Daemon {
             return Err(ChangeError::LateDescriptor(object.id));
         }
         self.config.add_export(object.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_export(&object));
+        let started = self.settle_disks().and_then(|()| self.start_export(&object, &mut Inherited::default()));
         if let Err(e) = started {
             self.config.exports.pop();
             self.settle_disks_again();
@@ -85,13 +85,18 @@ impl Daemon {
         !self.exports.contains_key(id)
     }
 
-    pub(super) fn start_export(&mut self, object: &schema::Export) -> Result<(), StartError> {
+    pub(super) fn start_export(
+        &mut self,
+        object: &schema::Export,
+        inherited: &mut Inherited,
+    ) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
             schema::Addr::Fd { fd } => {
-                Address::Fd(inherit(*fd).map_err(|e| StartError::Inherit(object.id.clone(), *fd, e))?)
+                let explain = |e| StartError::Inherit(object.id.clone(), fd.clone(), e);
+                Address::Fd(inherited.take(fd).map_err(explain)?)
             }
         };
         let mut loops = Vec::new();
@@ -108,7 +113,7 @@ impl Daemon {
                 let disk = Arc::clone(&disks[0]);
                 Export::start(ExportConfig { id, address, device: device(object, &disk) }, disk, loops)?
             }
-            schema::ExportType::VhostUserScsi => Export::start_scsi(scsi::export(object, disks, address), loops)?,
+            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address)?, loops)?,
         };
         self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);

@@ -56,10 +56,10 @@ impl Daemon {
         Ok(())
     }
 
-    fn start_lun(&self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
+    fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
         let disk = Arc::clone(&self.disks[&lun.node_name]);
         check_size(object, &disk)?;
-        let unit = scsi::unit(object, lun, &disk);
+        let unit = self.unit(object, lun, &disk)?;
         Ok(self.exports[&object.id].add_lun(scsi::address_of(lun), unit, disk)?)
     }
 

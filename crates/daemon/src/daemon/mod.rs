@@ -32,9 +32,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egret_disk::{Disk, ThrottleGroup};
+use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 
 use crate::Config;
+use crate::process::Inherited;
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
@@ -59,18 +61,20 @@ pub struct Daemon {
     disks: BTreeMap<String, Arc<Disk>>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
+    /// By blockdev: more than one where its exports look different.
+    units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
     departures: Departures,
     board: Arc<Board>,
     failures: Failures,
 }
 
 impl Daemon {
-    /// Brings all of `config` to life.
+    /// Brings all of `config` to life, exports where they are `inherited` on the sockets of that.
     ///
     /// # Errors
     ///
     /// The first object that cannot be had. Nothing is left behind.
-    pub fn start(config: &Config) -> Result<Self, StartError> {
+    pub fn start(config: &Config, inherited: &mut Inherited) -> Result<Self, StartError> {
         let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
         let mut new = Self {
             config: config.clone(),
@@ -79,6 +83,7 @@ impl Daemon {
             disks: BTreeMap::new(),
             board: Arc::default(),
             throttle_groups: BTreeMap::new(),
+            units: BTreeMap::new(),
             departures: Departures::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
         };
@@ -87,7 +92,7 @@ impl Daemon {
             new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
-            new.start_export(export)?;
+            new.start_export(export, inherited)?;
         }
         Ok(new)
     }

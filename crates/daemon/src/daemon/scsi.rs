@@ -3,30 +3,82 @@
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, DiscardConfig, LunConfig, Naa, ScsiExportConfig};
+use egret_export::{Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 
-use crate::schema::{Export, Lun};
+use super::{Daemon, StartError};
+use crate::schema::{Export, ExportType, Lun};
 
 /// How many ranges one UNMAP may have: as many as Linux's own drivers ask for at a time.
 const UNMAP_RANGES: u32 = 256;
 
-/// An export of `disks`, one for each of its logical units.
-pub(super) fn export(object: &Export, disks: Vec<Arc<Disk>>, address: Address) -> ScsiExportConfig {
-    let luns = object.luns.iter().zip(disks);
-    ScsiExportConfig {
-        id: object.id.clone(),
-        address,
-        device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
-        luns: luns.map(|(lun, disk)| (address_of(lun), unit(object, lun, &disk), disk)).collect(),
+impl Daemon {
+    /// An export of `disks`, one for each of its logical units.
+    pub(super) fn scsi(
+        &mut self,
+        object: &Export,
+        disks: Vec<Arc<Disk>>,
+        address: Address,
+    ) -> Result<ScsiExportConfig, StartError> {
+        let luns = object.luns.iter().zip(disks);
+        let unit = |(lun, disk): (_, Arc<Disk>)| Ok((address_of(lun), self.unit(object, lun, &disk)?, disk));
+        Ok(ScsiExportConfig {
+            id: object.id.clone(),
+            address,
+            device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
+            luns: luns.map(unit).collect::<Result<_, StartError>>()?,
+        })
     }
+
+    /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each
+    /// other's reservations, and these stay for as long as the blockdev does. Exports whose guests see something else
+    /// have another unit.
+    pub(super) fn unit(&mut self, object: &Export, lun: &Lun, disk: &Disk) -> Result<Arc<LogicalUnit>, StartError> {
+        let (node, wanted) = (&lun.node_name, config(object, lun, disk));
+        let has_it = |other: &Export| other.kind == ExportType::VhostUserScsi && other.has_node(node);
+        let is_shared = self.config.exports.iter().any(|other| other.id != object.id && has_it(other));
+        let units = self.units.entry(node.clone()).or_default();
+        if !is_shared {
+            units.retain(|unit| looks_alike(unit.config(), &wanted));
+        }
+        if let Some(unit) = units.iter().find(|unit| looks_alike(unit.config(), &wanted)) {
+            if !is_shared {
+                unit.reset();
+            }
+            // It may have grown while nobody had it.
+            unit.set_capacity(disk.size());
+            return Ok(Arc::clone(unit));
+        }
+        if !units.is_empty() {
+            tracing::warn!(
+                "export '{}': guests of another export see blockdev '{node}' otherwise, and each other's reservations \
+                 they do not see; if they should, let writable, writethrough, logical-block-size, serial, wwn and \
+                 removable be the same",
+                object.id
+            );
+        }
+        let unit = LogicalUnit::new(wanted).map_err(|e| StartError::Unit(object.id.clone(), address_of(lun), e))?;
+        let unit = Arc::new(unit);
+        units.push(Arc::clone(&unit));
+        Ok(unit)
+    }
+}
+
+/// Whether guests cannot tell them apart. What is known of the disk does not count: it may have been opened otherwise
+/// since.
+fn looks_alike(one: &LunConfig, other: &LunConfig) -> bool {
+    let looks = |config: &LunConfig| {
+        let LunConfig { logical_block_bytes, read_only, removable, write_cache, naa, .. } = *config;
+        (logical_block_bytes, read_only, removable, write_cache, naa)
+    };
+    looks(one) == looks(other) && one.serial == other.serial
 }
 
 pub(super) fn address_of(lun: &Lun) -> LunAddress {
     LunAddress { target: lun.target, lun: lun.lun }
 }
 
-pub(super) fn unit(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
+fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
     let block = export.logical_block_size;
     let whole = |bytes: u64| bytes - bytes % u64::from(block);
     LunConfig {

@@ -7,7 +7,7 @@ use super::*;
 use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 
 fn daemon() -> Daemon {
-    Daemon::start(&Config::empty()).unwrap()
+    Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
 }
 
 fn image(directory: &Path, name: &str) -> Blockdev {
@@ -156,6 +156,44 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
         assert_eq!(state(&daemon), empty);
     }
     daemon.remove_blockdev("d0").unwrap();
+}
+
+#[test]
+fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    daemon.add_blockdev(image(at, "d0")).unwrap();
+    let scsi = |id: &str, serial: &str| schema::Export {
+        kind: schema::ExportType::VhostUserScsi,
+        node_name: String::new(),
+        writable: true,
+        luns: vec![Lun { serial: serial.to_owned(), ..lun(0, "d0") }],
+        ..export(at, id, "")
+    };
+    let unit = |daemon: &Daemon, id: &str| Arc::clone(&daemon.exports[id].lun(FIRST).unwrap().unit);
+    for (id, serial) in [("s0", ""), ("s1", "d0"), ("s2", "another")] {
+        daemon.add_export(scsi(id, serial)).unwrap();
+    }
+    assert!(Arc::ptr_eq(&unit(&daemon, "s0"), &unit(&daemon, "s1")), "the blockdev's name is the serial number");
+    assert!(!Arc::ptr_eq(&unit(&daemon, "s0"), &unit(&daemon, "s2")));
+
+    // It stays for as long as the blockdev does, and with it what was registered.
+    let before = Arc::downgrade(&unit(&daemon, "s0"));
+    for id in ["s0", "s1"] {
+        daemon.remove_export(id, Deletion::Safe).unwrap();
+    }
+    daemon.departed();
+    daemon.resize("d0", 2 << 20).unwrap();
+    daemon.add_export(scsi("s0", "")).unwrap();
+    assert!(Arc::ptr_eq(&unit(&daemon, "s0"), &before.upgrade().unwrap()));
+    assert_eq!(unit(&daemon, "s0").blocks(), (2 << 20) / 512);
+    for id in ["s0", "s2"] {
+        daemon.remove_export(id, Deletion::Safe).unwrap();
+    }
+    daemon.departed();
+    daemon.remove_blockdev("d0").unwrap();
+    assert!(before.upgrade().is_none());
 }
 
 #[test]

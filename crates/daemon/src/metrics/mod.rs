@@ -28,6 +28,7 @@ pub use text::Kind;
 
 use crate::daemon::Board;
 use crate::listen::{Address, Socket};
+use crate::process::Inherited;
 
 /// A server of metrics on a thread of its own. Dropping it ends it.
 #[derive(Debug)]
@@ -37,13 +38,13 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Serves what is on `board` at `address`.
+    /// Serves what is on `board` at `address`, which may be a socket of what is `inherited`.
     ///
     /// # Errors
-    /// Somebody else listens at the address, there is no such group or host, or there is no thread to be had.
-    pub fn serve(board: Arc<Board>, address: &Address) -> io::Result<Self> {
+    /// Somebody else listens at the address, there is no such group, host or socket, or there is no thread to be had.
+    pub fn serve(board: Arc<Board>, address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
         let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
-        let socket = Socket::open(address).map_err(explain)?;
+        let socket = Socket::open(address, inherited).map_err(explain)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let theirs = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);

@@ -11,7 +11,7 @@ use crate::schema::{Problem, Shape, Spelling, fit_arguments};
 
 /// What says where metrics are served.
 pub static SHAPE: &Shape = &Shape {
-    keys: &[keys::PATH, keys::MODE, keys::GROUP, keys::HOST, keys::PORT, keys::FORCE_REMOTE],
+    keys: &[keys::PATH, keys::MODE, keys::GROUP, keys::HOST, keys::PORT, keys::FD, keys::FORCE_REMOTE],
     variants: None,
     foreign: &[],
 };
@@ -27,7 +27,7 @@ pub enum PlaceError {
     Problem(String, Problem),
 }
 
-/// The place that `--metrics` names: `unix:PATH` or `HOST:PORT`, with more keys behind it, or keys alone.
+/// The place that `--metrics` names: `unix:PATH`, `fd:NAME` or `HOST:PORT`, with more keys behind it, or keys alone.
 ///
 /// # Errors
 /// It names none.
@@ -60,14 +60,20 @@ pub fn table(address: &Address) -> String {
             let host = toml::Value::from(host.as_str());
             write!(text, "host = {host}\nport = {port}\nforce-remote = {remote}\n\n")
         }
+        Address::Inherited { fd, remote } => {
+            let fd = toml::Value::from(fd.to_string());
+            write!(text, "fd = {fd}\nforce-remote = {remote}\n\n")
+        }
     };
     text
 }
 
 /// The short forms as keys.
 fn spelled_out(argument: &str) -> String {
-    if let Some(path) = argument.strip_prefix("unix:") {
-        return format!("path={path}");
+    for (short, key) in [("unix:", "path"), ("fd:", "fd")] {
+        if let Some(rest) = argument.strip_prefix(short) {
+            return format!("{key}={rest}");
+        }
     }
     let (head, rest) = argument.split_at(argument.find(',').unwrap_or(argument.len()));
     match head.rsplit_once(':') {
@@ -82,6 +88,7 @@ fn spelled_out(argument: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::ConfigFile;
+    use crate::schema::Descriptor;
 
     fn tcp(host: &str, port: u16, remote: bool) -> Address {
         Address::Tcp { host: host.to_owned(), port, remote }
@@ -102,6 +109,8 @@ mod tests {
             ("[::1]:9107", tcp("::1", 9107, false)),
             ("0.0.0.0:9107,force-remote=on", tcp("0.0.0.0", 9107, true)),
             ("host=localhost,port=9107", tcp("localhost", 9107, false)),
+            ("fd:metrics", Address::Inherited { fd: Descriptor::Name("metrics".to_owned()), remote: false }),
+            ("fd=3,force-remote=on", Address::Inherited { fd: Descriptor::Number(3), remote: true }),
             ("{\"host\": \"localhost\", \"port\": 1}", tcp("localhost", 1, false)),
         ] {
             assert_eq!(place(argument), Ok(expected), "{argument}");
@@ -110,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_place_reads_back_from_a_file_as_itself() {
-        for argument in ["unix:/run/a\"b,mode=0660,group=kvm", "unix:/run/m", "0.0.0.0:9107,force-remote=on"] {
+        for argument in ["unix:/run/a\"b,mode=0660,group=kvm", "unix:/run/m", "0.0.0.0:9107,force-remote=on", "fd:3"] {
             let place = place(argument).unwrap();
             assert_eq!(ConfigFile::read("f", &table(&place)).unwrap().metrics, Some(place));
         }
@@ -124,6 +133,11 @@ mod tests {
             ("unix:", "--metrics unix:: path must be text of 1..=107 bytes, got ''"),
             ("unix:/m,mod=0600", "--metrics unix:/m,mod=0600: unknown key 'mod'; did you mean 'mode'?"),
             ("localhost:1,mode=0600", "mode does not go with host: it is about UNIX sockets"),
+            ("fd:m,mode=0600", "mode does not go with fd: it is about sockets that are made here"),
+            (
+                "fd:",
+                "--metrics fd:: fd must be the number of an open file descriptor, or a name of $LISTEN_FDNAMES, got",
+            ),
         ] {
             let error = place(argument).unwrap_err().to_string();
             assert!(error.contains(line), "{error}");

@@ -1,16 +1,18 @@
 //! A daemon's life as a process: one of its name, in the background if asked, stopped by a signal.
 //!
-//! In order: [`background()`] while there is one thread; [`Signals::block`] before there are more, because threads
+//! In order: [`Inherited::take_over`] before anything is opened; [`background()`] while there is one thread; [`Signals::block`] before there are more, because threads
 //! inherit what is blocked; [`Pidfile::create`]; the daemon's objects; [`Readiness::ready`]; then
 //! [`Signals::wait`] until somebody wants it to end.
 
 mod background;
+mod inherited;
 mod manager;
 mod pidfile;
 mod signals;
 pub(crate) mod sys;
 
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
+pub use inherited::{InheritError, Inherited};
 pub use manager::{Progress, tell_service_manager};
 pub use pidfile::{Pidfile, PidfileError};
 pub use signals::{Signal, Signals};

@@ -19,9 +19,7 @@ pub(super) enum Forked {
 /// # Errors
 /// There are other threads, or the kernel refuses.
 pub(super) fn fork() -> io::Result<Forked> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("there are other threads already"));
-    }
+    check_alone()?;
     // SAFETY: this thread is the only one (checked above, and only it could start another), so no lock is held by a
     // thread that the child lacks, and the child may go on as any program.
     match unsafe { libc::fork() } {
@@ -29,6 +27,27 @@ pub(super) fn fork() -> io::Result<Forked> {
         0 => Ok(Forked::Child),
         _ => Ok(Forked::Parent),
     }
+}
+
+/// That this is the only thread.
+fn check_alone() -> io::Result<()> {
+    match std::fs::read_dir("/proc/self/task")?.count() {
+        1 => Ok(()),
+        _ => Err(io::Error::other("there are other threads already")),
+    }
+}
+
+/// Removes variables from the environment, if this is the only thread.
+///
+/// # Errors
+/// There are other threads.
+pub(super) fn remove_variables(names: &[&str]) -> io::Result<()> {
+    check_alone()?;
+    for name in names {
+        // SAFETY: no other thread reads the environment meanwhile, because there is none (checked above).
+        unsafe { std::env::remove_var(name) };
+    }
+    Ok(())
 }
 
 /// Ends the process here, without what `exit` would run a second time in a forked copy.
@@ -83,20 +102,17 @@ pub(crate) fn thread_cpu_time(thread_id: i32) -> Option<Nanos> {
     Some(Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64))
 }
 
-/// Takes over a descriptor that the process was started with.
+/// Takes over a descriptor that the process was started with, and keeps it from processes that it might start.
 ///
 /// # Errors
-/// It is not open, or is one of the standard three.
-pub(crate) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
-    if fd <= 2 {
-        return Err(io::Error::other("it is a standard stream"));
-    }
-    // SAFETY: F_GETFD takes no argument and changes nothing.
-    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+/// It is not open.
+pub(super) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_SETFD takes flags, and does nothing to a number that is not open.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open, and whoever started us named it as ours; `Config` lets two exports name none
-    // twice, and nothing here opens descriptors before the exports have taken theirs.
+    // SAFETY: the descriptor is open, and whoever started us named it as ours. `Inherited`, the only caller, takes each
+    // over once, and before anything here opens descriptors.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -74,6 +74,7 @@ static CHARDEV: Shape = Shape {
                     keys::GROUP,
                     keys::HOST,
                     keys::PORT,
+                    keys::FD,
                     keys::FORCE_REMOTE,
                 ],
             ),
@@ -89,7 +90,6 @@ static CHARDEV: Shape = Shape {
         Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
         Foreign { name: "nodelay", harmless: Harmless::Any, because: "an answer never waits to be sent" },
         Foreign { name: "to", harmless: Harmless::No, because: "name one port" },
-        Foreign { name: "fd", harmless: Harmless::No, because: "name a path" },
         Foreign { name: "telnet", harmless: Harmless::Off, because: "monitors speak QMP alone" },
         Foreign { name: "websocket", harmless: Harmless::Off, because: "monitors speak QMP alone" },
     ],
@@ -182,6 +182,9 @@ mod tests {
         let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();
         let socket = Place::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
         assert_eq!(monitors[0].chardev.place, socket);
+        let monitors = read(&["socket,id=c,fd=egret.socket,server=on,wait=off"], &["c"]).unwrap();
+        let fd = "egret.socket".parse().unwrap();
+        assert_eq!(monitors[0].chardev.place, Place::Socket(Address::Inherited { fd, remote: false }));
     }
 
     #[test]
@@ -196,6 +199,7 @@ mod tests {
             (&["socket,id=c,path=q,server=on,host=::1"], &[], "host does not go with path: it is about TCP"),
             (&["socket,id=c,host=::1,port=1,server=on,mode=0600"], &[], "mode does not go with host"),
             (&["socket,id=c,host=::1,server=on"], &[], "port is missing"),
+            (&["socket,id=c,path=q,fd=3,server=on"], &[], "fd does not go with path: there is one place"),
             (&["socket,id=c,host=::1,port=0,server=on"], &[], "port must be 1..=65535, got 0"),
             (&["tcp,id=c"], &[], "backend must be socket or stdio, got 'tcp'"),
             (&["stdio,id=c", "stdio,id=c"], &[], "chardev 'c': there is another chardev of this name"),

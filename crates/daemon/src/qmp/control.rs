@@ -22,6 +22,7 @@ use super::event::Event;
 use super::session::Order;
 use crate::daemon::{Daemon, Departed, View};
 use crate::listen::Socket;
+use crate::process::Inherited;
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -64,11 +65,11 @@ pub struct Control {
 type ClientId = u64;
 
 impl Control {
-    /// Opens every monitor's place.
+    /// Opens every monitor's place, which may be a socket of what is `inherited`.
     ///
     /// # Errors
     /// A socket that cannot be made; the message names its chardev and its address. Or there is no room for a thread.
-    pub fn new(daemon: Daemon, monitors: &[Monitor]) -> io::Result<Self> {
+    pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
             daemon: Some(daemon),
@@ -89,7 +90,7 @@ impl Control {
                         let id = &monitor.chardev.id;
                         io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))
                     };
-                    new.places.push((Socket::open(address).map_err(explain)?, monitor.pretty));
+                    new.places.push((Socket::open(address, inherited).map_err(explain)?, monitor.pretty));
                 }
             }
         }

@@ -34,6 +34,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+    use crate::process::Inherited;
     use crate::qmp::command::{Arguments, Context, find};
     use crate::schema::{self, Addr, Blockdev, Driver, Image};
     use crate::{Config, Daemon};
@@ -48,7 +49,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
         std::fs::File::create(at("image")).unwrap().set_len(1 << 20).unwrap();
-        let mut daemon = Daemon::start(&Config::empty()).unwrap();
+        let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
         daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new(at("image"))))).unwrap();
         for id in ["e0", "e1"] {
             let mut export = schema::Export::new(id, "d0", Addr::Unix { path: at(id) });

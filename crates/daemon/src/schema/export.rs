@@ -1,12 +1,12 @@
 //! The `export` object.
 
 use std::collections::BTreeSet;
-use std::os::fd::RawFd;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::blockdev::LONGEST_NODE_NAME;
+use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
@@ -98,8 +98,8 @@ pub enum Addr {
     /// A listening UNIX socket that the daemon inherits.
     Fd {
         /// Its descriptor.
-        #[serde(rename = "str", serialize_with = "as_text", deserialize_with = "from_text")]
-        fd: RawFd,
+        #[serde(rename = "str")]
+        fd: Descriptor,
     },
 }
 
@@ -204,7 +204,7 @@ static ADDR: Shape = Shape {
         about: "Kind of address.",
         of: &[
             ("unix", &[Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make.")]),
-            ("fd", &[Key::needed("str", Kind::Descriptor, "A listening UNIX socket that the daemon inherited.")]),
+            ("fd", &[Key::needed("str", Kind::Descriptor, "A listening UNIX socket that the daemon is started with.")]),
         ],
         foreign: &["inet", "vsock"],
         because: "vhost-user hands over file descriptors, which only UNIX sockets carry",
@@ -410,14 +410,6 @@ fn one_or_list<S: Serializer>(names: &[String], serializer: S) -> Result<S::Ok, 
         [name] => serializer.serialize_str(name),
         names => names.serialize(serializer),
     }
-}
-
-fn as_text<S: Serializer>(fd: &RawFd, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(fd)
-}
-
-fn from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RawFd, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
 }
 
 fn default_block() -> u32 {

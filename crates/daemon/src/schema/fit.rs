@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::blockdev;
 use super::cpus::Cpus;
+use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Kind, Shape, Unset, Variants, one_of};
 use super::problem::{Problem, hint};
 use super::scalar::{parse_bytes, parse_flag, parse_name, parse_number};
@@ -114,7 +115,7 @@ impl Fitter {
             }
             Kind::Name(most) => parse_name(value.as_str()?, most)?.into(),
             Kind::Names => self.names(value)?,
-            Kind::Descriptor => value.as_str()?.parse::<i32>().ok().filter(|number| *number >= 0)?.to_string().into(),
+            Kind::Descriptor => value.as_str()?.parse::<Descriptor>().ok()?.to_string().into(),
             Kind::Cpus => self.cpus(value)?.to_string().into(),
             Kind::Numbers(least, most) => {
                 let numbers = value.as_array()?.iter().map(|value| self.number(value, least, most));

@@ -77,7 +77,7 @@ pub enum Kind {
     Name(usize),
     /// A name, or a list of names.
     Names,
-    /// The number of an open file descriptor, as text.
+    /// A descriptor that the daemon was started with, as text: its number, or its name.
     Descriptor,
     /// Processor numbers: `0-3,8`, or a list of numbers.
     Cpus,
@@ -171,7 +171,7 @@ impl fmt::Display for Kind {
                 write!(f, "a name of at most {most} bytes (a letter, then letters, digits, '-', '.', '_')")
             }
             Self::Names => f.write_str("a name or a list of names"),
-            Self::Descriptor => f.write_str("the number of an open file descriptor"),
+            Self::Descriptor => f.write_str("the number of an open file descriptor, or a name of $LISTEN_FDNAMES"),
             Self::Cpus => f.write_str("processor numbers (0-3,8) or a list of them"),
             Self::Numbers(least, most) => write!(f, "a list of numbers in {least}..={most}"),
             Self::Object(_) => f.write_str("an object"),

@@ -13,6 +13,7 @@
 
 mod blockdev;
 mod cpus;
+mod descriptor;
 mod export;
 mod fit;
 mod iothread;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
 pub use cpus::Cpus;
+pub use descriptor::Descriptor;
 pub(crate) use export::VQ_MAPPING;
 pub use export::{Addr, Export, ExportType, LONGEST_SOCKET_PATH, VqMapping};
 pub use fit::Spelling;

@@ -294,8 +294,8 @@ fn an_export_has_queues_rings_blocks_and_a_socket_within_their_limits() {
         format!("export 'e': addr.path must be text of 1..=107 bytes, got '{path}'")
     );
     assert_eq!(
-        error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=abc"),
-        "export 'e': addr.str must be the number of an open file descriptor, got 'abc'"
+        error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=3abc"),
+        "export 'e': addr.str must be the number of an open file descriptor, or a name of $LISTEN_FDNAMES, got '3abc'"
     );
 }
 

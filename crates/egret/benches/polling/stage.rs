@@ -126,7 +126,7 @@ impl Stage {
         }
         let server = plan.cores.on_the_servers(|| Server::start(&Program::egret(), &options));
         let connect = |path: &Path, shape| Client::connect(path, Manner::default())?.start(shape);
-        let idle = Shape { queues: IDLE_QUEUES, depth: 1, bytes: 4096 };
+        let idle = Shape { queues: IDLE_QUEUES, depth: 1, ..Shape::default() };
         let idle = (0..plan.company).map(|n| connect(&socket("idle", n), idle)).collect::<Result<Vec<_>, _>>()?;
         let mut disks = Vec::new();
         for n in 0..plan.disks {

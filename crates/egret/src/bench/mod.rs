@@ -108,6 +108,8 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
     if asked.aa {
         let baseline = plan.baseline().to_owned();
         plan.subjects.retain(|subject| subject.name == baseline);
+        plan.loads.retain(|load| load.subjects.is_empty() || load.subjects.contains(&baseline));
+        plan.loads.iter_mut().for_each(|load| load.subjects.clear());
         plan.noise_floor = true;
     }
     check_options(&plan).with_context(|| name.to_owned())?;

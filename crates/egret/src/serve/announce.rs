@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use egret_daemon::Config;
 use egret_daemon::attach::Attach;
 use egret_daemon::disk::Bottom;
-use egret_daemon::schema::Addr;
+use egret_daemon::schema::{Addr, Descriptor};
 
 /// For every export its address, and the lines that attach it.
 pub fn announcement(config: &Config) -> Result<String> {
@@ -18,7 +18,12 @@ pub fn announcement(config: &Config) -> Result<String> {
             Addr::Unix { path } => {
                 writeln!(text, "{}: {access}, at {}", export.id, directory.join(path).display())
             }
-            Addr::Fd { fd } => writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id),
+            Addr::Fd { fd: Descriptor::Number(fd) } => {
+                writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id)
+            }
+            Addr::Fd { fd: Descriptor::Name(name) } => {
+                writeln!(text, "{}: {access}, at the inherited socket '{name}'", export.id)
+            }
         };
         for (_, node) in export.node_names() {
             let Some(disk) = config.disk(node) else { continue };

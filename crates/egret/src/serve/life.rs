@@ -9,8 +9,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
-use egret_daemon::process::{Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
+use egret_daemon::process::{Inherited, Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
+use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
+use egret_daemon::schema::{Addr, Descriptor};
 use egret_daemon::{Config, Daemon};
 use tracing_subscriber::EnvFilter;
 
@@ -44,14 +46,15 @@ pub struct Life {
 
 /// Serves `config` until a signal ends it.
 pub fn live(config: &Config, life: Life) -> Result<()> {
+    let inherited = Inherited::take_over(descriptors(config, &life))?;
     if !life.daemonize {
-        return serve(config, &life, None);
+        return serve(config, &life, inherited, None);
     }
     match background()? {
         Side::Launcher(daemon) => Ok(daemon.wait()?),
         Side::Daemon(readiness) => {
             let mut readiness = Some(readiness);
-            let served = serve(config, &life, Some(&mut readiness));
+            let served = serve(config, &life, inherited, Some(&mut readiness));
             if let (Err(error), Some(readiness)) = (&served, readiness) {
                 readiness.failed(&format!("{error:#}"));
                 // The launcher says it; twice would be two lines.
@@ -62,20 +65,45 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
     }
 }
 
-fn serve(config: &Config, life: &Life, launcher: Option<&mut Option<Readiness>>) -> Result<()> {
+/// What is to be served on sockets that somebody else made.
+fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &'a Descriptor> {
+    let exports = config.exports.iter().filter_map(|export| match &export.addr {
+        Addr::Fd { fd } => Some(fd),
+        Addr::Unix { .. } => None,
+    });
+    let places = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
+        Place::Socket(address) => Some(address),
+        Place::Stdio => None,
+    });
+    exports.chain(places.chain(&life.metrics).filter_map(|address| match address {
+        Address::Inherited { fd, .. } => Some(fd),
+        Address::Unix { .. } | Address::Tcp { .. } => None,
+    }))
+}
+
+fn serve(
+    config: &Config,
+    life: &Life,
+    mut inherited: Inherited,
+    launcher: Option<&mut Option<Readiness>>,
+) -> Result<()> {
     let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).compact().init();
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
-    let daemon = Daemon::start(config)?;
+    let daemon = Daemon::start(config, &mut inherited)?;
     let board = Arc::clone(daemon.board());
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place)).transpose()?;
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place, &mut inherited)).transpose()?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     let meter = Meter::new(&daemon);
-    let mut control = Control::new(daemon, &life.monitors)?;
+    let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
+    for name in inherited.unused() {
+        tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
+    }
+    drop(inherited);
     if let Some(announcement) = &life.announcement {
         print!("{announcement}");
     }

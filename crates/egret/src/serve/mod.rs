@@ -86,7 +86,7 @@ pub struct Serve {
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
-    /// Serve metrics for Prometheus: unix:PATH, or HOST:PORT on loopback; more keys may follow: ,mode=0660,group=NAME
+    /// Serve metrics for Prometheus: unix:PATH, HOST:PORT on loopback, or fd:NAME; more keys may follow: ,mode=0660
     #[arg(long, value_name = "PLACE")]
     pub metrics: Option<String>,
     /// QEMU's, and refused

@@ -17,6 +17,8 @@ pub const SET_FEATURES: u32 = 2;
 pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 
+pub const RING_PACKED: u64 = 1 << 34;
+
 pub const NEED_REPLY: u32 = 8;
 
 /// A loop on its thread, stopped at the end.
@@ -54,9 +56,14 @@ impl Drop for IoThread {
 pub struct Peer(pub UnixStream);
 
 impl Peer {
-    /// Agrees on everything that is offered.
+    /// Agrees on everything that is offered, but packed rings.
     pub fn agree(&mut self) {
-        let features = self.ask_u64(GET_FEATURES);
+        self.agree_but(RING_PACKED);
+    }
+
+    /// Agrees on everything that is offered, but these features.
+    pub fn agree_but(&mut self, unwanted: u64) {
+        let features = self.ask_u64(GET_FEATURES) & !unwanted;
         self.say(SET_FEATURES, 0, &features.to_ne_bytes(), &[]);
         let features = self.ask_u64(GET_PROTOCOL_FEATURES);
         self.say(SET_PROTOCOL_FEATURES, 0, &features.to_ne_bytes(), &[]);

@@ -145,7 +145,8 @@ impl Analysis<'_> {
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {
-        let marks = subjects.iter().map(|subject| self.mark(Place { load: &load.name, subject, point: 0 }, metric));
+        let on = subjects.iter().filter(|subject| load.is_put_on(subject));
+        let marks = on.map(|subject| self.mark(Place { load: &load.name, subject, point: 0 }, metric));
         Group { load: load.name.clone(), line: None, marks: marks.collect() }
     }
 
@@ -165,7 +166,7 @@ impl Analysis<'_> {
 
     fn ladder(&self, load: &Load, subjects: &[&str], metric: Metric) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
-        for name in subjects {
+        for name in subjects.iter().filter(|name| load.is_put_on(name)) {
             let Some(subject) = self.run.plan.subjects.iter().find(|subject| subject.name == *name) else { continue };
             let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
             let mark = Mark { x: subject.at, ..self.mark(Place { load: &load.name, subject: name, point: 0 }, metric) };

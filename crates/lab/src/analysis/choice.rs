@@ -73,10 +73,17 @@ pub struct Advice {
     pub evidence: Vec<(String, String)>,
 }
 
-/// What is asked of a disk by a load, without how many at once.
-fn workload(load: &Load) -> String {
+/// What is asked of a disk by a load, without how many at once, and what else makes rates that nobody can choose between.
+fn workload(load: &Load, stack: Option<Stack>) -> String {
     let mix = if load.rw.ends_with("rw") { load.rwmixread.to_string() } else { String::new() };
-    format!("{}{mix} {}", load.rw, load.bs)
+    let mut workload = format!("{}{mix} {}", load.rw, load.bs);
+    if load.idle_disks > 0 {
+        workload += &format!(", {} idle disks", load.idle_disks);
+    }
+    if stack == Some(Stack::Guest) {
+        workload += ", in a guest";
+    }
+    workload
 }
 
 /// The closed loop of a subject.
@@ -113,7 +120,7 @@ impl Analysis<'_> {
         let median = |metric| self.summary(place, metric).map(|summary| summary.median);
         let iops = self.summary(place, Metric::Iops)?;
         Some(OperatingPoint {
-            workload: workload(load),
+            workload: workload(load, self.stack(place.subject)),
             load: place.load.into(),
             point: place.point,
             subject: place.subject.into(),
@@ -133,8 +140,12 @@ impl Analysis<'_> {
 
     /// How `one` compares with `other`; every pair of options under every load might have been asked for.
     fn relation(&self, load: &str, one: &str, other: &str, metric: Metric) -> Relation {
-        let options = self.options().len();
-        let comparisons = self.loads.len() * options * options.saturating_sub(1) / 2;
+        let options = self.options();
+        let pairs = self.loads.iter().map(|load| {
+            let on = options.iter().filter(|option| load.is_put_on(option)).count();
+            on * on.saturating_sub(1) / 2
+        });
+        let comparisons = pairs.sum();
         let place = |subject| Place { load, subject, point: 0 };
         let family = Family { comparisons, noise: self.noise(metric) };
         let Some(ratio) = Estimate::of_pairs(&self.table.ratios(place(one), place(other), metric), family) else {
@@ -237,7 +248,7 @@ impl Analysis<'_> {
         let options = self.options();
         let everywhere = |name: &&str| {
             let standing = |load: &Load| self.table.standing(Place { load: &load.name, subject: name, point: 0 });
-            self.loads.iter().all(|load| standing(load) == Standing::Measured)
+            self.loads_of(name).all(|load| standing(load) == Standing::Measured)
         };
         let measured: Vec<&str> = options.into_iter().filter(everywhere).collect();
         let mut all = Vec::new();
@@ -254,10 +265,14 @@ impl Analysis<'_> {
         all
     }
 
+    fn loads_of(&self, subject: &str) -> impl Iterator<Item = &Load> {
+        self.loads.iter().filter(move |load| load.is_put_on(subject))
+    }
+
     /// In what `winner` is better, if all that is not better is alike.
     fn beats(&self, winner: &str, loser: &str) -> Option<Vec<String>> {
         let mut better = Vec::new();
-        for load in &self.loads {
+        for load in self.loads_of(loser) {
             for metric in Self::metrics(load) {
                 match self.relation(&load.name, winner, loser, metric) {
                     Relation::Better => better.push(format!("{} under {}", metric.name(), load.name)),

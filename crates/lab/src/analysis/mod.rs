@@ -108,18 +108,17 @@ impl<'a> Analysis<'a> {
         Summary::of(&self.table.values(place, metric))
     }
 
-    /// The name of the baseline's second measurement.
-    fn again(&self) -> String {
-        format!("{}{AGAIN}", self.run.plan.baseline())
+    /// The ratios of a load's baseline to itself.
+    fn beside_itself(&self, load: &Load, metric: Metric) -> Vec<f64> {
+        let baseline = self.run.plan.baseline_under(load);
+        let again = format!("{baseline}{AGAIN}");
+        let place = |subject| Place { load: &load.name, subject, point: 0 };
+        self.table.ratios(place(&again), place(baseline), metric)
     }
 
     /// How much pairs of the baseline and itself deviate in a metric, typically over the loads; 0 where nobody looked.
     pub fn noise(&self, metric: Metric) -> f64 {
-        let again = self.again();
-        let deviations = self.loads.iter().map(|load| {
-            let place = |subject| Place { load: &load.name, subject, point: 0 };
-            deviation(&self.table.ratios(place(&again), place(self.run.plan.baseline()), metric))
-        });
+        let deviations = self.loads.iter().map(|load| deviation(&self.beside_itself(load, metric)));
         let known: Vec<f64> = deviations.filter(|deviation| *deviation > 0.0).collect();
         if known.is_empty() { 0.0 } else { median(known) }
     }
@@ -138,8 +137,8 @@ impl<'a> Analysis<'a> {
 
     fn judge(&self) -> Vec<Judged> {
         let pairs = self.loads.iter().flat_map(|load| {
-            let compared =
-                self.subjects.iter().filter_map(|subject| Some((*subject, counterpart(&self.run.plan, subject)?)));
+            let on = self.subjects.iter().filter(|subject| load.is_put_on(subject) || subject.ends_with(AGAIN));
+            let compared = on.filter_map(|subject| Some((*subject, counterpart(&self.run.plan, load, subject)?)));
             compared.map(move |(subject, baseline)| (load, subject, baseline))
         });
         let compared: Vec<_> = pairs.flat_map(|pair| Self::metrics(pair.0).map(|metric| (pair, metric))).collect();
@@ -153,9 +152,8 @@ impl<'a> Analysis<'a> {
 
     fn judge_one(&self, (load, subject, baseline): (&Load, &str, &str), metric: Metric, comparisons: usize) -> Judged {
         let place = |subject| Place { load: &load.name, subject, point: 0 };
-        let again = self.again();
         let family = Family { comparisons, noise: self.noise(metric) };
-        let floor = self.table.ratios(place(&again), place(self.run.plan.baseline()), metric);
+        let floor = self.beside_itself(load, metric);
         let ratio = Estimate::of_pairs(&self.table.ratios(place(subject), place(baseline), metric), family);
         let limit = statistics::Limit::for_loss(self.run.plan.threshold, metric.more_is_better());
         let decision = match (self.why_not(load, subject, baseline), ratio) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::plan::{Metric, Plan};
+use crate::plan::{Load, Metric, Plan};
 use crate::results::{Cell, Limit, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
 
@@ -101,15 +101,16 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Whom a subject is compared with: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
-pub fn counterpart<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
+/// Whom a subject is compared with under a load: the baseline, or on ladders whoever of the baseline's line has as many I/O threads.
+pub fn counterpart<'a>(plan: &'a Plan, load: &'a Load, name: &str) -> Option<&'a str> {
     let named = |name: &str| plan.subjects.iter().find(|subject| subject.name == name);
+    let baseline = plan.baseline_under(load);
     if name.ends_with(AGAIN) {
-        return Some(plan.baseline());
+        return Some(baseline);
     }
-    let (baseline, subject) = (named(plan.baseline())?, named(name)?);
+    let (baseline, subject) = (named(baseline)?, named(name)?);
     let on_line = baseline.line.is_some() && subject.line.is_some() && subject.line != baseline.line;
-    let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line);
+    let mut beside = plan.subjects.iter().filter(|other| other.line == baseline.line && load.is_put_on(&other.name));
     let other = beside.find(|other| on_line && other.iothreads == subject.iothreads).unwrap_or(baseline);
     (other.name != subject.name).then_some(&other.name)
 }

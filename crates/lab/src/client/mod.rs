@@ -25,7 +25,7 @@ use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
 };
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 pub use error::ClientError;
@@ -42,10 +42,11 @@ const fn bit(feature: u32) -> u64 {
 }
 
 const EVENT_IDX: u64 = bit(VIRTIO_RING_F_EVENT_IDX);
+const RING_PACKED: u64 = bit(VIRTIO_F_RING_PACKED);
 const INDIRECT: u64 = bit(VIRTIO_RING_F_INDIRECT_DESC);
 
 /// What the client understands of any device.
-const KNOWN: u64 = bit(VIRTIO_F_VERSION_1) | EVENT_IDX | INDIRECT;
+const KNOWN: u64 = bit(VIRTIO_F_VERSION_1) | EVENT_IDX | RING_PACKED | INDIRECT;
 
 /// What it understands of virtio-blk.
 const KNOWN_BLK: u64 = bit(VIRTIO_BLK_F_SEG_MAX)
@@ -66,11 +67,13 @@ pub struct Manner {
     pub patience: Duration,
     /// Whether to take `VIRTIO_F_EVENT_IDX` where it is offered.
     pub event_idx: bool,
+    /// Whether to take `VIRTIO_F_RING_PACKED` where it is offered.
+    pub packed: bool,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Self { patience: PATIENCE, event_idx: true }
+        Self { patience: PATIENCE, event_idx: true, packed: false }
     }
 }
 
@@ -129,6 +132,9 @@ impl Client {
         let mut features = offered & known;
         if !manner.event_idx {
             features &= !EVENT_IDX;
+        }
+        if !manner.packed {
+            features &= !RING_PACKED;
         }
         let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?
             & (wire::P_MQ | wire::P_REPLY_ACK | wire::P_CONFIG | wire::P_MEM_SLOTS);

@@ -1,7 +1,8 @@
 //! One queue: requests in, completions out.
 //!
 //! A request lives in a *slot*: a frame and a buffer, at addresses that never change. Who uses the queue
-//! says which slot, and may use it again when it has completed.
+//! says which slot, and may use it again when it has completed. Where there are fewer buffers than slots, slots share
+//! them: what is read there is anybody's.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -65,6 +66,8 @@ pub(super) struct Layout {
     /// From one buffer to the next.
     stride: u64,
     depth: u16,
+    /// Slots that are so many apart have the same buffer.
+    shared: u16,
     longest: u32,
     /// All of it.
     pub(super) bytes: u64,
@@ -75,8 +78,9 @@ impl Layout {
         let frames = ring.bytes().next_multiple_of(LINE);
         let buffers = (frames + framing.stride() * u64::from(shape.depth)).next_multiple_of(PAGE);
         let stride = u64::from(shape.bytes).next_multiple_of(PAGE);
-        let bytes = buffers + stride * u64::from(shape.depth);
-        Self { ring, framing, frames, buffers, stride, depth: shape.depth, longest: shape.bytes, bytes }
+        let shared = shape.buffers.clamp(1, shape.depth);
+        let bytes = buffers + stride * u64::from(shared);
+        Self { ring, framing, frames, buffers, stride, depth: shape.depth, shared, longest: shape.bytes, bytes }
     }
 }
 
@@ -129,7 +133,7 @@ impl Queue {
     }
 
     fn buffer(&self, slot: u16) -> u64 {
-        self.at + self.layout.buffers + self.layout.stride * u64::from(slot)
+        self.at + self.layout.buffers + self.layout.stride * u64::from(slot % self.layout.shared)
     }
 
     /// Copies `bytes` to the beginning of a slot's buffer.

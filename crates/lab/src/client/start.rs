@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::DriverConfig;
+use egret_virtio::ring::{DriverConfig, PACKED_BASE};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::framing::{READ_CAPACITY, TEST_UNIT_READY};
 use super::queue::{Layout, Queue, Signals};
 use super::wire::{self, u32s, u64s};
-use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info};
+use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info, RING_PACKED};
 
 /// Where the memory begins, for the server; anything but 0, which is nowhere.
 const MEMORY: u64 = 1 << 32;
@@ -31,11 +31,13 @@ pub struct Shape {
     pub depth: u16,
     /// The longest request, in bytes.
     pub bytes: u32,
+    /// Buffers that each queue has for these requests: one each, or fewer that they share.
+    pub buffers: u16,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { queues: 1, depth: 64, bytes: 4096 }
+        Self { queues: 1, depth: 64, bytes: 4096, buffers: 64 }
     }
 }
 
@@ -67,11 +69,13 @@ impl Client {
         if size == 0 || size > LARGEST_RING {
             return too_many("requests in flight", shape.depth.into(), LARGEST_RING);
         }
+        let packed = self.features & RING_PACKED != 0;
         let ring = DriverConfig {
             size: size.next_power_of_two().max(16),
+            packed,
             event_idx: self.features & EVENT_IDX != 0,
             indirect,
-            base: 0,
+            base: if packed { PACKED_BASE as u16 } else { 0 },
         };
         let layout = Layout::new(ring, self.framing, shape);
         let region = Region::anonymous(MEMORY, layout.bytes * u64::from(shape.queues))?;
@@ -110,7 +114,7 @@ impl Client {
         let queue = ring.queue(at);
         let addresses = [u32s(&[index32, 0]), u64s(&[queue.desc, queue.used, queue.avail, 0])].concat();
         self.wire.tell(wire::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
-        self.wire.tell(wire::SET_VRING_BASE, &u32s(&[index32, ring.base.into()]), &[])?;
+        self.wire.tell(wire::SET_VRING_BASE, &u32s(&[index32, queue.base]), &[])?;
         self.wire.tell(wire::SET_VRING_ADDR, &addresses, &[])?;
         let fds: [(_, BorrowedFd<'_>); 3] = [
             (wire::SET_VRING_ERR, signals.err.as_fd()),

@@ -57,7 +57,16 @@ pub enum LoadError {
 impl Spec {
     /// The shape of a disk that these jobs share.
     pub fn shape(&self) -> Shape {
-        Shape { queues: self.numjobs, depth: self.iodepth, bytes: self.bs }
+        // Among writes, what others read into a buffer would change what is being written from it.
+        let own = self.verify.is_some() || (self.rw.reads && self.rw.writes);
+        let room = self.memory.filter(|_| !own).unwrap_or(u64::MAX) / u64::from(self.numjobs.max(1));
+        let buffers = room / u64::from(self.bs.max(1));
+        Shape {
+            queues: self.numjobs,
+            depth: self.iodepth,
+            bytes: self.bs,
+            buffers: buffers.clamp(1, u64::from(u16::MAX)) as u16,
+        }
     }
 
     /// The jobs on one disk: a thread and a queue for each.

@@ -96,6 +96,9 @@ pub struct Spec {
     pub randseed: u64,
     /// How completions are awaited. Not fio's, whose engines have it as `hipri`.
     pub waiting: Waiting,
+    /// Bytes that buffers may take on each disk before requests share them, unless they verify, or some read and some
+    /// write; none gives every request its own.
+    pub memory: Option<u64>,
     /// The cores of the jobs, dealt out in turn (`cpus_allowed_policy=split`); empty leaves them be.
     pub cpus_allowed: Vec<usize>,
 }
@@ -117,6 +120,7 @@ impl Default for Spec {
             runtime: Duration::from_secs(1),
             randseed: 0x0E67_E700,
             waiting: Waiting::Polling,
+            memory: None,
             cpus_allowed: Vec::new(),
         }
     }
@@ -269,6 +273,23 @@ mod tests {
         let writer = Spec { rw: "write".parse().unwrap(), ..spec() };
         let read_only = Info { read_only: true, ..DISK };
         assert_eq!(writer.check(&read_only), Err(SpecError::ReadOnly));
+    }
+
+    #[test]
+    fn requests_share_buffers_when_memory_is_short_and_nobody_looks_at_the_data() {
+        let spec = Spec { bs: 1 << 24, iodepth: 16, memory: Some(1 << 26), ..Spec::default() };
+        let buffers = |spec: Spec| spec.shape().buffers.min(spec.iodepth);
+        assert_eq!(buffers(spec.clone()), 4);
+        assert_eq!(buffers(Spec { numjobs: 2, ..spec.clone() }), 2);
+        assert_eq!(buffers(Spec { numjobs: 100, ..spec.clone() }), 1);
+        for own in [
+            Spec { bs: 4096, ..spec.clone() },
+            Spec { memory: None, ..spec.clone() },
+            Spec { verify: Some(1), ..spec.clone() },
+            Spec { rw: "randrw".parse().unwrap(), ..spec },
+        ] {
+            assert_eq!(buffers(own), 16);
+        }
     }
 
     #[test]

@@ -13,6 +13,10 @@ pub struct LoadKeys {
     /// What the report calls it, where it is one; `randread 4k QD1` and the like without it.
     #[serde(default)]
     pub name: Option<String>,
+    /// The subjects that it is put on, by name; all of them if there are none. Where the plan's baseline is not among
+    /// them, the first is theirs.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub subjects: Vec<String>,
     /// `read`, `write`, `rw`, `randread`, `randwrite` or `randrw`.
     #[serde(default = "randread")]
     pub rw: OneOrMany<String>,
@@ -205,6 +209,11 @@ impl Load {
             }
         }
         name + curve
+    }
+
+    /// Whether it is put on that subject.
+    pub fn is_put_on(&self, subject: &str) -> bool {
+        self.keys.subjects.is_empty() || self.keys.subjects.iter().any(|name| name == subject)
     }
 
     /// Whether it writes, or may.

@@ -82,9 +82,9 @@ impl Plan {
             })
         });
         self.subjects = subjects.collect();
-        for chart in &mut self.charts {
-            let subjects = chart.subjects.iter().flat_map(|name| self.hosts.iter().map(|host| on(name, host)));
-            chart.subjects = subjects.collect();
+        let charts = self.charts.iter_mut().map(|chart| &mut chart.subjects);
+        for names in charts.chain(self.loads.iter_mut().map(|load| &mut load.subjects)) {
+            *names = names.iter().flat_map(|name| self.hosts.iter().map(|host| on(name, host))).collect();
         }
     }
 
@@ -103,6 +103,10 @@ impl Plan {
         let loads: Vec<Load> = self.loads.iter().flat_map(expand).collect();
         let names = distinct("load", loads.iter().map(|load| load.name.as_str()))?;
         loads.iter().try_for_each(check_load)?;
+        for load in &loads {
+            let who = format!("load '{}'", load.name);
+            load.keys.subjects.iter().try_for_each(|subject| known(&who, subject, &subjects))?;
+        }
         for chart in &self.charts {
             let id = format!("chart '{}'", chart.id);
             chart.loads.iter().try_for_each(|load| known(&id, load, &names))?;
@@ -147,6 +151,12 @@ impl Plan {
     /// The subject that the others are compared with.
     pub fn baseline(&self) -> &str {
         self.baseline.as_deref().or_else(|| self.subjects.first().map(|first| first.name.as_str())).unwrap_or_default()
+    }
+
+    /// The subject that the others are compared with under a load: the plan's, or the first that the load names.
+    pub fn baseline_under<'a>(&'a self, load: &'a Load) -> &'a str {
+        let first = load.keys.subjects.first().filter(|_| !load.is_put_on(self.baseline()));
+        first.map_or(self.baseline(), String::as_str)
     }
 }
 
@@ -302,6 +312,7 @@ mod tests {
             load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nloads = ['randread 4k QD2']")
                 .ends_with("did you mean 'randread 4k QD1'?")
         );
+        assert!(load("subjects = ['z']").ends_with("load 'randread 4k QD1' names 'z', which is not in the plan"));
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("application = 'rsnyc'").ends_with("application must be rsync or pgbench, got rsnyc"));
         assert!(load("jobfile = 'x.fio'").ends_with("there is no job file /nowhere/x.fio"));

@@ -169,12 +169,13 @@ fn operating_points(points: &[OperatingPoint]) -> Grid {
 
 fn verdicts(analysis: &Analysis<'_>) -> Markup {
     let plan = &analysis.run.plan;
+    let elsewhere = analysis.loads.iter().any(|load| !load.is_put_on(plan.baseline()));
     html! {
         section #verdicts {
             h2 { "Verdicts" }
             @if analysis.judged.is_empty() { p.quiet { "Nothing is compared: there is one subject." } }
             @else {
-                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line with as many I/O threads). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
+                p { "Against " strong { (plan.baseline()) } " (on ladders: against its line with as many I/O threads" @if elsewhere { "; under loads that it is not put on: against the first of theirs" } "). A loss is more than " (figure(plan.threshold * 100.0)) " %." }
                 (grid(&tables::summary(analysis)))
                 details open[analysis.judged.len() <= 24] {
                     summary { "Every comparison, with its interval and the noise floor beside it" }

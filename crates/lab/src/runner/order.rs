@@ -35,7 +35,7 @@ pub fn steps(plan: &Plan, seed: u64, only: Option<&str>) -> Vec<Step> {
         let mut shuffle = Shuffle::seeded(mix(seed ^ u64::from(repetition)));
         for load in shuffle.of((0..loads.len()).collect()) {
             for (point, share) in points(&loads[load]) {
-                for (subject, name) in shuffle.of(contenders(plan)) {
+                for (subject, name) in shuffle.of(contenders(plan, &loads[load])) {
                     let id = CellId { load: loads[load].name.clone(), subject: name, repetition, point };
                     steps.push(Step { id, load, subject, share });
                 }
@@ -46,10 +46,11 @@ pub fn steps(plan: &Plan, seed: u64, only: Option<&str>) -> Vec<Step> {
     steps
 }
 
-/// Subjects by place and name, the baseline twice.
-fn contenders(plan: &Plan) -> Vec<(usize, String)> {
+/// A load's subjects by place and name, the baseline twice.
+fn contenders(plan: &Plan, load: &Load) -> Vec<(usize, String)> {
     let mut all: Vec<_> = plan.subjects.iter().map(|subject| subject.name.clone()).enumerate().collect();
-    let baseline = all.iter().find(|(_, name)| plan.noise_floor && name == plan.baseline());
+    all.retain(|(_, name)| load.is_put_on(name));
+    let baseline = all.iter().find(|(_, name)| plan.noise_floor && name == plan.baseline_under(load));
     let again = baseline.map(|(place, name)| (*place, format!("{name}{AGAIN}")));
     all.extend(again);
     all
@@ -121,6 +122,16 @@ mod tests {
             all.iter().take(16).map(|step| step.id.point).collect::<Vec<_>>(),
             [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
         );
+    }
+
+    #[test]
+    fn a_load_with_subjects_of_its_own_has_a_baseline_among_them() {
+        let names = |subjects: &str| {
+            let all = steps(&plan(&format!("subjects = {subjects}")), 7, Some("QD1"));
+            all.into_iter().map(|step| step.id.subject).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(names("['c', 'a']"), ["a", "c", "c (again)"]);
+        assert_eq!(names("['c', 'b']"), ["b", "b (again)", "c"]);
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::results::{Latency, Limit, Measurement, Operations};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Requests that an open loop may have in flight on each disk of a job, at least.
 const ROOM: u16 = 128;
+/// What all buffers of a load may take, in bytes, before requests share them: several times what most processors' caches
+/// hold, so that sharing does not make them warm.
+const MEMORY: u64 = 128 << 20;
 
 /// Servers that listen, and connections to their idle disks.
 struct Served {
@@ -31,6 +34,8 @@ struct Served {
     /// Of a server that can be asked.
     telemetry: Option<Telemetry>,
     iothreads: u32,
+    /// Bytes that buffers may take on each disk before requests share them.
+    memory: Option<u64>,
     context: Context,
 }
 
@@ -81,7 +86,7 @@ pub(super) fn stand(
     await_listeners(&mut servers, &all)?;
     let telemetry = qmp.map(|path| Telemetry::connect(&path)).transpose();
     let telemetry = telemetry.map_err(|error| failed(&format!("QMP: {error}"), &servers))?;
-    let shape = Shape { queues: queues(load), depth: 1, bytes: 4096 };
+    let shape = Shape { queues: queues(load), depth: 1, ..Shape::default() };
     let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(subject.device, socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
     Ok(Box::new(Served {
@@ -91,6 +96,7 @@ pub(super) fn stand(
         sockets,
         telemetry,
         iothreads: subject.iothreads,
+        memory: (!disks.iter().any(Disk::checks_what_it_reads)).then_some(MEMORY / disks.len().max(1) as u64),
         context: context.clone(),
     }))
 }
@@ -243,6 +249,7 @@ impl Served {
             runtime: keys.runtime.duration(),
             randseed: task.seed,
             waiting: if keys.polling { Waiting::Polling } else { Waiting::Blocking },
+            memory: self.memory,
             cpus_allowed: self.context.placement.load.clone(),
         })
     }

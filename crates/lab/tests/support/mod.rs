@@ -147,7 +147,7 @@ struct Conversation {
 
 impl Conversation {
     fn new(manners: Manners) -> Self {
-        let config = QueueConfig { size: 0, desc: 0, avail: 0, used: 0, base: 0, event_idx: false };
+        let config = QueueConfig { size: 0, desc: 0, avail: 0, used: 0, base: 0, packed: false, event_idx: false };
         let (kick, call, err) = (None, None, None);
         Self { manners, memory: GuestMemory::empty(), config, kick, call, err, event_idx: false, enabled: false }
     }

@@ -74,6 +74,23 @@ fn a_reset_tells_those_whom_it_concerns_and_undoes_what_a_power_on_would() {
     rig.run_as(&other, &[0; 6], &[], 0).good();
 }
 
+/// SAM-5, I_T nexus loss and LOGICAL UNIT RESET.
+#[test]
+fn an_initiator_that_is_reset_takes_a_unit_from_nobody_who_shares_it() {
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).good();
+    rig.unit.reset_initiator(rig.nexus.id());
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::UNIT_RESET, "nobody else is there");
+    rig.run(&[0; 6], &[], 0).good();
+
+    let other = rig.other(2);
+    rig.run_as(&other, &[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    rig.unit.reset_initiator(rig.nexus.id());
+    assert_eq!(rig.run(&[0; 6], &[], 0).sense().code, Code::NEXUS_LOSS);
+    rig.run_as(&other, &[0; 6], &[], 0).good();
+    assert_eq!(rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
+}
+
 /// SBC-4, COMPARE AND WRITE command.
 #[test]
 fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not() {

@@ -57,7 +57,7 @@ fn a_page_that_is_unknown_or_asked_for_without_evpd_is_an_invalid_field() {
 #[test]
 fn every_page_in_the_list_of_pages_is_there() {
     let pages = page(config(), 0x00);
-    assert_eq!(pages, [0x00, 0x80, 0x83, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(pages, [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
     assert!(pages.into_iter().all(|code| !page(config(), code).is_empty()));
 }
 
@@ -73,9 +73,11 @@ fn the_unit_is_identified_by_vendor_and_serial_number_and_by_its_world_wide_name
     let data = page(LunConfig { naa: Some(Naa::Short(0x5001_2345_6789_abcd)), ..config() }, 0x83);
     let (vendor, rest) = data.split_at(4 + 12);
     assert_eq!(vendor, [&[2, 1, 0, 12], &b"EGRET   SN-1"[..]].concat());
-    let (naa, name) = rest.split_at(12);
+    let (naa, rest) = rest.split_at(12);
     assert_eq!(naa, [1, 3, 0, 8, 0x50, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd]);
+    let (name, port) = rest.split_at(4 + 24);
     assert_eq!(name, [&[3, 8, 0, 24], &b"naa.500123456789ABCD\0\0\0\0"[..]].concat());
+    assert_eq!(port, [1, 0x14, 0, 4, 0, 0, 0, 1], "relative target port identifier");
 
     let long = page(LunConfig { naa: Some(Naa::Long(6 << 124 | 1)), ..config() }, 0x83);
     assert_eq!(long[16..22], [1, 3, 0, 16, 0x60, 0]);
@@ -94,6 +96,27 @@ fn the_longest_serial_number_fits_where_it_is_whole_and_is_cut_where_it_is_not()
     let data = rig.run(&long(0x83), &[], 1024).good();
     assert_eq!(data[7], 255);
     assert_eq!(data[4 + 4 + 255..][..4], [1, 3, 0, 8]);
+}
+
+/// SPC-5, extended INQUIRY data VPD page.
+#[test]
+fn extended_inquiry_data_claims_simple_tasks_a_volatile_cache_and_the_sense_data_there_is() {
+    let data = page(config(), 0x86);
+    let mut expected = [0; 0x3c];
+    (expected[5 - 4], expected[6 - 4], expected[13 - 4]) = (1, 1, Sense::LEN as u8);
+    assert_eq!(data, expected);
+}
+
+/// SPC-5, mode page policy VPD page.
+#[test]
+fn mode_pages_are_said_to_be_shared() {
+    assert_eq!(page(config(), 0x87), [0x3f, 0xff, 0, 0]);
+}
+
+/// SPC-5, SCSI ports VPD page.
+#[test]
+fn the_port_that_is_asked_is_in_the_list_of_ports() {
+    assert_eq!(page(config(), 0x88), [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
 }
 
 /// SBC-4, block limits VPD page.

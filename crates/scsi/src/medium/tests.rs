@@ -445,3 +445,14 @@ fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {
     rig.run(&start_stop(3), &[], 0).good();
     rig.run(&[0; 6], &[], 0).good();
 }
+
+/// SPC-5, PREVENT ALLOW MEDIUM REMOVAL command.
+#[test]
+fn a_removal_that_is_prevented_stays_so_after_a_command_with_an_invalid_field() {
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    rig.run(&[0x1e, 0, 0, 0, 1, 0], &[], 0).good();
+    for prevent in [2, 3] {
+        assert_eq!(rig.run(&[0x1e, 0, 0, 0, prevent, 0], &[], 0).sense(), Sense::cdb(4).bit(1));
+        assert_eq!(rig.run(&start_stop(2), &[], 0).sense(), Sense::illegal(Code::REMOVAL_PREVENTED));
+    }
+}

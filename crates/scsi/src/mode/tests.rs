@@ -5,7 +5,7 @@ use crate::LunConfig;
 use crate::testing::{Rig, cdb10, config};
 
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-const CONTROL: [u8; 12] = [10, 10, 0, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
+const CONTROL: [u8; 12] = [10, 10, 0x20, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
 const DESCRIPTOR: [u8; 8] = [0, 0, 4, 0, 0, 0, 2, 0];
 
 const fn sense_6(flags: u8, page: u8, subpage: u8) -> [u8; 6] {
@@ -37,10 +37,6 @@ fn mode_sense_6_has_header_descriptor_and_pages() {
     assert_eq!(one, [&[31, 0, 0x10, 8], &DESCRIPTOR[..], &CACHING].concat());
     let none = rig.run(&sense_6(8, 10, 0), &[], 255).good();
     assert_eq!(none, [&[15, 0, 0x10, 0], &CONTROL[..]].concat());
-    for subpage in [0, 0xff] {
-        let all = rig.run(&sense_6(8, 0x3f, subpage), &[], 255).good();
-        assert_eq!(all, [&[35, 0, 0x10, 0], &CACHING[..], &CONTROL].concat());
-    }
     assert_eq!(rig.run(&[0x1a, 0, 8, 0, 4, 0], &[], 255).good(), [31, 0, 0x10, 8]);
 }
 
@@ -57,6 +53,83 @@ fn mode_sense_10_has_a_long_header_and_a_long_descriptor_if_asked() {
     assert_eq!(none[..8], [0, 26, 0, 0x10, 1, 0, 0, 0]);
 }
 
+/// SBC-4 and SPC-5, the mode pages' own clauses.
+#[test]
+fn every_page_is_as_long_as_its_clause_says_and_claims_nothing_that_is_not_so() {
+    let mut rig = Rig::new(config());
+    let mut power = vec![0x1a, 0x26];
+    power.resize(39, 0);
+    power.push(0x54);
+    let mut extension = vec![0x4a, 1, 0, 0x1c];
+    extension.resize(32, 0);
+    let pages: [(u8, u8, &[u8]); 8] = [
+        (0x01, 0, &[0x01, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (0x02, 0, &[0x02, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (0x07, 0, &[0x07, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        (0x08, 0, &CACHING),
+        (0x0a, 0, &CONTROL),
+        (0x0a, 1, &extension),
+        (0x1a, 0, &power),
+        (0x1c, 0, &[0x1c, 0x0a, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    ];
+    for (code, subpage, page) in pages {
+        assert_eq!(rig.run(&sense_6(8, code, subpage), &[], 255).good()[4..], *page, "{code:#x}, {subpage}");
+    }
+    let mut ask = |code, subpage| rig.run(&sense_6(8, code, subpage), &[], 255).good().split_off(4);
+    let of = |wanted: &dyn Fn(u8, u8) -> bool| {
+        let wanted = pages.iter().filter(|(code, subpage, _)| wanted(*code, *subpage));
+        wanted.flat_map(|(.., page)| page.iter().copied()).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(0x3f, 0), of(&|_, subpage| subpage == 0), "every page");
+    assert_eq!(ask(0x3f, 0xff), of(&|_, _| true), "and every subpage");
+    assert_eq!(ask(0x0a, 0xff), of(&|code, _| code == 0x0a), "every subpage of one page");
+    assert_eq!(ask(0x08, 0xff), CACHING);
+}
+
+/// SPC-5, MODE SELECT (6) command: what MODE SENSE has returned may be given back.
+#[test]
+fn all_pages_as_they_are_can_be_selected_and_change_nothing() {
+    let mut rig = Rig::new(config());
+    let other = rig.other(2);
+    let mut list = rig.run(&sense_6(8, 0x3f, 0xff), &[], 255).good();
+    list[0] = 0;
+    select_6(&mut rig, &[&list]).good();
+    assert_eq!((other.take_attention(), rig.ops.len()), (None, 0));
+    // Any bit but the two is fixed, wherever it is.
+    for at in 4..list.len() {
+        let mut changed = list.clone();
+        changed[at] ^= 0x10;
+        let reply = select_6(&mut rig, &[&changed]);
+        assert_eq!(reply.status, crate::Status::CheckCondition, "{at}");
+    }
+}
+
+/// SPC-5, control mode page; SBC-4, mode parameters overview.
+#[test]
+fn a_unit_that_is_write_protected_by_software_refuses_writes_says_so_and_is_not_after_a_reset() {
+    let mut rig = Rig::new(config());
+    let other = rig.other(2);
+    let mut protect = CONTROL;
+    protect[4] = 8;
+    select_6(&mut rig, &[&[0; 4], &protect]).good();
+    assert_eq!(rig.ops, [(Op::Flush, 0, 0)], "what was cached is written first");
+    assert_eq!(other.take_attention().map(|s| s.code), Some(Code::MODE_CHANGED));
+    let header = rig.run(&sense_6(8, 0x0a, 0), &[], 255).good();
+    assert_eq!((header[2], header[8]), (0x90, 8));
+    let protected = Sense::new(crate::Key::DataProtect, Code::WRITE_PROTECTED);
+    for cdb in [cdb10(0x2a, 0, 0, 1), cdb10(0x2e, 0, 0, 1), cdb10(0x41, 0, 0, 1), cdb10(0x42, 0, 0, 0)] {
+        assert_eq!(rig.run_as(&other, &cdb, &[0; 512], 0).sense(), protected);
+    }
+    rig.run(&cdb10(0x28, 0, 0, 1), &[], 512).good();
+    select_6(&mut rig, &[&[0; 4], &CONTROL]).good();
+    assert_eq!(rig.ops, []);
+    rig.run(&cdb10(0x2a, 0, 0, 1), &[0; 512], 0).good();
+    select_6(&mut rig, &[&[0; 4], &protect]).good();
+    rig.unit.reset();
+    rig.nexus.take_attention();
+    rig.run(&cdb10(0x2a, 0, 0, 1), &[0; 512], 0).good();
+}
+
 /// SPC-5, page control field.
 #[test]
 fn page_control_chooses_current_changeable_and_default_values_and_nothing_is_saved() {
@@ -67,7 +140,11 @@ fn page_control_chooses_current_changeable_and_default_values_and_nothing_is_sav
     let mut changeable = [0; 20];
     changeable[..3].copy_from_slice(&[8, 18, 4]);
     assert_eq!(ask(0x48).good()[4..], changeable);
-    assert_eq!(ask(0x4a).good()[4..], [10, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(ask(0x4a).good()[4..], [10, 10, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+    for page in [0x01, 0x02, 0x07, 0x1a, 0x1c] {
+        assert!(ask(0x40 | page).good()[6..].iter().all(|byte| *byte == 0), "{page:#x}");
+        assert_eq!(ask(page).good(), ask(0x80 | page).good(), "{page:#x}");
+    }
     assert_eq!(ask(0x88).good()[4..7], [8, 18, 4]);
     assert_eq!(ask(0xc8).sense(), Sense::illegal(Code::SAVING));
 }
@@ -76,8 +153,10 @@ fn page_control_chooses_current_changeable_and_default_values_and_nothing_is_sav
 #[test]
 fn a_page_or_subpage_that_is_not_there_is_an_invalid_field() {
     let mut rig = Rig::new(config());
-    assert_eq!(rig.run(&sense_6(0, 0x1c, 0), &[], 255).sense(), Sense::cdb(2).bit(5));
-    assert_eq!(rig.run(&sense_6(0, 0x0a, 1), &[], 255).sense(), Sense::cdb(3));
+    assert_eq!(rig.run(&sense_6(0, 0x10, 0), &[], 255).sense(), Sense::cdb(2).bit(5));
+    assert_eq!(rig.run(&sense_6(0, 0x0a, 2), &[], 255).sense(), Sense::cdb(3));
+    assert_eq!(rig.run(&sense_6(0, 0x08, 1), &[], 255).sense(), Sense::cdb(3));
+    assert_eq!(rig.run(&sense_6(0, 0x3f, 1), &[], 255).sense(), Sense::cdb(3), "all pages, and some subpages");
 }
 
 /// SBC-4, mode parameters overview.
@@ -157,11 +236,16 @@ fn a_list_that_is_wrong_anywhere_changes_nothing() {
         (&[&[0; 4], &write_through()[..19]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
         (&[&[0; 4], &write_through(), &[10]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
         (&[&[0, 0, 0, 4], &[0; 4]], Sense::list(3)),
-        (&[&[0; 4], &write_through(), &[0x1c, 10]], Sense::list(24).bit(5)),
+        (&[&[0; 4], &write_through(), &[0x10, 22]], Sense::list(24).bit(5)),
         // SPF.
         (&[&[0; 4], &write_through(), &[0x48, 18]], Sense::list(24).bit(5)),
         (&[&[0; 4], &write_through(), &fixed], Sense::list(26)),
         (&[&[0; 4], &longer], Sense::list(5)),
+        // Subpages: one that is cut off, one that there is not, and one of another length.
+        (&[&[0; 4], &write_through(), &[0x4a]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
+        (&[&[0; 4], &write_through(), &[0x4a, 1, 0]], Sense::illegal(Code::PARAMETER_LIST_LENGTH)),
+        (&[&[0; 4], &write_through(), &[0x4a, 2, 0, 28]], Sense::list(25)),
+        (&[&[0; 4], &write_through(), &[0x4a, 1, 1, 28]], Sense::list(26)),
     ] {
         assert_eq!(select_6(&mut rig, list).sense(), sense);
         assert!(rig.unit.write_cache());

@@ -46,9 +46,9 @@ fn read_reservation_returns_key_and_type_of_what_there_is() {
 
 /// SPC-5, REPORT CAPABILITIES service action.
 #[test]
-fn report_capabilities_has_all_six_types_and_no_extras() {
+fn report_capabilities_has_all_six_types_gets_along_with_reserve_and_has_no_extras() {
     let (mut rig, _) = three(config());
-    assert_eq!(read(&mut rig, 2), [0, 8, 0, 0x80, 0xea, 0x01, 0, 0]);
+    assert_eq!(read(&mut rig, 2), [0, 8, 0x10, 0x80, 0xea, 0x01, 0, 0]);
 }
 
 /// SPC-5, READ FULL STATUS service action.
@@ -208,4 +208,150 @@ fn registration_and_reservation_outlast_a_connection_and_a_reset() {
     rig.run_as(&again, &write, &[0; BLOCK], 0).good();
     assert_eq!(rig.run_as(&a, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
     assert_eq!(rig.run_as(&new, &write, &[0; BLOCK], 0).status, Status::ReservationConflict);
+}
+
+const RESERVE_6: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+const RELEASE_6: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
+const RESERVE_10: [u8; 10] = [0x56, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const RELEASE_10: [u8; 10] = [0x57, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+fn conflicts(rig: &mut Rig, nexus: &Arc<Nexus>, cdb: &[u8]) -> bool {
+    let mut list = [0; 2 * BLOCK];
+    // A key, for what looks like registering.
+    list[15] = 1;
+    rig.run_as(nexus, cdb, &list, 4096).status == Status::ReservationConflict
+}
+
+/// SPC-2, RESERVE(10) and RELEASE(10) commands.
+#[test]
+fn reserve_is_for_one_nexus_until_it_releases_and_others_cannot_release_it() {
+    let mut rig = Rig::new(config());
+    let (a, b) = (rig.nexus.clone(), rig.other(2));
+    for (reserve, release) in [(&RESERVE_6[..], &RELEASE_6[..]), (&RESERVE_10, &RELEASE_10), (&RESERVE_6, &RELEASE_10)]
+    {
+        rig.run(release, &[], 0).good();
+        rig.run(reserve, &[], 0).good();
+        rig.run(reserve, &[], 0).good();
+        assert!(conflicts(&mut rig, &b, reserve));
+        rig.run_as(&b, release, &[], 0).good();
+        assert!(conflicts(&mut rig, &b, &cdb10(0x28, 0, 0, 1)), "it is still reserved");
+        rig.run_as(&a, release, &[], 0).good();
+        rig.run_as(&b, reserve, &[], 0).good();
+        rig.run_as(&b, release, &[], 0).good();
+    }
+}
+
+/// SPC-2, RESERVE(10) command: what is obsolete.
+#[test]
+fn third_parties_extents_and_lists_of_them_are_invalid_fields() {
+    let mut rig = Rig::new(config());
+    for code in [0x16, 0x17] {
+        assert_eq!(rig.run(&[code, 0x10, 0, 0, 0, 0], &[], 0).sense(), Sense::cdb(1).bit(4));
+        assert_eq!(rig.run(&[code, 0x01, 0, 0, 0, 0], &[], 0).sense(), Sense::cdb(1).bit(0));
+        rig.run(&[code, 0, 7, 0, 0, 0], &[], 0).good();
+    }
+    for code in [0x56, 0x57] {
+        assert_eq!(rig.run(&cdb10(code, 0x10, 0, 0), &[], 0).sense(), Sense::cdb(1).bit(4));
+        assert_eq!(rig.run(&cdb10(code, 0x02, 0, 0), &[], 0).sense(), Sense::cdb(1).bit(1));
+        assert_eq!(rig.run(&cdb10(code, 0, 0, 8), &[0; 8], 0).sense(), Sense::cdb(8).bit(3));
+        rig.run(&[code, 0, 7, 0, 0, 0, 0, 0, 0, 0], &[], 0).good();
+    }
+}
+
+/// SPC-2, tables of commands that are allowed in the presence of various reservations.
+#[test]
+fn a_reserved_unit_answers_others_what_the_tables_say_and_nothing_else() {
+    let table: [(&[u8], bool); 20] = [
+        (&[0x00, 0, 0, 0, 0, 0], true),
+        (&[0x03, 0, 0, 0, 18, 0], false),
+        (&[0x12, 0, 0, 0, 36, 0], false),
+        (&[0x15, 0x10, 0, 0, 0, 0], true),
+        (&[0x1a, 0, 0x3f, 0, 255, 0], true),
+        (&RESERVE_6, true),
+        (&RELEASE_6, false),
+        (&[0x1b, 0, 0, 0, 1, 0], false),
+        (&[0x1b, 0, 0, 0, 0, 0], true),
+        (&[0x1e, 0, 0, 0, 0, 0], false),
+        (&[0x1e, 0, 0, 0, 1, 0], true),
+        (&cdb10(0x25, 0, 0, 0), false),
+        (&cdb10(0x28, 0, 0, 1), true),
+        (&cdb10(0x2a, 0, 0, 1), true),
+        (&cdb10(0x2f, 0, 0, 1), true),
+        (&cdb10(0x35, 0, 0, 0), true),
+        (&cdb10(0x4d, 0, 0, 255), false),
+        (&RESERVE_10, true),
+        (&RELEASE_10, false),
+        (&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0], false),
+    ];
+    let mut rig = Rig::new(LunConfig { removable: true, ..config() });
+    let (a, b) = (rig.nexus.clone(), rig.other(2));
+    for (cdb, conflict) in table {
+        rig.run(&RESERVE_10, &[], 0).good();
+        assert_eq!(conflicts(&mut rig, &b, cdb), conflict, "{cdb:02x?}");
+        assert!(!conflicts(&mut rig, &a, cdb), "{cdb:02x?}");
+        rig.run(&[0x1b, 0, 0, 0, 1, 0], &[], 0).good();
+    }
+}
+
+/// SPC-2, reservations overview.
+#[test]
+fn while_a_unit_is_reserved_there_are_no_persistent_reservations_even_for_its_holder() {
+    let mut rig = Rig::new(config());
+    let (a, b) = (rig.nexus.clone(), rig.other(2));
+    rig.run(&RESERVE_6, &[], 0).good();
+    for nexus in [&a, &b] {
+        for action in [REGISTER, RESERVE, CLEAR, 6] {
+            assert!(conflicts(&mut rig, nexus, &[0x5f, action, 0, 0, 0, 0, 0, 0, 24, 0]));
+        }
+        for action in 0..=3 {
+            assert!(conflicts(&mut rig, nexus, &[0x5e, action, 0, 0, 0, 0, 0, 0, 255, 0]));
+        }
+    }
+    rig.run(&RELEASE_6, &[], 0).good();
+    assert_eq!(read(&mut rig, 0), [0; 8], "nobody has registered");
+}
+
+/// SPC-2, reservations overview; SPC-4, exceptions to SPC-2 RESERVE and RELEASE behavior.
+#[test]
+fn reserve_conflicts_where_anybody_is_registered_unless_a_persistent_reservation_gives_as_much() {
+    // Whether the holder, another registrant and a stranger conflict.
+    for (kind, expected) in [
+        (None, [true, true, true]),
+        (Some(1), [false, true, true]),
+        (Some(3), [false, true, true]),
+        (Some(5), [false, false, true]),
+        (Some(6), [false, false, true]),
+        (Some(7), [false, false, true]),
+        (Some(8), [false, false, true]),
+    ] {
+        let (mut rig, nexuses) = three(config());
+        if let Some(kind) = kind {
+            out(&mut rig, &nexuses[0], RESERVE, kind, 1, 0).good();
+        }
+        let before = read(&mut rig, 1);
+        for (nexus, expected) in nexuses.iter().zip(expected) {
+            for cdb in [&RESERVE_6[..], &RESERVE_10, &RELEASE_6, &RELEASE_10] {
+                assert_eq!(conflicts(&mut rig, nexus, cdb), expected, "{kind:?} {:?} {cdb:02x?}", nexus.id());
+            }
+        }
+        assert_eq!(read(&mut rig, 1), before, "nothing has changed");
+    }
+}
+
+/// SAM-5, LOGICAL UNIT RESET and I_T NEXUS RESET.
+#[test]
+fn a_reset_or_the_loss_of_the_nexus_frees_a_reserved_unit() {
+    let frees: [fn(&Rig); 3] =
+        [|rig| rig.unit.reset(), |rig| rig.unit.reset_nexus(rig.nexus.id()), |rig| rig.unit.detach(rig.nexus.id())];
+    for free in frees {
+        let mut rig = Rig::new(config());
+        let b = rig.other(2);
+        rig.run(&RESERVE_6, &[], 0).good();
+        rig.unit.reset_nexus(b.id());
+        assert!(conflicts(&mut rig, &b, &RESERVE_6), "another's loss changes nothing");
+        free(&rig);
+        while b.take_attention().is_some() {}
+        rig.run_as(&b, &cdb10(0x2a, 0, 0, 1), &[0; BLOCK], 0).good();
+        rig.run_as(&b, &RESERVE_6, &[], 0).good();
+    }
 }

@@ -69,7 +69,7 @@ enum Outcome {
 
 impl Disk {
     fn new(config: BlkConfig) -> Self {
-        let guest = Guest::new(DriverConfig { size: 64, event_idx: false, indirect: None, base: 0 });
+        let guest = Guest::new(DriverConfig { size: 64, packed: false, event_idx: false, indirect: None, base: 0 });
         let blk = Blk::new(config).unwrap();
         blk.set_features(blk.features()).unwrap();
         let model = blk.queue(guest.queue.size());

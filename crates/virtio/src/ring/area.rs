@@ -39,7 +39,13 @@ impl Descriptor {
 }
 
 /// Finds `len` bytes of `area` at `addr` in `memory`.
-fn locate(memory: &GuestMemory, area: Area, addr: u64, len: usize, align: u64) -> Result<*mut u8, RingError> {
+pub(super) fn locate(
+    memory: &GuestMemory,
+    area: Area,
+    addr: u64,
+    len: usize,
+    align: u64,
+) -> Result<*mut u8, RingError> {
     let base = memory.slice(addr, len).ok_or(RingError::AreaOutside { area, addr, len })?.base();
     // A region may begin anywhere, so an aligned guest address need not be aligned here, where it matters to us.
     if !addr.is_multiple_of(align) || !(base as u64).is_multiple_of(align) {

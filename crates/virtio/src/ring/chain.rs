@@ -31,7 +31,7 @@ impl Chain {
         Self::default()
     }
 
-    /// The index of its first descriptor: its name until it is used.
+    /// The index of its first descriptor, or its buffer ID in a packed ring: its name until it is used.
     pub fn head(&self) -> u16 {
         self.head
     }
@@ -75,8 +75,23 @@ impl Chain {
     /// Fills the chain from the one that begins at its head in `ring`.
     #[inline]
     pub(super) fn follow(&mut self, ring: &Descriptors, size: u16, memory: &GuestMemory) -> Result<(), RingError> {
-        if let Some(indirect) = self.follow_table(|index| ring.get(index), self.head, u32::from(size), memory)? {
-            self.follow_indirect(indirect, memory)?;
+        self.follow_through(|index| ring.get(index), size, memory, |descriptor, _, _| descriptor)
+    }
+
+    /// Fills the chain from the one that begins at its head in a ring of `size` descriptors, which `get` reads.
+    ///
+    /// `in_table` makes what a split ring would have of a descriptor of an indirect table, its index there, and how many
+    /// there are.
+    #[inline]
+    pub(super) fn follow_through(
+        &mut self,
+        get: impl FnMut(u16) -> Result<Descriptor, RingError>,
+        size: u16,
+        memory: &GuestMemory,
+        in_table: impl Fn(Descriptor, u16, u32) -> Descriptor,
+    ) -> Result<(), RingError> {
+        if let Some(indirect) = self.follow_table(get, self.head, u32::from(size), memory)? {
+            self.follow_indirect(indirect, memory, in_table)?;
         }
         // A driver adds no chain longer than 2^32 bytes, and `written` has to fit its 32 bits.
         self.readable_len.checked_add(self.writable_len).ok_or(RingError::TooMuch)?;
@@ -87,7 +102,7 @@ impl Chain {
     #[inline]
     fn follow_table(
         &mut self,
-        get: impl Fn(u16) -> Result<Descriptor, RingError>,
+        mut get: impl FnMut(u16) -> Result<Descriptor, RingError>,
         mut index: u16,
         limit: u32,
         memory: &GuestMemory,
@@ -110,7 +125,12 @@ impl Chain {
     }
 
     /// Follows an indirect table from its beginning (2.7.5.3).
-    fn follow_indirect(&mut self, indirect: Descriptor, memory: &GuestMemory) -> Result<(), RingError> {
+    fn follow_indirect(
+        &mut self,
+        indirect: Descriptor,
+        memory: &GuestMemory,
+        in_table: impl Fn(Descriptor, u16, u32) -> Descriptor,
+    ) -> Result<(), RingError> {
         let Descriptor { addr, len, .. } = indirect;
         let entries = len / Descriptor::BYTES as u32;
         if !len.is_multiple_of(Descriptor::BYTES as u32) || !(1..=u32::from(u16::MAX)).contains(&entries) {
@@ -122,10 +142,11 @@ impl Chain {
                 // SAFETY: the piece is `entries` descriptors long, and `memory` is borrowed for longer than `table` is
                 // used.
                 let table = unsafe { Descriptors::at(table.base(), entries) };
-                self.follow_table(|index| table.get(index), 0, limit, memory)?
+                let get = |index| Ok(in_table(table.get(index)?, index, entries));
+                self.follow_table(get, 0, limit, memory)?
             }
             None => {
-                let get = |index| scattered(indirect, index, memory);
+                let get = |index| Ok(in_table(scattered(indirect, index, memory)?, index, entries));
                 self.follow_table(get, 0, limit, memory)?
             }
         };

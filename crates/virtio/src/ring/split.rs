@@ -10,52 +10,15 @@ use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_U
 use super::area::{Available, Descriptors, UsedRing};
 use super::chain::Chain;
 use super::inflight::{Record, crash};
-use super::{MAX_SIZE, RingError, need_event};
+use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
 
 const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
 const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
-/// A queue at rest: where its ring is and where in it to go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueConfig {
-    /// Descriptors in the table: a power of two.
-    pub size: u16,
-    /// The descriptor table's guest address.
-    pub desc: u64,
-    /// The available ring's guest address.
-    pub avail: u64,
-    /// The used ring's guest address.
-    pub used: u64,
-    /// The available index to pop next: what vhost-user calls the vring's base.
-    pub base: u16,
-    /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
-    pub event_idx: bool,
-}
-
 impl QueueConfig {
-    /// Checks the addresses, finds the areas in `memory`, and asks the driver for kicks.
-    ///
-    /// The used index goes on from what the ring says. The driver may have made chains available before anybody asked
-    /// for kicks: look before the first wait.
-    ///
-    /// # Errors
-    ///
-    /// A size that is no power of two; an area that is misaligned or outside `memory`.
-    pub fn start(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
-        self.start_recorded(memory, None)
-    }
-
-    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one. What it says was in flight
-    /// when an earlier device on the ring went away is popped first.
-    ///
-    /// Popping then begins behind these chains, wherever `base` is: all before them has been used, and a front-end whose
-    /// device went away without a word only knows what was used.
-    ///
-    /// # Errors
-    ///
-    /// As [`start`](Self::start); a record that is not of this ring.
-    pub fn start_recorded(self, memory: &Arc<GuestMemory>, mut record: Option<Record>) -> Result<Queue, RingError> {
+    /// [`start_recorded`](Self::start_recorded), for a split ring.
+    pub(super) fn start_split(self, memory: &Arc<GuestMemory>, mut record: Option<Record>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
         let next_used = areas.used.index();
         let recovered = match &mut record {
@@ -64,7 +27,7 @@ impl QueueConfig {
         };
         // The recovered chains are popped in place of the first entries of the available ring that were not used: there
         // were as many, but the driver may have other chains there by now.
-        let next_avail = if recovered.is_some() { next_used } else { self.base };
+        let next_avail = if recovered.is_some() { next_used } else { self.base as u16 };
         let mut recovered = recovered.unwrap_or_default();
         recovered.reverse();
         areas.used.set_flags(0);
@@ -98,7 +61,7 @@ struct Areas {
 
 impl Areas {
     fn locate(config: &QueueConfig, memory: &Arc<GuestMemory>) -> Result<Self, RingError> {
-        let QueueConfig { size, desc, avail, used, base: _, event_idx } = *config;
+        let QueueConfig { size, desc, avail, used, event_idx, .. } = *config;
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
@@ -148,7 +111,7 @@ unsafe impl Send for Queue {}
 impl Queue {
     /// Gives the queue back at rest; what is in flight is no longer its business.
     pub fn stop(self) -> QueueConfig {
-        QueueConfig { base: self.next_avail, ..self.config }
+        QueueConfig { base: self.next_avail.into(), ..self.config }
     }
 
     /// Descriptors in the table.

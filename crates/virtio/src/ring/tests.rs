@@ -4,5 +4,6 @@ mod device;
 mod hostile;
 mod inflight;
 mod oracle;
+mod packed;
 mod random;
 mod threads;

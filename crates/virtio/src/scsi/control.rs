@@ -13,10 +13,10 @@ use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_T_TMF_QUERY_TASK, VIRTIO_SCSI_T_TMF_QUERY_TASK_SET,
 };
 
+use super::Scsi;
 use super::address::{Addressed, LunAddress};
 use super::luns::Lun;
 use super::tasks::{Abort, TaskId, Tasks};
-use super::{NEXUS, Scsi};
 use crate::memory::GuestMemory;
 use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of};
 use crate::ring::Chain;
@@ -90,7 +90,7 @@ impl ControlQueue {
         };
         match function {
             VIRTIO_SCSI_T_TMF_ABORT_TASK => abort(one(), Abort::Task, Then::Nothing),
-            // There is one initiator at a time, so all tasks are its own.
+            // Each nexus has a task set of its own, as the control mode page says.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
                 abort(all(), Abort::Task, Then::Nothing)
             }
@@ -198,7 +198,7 @@ impl Model for ControlQueue {
         match mem::replace(&mut waiting.then, Then::Nothing) {
             Then::Nothing => {}
             Then::ResetUnit(lun) => lun.unit.reset(),
-            Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(NEXUS)),
+            Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
         }
         let next = respond(memory, head, &waiting.response, &[FUNCTION_COMPLETE as u8]);
         self.waiting.remove(&head);

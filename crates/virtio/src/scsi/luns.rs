@@ -1,6 +1,7 @@
 //! The logical units of a device, and what one queue sees of them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use egret_scsi::{LogicalUnit, Nexus};
 
@@ -15,10 +16,12 @@ pub struct Lun {
     pub address: LunAddress,
     /// Which of the export's disks it has.
     pub disk: DiskKey,
-    /// What it is.
-    pub unit: LogicalUnit,
+    /// What it is. Other devices may have it, too.
+    pub unit: Arc<LogicalUnit>,
     /// The driver, as it sees it.
     pub(super) nexus: Arc<Nexus>,
+    /// How many blocks the driver has been told of.
+    pub(super) blocks: AtomicU64,
 }
 
 /// All logical units of a device at one moment. A change makes a new one.

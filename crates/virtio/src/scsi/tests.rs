@@ -2,12 +2,13 @@
 
 mod hostile;
 mod managed;
+mod shared;
 mod told;
 
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, Token};
-use egret_scsi::LunConfig;
+use egret_scsi::{LogicalUnit, LunConfig};
 use rustix::io::Errno;
 
 use super::*;
@@ -39,13 +40,14 @@ const BLOCKS: u64 = 1000;
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
 const FAR: LunAddress = LunAddress { target: 9, lun: 300 };
 
-fn unit() -> LunConfig {
-    LunConfig { capacity_bytes: BLOCKS * 512, serial: "s".into(), ..LunConfig::default() }
+fn unit() -> Arc<LogicalUnit> {
+    let config = LunConfig { capacity_bytes: BLOCKS * 512, serial: "s".into(), ..LunConfig::default() };
+    Arc::new(LogicalUnit::new(config).unwrap())
 }
 
 /// A device with two units, whose power on is no news any more.
 fn device() -> Arc<Scsi> {
-    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 64 }).unwrap();
+    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 64 }, "guest").unwrap();
     for address in [FIRST, FAR] {
         scsi.add(scsi.prepare(address, unit()).unwrap()).unwrap();
     }
@@ -75,7 +77,7 @@ struct Told {
 
 impl Line {
     fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
-        let guest = Guest::new(DriverConfig { size: 64, event_idx: false, indirect: None, base: 0 });
+        let guest = Guest::new(DriverConfig { size: 64, packed: false, event_idx: false, indirect: None, base: 0 });
         let model = Arc::clone(scsi).model(index, guest.queue.size());
         Self { guest, model, chain: Chain::new(), shows: true }
     }

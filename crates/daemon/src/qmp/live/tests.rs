@@ -3,6 +3,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
+use crate::process::Inherited;
 use crate::qmp::command::find as find_command;
 use crate::{Config, Daemon};
 
@@ -18,7 +19,7 @@ fn file(node: &str, place: &Path) -> Value {
 
 /// Three I/O threads; the export `e0`, of four queues on the first two, writes to the file `d0`.
 fn daemon(place: &Path) -> Daemon {
-    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
     for id in ["io0", "io1", "io2"] {
         run(&mut daemon, "object-add", json!({"qom-type": "iothread", "id": id})).unwrap();
     }
@@ -177,7 +178,7 @@ fn a_node_that_is_reopened_keeps_its_limits() {
 fn a_layer_and_what_is_inside_it_are_reopened_by_their_names() {
     let place = tempfile::tempdir().unwrap();
     std::fs::File::create(place.path().join("f0.img")).unwrap().set_len(1 << 20).unwrap();
-    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
     let raw = |file: Value, unmap: &str| json!({"driver": "raw", "node-name": "r0", "file": file, "discard": unmap});
     run(&mut daemon, "blockdev-add", raw(file("f0", place.path()), "ignore")).unwrap();
     let discards = |daemon: &Daemon| daemon.disks_by_name()["r0"].options().discard.as_str();

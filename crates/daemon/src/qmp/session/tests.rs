@@ -1,12 +1,13 @@
 use serde_json::json;
 
 use super::*;
+use crate::process::Inherited;
 use crate::qmp::frame::Framer;
 use crate::{Config, Daemon};
 
 /// What one client is answered, message by message.
 fn answers(messages: &[&str]) -> Vec<Value> {
-    let mut daemon = Daemon::start(&Config::empty()).unwrap();
+    let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
     let (mut session, _) = Session::begin();
     let mut framer = Framer::default();
     let mut answers = Vec::new();

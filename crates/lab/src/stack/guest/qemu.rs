@@ -157,6 +157,12 @@ impl Threads {
     }
 }
 
+/// Whether a guest did not boot because an emulated processor waited for a timer that never fired, as one seldom does,
+/// and as the kernel then says on the console.
+fn lost_its_timer(unable: &Unable) -> bool {
+    matches!(unable, Unable::Failed { log, .. } if log.iter().any(|line| line.contains("Possible timer handling issue")))
+}
+
 /// A virtual machine whose guest has booted; ends when dropped.
 pub struct Qemu {
     process: Process,
@@ -174,8 +180,8 @@ impl Qemu {
     /// # Errors
     /// QEMU refuses, or the guest does not boot.
     pub fn boot(machine: &Machine<'_>, accel: Accel, context: &Context) -> Result<Self, Unable> {
-        let patience = if accel == Accel::Kvm { TO_TRY_KVM.max(TO_BOOT) } else { TO_BOOT };
-        Self::boot_within(machine, accel, context, patience)
+        let boot = || Self::boot_within(machine, accel, context, TO_BOOT);
+        boot().or_else(|unable| if accel == Accel::Tcg && lost_its_timer(&unable) { boot() } else { Err(unable) })
     }
 
     /// Whether KVM runs guests: that it is there proves little on a machine that is itself virtual.

@@ -9,10 +9,14 @@ use crate::memory::{GuestMemory, Region, pieces};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
 use crate::testing::{DATA, Guest, RING, descriptor, piece};
 
-/// All four kinds of ring, from `base` on.
+/// All eight kinds of ring. The split ones begin at `base`, the packed ones as far into the ring.
 fn configs(base: u16) -> impl Iterator<Item = DriverConfig> {
     let kinds = [(false, None), (false, Some(8)), (true, None), (true, Some(8))];
-    kinds.into_iter().map(move |(event_idx, indirect)| DriverConfig { size: 16, event_idx, indirect, base })
+    let both = [(false, base), (true, 0x8000 | base % 16)];
+    both.into_iter().flat_map(move |(packed, base)| {
+        let config = move |(event_idx, indirect)| DriverConfig { size: 16, packed, event_idx, indirect, base };
+        kinds.into_iter().map(config)
+    })
 }
 
 #[test]
@@ -52,7 +56,7 @@ fn a_chain_comes_out_as_it_was_put_in() {
 }
 
 #[test]
-fn indices_wrap_past_65536_any_number_of_times() {
+fn indices_wrap_any_number_of_times() {
     for config in configs(65530) {
         let mut guest = Guest::new(config);
         let mut chain = Chain::new();
@@ -196,7 +200,7 @@ proptest! {
         base: u16,
         batches in prop::collection::vec((1u16..=16, 0u16..40, any::<bool>()), 1..40),
     ) {
-        let mut guest = Guest::new(DriverConfig { size: 16, event_idx, indirect: None, base });
+        let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx, indirect: None, base });
         let (mut chain, mut used, mut first) = (Chain::new(), base, true);
         let config = guest.driver.queue();
         for (count, ahead, quiet) in batches {
@@ -246,7 +250,7 @@ fn a_queue_that_stops_goes_on_where_it_was() {
 
 #[test]
 fn memory_is_replaced_only_when_nothing_is_in_flight() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 });
     let mut chain = Chain::new();
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
@@ -274,7 +278,7 @@ fn memory_is_replaced_only_when_nothing_is_in_flight() {
 
 #[test]
 fn a_queue_dropped_with_chains_in_flight_leaves_its_memory_mapped() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     let mut chain = Chain::new();
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
@@ -294,7 +298,8 @@ fn buffers_and_indirect_tables_may_cross_adjacent_regions() {
     let memory = GuestMemory::empty().with(Region::anonymous(RING, seam - RING).unwrap()).unwrap();
     let memory = Arc::new(memory.with(Region::anonymous(seam, 0x1000).unwrap()).unwrap());
     let mut driver =
-        Driver::new(&memory, RING, DriverConfig { size: 4, event_idx: false, indirect: None, base: 0 }).unwrap();
+        Driver::new(&memory, RING, DriverConfig { size: 4, packed: false, event_idx: false, indirect: None, base: 0 })
+            .unwrap();
     let mut queue = driver.queue().start(&memory).unwrap();
     let mut chain = Chain::new();
     driver.add(&[piece(seam - 10, 30)], &[], 0).unwrap();
@@ -319,7 +324,7 @@ fn buffers_and_indirect_tables_may_cross_adjacent_regions() {
 #[test]
 fn a_chain_may_begin_in_the_ring_and_go_on_in_a_table() {
     // 2.7.5.3.2: normal descriptors, and then a single indirect one. The write flag means nothing on that.
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     guest.describe(3, DATA, 16, 1, 5);
     guest.describe(5, DATA + 0x100, 32, 4 | 2, 0);
     guest.write(DATA + 0x100, &descriptor(DATA, 8, 1, 1));
@@ -333,7 +338,7 @@ fn a_chain_may_begin_in_the_ring_and_go_on_in_a_table() {
 
 #[test]
 fn empty_buffers_are_left_out_wherever_they_point() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     let mut chain = Chain::new();
     let nowhere = piece(u64::MAX, 0);
     guest.driver.add(&[nowhere, piece(DATA, 1), nowhere], &[nowhere, piece(DATA, 2)], 0).unwrap();
@@ -346,14 +351,14 @@ fn empty_buffers_are_left_out_wherever_they_point() {
 #[test]
 #[should_panic(expected = "is not in flight")]
 fn a_chain_is_used_once() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     round(&mut guest);
     guest.queue.add_used(0, 0);
 }
 
 #[test]
 fn the_driver_takes_back_only_what_is_out() {
-    let mut guest = Guest::new(DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 });
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     let used = guest.driver.queue().used;
     for id in [0u32, 16, 0x1_0000, u32::MAX] {
         guest.write(used + 4, &id.to_le_bytes());

@@ -18,7 +18,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let config = DriverConfig { size: 16, event_idx: false, indirect: None, base: 0 };
+        let config = DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 };
         let bad = Guest::new(config);
         let driver = Driver::new(&bad.memory, RING + 0x10_0000, config).unwrap();
         let queue = driver.queue().start(&bad.memory).unwrap();
@@ -254,7 +254,7 @@ fn a_descriptor_changed_after_it_was_read_changes_nothing() {
 
 #[test]
 fn a_ring_that_cannot_be_does_not_start() {
-    let guest = Guest::new(DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 });
+    let guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 });
     let good = guest.driver.queue();
     let refused = |config: QueueConfig| config.start(&guest.memory).unwrap_err();
     for size in [0, 3, 17, 65535] {
@@ -282,7 +282,8 @@ fn a_ring_that_cannot_be_does_not_start() {
 fn an_area_aligned_for_the_guest_alone_does_not_start() {
     let region = Region { offset: 1, size: 0xfff, ..Region::anonymous(0x1000, 0x1000).unwrap() };
     let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
-    let config = QueueConfig { size: 4, desc: 0x1000, avail: 0x1100, used: 0x1200, base: 0, event_idx: false };
+    let config =
+        QueueConfig { size: 4, desc: 0x1000, avail: 0x1100, used: 0x1200, base: 0, packed: false, event_idx: false };
     let error = config.start(&memory).unwrap_err();
     assert_eq!(error, RingError::Alignment { area: Area::Descriptors, addr: 0x1000, align: 16 });
 }
@@ -292,7 +293,7 @@ fn a_ring_whose_memory_is_taken_away_is_read_as_zeroes_and_its_map_is_torn() {
     let region = Region::anonymous(RING, 0x10_0000).unwrap();
     let file = region.file.try_clone().unwrap();
     let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
-    let config = DriverConfig { size: 16, event_idx: true, indirect: None, base: 0 };
+    let config = DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 };
     let mut driver = Driver::new(&memory, RING, config).unwrap();
     let mut queue = driver.queue().start(&memory).unwrap();
     driver.add(&[piece(RING, 1)], &[], 0).unwrap();

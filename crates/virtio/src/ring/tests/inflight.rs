@@ -48,7 +48,7 @@ struct Guest {
 impl Guest {
     fn new(base: u16, mut lives: Vec<u64>) -> Self {
         let memory = memory();
-        let config = DriverConfig { size: SIZE, event_idx: true, indirect: None, base };
+        let config = DriverConfig { size: SIZE, packed: false, event_idx: true, indirect: None, base };
         let driver = Driver::new(&memory, RING, config).unwrap();
         let record = record(1);
         let queue = driver.queue().start_recorded(&memory, map(&record, 1).queue(0)).unwrap();
@@ -86,7 +86,7 @@ impl Guest {
             let used = self.driver.queue().used;
             let mut base = [0; 2];
             assert!(self.memory.read(used + 2, &mut base));
-            let config = QueueConfig { base: u16::from_le_bytes(base), ..self.driver.queue() };
+            let config = QueueConfig { base: u16::from_le_bytes(base).into(), ..self.driver.queue() };
             let inflight = map(&self.record, 1);
             let begun = catch_unwind(AssertUnwindSafe(|| config.start_recorded(&self.memory, inflight.queue(0))));
             if let Ok(queue) = begun {
@@ -258,7 +258,9 @@ fn a_record_that_makes_no_sense_is_refused_whoever_wrote_it() {
 fn a_record_is_for_rings_no_longer_than_itself() {
     let memory = memory();
     let driver = |size| {
-        Driver::new(&memory, RING, DriverConfig { size, event_idx: false, indirect: None, base: 0 }).unwrap().queue()
+        Driver::new(&memory, RING, DriverConfig { size, packed: false, event_idx: false, indirect: None, base: 0 })
+            .unwrap()
+            .queue()
     };
     let start = |size: u16| driver(size).start_recorded(&memory, map(&record(1), 1).queue(0)).map(|queue| queue.size());
     assert_eq!(start(4).unwrap(), 4);

@@ -78,8 +78,8 @@ fn their_queue(config: QueueConfig) -> TheirQueue {
     let (low, high) = halves(config.used);
     queue.set_used_ring_address(low, high);
     queue.set_event_idx(config.event_idx);
-    queue.set_next_avail(config.base);
-    queue.set_next_used(config.base);
+    queue.set_next_avail(config.base as u16);
+    queue.set_next_used(config.base as u16);
     queue.set_ready(true);
     queue
 }
@@ -116,7 +116,7 @@ proptest! {
         base in prop_oneof![Just(0u16), 65500u16..=65535, any::<u16>()],
         batches in prop::collection::vec(batch(), 1..60),
     ) {
-        let config = DriverConfig { size: 16, event_idx, indirect: indirect.then_some(8), base };
+        let config = DriverConfig { size: 16, packed: false, event_idx, indirect: indirect.then_some(8), base };
         let (a, b) = (Memory::new(&[(RING, 0x40_0000)]), Memory::new(&[(RING, 0x40_0000)]));
         let mut our_driver = Driver::new(&a.ours, RING, config).unwrap();
         let mut their_driver = Driver::new(&b.ours, RING, config).unwrap();
@@ -266,6 +266,7 @@ fn mock_config(mock: &MockSplitQueue<'_, GuestMemoryMmap>) -> QueueConfig {
         avail: mock.avail_addr().raw_value(),
         used: mock.used_addr().raw_value(),
         base: 0,
+        packed: false,
         event_idx: false,
     }
 }

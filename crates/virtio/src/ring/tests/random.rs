@@ -37,6 +37,13 @@ fn any_descriptor() -> impl Strategy<Value = [u8; 16]> {
     (address(), length(), flags, next).prop_map(|(addr, len, flags, next)| descriptor(addr, len, flags, next))
 }
 
+/// The same in a packed ring, rather available than not.
+fn in_packed_ring(descriptor: [u8; 16], is_available: bool) -> [u8; 16] {
+    let [flags, id] = [&descriptor[12..14], &descriptor[14..16]];
+    let available = if is_available { 0x80 } else { 0 };
+    [&descriptor[..12], id, &[flags[0] & 0x7f | available, flags[1] & 0x7f]].concat().try_into().unwrap()
+}
+
 /// A request's beginning that is rather of a known type than not.
 fn header() -> impl Strategy<Value = [u8; 16]> {
     let request = prop_oneof![8 => prop::sample::select(vec![0u32, 1, 4, 8, 11, 13]), 1 => any::<u32>()];
@@ -54,6 +61,8 @@ proptest! {
 
     #[test]
     fn no_bytes_make_anything_panic_or_name_memory_outside_the_map(
+        packed: bool,
+        available in prop::collection::vec(prop::bool::weighted(0.95), 32),
         event_idx: bool,
         read_only: bool,
         table in prop::collection::vec(any_descriptor(), 32),
@@ -62,13 +71,21 @@ proptest! {
         ahead in prop_oneof![9 => 0u16..=32, 1 => any::<u16>()],
         fails: bool,
     ) {
-        let mut guest = Guest::new(DriverConfig { size: 32, event_idx, indirect: None, base: 0 });
+        let base = if packed { 0x8000 } else { 0 };
+        let mut guest = Guest::new(DriverConfig { size: 32, packed, event_idx, indirect: None, base });
         let config = guest.driver.queue();
-        guest.write(config.desc, &table.concat());
         guest.write(DATA, &data.concat());
-        let heads: Vec<u8> = heads.iter().flat_map(|head| head.to_le_bytes()).collect();
-        guest.write(config.avail + 4, &heads);
-        guest.write(config.avail + 2, &ahead.to_le_bytes());
+        if packed {
+            let table = table.into_iter().zip(available).map(|(descriptor, is)| in_packed_ring(descriptor, is));
+            guest.write(config.desc, &table.collect::<Vec<_>>().concat());
+            guest.write(config.avail, &ahead.to_le_bytes());
+            guest.write(config.avail + 2, &heads[0].to_le_bytes());
+        } else {
+            guest.write(config.desc, &table.concat());
+            let heads: Vec<u8> = heads.iter().flat_map(|head| head.to_le_bytes()).collect();
+            guest.write(config.avail + 4, &heads);
+            guest.write(config.avail + 2, &ahead.to_le_bytes());
+        }
 
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1000 * 512,

@@ -66,9 +66,10 @@ fn guest(mut driver: Driver, device: &thread::Thread) {
 
 #[test]
 fn no_wake_up_is_lost_between_two_threads() {
-    for event_idx in [false, true] {
+    for (event_idx, packed) in [(false, false), (false, true), (true, false), (true, true)] {
+        let base = if packed { 0x8000 } else { 65000 };
         let Guest { driver, queue, memory: _memory } =
-            Guest::new(DriverConfig { size: 8, event_idx, indirect: None, base: 65000 });
+            Guest::new(DriverConfig { size: 8, packed, event_idx, indirect: None, base });
         thread::scope(|scope| {
             let here = thread::current();
             let device = scope.spawn(move || device(queue, here));

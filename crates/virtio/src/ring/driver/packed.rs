@@ -1,0 +1,219 @@
+//! The driver's half of a packed ring.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use super::super::area::Descriptors;
+use super::super::chain::{INDIRECT, NEXT, WRITE};
+use super::super::packed::area::{Descriptor, Events, OWNER, Position, Slots, Wish};
+use super::super::{Area, MAX_SIZE, QueueConfig, RingError};
+use super::{DriverConfig, Full, Piece, Used};
+use crate::memory::GuestMemory;
+
+/// What the driver remembers of a chain, by its buffer ID.
+#[derive(Clone, Copy)]
+struct Slot {
+    token: u64,
+    /// How many descriptors it takes of the ring; zero when it is not out.
+    taken: u16,
+}
+
+pub(super) struct Driver {
+    memory: Arc<GuestMemory>,
+    ring: Slots,
+    driver: Events,
+    device: Events,
+    config: DriverConfig,
+    at: u64,
+    /// How many descriptors are free.
+    free: u16,
+    ids: Vec<u16>,
+    slots: Box<[Slot]>,
+    next_avail: Position,
+    /// Up to where the device can see.
+    published: Position,
+    /// The flags of the first descriptor behind, which show all there are when they are written.
+    first: Option<u16>,
+    /// How many descriptors there are behind.
+    batch: u16,
+    next_used: Position,
+    calls_suppressed: bool,
+}
+
+// SAFETY: the pointers in the areas are into the mappings that `memory` keeps, which are good from any thread.
+unsafe impl Send for Driver {}
+
+impl Driver {
+    pub(super) fn new(memory: &Arc<GuestMemory>, at: u64, config: DriverConfig) -> Result<Self, RingError> {
+        let DriverConfig { size, base, .. } = config;
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(RingError::PackedSize(size));
+        }
+        let base = Position::new(base, size)?;
+        let queue = config.queue(at);
+        // SAFETY: the driver keeps `memory` as long as the areas.
+        let (ring, driver, device) = unsafe {
+            (
+                Slots::locate(memory, queue.desc, size)?,
+                Events::locate(memory, Area::DriverEvents, queue.avail)?,
+                Events::locate(memory, Area::DeviceEvents, queue.used)?,
+            )
+        };
+        config.check_tables(memory, at)?;
+        // As a lap that ended here has left them: everything used.
+        let mut place = base;
+        for _ in 0..size {
+            let last_lap = place.advance(size, size);
+            ring.set_flags(place.slot(), last_lap.used());
+            place = place.advance(1, size);
+        }
+        driver.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
+        device.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
+        Ok(Self {
+            memory: Arc::clone(memory),
+            ring,
+            driver,
+            device,
+            config,
+            at,
+            free: size,
+            ids: (0..size).rev().collect(),
+            slots: vec![Slot { token: 0, taken: 0 }; usize::from(size)].into(),
+            next_avail: base,
+            published: base,
+            first: None,
+            batch: 0,
+            next_used: base,
+            calls_suppressed: false,
+        })
+    }
+
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    pub(super) fn queue(&self) -> QueueConfig {
+        self.config.queue(self.at)
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.free.into()
+    }
+
+    pub(super) fn add(&mut self, readable: &[Piece], writable: &[Piece], token: u64) -> Result<(), Full> {
+        let count = readable.len() + writable.len();
+        assert!(count > 0, "a chain needs a buffer");
+        let buffers = readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|piece| (piece, WRITE)));
+        let taken = match self.config.indirect {
+            Some(most) if count > usize::from(most) => return Err(Full),
+            Some(_) if count > 1 => 1,
+            _ => count,
+        };
+        if taken > usize::from(self.free) {
+            return Err(Full);
+        }
+        // A chain that is out has a descriptor at least, so there are as many names as there are free descriptors.
+        let id = self.ids.pop().ok_or(Full)?;
+        if taken < count {
+            let table = self.fill_table(id, buffers);
+            self.put(Descriptor { addr: table.addr, len: table.len, id, flags: INDIRECT });
+        } else {
+            for (at, (&Piece { addr, len }, flags)) in (1..).zip(buffers) {
+                let flags = if at < count { flags | NEXT } else { flags };
+                self.put(Descriptor { addr, len, id, flags });
+            }
+        }
+        self.slots[usize::from(id)] = Slot { token, taken: taken as u16 };
+        Ok(())
+    }
+
+    /// Makes a descriptor available. The device does not look at it before it has seen the first of the batch, whose
+    /// flags are written last.
+    fn put(&mut self, descriptor: Descriptor) {
+        let at = self.next_avail;
+        self.ring.set(at.slot(), descriptor);
+        let flags = descriptor.flags | at.available();
+        if self.first.is_none() {
+            self.first = Some(flags);
+        } else {
+            self.ring.set_flags(at.slot(), flags);
+        }
+        self.batch += 1;
+        self.free -= 1;
+        self.next_avail = at.advance(1, self.config.size);
+    }
+
+    /// Writes buffers to the indirect table of a chain; returns where that is.
+    fn fill_table<'a>(&self, id: u16, buffers: impl Iterator<Item = (&'a Piece, u16)>) -> Piece {
+        let Piece { addr, len: room } = self.config.table(self.at, id);
+        let Some(table) = self.memory.slice(addr, room as usize) else { return Piece { addr, len: 0 } };
+        // SAFETY: the piece has room for that many descriptors, and is of the memory that the driver keeps.
+        let table = unsafe { Descriptors::at(table.base(), room / 16) };
+        let mut len = 0;
+        for (index, (&Piece { addr, len: bytes }, flags)) in (0..).zip(buffers) {
+            table.set(index, Descriptor { addr, len: bytes, id: 0, flags }.into());
+            len += 16;
+        }
+        Piece { addr, len }
+    }
+
+    pub(super) fn publish(&mut self) -> bool {
+        let Some(flags) = self.first.take() else { return false };
+        self.ring.set_flags(self.published.slot(), flags);
+        self.published = self.next_avail;
+        let batch = mem::take(&mut self.batch);
+        // The mirror of the fence in the device's `arm_kicks`: either it sees the flags, or we see its wish.
+        fence(Ordering::SeqCst);
+        match self.device.wish(self.config.event_idx) {
+            Wish::Always => true,
+            Wish::Never => false,
+            Wish::At(event) => event.is_passed(self.published, batch, self.config.size),
+        }
+    }
+
+    #[inline]
+    pub(super) fn has_used(&self) -> bool {
+        self.ring.flags(self.next_used.slot()) & OWNER == self.next_used.used()
+    }
+
+    pub(super) fn reap(&mut self) -> Result<Option<Used>, RingError> {
+        if !self.has_used() {
+            return Ok(None);
+        }
+        let Descriptor { id, len: written, .. } = self.ring.get(self.next_used.slot());
+        let slot = self.slots.get_mut(usize::from(id)).filter(|slot| slot.taken > 0);
+        let slot = slot.ok_or(RingError::NotAvailable(id.into()))?;
+        let (token, taken) = (slot.token, mem::take(&mut slot.taken));
+        self.ids.push(id);
+        self.free += taken;
+        self.next_used = self.next_used.advance(taken, self.config.size);
+        Ok(Some(Used { token, written }))
+    }
+
+    pub(super) fn suppress_calls(&mut self) {
+        if !mem::replace(&mut self.calls_suppressed, true) {
+            self.driver.set(Wish::Never);
+        }
+    }
+
+    pub(super) fn arm_calls(&mut self) -> bool {
+        self.calls_suppressed = false;
+        self.driver.set(if self.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
+        // The mirror of the fence in the device's `publish`.
+        fence(Ordering::SeqCst);
+        !self.has_used()
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("queue", &self.queue())
+            .field("next_avail", &self.next_avail)
+            .field("next_used", &self.next_used)
+            .field("free", &self.free)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,317 @@
+//! The device's half of a packed ring (virtio 1.3, 2.8).
+//!
+//! Driver and device write to the same ring of descriptors, the device over what it has read. Both go round it, and
+//! each lap has the other sense of two flags, which say whose a descriptor is.
+//!
+//! ```text
+//!          next_used                 next_avail
+//!   ┌─────────┬──────────┬──────────────┬──────────────┐
+//!   │ used    │ popped   │ popped       │ available,   │   a lap later, the driver makes
+//!   │         │ and used │ (in flight)  │ or free      │   what was used available again
+//!   └─────────┴──────────┴──────────────┴──────────────┘
+//!         published
+//! ```
+//!
+//! A chain's name is the buffer ID that the driver gave it, which must be less than the queue's size.
+
+pub(super) mod area;
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use self::area::{Events, Position, Slots, Wish};
+use super::area::Descriptor;
+use super::chain::{Chain, INDIRECT, NEXT, WRITE};
+use super::{Area, MAX_SIZE, QueueConfig, RingError};
+use crate::memory::GuestMemory;
+
+impl QueueConfig {
+    /// [`start`](Self::start), for a packed ring.
+    pub(super) fn start_packed(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
+        let areas = Areas::locate(&self, memory)?;
+        let place = |half: u32| Position::new(half as u16, self.size);
+        let (next_avail, next_used) = (place(self.base)?, place(self.base >> 16)?);
+        let mut queue = Queue {
+            memory: Arc::clone(memory),
+            areas,
+            config: self,
+            next_avail,
+            next_used,
+            published: next_used,
+            first: None,
+            batch: 0,
+            free: self.size,
+            ever_published: false,
+            kicks_suppressed: false,
+            broken: None,
+            taken: vec![0; self.size.into()].into(),
+            in_flight_count: 0,
+        };
+        queue.arm_kicks();
+        Ok(queue)
+    }
+}
+
+/// Where the areas are in this process.
+struct Areas {
+    ring: Slots,
+    driver: Events,
+    device: Events,
+}
+
+impl Areas {
+    fn locate(config: &QueueConfig, memory: &Arc<GuestMemory>) -> Result<Self, RingError> {
+        let QueueConfig { size, desc, avail, used, .. } = *config;
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(RingError::PackedSize(size));
+        }
+        // SAFETY: a queue has its areas next to the `Arc` of the memory they were found in, and replaces both together.
+        unsafe {
+            Ok(Self {
+                ring: Slots::locate(memory, desc, size)?,
+                driver: Events::locate(memory, Area::DriverEvents, avail)?,
+                device: Events::locate(memory, Area::DeviceEvents, used)?,
+            })
+        }
+    }
+}
+
+/// A running queue.
+pub(super) struct Queue {
+    memory: Arc<GuestMemory>,
+    areas: Areas,
+    config: QueueConfig,
+    /// Where the next chain to pop begins.
+    next_avail: Position,
+    /// Where the next chain is used.
+    next_used: Position,
+    /// Where the first chain of the batch that the driver cannot see yet was used, or will be.
+    published: Position,
+    /// The flags of that one, which show the whole batch when they are written.
+    first: Option<u16>,
+    /// How many descriptors the chains of the batch had.
+    batch: u16,
+    /// How many descriptors the driver may make available: all but those that it has not been shown as used.
+    free: u16,
+    /// Until the first batch nobody knows what the driver was last told.
+    ever_published: bool,
+    kicks_suppressed: bool,
+    broken: Option<RingError>,
+    /// For each buffer ID, how many descriptors of the ring its chain takes; 0 when it is not in flight.
+    taken: Box<[u16]>,
+    in_flight_count: u16,
+}
+
+// SAFETY: the pointers in `areas` are into the mappings that `memory` keeps, which are good from any thread.
+unsafe impl Send for Queue {}
+
+/// A chain's name, and the descriptors that it takes of the ring.
+struct Popped {
+    id: u16,
+    taken: u16,
+}
+
+impl Queue {
+    pub(super) fn stop(self) -> QueueConfig {
+        let base = u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16;
+        QueueConfig { base, ..self.config }
+    }
+
+    pub(super) fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    #[inline]
+    pub(super) fn is_torn(&self) -> bool {
+        self.memory.is_torn()
+    }
+
+    pub(super) fn next_available(&self) -> u16 {
+        self.next_avail.bits()
+    }
+
+    pub(super) fn next_used(&self) -> u16 {
+        self.next_used.bits()
+    }
+
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight_count
+    }
+
+    pub(super) fn broken(&self) -> Option<RingError> {
+        self.broken
+    }
+
+    #[inline]
+    pub(super) fn is_available(&self) -> bool {
+        self.areas.ring.flags(self.next_avail.slot()) & area::OWNER == self.next_avail.available()
+            && self.broken.is_none()
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        self.try_pop(chain).inspect_err(|&error| self.broken = Some(error))
+    }
+
+    #[inline]
+    fn try_pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
+        let first = self.areas.ring.get(self.next_avail.slot());
+        if first.flags & area::OWNER != self.next_avail.available() {
+            return Ok(false);
+        }
+        let Popped { id, taken } = self.follow(first, chain)?;
+        let size = self.config.size;
+        let Some(entry) = self.taken.get_mut(usize::from(id)) else { return Err(RingError::NoSuchBuffer { id, size }) };
+        if *entry > 0 {
+            return Err(RingError::Duplicate(id));
+        }
+        *entry = taken;
+        chain.head = id;
+        self.in_flight_count += 1;
+        self.free -= taken;
+        self.next_avail = self.next_avail.advance(taken, size);
+        Ok(true)
+    }
+
+    /// Copies the chain that begins with `first` out, reading each of its other descriptors once.
+    #[inline]
+    fn follow(&self, first: area::Descriptor, chain: &mut Chain) -> Result<Popped, RingError> {
+        let (head, size) = (self.next_avail.slot(), self.config.size);
+        let mut popped = Popped { id: 0, taken: 0 };
+        let get = |slot: u16| {
+            if popped.taken == self.free && self.free < size {
+                return Err(RingError::NotUsed(slot));
+            }
+            let descriptor = if popped.taken == 0 { first } else { self.areas.ring.get(slot) };
+            if popped.taken > 0 && descriptor.flags & INDIRECT != 0 {
+                return Err(RingError::IndirectInChain);
+            }
+            popped.taken += 1;
+            popped.id = descriptor.id;
+            let next = if slot + 1 < size { slot + 1 } else { 0 };
+            Ok(descriptor.linked(next))
+        };
+        chain.reset(head);
+        chain.follow_through(get, size, &self.memory, in_table)?;
+        Ok(popped)
+    }
+
+    #[inline]
+    pub(super) fn add_used(&mut self, id: u16, written: u32) {
+        let taken = self.end(id);
+        let (at, ring) = (self.next_used, &self.areas.ring);
+        ring.set_used(at.slot(), id, written);
+        // In a used descriptor the flag says that something was written (2.8.1).
+        let flags = at.used() | if written > 0 { WRITE } else { 0 };
+        if self.first.is_none() {
+            self.first = Some(flags);
+        } else {
+            ring.set_flags(at.slot(), flags);
+        }
+        self.batch += taken;
+        self.next_used = at.advance(taken, self.config.size);
+    }
+
+    #[inline]
+    pub(super) fn abandon(&mut self, id: u16) {
+        self.end(id);
+    }
+
+    /// Ends a chain's flight; returns how many descriptors it takes.
+    #[inline]
+    fn end(&mut self, id: u16) -> u16 {
+        let taken = self.taken.get_mut(usize::from(id)).map_or(0, mem::take);
+        assert!(taken > 0, "descriptor chain {id} is not in flight");
+        self.in_flight_count -= 1;
+        taken
+    }
+
+    /// Shows the driver what was used since the last time. It looks at used descriptors in order, and no further than to
+    /// the first of this batch until that one's flags are there: they are written last.
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let Some(flags) = self.first.take() else { return false };
+        self.areas.ring.set_flags(self.published.slot(), flags);
+        self.published = self.next_used;
+        let batch = mem::take(&mut self.batch);
+        self.free += batch;
+        let first = !mem::replace(&mut self.ever_published, true);
+        // As for a split ring: the driver stores its wish, fences, and looks at the ring once more before it waits.
+        fence(Ordering::SeqCst);
+        match self.areas.driver.wish(self.config.event_idx) {
+            Wish::Always => true,
+            Wish::Never => false,
+            Wish::At(event) => first || event.is_passed(self.published, batch, self.config.size),
+        }
+    }
+
+    #[inline]
+    pub(super) fn suppress_kicks(&mut self) {
+        if !mem::replace(&mut self.kicks_suppressed, true) {
+            self.areas.device.set(Wish::Never);
+        }
+    }
+
+    #[inline]
+    pub(super) fn arm_kicks(&mut self) -> bool {
+        if self.broken.is_some() {
+            return true;
+        }
+        self.kicks_suppressed = false;
+        let wish = if self.config.event_idx { Wish::At(self.next_avail) } else { Wish::Always };
+        self.areas.device.set(wish);
+        // The driver stores flags, fences, and reads what was just stored. Without the fence our load could come before
+        // our store: the driver sees kicks suppressed, we see no chain, and both wait.
+        fence(Ordering::SeqCst);
+        !self.is_available()
+    }
+
+    pub(super) fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
+        if self.in_flight_count > 0 {
+            return Err(RingError::InFlight(self.in_flight_count));
+        }
+        self.areas = Areas::locate(&self.config, memory).inspect_err(|&error| self.broken = Some(error))?;
+        self.memory = Arc::clone(memory);
+        Ok(())
+    }
+}
+
+/// A descriptor of an indirect table, which a packed ring lays out as it does its own descriptors (2.8.7): in order, with
+/// no flags that matter but one.
+fn in_table(descriptor: Descriptor, index: u16, entries: u32) -> Descriptor {
+    let descriptor = area::Descriptor::from(descriptor);
+    let is_last = u32::from(index) + 1 == entries || descriptor.flags & INDIRECT != 0;
+    let flags = descriptor.flags & (WRITE | INDIRECT) | if is_last { 0 } else { NEXT };
+    // The index after the last is not followed.
+    area::Descriptor { flags, ..descriptor }.linked(index.wrapping_add(1))
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.in_flight_count > 0 {
+            // Address space lost, instead of a late disk read into whatever is mapped there next.
+            mem::forget(Arc::clone(&self.memory));
+        }
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue")
+            .field("config", &self.config)
+            .field("next_avail", &self.next_avail)
+            .field("next_used", &self.next_used)
+            .field("in_flight", &self.in_flight_count)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}

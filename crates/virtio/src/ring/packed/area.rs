@@ -1,0 +1,265 @@
+//! The three areas of a packed ring as they lie in memory (virtio 1.3, 2.8.13 and 2.8.14).
+//!
+//! Both halves use these; each stores only what is its to store. As with a split ring's areas, what is read is only ever a
+//! number, and read whole: flags and events atomically, the rest volatile.
+
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use virtio_bindings::bindings::virtio_ring::{
+    VRING_PACKED_DESC_F_AVAIL, VRING_PACKED_DESC_F_USED, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
+    VRING_PACKED_EVENT_FLAG_ENABLE,
+};
+
+use super::super::area;
+use super::super::area::locate;
+use super::super::{Area, RingError};
+use crate::memory::GuestMemory;
+
+const AVAIL: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
+const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
+/// The flags that say whose a descriptor is.
+pub(in crate::ring) const OWNER: u16 = AVAIL | USED;
+
+const ENABLE: u16 = VRING_PACKED_EVENT_FLAG_ENABLE as u16;
+const DISABLE: u16 = VRING_PACKED_EVENT_FLAG_DISABLE as u16;
+const DESC: u16 = VRING_PACKED_EVENT_FLAG_DESC as u16;
+
+/// The bit of a position that is the wrap counter.
+const WRAP: u16 = 1 << 15;
+
+/// A place in the ring, of either lap: a slot, and the wrap counter in bit 15 (2.8.1). Events and the vring's base are
+/// written so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ring) struct Position(u16);
+
+impl Position {
+    /// A place in a ring of `size`.
+    ///
+    /// # Errors
+    ///
+    /// It has no such slot.
+    pub(in crate::ring) fn new(bits: u16, size: u16) -> Result<Self, RingError> {
+        let place = Self(bits);
+        if place.slot() < size { Ok(place) } else { Err(RingError::Base { slot: place.slot(), size }) }
+    }
+
+    #[inline]
+    pub(in crate::ring) fn bits(self) -> u16 {
+        self.0
+    }
+
+    #[inline]
+    pub(in crate::ring) fn slot(self) -> u16 {
+        self.0 & !WRAP
+    }
+
+    /// The place `by` slots on, which is no more than `size`.
+    #[inline]
+    pub(in crate::ring) fn advance(self, by: u16, size: u16) -> Self {
+        let (slot, wrap) = (self.slot() + by, self.0 & WRAP);
+        if slot < size { Self(slot | wrap) } else { Self((slot - size) | (wrap ^ WRAP)) }
+    }
+
+    /// What is in the [`OWNER`] flags of a descriptor here that is available.
+    #[inline]
+    pub(in crate::ring) fn available(self) -> u16 {
+        if self.0 & WRAP != 0 { AVAIL } else { USED }
+    }
+
+    /// What is in the [`OWNER`] flags of a descriptor here that is used.
+    #[inline]
+    pub(in crate::ring) fn used(self) -> u16 {
+        if self.0 & WRAP != 0 { OWNER } else { 0 }
+    }
+
+    /// Whether this is among the `count` places before `end`: whether who waits for it is to be told (2.8.10).
+    #[inline]
+    pub(in crate::ring) fn is_passed(self, end: Self, count: u16, size: u16) -> bool {
+        let lap = if (self.0 ^ end.0) & WRAP == 0 { 0 } else { i32::from(size) };
+        let behind = i32::from(end.slot()) + lap - i32::from(self.slot());
+        (1..=i32::from(count)).contains(&behind)
+    }
+}
+
+/// A descriptor (`struct pvirtq_desc`, 2.8.13), copied out of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ring) struct Descriptor {
+    pub(in crate::ring) addr: u64,
+    pub(in crate::ring) len: u32,
+    pub(in crate::ring) id: u16,
+    pub(in crate::ring) flags: u16,
+}
+
+impl From<area::Descriptor> for Descriptor {
+    /// The same bytes: the ID is where a split ring has the flags, and the flags are where it has the next.
+    #[inline]
+    fn from(area::Descriptor { addr, len, flags, next }: area::Descriptor) -> Self {
+        Self { addr, len, id: flags, flags: next }
+    }
+}
+
+impl From<Descriptor> for area::Descriptor {
+    #[inline]
+    fn from(Descriptor { addr, len, id, flags }: Descriptor) -> Self {
+        Self { addr, len, flags: id, next: flags }
+    }
+}
+
+impl Descriptor {
+    /// As a split ring would have it, with a `next` to go on to.
+    #[inline]
+    pub(in crate::ring) fn linked(self, next: u16) -> area::Descriptor {
+        area::Descriptor { addr: self.addr, len: self.len, flags: self.flags, next }
+    }
+}
+
+/// The descriptor ring.
+///
+/// Invariant: `base` is aligned to 16, and `size` descriptors are mapped there.
+#[derive(Clone, Copy)]
+pub(in crate::ring) struct Slots {
+    base: *mut u8,
+    size: u16,
+}
+
+impl Slots {
+    const BYTES: usize = area::Descriptor::BYTES;
+
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the ring is used.
+    pub(in crate::ring) unsafe fn locate(memory: &GuestMemory, addr: u64, size: u16) -> Result<Self, RingError> {
+        let base = locate(memory, Area::Ring, addr, Self::BYTES * usize::from(size), 16)?;
+        Ok(Self { base, size })
+    }
+
+    /// Where a slot's fields are.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such slot.
+    #[inline]
+    fn slot(&self, slot: u16) -> *mut u8 {
+        assert!(slot < self.size, "slot {slot} of a ring of {}", self.size);
+        // SAFETY: the slot is in the ring, which the invariant says is mapped.
+        unsafe { self.base.add(Self::BYTES * usize::from(slot)) }
+    }
+
+    #[inline]
+    fn flags_at(&self, slot: u16) -> &AtomicU16 {
+        // SAFETY: the slot is in the ring and aligned to 16, so that its last two bytes are aligned.
+        unsafe { AtomicU16::from_ptr(self.slot(slot).add(14).cast()) }
+    }
+
+    /// A slot's flags. Acquire: what was written before they were is visible with them.
+    #[inline]
+    pub(in crate::ring) fn flags(&self, slot: u16) -> u16 {
+        u16::from_le(self.flags_at(slot).load(Ordering::Acquire))
+    }
+
+    /// Release: whoever sees the flags sees what was written before.
+    #[inline]
+    pub(in crate::ring) fn set_flags(&self, slot: u16, flags: u16) {
+        self.flags_at(slot).store(flags.to_le(), Ordering::Release);
+    }
+
+    /// Copies a descriptor out, reading each field once, and the flags before the others.
+    #[inline]
+    pub(in crate::ring) fn get(&self, slot: u16) -> Descriptor {
+        let flags = self.flags(slot);
+        let at = self.slot(slot);
+        // SAFETY: the slot is in the ring and aligned to 16, so that its fields are aligned.
+        let (addr, len, id) = unsafe {
+            (
+                at.cast::<u64>().read_volatile(),
+                at.add(8).cast::<u32>().read_volatile(),
+                at.add(12).cast::<u16>().read_volatile(),
+            )
+        };
+        Descriptor { addr: u64::from_le(addr), len: u32::from_le(len), id: u16::from_le(id), flags }
+    }
+
+    /// Stores all but the flags of a descriptor that is made available.
+    #[inline]
+    pub(in crate::ring) fn set(&self, slot: u16, Descriptor { addr, len, id, .. }: Descriptor) {
+        // SAFETY: the slot is in the ring and aligned to 16.
+        unsafe { self.slot(slot).cast::<u64>().write_volatile(addr.to_le()) };
+        self.set_used(slot, id, len);
+    }
+
+    /// Stores all but the flags of a used descriptor, which has no address.
+    #[inline]
+    pub(in crate::ring) fn set_used(&self, slot: u16, id: u16, len: u32) {
+        let at = self.slot(slot);
+        // SAFETY: the slot is in the ring and aligned to 16, so that its fields are aligned.
+        unsafe {
+            at.add(8).cast::<u32>().write_volatile(len.to_le());
+            at.add(12).cast::<u16>().write_volatile(id.to_le());
+        }
+    }
+}
+
+/// When one side wants to be told by the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ring) enum Wish {
+    Always,
+    Never,
+    /// When the descriptor at this place changes hands; with EVENT_IDX only. Whatever the other side wrote: it may name
+    /// a slot that does not exist.
+    At(Position),
+}
+
+/// Event suppression (`struct pvirtq_event_suppress`, 2.8.14): the driver's, or the device's.
+///
+/// Invariant: `base` is aligned to 4, and four bytes are mapped there.
+#[derive(Clone, Copy)]
+pub(in crate::ring) struct Events {
+    base: *mut u8,
+}
+
+impl Events {
+    pub(in crate::ring) const BYTES: usize = 4;
+
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as this is used.
+    pub(in crate::ring) unsafe fn locate(memory: &GuestMemory, area: Area, addr: u64) -> Result<Self, RingError> {
+        Ok(Self { base: locate(memory, area, addr, Self::BYTES, 4)? })
+    }
+
+    #[inline]
+    fn place(&self) -> &AtomicU16 {
+        // SAFETY: the invariant covers the first two bytes.
+        unsafe { AtomicU16::from_ptr(self.base.cast()) }
+    }
+
+    #[inline]
+    fn flags(&self) -> &AtomicU16 {
+        // SAFETY: the invariant covers the last two bytes.
+        unsafe { AtomicU16::from_ptr(self.base.add(2).cast()) }
+    }
+
+    /// What the other side wishes. The place is written before the flag that gives it a meaning, and read after.
+    #[inline]
+    pub(in crate::ring) fn wish(&self, event_idx: bool) -> Wish {
+        match u16::from_le(self.flags().load(Ordering::Acquire)) {
+            DISABLE => Wish::Never,
+            DESC if event_idx => Wish::At(Position(u16::from_le(self.place().load(Ordering::Relaxed)))),
+            // Other values are reserved: better told too often than never.
+            _ => Wish::Always,
+        }
+    }
+
+    #[inline]
+    pub(in crate::ring) fn set(&self, wish: Wish) {
+        let flags = match wish {
+            Wish::Always => ENABLE,
+            Wish::Never => DISABLE,
+            Wish::At(place) => {
+                self.place().store(place.bits().to_le(), Ordering::Relaxed);
+                DESC
+            }
+        };
+        self.flags().store(flags.to_le(), Ordering::Release);
+    }
+}

@@ -1,0 +1,188 @@
+//! A queue of either layout: what a worker has.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::chain::Chain;
+use super::either::{Either, either};
+use super::inflight::Record;
+use super::{RingError, packed, split};
+use crate::memory::GuestMemory;
+
+/// A queue at rest: where its ring is and where in it to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Descriptors in the table: for a split ring, a power of two.
+    pub size: u16,
+    /// The guest address of the descriptor table, or of the packed ring itself.
+    pub desc: u64,
+    /// The guest address of the available ring, or of the driver's event suppression.
+    pub avail: u64,
+    /// The guest address of the used ring, or of the device's event suppression.
+    pub used: u64,
+    /// What vhost-user calls the vring's base. For a split ring, the available index to pop next. For a packed one, in
+    /// the low 16 bits where to pop next and in the high ones where to use next: each a descriptor's place with the wrap
+    /// counter in bit 15, [`PACKED_BASE`](super::PACKED_BASE) after a reset.
+    pub base: u32,
+    /// Whether `VIRTIO_F_RING_PACKED` was negotiated.
+    pub packed: bool,
+    /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
+    pub event_idx: bool,
+}
+
+impl QueueConfig {
+    /// Checks the addresses, finds the areas in `memory`, and asks the driver for kicks.
+    ///
+    /// A split ring's used index goes on from what the ring says. The driver may have made chains available before
+    /// anybody asked for kicks: look before the first wait.
+    ///
+    /// # Errors
+    ///
+    /// A size or a base that the ring cannot have; an area that is misaligned or outside `memory`.
+    pub fn start(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
+        self.start_recorded(memory, None)
+    }
+
+    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one and the ring is split. What it
+    /// says was in flight when an earlier device on the ring went away is popped first.
+    ///
+    /// Popping then begins behind these chains, wherever `base` is: all before them has been used, and a front-end whose
+    /// device went away without a word only knows what was used.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start); a record that is not of this ring.
+    pub fn start_recorded(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
+        Ok(Queue(match self.packed {
+            false => Either::Split(self.start_split(memory, record)?),
+            true => Either::Packed(self.start_packed(memory)?),
+        }))
+    }
+}
+
+/// A running queue, the device's half: owned by one worker.
+///
+/// Drain it before it is dropped or stopped. Pieces of chains in flight are in the hands of a disk engine, and the
+/// kernel writes to them; should a queue go away first, it leaves its memory map behind for good.
+pub struct Queue(Either<split::Queue, packed::Queue>);
+
+impl Queue {
+    /// Gives the queue back at rest; what is in flight is no longer its business.
+    pub fn stop(self) -> QueueConfig {
+        either!(self.0, queue => queue.stop())
+    }
+
+    /// Descriptors in the table.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        either!(&self.0, queue => queue.size())
+    }
+
+    /// The memory that its chains point into.
+    #[inline]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        either!(&self.0, queue => queue.memory())
+    }
+
+    /// Whether the peer took away memory that the queue needs. One relaxed load or two unless that ever happened in this
+    /// process.
+    #[inline]
+    pub fn is_torn(&self) -> bool {
+        either!(&self.0, queue => queue.is_torn())
+    }
+
+    /// Where the next pop takes a chain: a split ring's available index; a packed ring's place, as in
+    /// [`QueueConfig::base`].
+    pub fn next_available(&self) -> u16 {
+        either!(&self.0, queue => queue.next_available())
+    }
+
+    /// Likewise where the chain after those of the next [`publish`](Self::publish) is used.
+    pub fn next_used(&self) -> u16 {
+        either!(&self.0, queue => queue.next_used())
+    }
+
+    /// How many chains were popped and not used yet.
+    pub fn in_flight(&self) -> u16 {
+        either!(&self.0, queue => queue.in_flight())
+    }
+
+    /// What broke the queue. It stays broken: it pops no more, but takes used chains.
+    pub fn broken(&self) -> Option<RingError> {
+        either!(&self.0, queue => queue.broken())
+    }
+
+    /// Whether there is a chain to pop: at most one load of what the driver stores. Never when broken.
+    #[inline]
+    pub fn is_available(&self) -> bool {
+        either!(&self.0, queue => queue.is_available())
+    }
+
+    /// Takes the next chain, if there is one, and copies it to `chain`.
+    ///
+    /// The driver can make chains available as fast as they are popped: whoever loops over this counts.
+    ///
+    /// # Errors
+    ///
+    /// What the driver did wrong. The queue is then broken for good, and the next pop says the same.
+    #[inline]
+    pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
+        either!(&mut self.0, queue => queue.pop(chain))
+    }
+
+    /// Ends a chain's flight. It goes to the driver with the next [`publish`](Self::publish).
+    ///
+    /// # Panics
+    ///
+    /// When `head` is not in flight: the caller has used it twice, or never popped it.
+    #[inline]
+    pub fn add_used(&mut self, head: u16, written: u32) {
+        either!(&mut self.0, queue => queue.add_used(head, written));
+    }
+
+    /// Ends a chain's flight without giving it back: for one that the device model could make nothing of.
+    ///
+    /// # Panics
+    ///
+    /// When `head` is not in flight.
+    #[inline]
+    pub fn abandon(&mut self, head: u16) {
+        either!(&mut self.0, queue => queue.abandon(head));
+    }
+
+    /// Shows the driver all at once what was used since the last time; returns whether it wants to be notified.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        either!(&mut self.0, queue => queue.publish())
+    }
+
+    /// Tells the driver that it need not kick: somebody is looking anyway. A hint.
+    #[inline]
+    pub fn suppress_kicks(&mut self) {
+        either!(&mut self.0, queue => queue.suppress_kicks());
+    }
+
+    /// Asks the driver to kick for the next chain. False if one is there already: pop it instead of waiting.
+    ///
+    /// A broken queue is asked for nothing, and says that it may wait.
+    #[inline]
+    pub fn arm_kicks(&mut self) -> bool {
+        either!(&mut self.0, queue => queue.arm_kicks())
+    }
+
+    /// Goes on in another memory map.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one. Or the ring is not in the
+    /// new map; the queue keeps the old one and is broken.
+    pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
+        either!(&mut self.0, queue => queue.replace_memory(memory))
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        either!(&self.0, queue => queue.fmt(f))
+    }
+}
