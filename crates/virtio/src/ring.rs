@@ -8,6 +8,9 @@
 //! A [`Queue`] is made by starting a [`QueueConfig`] and gives one back when it stops: one that runs cannot be
 //! configured. It trusts nothing in the ring. Whatever the specification forbids the driver breaks the queue, with a
 //! [`RingError`] that says what, and nothing but that queue.
+//!
+//! A queue keeps a [`Record`] of what it has in flight, where the front-end wants one, by which the next queue on the same
+//! ring goes on should this one's process be killed.
 
 mod area;
 mod chain;

@@ -4,10 +4,17 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use thiserror::Error;
+
+/// How long its owner may take to die.
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 3000 });
+/// How often one looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A file that holds this process's number, locked as long as it lives and removed when dropped.
 ///
@@ -40,14 +47,22 @@ pub enum PidfileError {
 }
 
 impl Pidfile {
-    /// Makes the file, or takes over one that nobody holds.
+    /// Makes the file, or takes over one that nobody holds, or is about to hold no more: a process that was killed takes
+    /// its time to die, as its disks do with what it asked of them.
     ///
     /// # Errors
     /// Another process holds it, or the file cannot be made.
     pub fn create(path: &Path) -> Result<Self, PidfileError> {
         // An absolute path is still the right one when the working directory has changed.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        match Self::lock(&path) {
+        let patience_ends = Instant::now() + PATIENCE;
+        let locked = loop {
+            match Self::lock(&path) {
+                Ok(None) if Instant::now() < patience_ends => thread::sleep(LOOK_AGAIN),
+                locked => break locked,
+            }
+        };
+        match locked {
             Ok(Some(file)) => Ok(Self { path, file }),
             Ok(None) => {
                 let owner = std::fs::read_to_string(&path).unwrap_or_default();

@@ -336,3 +336,42 @@ fn a_record_whose_memory_is_taken_away_is_torn_and_nothing_else_happens() {
     guest.reap();
     assert_eq!(guest.reaped, [0]);
 }
+
+proptest! {
+    #[test]
+    fn nothing_in_a_record_makes_anything_panic(
+        version in prop_oneof![6 => Just(1), 1 => any::<u16>()],
+        desc_num in prop_oneof![6 => Just(SIZE), 1 => any::<u16>()],
+        last_batch_head in 0..SIZE + 2,
+        behind in 0..SIZE + 2,
+        states in proptest::collection::vec((0..u64::from(SIZE) * 16, any::<u8>()), 0..64),
+        scribbled in proptest::collection::vec((0..STATES + u64::from(SIZE) * 16, any::<u8>()), 0..64),
+    ) {
+        let mut guest = Guest::new(0, Vec::new());
+        (0..4).for_each(|_| guest.add());
+        let fields = [version, desc_num, last_batch_head, 0u16.wrapping_sub(behind)];
+        let fields = fields.map(u16::to_ne_bytes).concat();
+        guest.record.write_all_at(&fields, VERSION).unwrap();
+        for (at, byte) in states {
+            guest.record.write_all_at(&[byte], STATES + at).unwrap();
+        }
+        let started = guest.driver.queue().start_recorded(&guest.memory, map(&guest.record, 1).queue(0));
+        let Ok(mut queue) = started else { return Ok(()) };
+        let (mut chain, mut popped) = (Chain::new(), Vec::new());
+        for (at, byte) in scribbled {
+            guest.record.write_all_at(&[byte], at).unwrap();
+            if queue.pop(&mut chain) == Ok(true) {
+                popped.push(chain.head());
+            }
+            if byte % 2 == 0 && let Some(head) = popped.pop() {
+                queue.add_used(head, 0);
+            }
+            if byte % 4 == 0 {
+                queue.publish();
+            }
+        }
+        popped.into_iter().for_each(|head| queue.add_used(head, 0));
+        queue.publish();
+        prop_assert_eq!(queue.in_flight(), 0);
+    }
+}
