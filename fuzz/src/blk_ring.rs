@@ -29,7 +29,7 @@ pub fn blk_ring(data: &[u8]) {
     let (event_idx, packed) = input.one_of(&[(true, false), (false, false), (true, true), (false, true)]);
     let start = input.one_of(&[0, 1, u16::MAX]);
     // A place in the ring and a wrap counter, or any index.
-    let base = if packed { start & 0x8000 | start % size } else { start };
+    let base = if packed { (start & 0x8000) | (start % size) } else { start };
     let config = DriverConfig { size, packed, event_idx, indirect: None, base };
     let queue = config.queue(REGIONS[0].0);
     if !packed {

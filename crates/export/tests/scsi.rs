@@ -392,15 +392,17 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
 
 /// The place in a packed ring after so many descriptors: its slot, and the wrap counter in bit 15.
 fn place_after(descriptors: u32, size: u32) -> u32 {
-    descriptors % size | if (descriptors / size).is_multiple_of(2) { 0x8000 } else { 0 }
+    (descriptors % size) | if (descriptors / size).is_multiple_of(2) { 0x8000 } else { 0 }
 }
 
 #[test]
 fn a_packed_ring_that_breaks_the_rules_costs_its_queue_and_nothing_else() {
-    // Address, length, buffer ID and flags: available on the first lap.
+    /// Address, length, buffer ID and flags.
+    type Descriptor = (u64, u32, u16, u16);
+    // Available on the first lap.
     const NEXT: u16 = 1 | 1 << 7;
     const LAST: u16 = 1 << 7;
-    let wrong: [(&str, &[(u64, u32, u16, u16)]); 4] = [
+    let wrong: [(&str, &[Descriptor]); 4] = [
         ("a buffer ID outside the ring", &[(DATA, 16, 16, LAST)]),
         ("a chain without an end", &[(DATA, 16, 0, NEXT); 16]),
         ("a buffer outside memory", &[(1 << 50, 16, 0, LAST)]),

@@ -172,7 +172,8 @@ impl Queue {
         self.try_pop(chain).inspect_err(|&error| self.broken = Some(error))
     }
 
-    #[inline]
+    // A function of its own for each layout, so that neither carries the other's registers.
+    #[inline(never)]
     fn try_pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         let (popped, size) = (self.next_avail, self.config.size);
         if popped == self.seen_avail {

@@ -12,7 +12,7 @@ use crate::testing::{DATA, Guest, RING, descriptor, piece};
 /// All eight kinds of ring. The split ones begin at `base`, the packed ones as far into the ring.
 fn configs(base: u16) -> impl Iterator<Item = DriverConfig> {
     let kinds = [(false, None), (false, Some(8)), (true, None), (true, Some(8))];
-    let both = [(false, base), (true, 0x8000 | base % 16)];
+    let both = [(false, base), (true, 0x8000 | (base % 16))];
     both.into_iter().flat_map(move |(packed, base)| {
         let config = move |(event_idx, indirect)| DriverConfig { size: 16, packed, event_idx, indirect, base };
         kinds.into_iter().map(config)

@@ -310,7 +310,7 @@ proptest! {
         start: u16,
         batches in prop::collection::vec(batch(), 1..60),
     ) {
-        let base = start % size | start & 0x8000;
+        let base = (start % size) | (start & 0x8000);
         let indirect = indirect.then_some(8);
         let mut guest = Guest::new(DriverConfig { size, packed: true, event_idx, indirect, base });
         let (mut chain, mut token) = (Chain::new(), 0);
