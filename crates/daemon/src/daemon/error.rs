@@ -41,7 +41,7 @@ pub enum StartError {
     },
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
-    Inherit(String, Descriptor, #[source] InheritError),
+    Inherit(String, Descriptor, InheritError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),
