@@ -249,7 +249,8 @@ fn check_reach(address: &SocketAddr, remote: bool) -> io::Result<()> {
 
 /// Listens on a socket that somebody else made.
 fn adopt(socket: OwnedFd, remote: bool) -> io::Result<Socket> {
-    if !socket_acceptconn(&socket)? {
+    let listens = socket_acceptconn(&socket).map_err(|_| io::Error::other("it is not a socket"))?;
+    if !listens {
         return Err(io::Error::other("it does not listen"));
     }
     let adopted = match socket_domain(&socket)? {

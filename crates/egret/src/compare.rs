@@ -42,7 +42,7 @@ pub fn run(arguments: &Compare) -> ExitCode {
     match compare(arguments) {
         Ok(overall) => ExitCode::from(overall.exit_code()),
         Err(error) => {
-            crate::complain(&format!("{error:#}"));
+            crate::complain(&crate::in_one_line(&error));
             ExitCode::from(Overall::NotComparable.exit_code())
         }
     }

@@ -39,11 +39,46 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(&format!("{error:#}")),
+        Err(error) => complain(&in_one_line(&error)),
     }
+}
+
+/// An error and what caused it, each once: a message may tell its cause already.
+fn in_one_line(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line.as_str() {
+        "" => cause,
+        told if told.contains(&cause) => line,
+        _ => format!("{line}: {cause}"),
+    })
 }
 
 fn complain(line: &str) -> ExitCode {
     eprintln!("egret: {line}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+    use egret_daemon::Daemon;
+    use egret_daemon::process::Inherited;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || Err::<(), _>(std::io::Error::other("no room"));
+        assert_eq!(in_one_line(&cause().context("--pidfile p").unwrap_err()), "--pidfile p: no room");
+        // A message of a library tells its cause by itself.
+        let socket = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=/nonexistent/s";
+        let arguments = serve::Serve {
+            blockdev: vec!["null-co,node-name=n".to_owned()],
+            export: vec![socket.to_owned()],
+            ..serve::Serve::default()
+        };
+        let config = serve::config(&arguments).unwrap();
+        let error = Daemon::start(&config, &mut Inherited::default()).map(drop).unwrap_err();
+        let line = "export 'e': cannot listen on socket '/nonexistent/s': No such file or directory (os error 2)";
+        assert_eq!(in_one_line(&error.into()), line);
+    }
 }

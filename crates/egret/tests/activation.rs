@@ -93,16 +93,18 @@ fn a_socket_that_cannot_be_had_is_named_in_one_line() {
         Options::new().null("d0", "").words([export])
     };
     let anywhere = || TcpListener::bind("0.0.0.0:0").unwrap().into();
+    let file = || std::fs::File::open("/dev/null").unwrap().into();
     let connected = || UnixStream::pair().unwrap().0.into();
     let unknown = "no socket of this name was handed over (in $LISTEN_FDNAMES)";
     type Case = (&'static str, fn() -> OwnedFd, Options, String);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         ("disk:x", anywhere, of_export("disc"), format!("export 'e0': addr.str disc: {unknown}; did you mean 'disk'?")),
         ("", anywhere, of_chardev("qmp"), format!("inherited socket 'qmp': {unknown}; there are none")),
         ("a:a", anywhere, of_chardev("a"), "several sockets of this name were handed over; give each".to_owned()),
         ("a:b", anywhere, of_chardev("5"), "chardev 'm': cannot listen on descriptor 5: it is not open".to_owned()),
         ("a:b", anywhere, of_chardev("0"), "descriptor 0: it is a standard stream".to_owned()),
         ("a:b", connected, of_chardev("b"), "inherited socket 'b': it does not listen".to_owned()),
+        ("a:b", file, of_chardev("b"), "inherited socket 'b': it is not a socket".to_owned()),
         ("a:b", anywhere, of_chardev("b"), "other hosts reach 0.0.0.0; use path".to_owned()),
         ("a:b", anywhere, of_export("b"), "export 'e0': the inherited descriptor is not a UNIX socket".to_owned()),
     ];
@@ -111,7 +113,8 @@ fn a_socket_that_cannot_be_had_is_named_in_one_line() {
         let done = with_sockets(names, sockets, &options).output().unwrap();
         let said = String::from_utf8(done.stderr).unwrap();
         assert_eq!(done.status.code(), Some(1), "{said}");
-        assert!(said.contains(&line) && said.lines().count() == 1, "{said}");
+        let once = said.matches(&line).count() == 1 && said.lines().count() == 1;
+        assert!(once, "{said}");
     }
 }
 

@@ -42,10 +42,10 @@ pub enum StartError {
     },
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
-    Inherit(String, Descriptor, #[source] InheritError),
+    Inherit(String, Descriptor, InheritError),
     /// One of an export's logical units cannot be made.
     #[error("export '{0}': {1}: {2}")]
-    Unit(String, LunAddress, #[source] ConfigError),
+    Unit(String, LunAddress, ConfigError),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),

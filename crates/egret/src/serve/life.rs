@@ -56,7 +56,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
             let mut readiness = Some(readiness);
             let served = serve(config, &life, inherited, Some(&mut readiness));
             if let (Err(error), Some(readiness)) = (&served, readiness) {
-                readiness.failed(&format!("{error:#}"));
+                readiness.failed(&crate::in_one_line(error));
                 // The launcher says it; twice would be two lines.
                 std::process::exit(1);
             }

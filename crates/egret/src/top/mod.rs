@@ -104,7 +104,7 @@ impl Daemon {
             Ok(_) => {
                 format!("{thread}: {property}={}", value.as_str().map_or_else(|| value.to_string(), str::to_owned))
             }
-            Err(error) => format!("{error:#}"),
+            Err(error) => crate::in_one_line(&error),
         }
     }
 }
