@@ -412,13 +412,10 @@ fn a_packed_ring_that_breaks_the_rules_costs_its_queue_and_nothing_else() {
     for (what, descriptors) in wrong {
         let (mut machine, export) = started_with(&io, disk(Nanos::ZERO), Layout::Packed);
         let ring = &machine.rings[CONTROL as usize];
-        let bytes: Vec<u8> = descriptors
-            .iter()
-            .flat_map(|&(addr, len, id, flags)| {
-                [&addr.to_le_bytes()[..], &len.to_le_bytes(), &id.to_le_bytes(), &flags.to_le_bytes()].concat()
-            })
-            .collect();
-        assert!(machine.memory.write(ring.driver.queue().desc, &bytes));
+        for (at, &(addr, len, id, flags)) in (ring.driver.queue().desc..).step_by(16).zip(descriptors) {
+            let bytes = [&addr.to_le_bytes()[..], &len.to_le_bytes(), &id.to_le_bytes(), &flags.to_le_bytes()].concat();
+            assert!(machine.memory.write(at, &bytes));
+        }
         ring.kick();
         await_signal(&ring.err);
         assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1, "{what}");

@@ -26,6 +26,7 @@ const SET_VRING_CALL: u32 = 13;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_CONFIG: u32 = 24;
 const SET_CONFIG: u32 = 25;
+const GET_INFLIGHT_FD: u32 = 31;
 const SET_INFLIGHT_FD: u32 = 32;
 const GET_MAX_MEM_SLOTS: u32 = 36;
 
@@ -121,6 +122,18 @@ fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flig
     drop((peer, first));
     let (mut peer, _second) = agreed(&io);
     assert_eq!(hand_over(&mut peer), 0);
+}
+
+#[test]
+fn packed_rings_have_no_record_of_what_is_in_flight() {
+    let io = IoThread::start();
+    let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
+    for (unwanted, size) in [(RING_PACKED, Inflight::bytes(3, 128)), (0, 0)] {
+        let (mut peer, _export) = peer(&io);
+        peer.agree_but(unwanted);
+        let answer = peer.ask(GET_INFLIGHT_FD, &asked).unwrap();
+        assert_eq!(answer[..8], size.to_ne_bytes());
+    }
 }
 
 #[test]
