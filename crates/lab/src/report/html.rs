@@ -82,6 +82,7 @@ fn is_emulated(analysis: &Analysis<'_>) -> bool {
 fn head(analysis: &Analysis<'_>) -> Markup {
     let run = analysis.run;
     let emulated = is_emulated(analysis);
+    let is_said = run.host.warnings.iter().any(|warning| warning.about == "emulation");
     html! {
         header {
             p.eyebrow { "Egret lab · " @if run.plan.experiments.is_empty() { "a plan of its own" } @else { "experiments " (run.plan.experiments.join(", ")) } }
@@ -90,7 +91,7 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             p.meta { (machine::line(run)) }
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
-                    @if emulated { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
+                    @if emulated && !is_said { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
                     @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
                 }
             }
@@ -113,6 +114,9 @@ fn contents() -> Markup {
 
 /// Answers that are shown at once; more of them are not read.
 const AT_ONCE: usize = 12;
+
+/// Rows of a table that is shown at once.
+const LONGEST: usize = 60;
 
 fn cards(advice: &[Advice]) -> Markup {
     html! {
@@ -216,7 +220,7 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
             @if drawn {
                 div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
                 details { summary { "Figures" } (grid(&table)) }
-            } @else { (grid(&table)) }
+            } @else if table.rows.len() > LONGEST { details { summary { "Figures" } (grid(&table)) } } @else { (grid(&table)) }
             @if let Some(beside) = beside {
                 h4 { "Published: " (beside.title) }
                 (grid(&beside.grid))
