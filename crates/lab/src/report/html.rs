@@ -213,11 +213,15 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     let beside = shown.published.as_deref().and_then(|name| published::beside(name, analysis));
     let table = tables::chart(shown);
     let drawn = !matches!(shown.form, Form::Table);
+    let is_empty = !shown.groups.iter().flat_map(|group| &group.marks).any(|mark| mark.value.is_some());
     html! {
         article.card id=(shown.anchor) {
             h3 { span.id { (shown.id) } " " (shown.title) }
             p.quiet { (shown.label) @if let Some(better) = shown.better { "; " (better) } @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
-            @if drawn {
+            @if is_empty {
+                p.quiet { "Nothing was measured that this could show: see " a href="#wrong" { "what went wrong" } "." }
+                (grid(&table))
+            } @else if drawn {
                 div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
                 details { summary { "Figures" } (grid(&table)) }
             } @else if table.rows.len() > LONGEST { details { summary { "Figures" } (grid(&table)) } } @else { (grid(&table)) }
