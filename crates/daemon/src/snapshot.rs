@@ -37,6 +37,12 @@ pub struct IoThread {
     pub poll_max_ns: u64,
     /// How long the last wait was allowed to spin.
     pub window_ns: u64,
+    /// How long all waits together were allowed to spin, each counted as at most a second.
+    pub window_sum_ns: u64,
+    /// Waits that were not to spin at all.
+    pub windows_zero: u64,
+    /// Waits that were allowed at least 7/8 of the longest that they may spin.
+    pub windows_near_max: u64,
     /// Turns of its loop.
     pub turns: u64,
     /// Times there was nothing to do.
@@ -166,7 +172,8 @@ fn thread_of(export: &schema::Export, queue: u16) -> String {
 
 impl IoThread {
     fn read(object: &schema::IoThread, counters: &IoThreadCounters) -> Self {
-        let LoopStats { turns, waits, hits, blocks, kicks, kicks_spared, window, .. } = counters.turns.read();
+        let stats = counters.turns.read();
+        let LoopStats { turns, waits, hits, blocks, kicks, kicks_spared, .. } = stats;
         let (time, disks) = (counters.time(), counters.engines.read());
         let engine = |engine: &egret_disk::EngineStats| Engine {
             engine: engine.engine.to_owned(),
@@ -179,7 +186,10 @@ impl IoThread {
             id: object.id.clone(),
             poll_policy: object.policy().to_string(),
             poll_max_ns: object.parameters().max.0,
-            window_ns: window.0,
+            window_ns: stats.window.0,
+            window_sum_ns: stats.window_sum.0,
+            windows_zero: stats.window_zero,
+            windows_near_max: stats.window_near_max,
             turns,
             waits,
             hits,

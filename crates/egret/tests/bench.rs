@@ -156,6 +156,8 @@ fn a_plan_is_measured_cell_by_cell() {
         assert!(measurement.requests() > 0 && measurement.seconds > 0.09, "{cell:?}");
         assert!(cpu.load.is_some() && cpu.host_busy.is_some() && cpu.kernel_threads.is_some(), "{cell:?}");
         assert!(cpu.io_thread_work.is_some() && cpu.io_thread_system.is_some(), "{cell:?}");
+        let windows = measurement.polling.as_ref().map(|polling| (polling.mean_window_ns, polling.windows_reset));
+        assert!(matches!(windows, Some((Some(_), Some(_)))), "{cell:?}");
         assert_eq!(measurement.writes.is_some(), cell.id.load.starts_with("randrw"), "{cell:?}");
         assert_eq!(measurement.offered_iops.is_some(), cell.id.point == 1, "{cell:?}");
         assert!(!matches!(measurement.limit, Some(Limit::Device(_))), "{cell:?}");

@@ -212,13 +212,15 @@ function areAlike(a, b) {
 function recommend(best) {
   const table = byId("recommended"), [top] = best;
   table.hidden = !top;
-  const overlaps = point => point.iops_range[1] >= top.iops_range[0];
+  // One measurement has no range.
+  const isOne = point => point.iops_range[0] === point.iops_range[1];
+  const overlaps = point => isOne(point) || isOne(top) || point.iops_range[1] >= top.iops_range[0];
   const alike = best.slice(1).filter(point => areAlike(top, point));
   const close = best.slice(1).filter(point => areAlike(top, point) === undefined && overlaps(point));
   const names = points => points.map(point => escaped(point.subject)).join(", ");
   byId("answer").innerHTML = !top ? "Nothing that was measured fits. Spend more CPUs, or allow more latency."
     : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
-      + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Ranges overlap, so can’t tell: ${names(close)}.` : "");
+      + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Can’t tell, as ranges overlap or are not known: ${names(close)}.` : "");
   table.tBodies[0].innerHTML = best.map((point, index) => `<tr${index ? "" : ' class="best"'}>
     <td><span class="swatch" style="background:${colour(point.subject)}"></span>${escaped(point.subject)}</td>
     ${[point.iops, point.latency, point.p99, point.cpus, point.cpu_per_io].map(value => `<td class="number">${figure(value)}</td>`).join("")}

@@ -207,7 +207,11 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
         warn("smt-sibling", format!("'{name}': {shared} share a core, so that each slows the other down"));
     }
     if !guests.is_empty() && guest::is_emulated() {
-        warn("emulation", "there is no KVM for guests here: they show that things work, and not how fast".into());
+        warn(
+            "emulation",
+            "there is no KVM for guests here: cells marked “functional only” show that things work, and not how fast"
+                .into(),
+        );
     }
     let known = |cpu: &&usize| !host.cpu.usable.contains(cpu);
     if let Some(cpu) = plan.load_cpus.iter().chain(plan.subjects.iter().flat_map(|subject| &subject.cpus)).find(known) {

@@ -83,14 +83,13 @@ fn usual() -> [Chart; 3] {
 }
 
 impl Analysis<'_> {
-    /// The plan's charts; bars of latency, IOPS and CPU per I/O where it has none.
+    /// The plan's charts, of which some cell has ended; bars of latency, IOPS and CPU per I/O where it has none.
     pub fn figures(&self) -> Vec<Figure> {
-        let charts = &self.run.plan.charts;
-        if charts.is_empty() {
-            usual().iter().map(|one| self.chart(one)).collect()
-        } else {
-            charts.iter().map(|one| self.chart(one)).collect()
-        }
+        let (charts, usual) = (&self.run.plan.charts, usual());
+        let charts = if charts.is_empty() { &usual[..] } else { charts };
+        let has_cells =
+            |chart: &&Chart| chart.loads.is_empty() || self.loads.iter().any(|load| chart.loads.contains(&load.name));
+        charts.iter().filter(has_cells).map(|one| self.chart(one)).collect()
     }
 
     fn chart(&self, chart: &Chart) -> Figure {

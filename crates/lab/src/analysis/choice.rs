@@ -281,7 +281,7 @@ impl Analysis<'_> {
     fn beats(&self, winner: &str, loser: &str) -> Option<Vec<String>> {
         let mut better = Vec::new();
         for load in self.loads_of(loser) {
-            for metric in Self::metrics(load) {
+            for &metric in Self::metrics(load) {
                 match self.relation(&load.name, winner, loser, metric) {
                     Relation::Better => better.push(format!("{} under {}", metric.name(), load.name)),
                     Relation::Alike => {}

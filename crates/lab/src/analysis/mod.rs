@@ -123,16 +123,15 @@ impl<'a> Analysis<'a> {
         if known.is_empty() { 0.0 } else { median(known) }
     }
 
-    /// What is compared under a load: how fast it is, and what that costs.
-    fn metrics(load: &Load) -> [Metric; 2] {
-        let speed = match load.keys.application.as_deref() {
-            Some("pgbench") => Metric::Transactions,
-            Some(_) => Metric::Duration,
+    /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
+    fn metrics(load: &Load) -> &'static [Metric] {
+        match load.keys.application.as_deref() {
+            Some("pgbench") => &[Metric::Transactions, Metric::CpuPerIo],
+            Some(_) => &[Metric::Duration],
             // An open loop gets what it asks for; how long that takes is the question.
-            None if load.keys.rate_iops.is_some() => Metric::Latency,
-            None => Metric::Iops,
-        };
-        [speed, Metric::CpuPerIo]
+            None if load.keys.rate_iops.is_some() => &[Metric::Latency, Metric::CpuPerIo],
+            None => &[Metric::Iops, Metric::CpuPerIo],
+        }
     }
 
     fn judge(&self) -> Vec<Judged> {
@@ -141,7 +140,8 @@ impl<'a> Analysis<'a> {
             let compared = on.filter_map(|subject| Some((*subject, counterpart(&self.run.plan, load, subject)?)));
             compared.map(move |(subject, baseline)| (load, subject, baseline))
         });
-        let compared: Vec<_> = pairs.flat_map(|pair| Self::metrics(pair.0).map(|metric| (pair, metric))).collect();
+        let compared: Vec<_> =
+            pairs.flat_map(|pair| Self::metrics(pair.0).iter().map(move |metric| (pair, *metric))).collect();
         let comparable = |((load, subject, baseline), metric): &((&Load, &str, &str), Metric)| {
             let place = |subject| Place { load: &load.name, subject, point: 0 };
             !self.table.ratios(place(subject), place(baseline), *metric).is_empty()

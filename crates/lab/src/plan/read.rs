@@ -139,7 +139,10 @@ impl Plan {
     pub fn scaled(mut self, scale: f64) -> Self {
         let size = |bytes: Bytes, least: u64| Bytes((((bytes.0 as f64 * scale) as u64) >> 20 << 20).max(least));
         let time = |seconds: Seconds| Seconds(seconds.0 * scale);
-        self.disk.size = self.disk.size.map(|bytes| size(bytes, 16 << 20));
+        // The smallest database and its log need room.
+        let has_application = self.loads.iter().any(|keys| keys.application.is_some());
+        let least = if has_application { 256 << 20 } else { 16 << 20 };
+        self.disk.size = self.disk.size.map(|bytes| size(bytes, least));
         for keys in &mut self.loads {
             let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
             keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
@@ -334,6 +337,8 @@ mod tests {
     fn a_plan_shrinks_evenly() {
         let plan = Plan::read("p", &PLAN.replace("'null'", "'file'\nsize = '1G'"), Path::new(".")).unwrap().scaled(0.5);
         assert_eq!(plan.disk.size, Some(Bytes(512 << 20)));
+        let apps = Plan::named("apps").unwrap().scaled(0.001);
+        assert_eq!(apps.disk.size, Some(Bytes(256 << 20)));
         assert_eq!((plan.loads[0].runtime, plan.loads[0].ramp_time), (Seconds(2.5), Seconds(0.5)));
     }
 }

@@ -82,6 +82,7 @@ fn is_emulated(analysis: &Analysis<'_>) -> bool {
 fn head(analysis: &Analysis<'_>) -> Markup {
     let run = analysis.run;
     let emulated = is_emulated(analysis);
+    let is_said = run.host.warnings.iter().any(|warning| warning.about == "emulation");
     html! {
         header {
             p.eyebrow { "Egret lab · " @if run.plan.experiments.is_empty() { "a plan of its own" } @else { "experiments " (run.plan.experiments.join(", ")) } }
@@ -90,7 +91,7 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             p.meta { (machine::line(run)) }
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
-                    @if emulated { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
+                    @if emulated && !is_said { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
                     @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
                 }
             }
@@ -113,6 +114,9 @@ fn contents() -> Markup {
 
 /// Answers that are shown at once; more of them are not read.
 const AT_ONCE: usize = 12;
+
+/// Rows of a table that is shown at once.
+const LONGEST: usize = 60;
 
 fn cards(advice: &[Advice]) -> Markup {
     html! {
@@ -209,14 +213,18 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     let beside = shown.published.as_deref().and_then(|name| published::beside(name, analysis));
     let table = tables::chart(shown);
     let drawn = !matches!(shown.form, Form::Table);
+    let is_empty = !shown.groups.iter().flat_map(|group| &group.marks).any(|mark| mark.value.is_some());
     html! {
         article.card id=(shown.anchor) {
             h3 { span.id { (shown.id) } " " (shown.title) }
             p.quiet { (shown.label) @if let Some(better) = shown.better { "; " (better) } @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
-            @if drawn {
+            @if is_empty {
+                p.quiet { "Nothing was measured that this could show: see " a href="#wrong" { "what went wrong" } "." }
+                (grid(&table))
+            } @else if drawn {
                 div.chart data-figure=(shown.anchor) role="img" aria-label={ (shown.title) ": the figures are in the table below" } {}
                 details { summary { "Figures" } (grid(&table)) }
-            } @else { (grid(&table)) }
+            } @else if table.rows.len() > LONGEST { details { summary { "Figures" } (grid(&table)) } } @else { (grid(&table)) }
             @if let Some(beside) = beside {
                 h4 { "Published: " (beside.title) }
                 (grid(&beside.grid))
