@@ -50,6 +50,8 @@ struct Vring {
     started: bool,
     enabled: bool,
     running: bool,
+    /// It has run, and was stopped.
+    at_rest: bool,
 }
 
 /// The state of one conversation.
@@ -354,6 +356,11 @@ impl<'a> Session<'a> {
             packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
         };
+        if !vring.at_rest && config.has_lost_its_place(&self.memory).unwrap_or(false) {
+            return invalid(format!(
+                "queue {index} is packed, and where a dead daemon was in it is not known; reset the guest"
+            ));
+        }
         let record = self.record(index);
         if index < self.shared.device().diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
             self.shared.await_turns();
@@ -388,6 +395,7 @@ impl<'a> Session<'a> {
             let Some((config, signals)) = worker else { continue };
             self.vrings[index].base = Some(config.base);
             self.vrings[index].signals = signals;
+            self.vrings[index].at_rest = true;
         }
     }
 

@@ -118,19 +118,23 @@ impl Machine {
     }
 
     fn start_rings(&mut self) {
-        let Self { peer, rings, .. } = self;
-        for (index, ring) in (0..).zip(rings) {
-            let queue = ring.driver.queue();
-            peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
-            peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
-            let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
-            peer.say(SET_VRING_ADDR, 0, &place, &[]);
-            let name = longs(&[index.into()]);
-            peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
-            peer.say(SET_VRING_ERR, 0, &name, &[ring.err.as_fd()]);
-            peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
-            assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
+        for index in 0..self.rings.len() as u32 {
+            assert_eq!(self.start_ring(index), Some(0));
         }
+    }
+
+    fn start_ring(&mut self, index: u32) -> Option<u64> {
+        let (peer, ring) = (&mut self.peer, &self.rings[index as usize]);
+        let queue = ring.driver.queue();
+        peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
+        peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
+        let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
+        peer.say(SET_VRING_ADDR, 0, &place, &[]);
+        let name = longs(&[index.into()]);
+        peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
+        peer.say(SET_VRING_ERR, 0, &name, &[ring.err.as_fd()]);
+        peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
+        peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
     }
 
     fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
@@ -394,6 +398,18 @@ fn move_queues(loops: &[IoThread; 3], layout: Layout) {
 /// The place in a packed ring after so many descriptors: its slot, and the wrap counter in bit 15.
 fn place_after(descriptors: u32, size: u32) -> u32 {
     (descriptors % size) | if (descriptors / size).is_multiple_of(2) { 0x8000 } else { 0 }
+}
+
+#[test]
+fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew() {
+    const USED_ON_THE_FIRST_LAP: u16 = 1 << 7 | 1 << 15;
+    let io = IoThread::start();
+    let (stream, _export) = listening(&io, disk(Nanos::ZERO));
+    let mut machine = Machine::new(stream, Layout::Packed);
+    let flags = machine.rings[REQUESTS as usize].driver.queue().desc + 14;
+    assert!(machine.memory.write(flags, &USED_ON_THE_FIRST_LAP.to_le_bytes()));
+    assert_eq!(machine.start_ring(CONTROL), Some(0));
+    assert_ne!(machine.start_ring(REQUESTS), Some(0));
 }
 
 #[test]

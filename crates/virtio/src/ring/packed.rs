@@ -24,10 +24,27 @@ use std::sync::atomic::{Ordering, fence};
 use self::area::{Events, Position, Slots, Wish};
 use super::area::Descriptor;
 use super::chain::{Chain, INDIRECT, NEXT, WRITE};
-use super::{Area, MAX_SIZE, QueueConfig, RingError};
+use super::{Area, MAX_SIZE, PACKED_BASE, QueueConfig, RingError};
 use crate::memory::GuestMemory;
 
 impl QueueConfig {
+    /// Whether a packed ring that is to begin has been used before. It then does not begin: its place is not known to a
+    /// front-end whose device went away without a word. What lies at its beginning may have been used long ago, and an
+    /// old write that is done again goes over newer ones.
+    ///
+    /// For a ring that this front-end has not seen at rest: one that has gone round exactly twice looks like that too.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be looked at, as with [`start`](Self::start).
+    pub fn has_lost_its_place(&self, memory: &GuestMemory) -> Result<bool, RingError> {
+        if !self.packed || self.base != PACKED_BASE {
+            return Ok(false);
+        }
+        let ring = Areas::locate(self, memory)?.ring;
+        Ok((0..self.size).any(|slot| ring.flags(slot) & area::USED != 0))
+    }
+
     /// [`start`](Self::start), for a packed ring.
     pub(super) fn start_packed(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
@@ -62,7 +79,7 @@ struct Areas {
 }
 
 impl Areas {
-    fn locate(config: &QueueConfig, memory: &Arc<GuestMemory>) -> Result<Self, RingError> {
+    fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
         let QueueConfig { size, desc, avail, used, .. } = *config;
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(RingError::PackedSize(size));

@@ -16,7 +16,7 @@ use super::super::{Area, RingError};
 use crate::memory::GuestMemory;
 
 const AVAIL: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
-const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
+pub(in crate::ring) const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
 /// The flags that say whose a descriptor is.
 pub(in crate::ring) const OWNER: u16 = AVAIL | USED;
 

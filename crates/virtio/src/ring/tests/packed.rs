@@ -255,6 +255,27 @@ fn a_place_is_told_with_its_wrap_counter() {
 }
 
 #[test]
+fn a_ring_that_has_been_used_is_told_from_one_that_begins() {
+    for chains in 1..6 {
+        let mut guest = Guest::new(config(4));
+        assert!(!guest.driver.queue().has_lost_its_place(&guest.memory).unwrap());
+        let mut chain = Chain::new();
+        for _ in 0..chains {
+            guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+            guest.driver.publish();
+            assert!(guest.queue.pop(&mut chain).unwrap());
+            guest.queue.add_used(chain.head(), 0);
+            guest.queue.publish();
+            guest.driver.reap().unwrap().unwrap();
+        }
+        let at_rest = guest.queue.stop();
+        assert!(!at_rest.has_lost_its_place(&guest.memory).unwrap());
+        let lost = QueueConfig { base: PACKED_BASE, ..at_rest };
+        assert!(lost.has_lost_its_place(&guest.memory).unwrap(), "after {chains} chains");
+    }
+}
+
+#[test]
 fn what_was_used_but_not_shown_is_used_again_by_who_comes_after() {
     let mut guest = Guest::new(config(16));
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
