@@ -114,3 +114,25 @@ pub fn counterpart<'a>(plan: &'a Plan, load: &'a Load, name: &str) -> Option<&'a
     let other = beside.find(|other| on_line && other.at == subject.at).unwrap_or(baseline);
     (other.name != subject.name).then_some(&other.name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::expand;
+
+    #[test]
+    fn who_is_on_another_line_is_compared_with_whoever_is_at_its_place_on_the_baselines() {
+        let subject = |(name, line, at): (&str, &str, u32)| {
+            format!("[[subject]]\nname = '{name}'\nstack = 'egret'\nline = '{line}'\nat = {at}\n")
+        };
+        let subjects = [("blk 1", "blk", 1), ("blk 2", "blk", 2), ("scsi 1", "scsi", 1), ("scsi 2", "scsi", 2)];
+        let subjects = subjects.map(subject).concat();
+        let loads = "[[load]]\n[[load]]\niodepth = 2\nsubjects = ['scsi 2', 'scsi 1']\n";
+        let plan = format!("name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n{subjects}{loads}");
+        let plan: Plan = toml::from_str(&plan).unwrap();
+        let [all, scsi] = [0, 1].map(|load| expand(&plan.loads[load]).remove(0));
+        let with = |load| ["blk 1", "blk 2", "scsi 1", "scsi 2"].map(|name| counterpart(&plan, load, name));
+        assert_eq!(with(&all), [None, Some("blk 1"), Some("blk 1"), Some("blk 2")]);
+        assert_eq!(with(&scsi)[2..], [Some("scsi 2"), None]);
+    }
+}
