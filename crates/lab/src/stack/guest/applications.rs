@@ -42,7 +42,15 @@ postgres() {{ program=$1; shift; chroot --userspec=70:70 /apps "/postgresql/$pro
 mkfs.ext4 -q -F -E nodiscard {path} >&2
 mount -t ext4 {path} /apps/mnt
 stop() {{ true; }}
-trap 'status=$?; stop; cd /; umount /apps/mnt; exit $status' EXIT
+# What a database that was stopped has left behind takes a moment to end.
+leave() {{
+  for again in $(seq 100); do
+    umount /apps/mnt 2>/dev/null && return
+    sleep 0.1
+  done
+  umount /apps/mnt
+}}
+trap 'status=$?; stop; cd /; leave; exit $status' EXIT
 {script}
 "#
     )
