@@ -16,7 +16,6 @@
 
 pub(super) mod area;
 
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -131,7 +130,7 @@ struct Popped {
 }
 
 impl Queue {
-    pub(super) fn stop(self) -> QueueConfig {
+    pub(super) fn at_rest(&self) -> QueueConfig {
         let base = u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16;
         QueueConfig { base, ..self.config }
     }
@@ -293,10 +292,8 @@ impl Queue {
         !self.is_available()
     }
 
+    /// Finds the areas in another memory map; with nothing in flight.
     pub(super) fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        if self.in_flight_count > 0 {
-            return Err(RingError::InFlight(self.in_flight_count));
-        }
         self.areas = Areas::locate(&self.config, memory).inspect_err(|&error| self.broken = Some(error))?;
         self.memory = Arc::clone(memory);
         Ok(())
@@ -311,25 +308,4 @@ fn in_table(descriptor: Descriptor, index: u16, entries: u32) -> Descriptor {
     let flags = descriptor.flags & (WRITE | INDIRECT) | if is_last { 0 } else { NEXT };
     // The index after the last is not followed.
     area::Descriptor { flags, ..descriptor }.linked(index.wrapping_add(1))
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if self.in_flight_count > 0 {
-            // Address space lost, instead of a late disk read into whatever is mapped there next.
-            mem::forget(Arc::clone(&self.memory));
-        }
-    }
-}
-
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue")
-            .field("config", &self.config)
-            .field("next_avail", &self.next_avail)
-            .field("next_used", &self.next_used)
-            .field("in_flight", &self.in_flight_count)
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
-    }
 }

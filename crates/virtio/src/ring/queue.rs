@@ -1,6 +1,7 @@
 //! A queue of either layout: what a worker has.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 
 use super::chain::Chain;
@@ -69,7 +70,11 @@ pub struct Queue(Either<split::Queue, packed::Queue>);
 impl Queue {
     /// Gives the queue back at rest; what is in flight is no longer its business.
     pub fn stop(self) -> QueueConfig {
-        either!(self.0, queue => queue.stop())
+        self.at_rest()
+    }
+
+    fn at_rest(&self) -> QueueConfig {
+        either!(&self.0, queue => queue.at_rest())
     }
 
     /// Descriptors in the table.
@@ -177,12 +182,29 @@ impl Queue {
     /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one. Or the ring is not in the
     /// new map; the queue keeps the old one and is broken.
     pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        either!(&mut self.0, queue => queue.replace_memory(memory))
+        match self.in_flight() {
+            0 => either!(&mut self.0, queue => queue.replace_memory(memory)),
+            in_flight => Err(RingError::InFlight(in_flight)),
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.in_flight() > 0 {
+            // Address space lost, instead of a late disk read into whatever is mapped there next.
+            mem::forget(Arc::clone(self.memory()));
+        }
     }
 }
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        either!(&self.0, queue => queue.fmt(f))
+        f.debug_struct("Queue")
+            .field("at_rest", &self.at_rest())
+            .field("next_used", &self.next_used())
+            .field("in_flight", &self.in_flight())
+            .field("broken", &self.broken())
+            .finish_non_exhaustive()
     }
 }

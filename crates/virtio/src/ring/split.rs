@@ -1,6 +1,5 @@
 //! The device's half of a split ring.
 
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -109,8 +108,7 @@ pub struct Queue {
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// Gives the queue back at rest; what is in flight is no longer its business.
-    pub fn stop(self) -> QueueConfig {
+    pub fn at_rest(&self) -> QueueConfig {
         QueueConfig { base: self.next_avail.into(), ..self.config }
     }
 
@@ -304,39 +302,10 @@ impl Queue {
         !self.is_available()
     }
 
-    /// Goes on in another memory map.
-    ///
-    /// # Errors
-    ///
-    /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one. Or the ring is not in the
-    /// new map; the queue keeps the old one and is broken.
+    /// Finds the areas in another memory map; with nothing in flight.
     pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        if self.in_flight_count > 0 {
-            return Err(RingError::InFlight(self.in_flight_count));
-        }
         self.areas = Areas::locate(&self.config, memory).inspect_err(|&error| self.broken = Some(error))?;
         self.memory = Arc::clone(memory);
         Ok(())
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if self.in_flight_count > 0 {
-            // Address space lost, instead of a late disk read into whatever is mapped there next.
-            mem::forget(Arc::clone(&self.memory));
-        }
-    }
-}
-
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue")
-            .field("config", &self.config)
-            .field("next_avail", &self.next_avail)
-            .field("next_used", &self.next_used)
-            .field("in_flight", &self.in_flight_count)
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
     }
 }
