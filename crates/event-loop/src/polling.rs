@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
-use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{Active, BlockCost, Done, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::LoopCounters;
 use crate::calibrate::Calibration;
@@ -15,6 +15,9 @@ pub(crate) struct Polling {
     policy: Box<dyn Policy>,
     window_max: Nanos,
     before: Standing,
+    /// Requests that came back since the last wait, and when that ended.
+    pub(crate) completed: u32,
+    ended: Nanos,
     observed: Vec<Active>,
     cost: Option<RunningCost>,
     recorder: Option<Recorder>,
@@ -27,6 +30,8 @@ impl Polling {
             policy,
             window_max,
             before: Standing::default(),
+            completed: 0,
+            ended: Nanos::ZERO,
             observed: Vec::new(),
             cost: None,
             recorder: None,
@@ -69,8 +74,9 @@ impl Polling {
     }
 
     /// How long to spin before the coming wait blocks.
-    pub(crate) fn window(&mut self, in_flight: u32) -> Nanos {
+    pub(crate) fn window(&mut self, now: Nanos, in_flight: u32) -> Nanos {
         self.before.in_flight = in_flight;
+        self.before.done = Done { requests: std::mem::take(&mut self.completed), took: now - self.ended };
         let window = self.policy.window(&self.before);
         let counters = &self.counters;
         counters.window.set(window.0);
@@ -82,7 +88,16 @@ impl Polling {
     }
 
     /// Learns from a wait that has just ended, with these sources active.
-    pub(crate) fn observe(&mut self, length: Nanos, spun: Nanos, blocked: bool, active: impl Iterator<Item = Active>) {
+    pub(crate) fn observe(
+        &mut self,
+        start: Nanos,
+        end: Nanos,
+        spun: Nanos,
+        blocked: bool,
+        active: impl Iterator<Item = Active>,
+    ) {
+        let length = end - start;
+        self.ended = end;
         let counters = &self.counters;
         counters.waits.add(1);
         if blocked {

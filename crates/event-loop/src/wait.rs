@@ -49,7 +49,7 @@ impl<S: Source> EventLoop<S> {
             return self.ask_monitor();
         }
         let in_flight = self.backend.in_flight();
-        let window = self.polling.window(in_flight);
+        let window = self.polling.window(start, in_flight);
         let found = window > Nanos::ZERO && self.spin(start, window)?;
         let spun = self.now - start;
         let slept = !found && self.block()?;
@@ -152,6 +152,6 @@ impl<S: Source> EventLoop<S> {
         });
         let engines = Active { slot: slot(BACKEND), kind: Kind::Completion, ready: *completed };
         let engines = (in_flight || *completed).then_some(engines);
-        polling.observe(*now - start, spun, blocked, queues.chain(engines));
+        polling.observe(start, *now, spun, blocked, queues.chain(engines));
     }
 }

@@ -27,11 +27,22 @@ pub struct LastWait {
     pub length: Nanos,
 }
 
+/// What the loop did between two waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Requests that engines gave back.
+    pub requests: u32,
+    /// From the end of the last wait to the beginning of the coming one.
+    pub took: Nanos,
+}
+
 /// What the loop knows before a wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Requests that engines hold now.
     pub in_flight: u32,
+    /// What was done since the last wait; nothing in a replay, for a trace does not tell.
+    pub done: Done,
     /// How the wait before this one ended.
     pub last: LastWait,
 }

@@ -57,7 +57,7 @@ fn play(policy: &mut dyn Policy, events: &[Event]) -> Vec<Nanos> {
     for event in events {
         match event {
             Event::Wait { length, wakeup, in_flight, active, kind } => {
-                let window = policy.window(&Standing { in_flight: *in_flight, last });
+                let window = policy.window(&Standing { in_flight: *in_flight, last, ..Standing::default() });
                 windows.push(window);
                 let (blocked, spun) = (*length > window.0, window.min(Nanos(*length)));
                 let length = if blocked { Nanos(*length) + Nanos(*wakeup) } else { Nanos(*length) };

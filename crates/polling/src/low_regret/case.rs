@@ -9,6 +9,12 @@ use super::situation::{Class, Depth};
 use super::trial::{Order, Trial};
 use crate::{BlockCost, Contention, Wait};
 
+/// Waits between two trials, at first.
+const SOONEST: u32 = 128;
+
+/// Spins in vain that end a trial.
+const FRUITLESS: u32 = 2;
+
 /// A situation's panel, its price of a block, and the trials that find that out.
 pub(super) struct Case {
     depth: Depth,
@@ -48,7 +54,14 @@ impl Decision {
 
 impl Case {
     pub(super) fn new(depth: Depth, price: Price) -> Self {
-        Self { depth, panel: Panel::new(), price, trial: Trial::new(), added: None, until_probe: PROBE_EVERY }
+        Self {
+            depth,
+            panel: Panel::new(),
+            price,
+            trial: Trial::new(SOONEST, FRUITLESS),
+            added: None,
+            until_probe: PROBE_EVERY,
+        }
     }
 
     /// How long the coming wait is to be spun for, after one of class `last`.

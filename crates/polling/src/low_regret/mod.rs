@@ -12,10 +12,12 @@
 //! | `situation.rs` | what the loop knows before a wait, sorted into a few cases |
 //! | `panel.rs` | four opinions on the next window, and which of them has been cheapest of late |
 //! | `trial.rs` | what a block adds to a wait, found by experiment |
+//! | `habit.rs` | at depth: what spinning for every wait takes off a request, found by experiment |
 //! | `case.rs` | all of this for one situation |
 
 mod buckets;
 mod case;
+mod habit;
 mod histogram;
 mod panel;
 mod price;
@@ -23,6 +25,7 @@ mod situation;
 mod trial;
 
 use self::case::{Case, Decision};
+use self::habit::Habit;
 use self::price::Price;
 use self::situation::{Class, Situation};
 use crate::{BlockCost, Contention, Nanos, Parameters, Policy, Slot, Standing, Wait};
@@ -39,6 +42,7 @@ pub(crate) struct LowRegret {
     is_off: bool,
     /// One for each situation.
     cases: Vec<Case>,
+    habit: Habit,
     /// How long the last wait truly was.
     last: Class,
     /// The wait that `window` was asked about and `observe` will tell of.
@@ -52,6 +56,7 @@ impl LowRegret {
         Self {
             is_off: parameters.max == Nanos::ZERO,
             cases: Situation::depths().map(|depth| Case::new(depth, price.clone())).collect(),
+            habit: Habit::new(price),
             last: Class::default(),
             coming: Situation::default(),
             decision: Decision::default(),
@@ -65,25 +70,28 @@ impl Policy for LowRegret {
             return Nanos::ZERO;
         }
         self.coming = Situation::of(before);
+        self.habit.resume(before);
         self.decision = self.cases[self.coming.index()].decide(self.last);
-        Nanos(self.decision.window)
+        Nanos(self.habit.window().unwrap_or(self.decision.window))
     }
 
     fn observe(&mut self, wait: &Wait<'_>) {
         if self.is_off {
             return;
         }
+        self.habit.observe(wait);
         self.last = self.cases[self.coming.index()].observe(&self.decision, self.last, wait);
     }
 
     fn forget(&mut self, _slot: Slot) {}
 
     fn window_now(&self) -> Nanos {
-        Nanos(self.decision.trusted())
+        Nanos(self.habit.trusted().unwrap_or(self.decision.trusted()))
     }
 
     fn set_block_cost(&mut self, cost: BlockCost) {
         self.cases.iter_mut().for_each(|case| case.set_block(cost));
+        self.habit.set_block(cost);
     }
 
     fn contend(&mut self, evidence: Contention) {
@@ -109,7 +117,7 @@ mod tests {
     fn play(policy: &mut LowRegret, waits: impl IntoIterator<Item = u64>, wakeup: u64) -> Vec<u64> {
         let mut last = LastWait::default();
         let mut one = |length: u64| {
-            let window = policy.window(&Standing { in_flight: 1, last }).0;
+            let window = policy.window(&Standing { in_flight: 1, last, ..Standing::default() }).0;
             let blocked = length > window;
             let seen = Nanos(if blocked { length + wakeup } else { length });
             policy.observe(&Wait { length: seen, spun: Nanos(length.min(window)), blocked, active: &[] });

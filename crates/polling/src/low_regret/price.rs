@@ -73,6 +73,13 @@ impl Price {
         length.min(LONGEST)
     }
 
+    /// What it costs to be on a core for `awake` and to block so often while `elapsed` goes by. Contention is no part of
+    /// it: whom the core is kept from is late, and that is in `elapsed`.
+    pub(super) fn served(&self, awake: u64, blocks: u32, elapsed: u64) -> u64 {
+        let blocks = self.cost.cpu.0.min(LONGEST) * u64::from(blocks);
+        awake + blocks + elapsed.saturating_mul(self.latency_price.into())
+    }
+
     /// Learns what a block costs, and takes its latency for what it adds to a wait.
     pub(super) fn set_block(&mut self, cost: BlockCost) {
         self.cost = cost;

@@ -88,7 +88,7 @@ mod tests {
         for in_flight in [0, 1, 2, 8] {
             for kind in [Kind::Queue, Kind::Completion, Kind::Other] {
                 let last = LastWait { kind, ..LastWait::default() };
-                let index = Situation::of(&Standing { in_flight, last }).index();
+                let index = Situation::of(&Standing { in_flight, last, ..Standing::default() }).index();
                 assert!(!std::mem::replace(&mut seen[index], true));
             }
         }

@@ -10,10 +10,6 @@
 const SAMPLE: usize = 8;
 /// Waits at the beginning of a trial that are not counted: the world is still as it was.
 const SETTLING: u32 = 4;
-/// Spins in vain that end a trial: such waits are too long to compare.
-const FRUITLESS: u32 = 2;
-/// Waits between two trials, at first. It doubles with each trial that finds the same rule as the one before.
-const SOONEST: u32 = 128;
 /// Waits between two trials, at most.
 const LATEST: u32 = 8_192;
 
@@ -70,13 +66,19 @@ pub(super) struct Trial {
     phase: Phase,
     order: Order,
     gap: u32,
+    /// `gap`, at first.
+    soonest: u32,
+    /// Spins in vain that end a trial: such waits are too long to compare.
+    patience: u32,
     /// Spins in vain during this trial.
     fruitless: u32,
 }
 
 impl Trial {
-    pub(super) fn new() -> Self {
-        Self { phase: Phase::Resting(SOONEST), order: Order::AsUsual, gap: SOONEST, fruitless: 0 }
+    /// The first trial begins after `soonest` waits. The distance doubles with each that finds the same rule as the one
+    /// before.
+    pub(super) fn new(soonest: u32, patience: u32) -> Self {
+        Self { phase: Phase::Resting(soonest), order: Order::AsUsual, gap: soonest, soonest, patience, fruitless: 0 }
     }
 
     /// What the coming wait is to be.
@@ -107,7 +109,7 @@ impl Trial {
                     sample.add(length, blocked);
                 }
                 let (control, sample) = (*control, *sample);
-                if self.fruitless == FRUITLESS || sample.is_full() {
+                if self.fruitless == self.patience || sample.is_full() {
                     self.phase = Phase::Resting(self.gap);
                 }
                 if sample.is_full() {
@@ -121,7 +123,7 @@ impl Trial {
     fn begin(&mut self, control: Sample, may_block: bool) {
         let order = if control.blocks * 2 >= SAMPLE { Order::Spin } else { Order::Block };
         // A rule that has changed is looked at again soon.
-        self.gap = if order == self.order { (self.gap * 2).min(LATEST) } else { SOONEST };
+        self.gap = if order == self.order { (self.gap * 2).min(LATEST) } else { self.soonest };
         self.order = order;
         self.fruitless = 0;
         self.phase = if order == Order::Block && !may_block {
@@ -142,6 +144,9 @@ fn added(one: &Sample, other: &Sample) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SOONEST: u32 = 128;
+    const FRUITLESS: u32 = 2;
 
     /// Goes through a trial in a world where spinning makes waits of `spun` and blocking of `blocked`, and the rule is
     /// to spin or not; returns how many waits it took, and what it found.
@@ -164,14 +169,14 @@ mod tests {
 
     #[test]
     fn what_a_block_adds_is_found_whichever_is_the_rule() {
-        assert_eq!(one(&mut Trial::new(), true, 10_000, 25_000).1, Some(15_000));
-        assert_eq!(one(&mut Trial::new(), false, 10_000, 25_000).1, Some(15_000));
-        assert_eq!(one(&mut Trial::new(), false, 17_000, 12_000).1, Some(-5_000));
+        assert_eq!(one(&mut Trial::new(SOONEST, FRUITLESS), true, 10_000, 25_000).1, Some(15_000));
+        assert_eq!(one(&mut Trial::new(SOONEST, FRUITLESS), false, 10_000, 25_000).1, Some(15_000));
+        assert_eq!(one(&mut Trial::new(SOONEST, FRUITLESS), false, 17_000, 12_000).1, Some(-5_000));
     }
 
     #[test]
     fn trials_become_rare_while_the_rule_stays_and_come_soon_after_it_has_changed() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::new(SOONEST, FRUITLESS);
         let took: Vec<_> = (0..10).map(|_| one(&mut trial, true, 10_000, 25_000).0).collect();
         assert!(took.is_sorted() && took[9] > LATEST && took[1] < 2 * SOONEST + 4 * SAMPLE as u32, "{took:?}");
         one(&mut trial, false, 10_000, 25_000);
@@ -180,7 +185,7 @@ mod tests {
 
     #[test]
     fn nobody_sleeps_where_that_could_not_pay() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::new(SOONEST, FRUITLESS);
         for _ in 0..10 * SOONEST {
             assert_eq!(trial.take(2_000, false, |length| length > 4_000), None);
             assert_eq!(trial.order(), Order::AsUsual);
@@ -189,7 +194,7 @@ mod tests {
 
     #[test]
     fn waits_too_long_to_spin_for_end_a_trial_early_and_say_nothing() {
-        let mut trial = Trial::new();
+        let mut trial = Trial::new(SOONEST, FRUITLESS);
         let mut spins = 0;
         for _ in 0..2 * SOONEST {
             spins += u32::from(trial.order() == Order::Spin);

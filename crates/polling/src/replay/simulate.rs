@@ -34,7 +34,7 @@ pub(super) fn run(policy: &mut dyn Policy, trace: &Trace, wakeup: Nanos) -> Tall
     let mut last = LastWait::default();
     for (record, length) in trace.waits.iter().zip(trace.true_lengths()) {
         let in_flight = record.in_flight;
-        let window = policy.window(&Standing { in_flight, last });
+        let window = policy.window(&Standing { in_flight, last, ..Standing::default() });
         let blocked = tally.add(length, window);
         let seen = if blocked { length + wakeup } else { length };
         policy.observe(&Wait {

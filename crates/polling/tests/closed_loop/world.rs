@@ -90,7 +90,7 @@ impl<'a> Running<'a> {
 
     /// Waits as the policy says; the length is that for who blocks at once and that for who spins.
     fn wait(&mut self, in_flight: u32, kind: Kind, [sleeping, spinning]: [u64; 2]) {
-        let window = self.policy.window(&Standing { in_flight, last: self.last });
+        let window = self.policy.window(&Standing { in_flight, last: self.last, ..Standing::default() });
         let start = self.now;
         let length = if window == Nanos::ZERO { sleeping } else { spinning };
         let blocked = length > window.0;

@@ -1,0 +1,223 @@
+//! Whether to spin for every wait at depth, found by what a request comes to.
+//!
+//! With several requests in flight a block does more than wake up late: requests gather meanwhile, and the client is left
+//! to sleep. The lengths of waits do not tell, for a later look finds more requests ended. So what [`Trial`] compares here
+//! is the price of a request, CPU and time together, over some dozens of requests at a time.
+
+use super::buckets::LONGEST;
+use super::price::Price;
+use super::trial::{Order, Trial};
+use crate::{BlockCost, Standing, Wait};
+
+/// Requests that are priced together.
+const SLICE: u32 = 32;
+/// Slices between two trials, at first.
+const SOONEST: u32 = 32;
+/// A slice of more waits is over: with so few requests to so many waits, nothing of this pays.
+const MOST_WAITS: u32 = 8 * SLICE;
+/// Spinning for every wait becomes the habit where it saves more than this part of a request's price, and remains it
+/// while it saves anything.
+const WORTH_IT: i64 = 32;
+/// So many slices in a row that blocked all the same end the habit.
+const IN_VAIN: u32 = 4;
+
+/// What happened while some requests were served.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slice {
+    requests: u32,
+    waits: u32,
+    /// Waits that began with several requests in flight.
+    deep: u32,
+    blocks: u32,
+    elapsed: u64,
+    /// The part of `elapsed` that the thread was on its core.
+    awake: u64,
+}
+
+impl Slice {
+    fn is_deep(&self) -> bool {
+        self.deep * 4 >= self.waits
+    }
+
+    fn is_mostly_slept_through(&self) -> bool {
+        self.blocks * 4 >= self.waits
+    }
+}
+
+/// What is done about every wait, and the trials of the opposite.
+pub(super) struct Habit {
+    price: Price,
+    slice: Slice,
+    trial: Trial,
+    /// By how much spinning for every wait makes a request cheaper, averaged over the last trials.
+    saved: i64,
+    spins: bool,
+    in_vain: u32,
+}
+
+impl Habit {
+    pub(super) fn new(price: Price) -> Self {
+        let trial = Trial::new(SOONEST, u32::MAX);
+        Self { price, slice: Slice::default(), trial, saved: 0, spins: false, in_vain: 0 }
+    }
+
+    /// Takes in what was done since the last wait, and what the coming one begins with.
+    pub(super) fn resume(&mut self, before: &Standing) {
+        let took = before.done.took.0.min(LONGEST);
+        let slice = &mut self.slice;
+        slice.requests += before.done.requests;
+        slice.elapsed += took;
+        slice.awake += took;
+        if slice.requests >= SLICE || slice.waits == MOST_WAITS {
+            self.close();
+        }
+        self.slice.waits += 1;
+        self.slice.deep += u32::from(before.in_flight > 1);
+    }
+
+    /// The window that is trusted for every wait, if that is not for the panels to say.
+    pub(super) fn trusted(&self) -> Option<u64> {
+        self.spins.then(|| self.price.reach())
+    }
+
+    /// The window of the coming wait, if it is not for the panels to say.
+    pub(super) fn window(&self) -> Option<u64> {
+        match self.trial.order() {
+            Order::AsUsual => self.trusted(),
+            Order::Block => Some(0),
+            Order::Spin => Some(self.price.reach()),
+        }
+    }
+
+    /// Takes in a wait.
+    pub(super) fn observe(&mut self, wait: &Wait<'_>) {
+        let slice = &mut self.slice;
+        slice.blocks += u32::from(wait.blocked);
+        slice.elapsed += wait.length.0.min(LONGEST);
+        slice.awake += wait.spun.0.min(LONGEST);
+    }
+
+    fn close(&mut self) {
+        let slice = std::mem::take(&mut self.slice);
+        let slept = slice.is_mostly_slept_through();
+        self.in_vain = if slept && self.window().is_some_and(|window| window > 0) { self.in_vain + 1 } else { 0 };
+        if slice.requests < SLICE || !slice.is_deep() || self.in_vain == IN_VAIN {
+            *self = Self::new(self.price.clone());
+            return;
+        }
+        let cost = self.price.served(slice.awake, slice.blocks, slice.elapsed) / u64::from(slice.requests);
+        // Where the panels spin by themselves they are left alone.
+        let may_block = self.spins;
+        if let Some(dearer) = self.trial.take(cost, slept, |_| may_block) {
+            self.saved = self.saved.midpoint(dearer);
+            self.spins = self.saved > if self.spins { 0 } else { cost.cast_signed() / WORTH_IT };
+        }
+    }
+
+    pub(super) fn set_block(&mut self, cost: BlockCost) {
+        self.price.set_block(cost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Done, Nanos};
+
+    /// How a batch of four requests goes: how long the wait for it is, for who spins and for who sleeps.
+    #[derive(Clone, Copy)]
+    struct Batch {
+        in_flight: u32,
+        spun: u64,
+        slept: u64,
+    }
+
+    /// At K = 10 us of CPU, and windows of up to 50 us.
+    fn habit() -> Habit {
+        let mut price = Price::new(Nanos(50_000), 1);
+        price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(15_000) });
+        Habit::new(price)
+    }
+
+    /// Serves some batches, where the panels would sleep or spin; returns how many were slept through.
+    fn serve(habit: &mut Habit, batches: u32, batch: Batch, panels: u64) -> u32 {
+        let mut blocks = 0;
+        for _ in 0..batches {
+            habit.resume(&Standing {
+                in_flight: batch.in_flight,
+                done: Done { requests: 4, took: Nanos(5_000) },
+                ..Standing::default()
+            });
+            let window = habit.window().unwrap_or(panels);
+            let length = if window == 0 { batch.slept } else { batch.spun };
+            let blocked = length > window;
+            let spun = Nanos(length.min(window));
+            habit.observe(&Wait { length: Nanos(length), spun, blocked, active: &[] });
+            blocks += u32::from(blocked);
+        }
+        blocks
+    }
+
+    /// Spinning takes 30 + 30 us and blocking 80 + 10.
+    const SLEEPY: Batch = Batch { in_flight: 8, spun: 30_000, slept: 80_000 };
+    /// Spinning takes 30 + 30 us and blocking 40 + 10.
+    const BRISK: Batch = Batch { in_flight: 8, spun: 30_000, slept: 40_000 };
+
+    #[test]
+    fn who_sleeps_and_makes_requests_dear_by_that_comes_to_spin() {
+        let mut habit = habit();
+        serve(&mut habit, 1_000, SLEEPY, 0);
+        assert_eq!(habit.trusted(), Some(50_000));
+        let slept = serve(&mut habit, 10_000, SLEEPY, 0);
+        assert!(slept < 1_000, "{slept}");
+    }
+
+    #[test]
+    fn where_requests_are_cheaper_slept_through_only_trials_spin() {
+        let mut habit = habit();
+        let slept = serve(&mut habit, 10_000, BRISK, 0);
+        assert_eq!(habit.trusted(), None);
+        assert!(slept > 9_000, "{slept}");
+    }
+
+    #[test]
+    fn a_habit_that_has_ceased_to_pay_is_given_up() {
+        let mut habit = habit();
+        serve(&mut habit, 1_000, SLEEPY, 0);
+        serve(&mut habit, 10_000, BRISK, 0);
+        assert_eq!(habit.trusted(), None);
+    }
+
+    #[test]
+    fn waits_too_long_to_spin_for_end_the_habit_at_once() {
+        let mut habit = habit();
+        serve(&mut habit, 1_000, SLEEPY, 0);
+        serve(&mut habit, 50, Batch { spun: 60_000, ..SLEEPY }, 0);
+        assert_eq!(habit.trusted(), None);
+    }
+
+    #[test]
+    fn with_single_requests_there_is_no_habit() {
+        let mut habit = habit();
+        serve(&mut habit, 1_000, SLEEPY, 0);
+        assert!(serve(&mut habit, 1_000, Batch { in_flight: 1, ..SLEEPY }, 0) >= 990);
+        assert_eq!(habit.trusted(), None);
+    }
+
+    #[test]
+    fn panels_that_spin_are_left_alone() {
+        assert_eq!(serve(&mut habit(), 10_000, SLEEPY, 50_000), 0);
+    }
+
+    #[test]
+    fn waits_without_requests_come_to_nothing() {
+        let mut habit = habit();
+        serve(&mut habit, 1_000, SLEEPY, 0);
+        let wait = Wait { length: Nanos(1), spun: Nanos(1), blocked: false, active: &[] };
+        for _ in 0..=2 * MOST_WAITS {
+            habit.resume(&Standing { in_flight: 8, ..Standing::default() });
+            habit.observe(&wait);
+        }
+        assert_eq!(habit.trusted(), None);
+    }
+}
