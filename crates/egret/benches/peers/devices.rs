@@ -32,9 +32,14 @@ const CELLS: [(Under, u16); 4] = [(Under::Null, 1), (Under::Null, 64), (Under::F
 
 const BLK: &str = "virtio-blk";
 const SCSI: &str = "virtio-scsi";
-/// As it comes: its I/O thread spins before it sleeps.
-const POLLING: &str = "virtio-scsi, polling";
+/// As they come: their I/O thread spins before it sleeps.
+const POLLING_BLK: &str = "virtio-blk, polling";
+const POLLING_SCSI: &str = "virtio-scsi, polling";
 const PEER: &str = "vhost-device-scsi";
+
+/// Every device, and the virtio-blk that it is compared with.
+const DEVICES: [(&str, Option<&str>); 5] =
+    [(BLK, None), (SCSI, Some(BLK)), (POLLING_BLK, None), (POLLING_SCSI, Some(POLLING_BLK)), (PEER, None)];
 
 fn name(under: Under, depth: u16) -> String {
     format!("devices, {} QD{depth}", if under == Under::Null { "null" } else { "file" })
@@ -47,6 +52,8 @@ struct Seat {
     job: Job,
     tally: Tally,
     cpu_ns: u64,
+    /// How often the server has gone to sleep.
+    sleeps: u64,
 }
 
 /// What one repetition has measured of one device.
@@ -57,6 +64,8 @@ struct Sample {
     iops: f64,
     p50_us: f64,
     cpu_us: f64,
+    /// For each request.
+    sleeps: f64,
 }
 
 impl Seat {
@@ -64,17 +73,19 @@ impl Seat {
         let mut jobs = spec.jobs(disk)?;
         let job = jobs.pop().expect("one job");
         let tally = job.tally();
-        Ok(Self { device: device.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0 })
+        Ok(Self { device: device.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0, sleeps: 0 })
     }
 
     fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
         let pid = self.server.pid();
-        let (mut before, mut after) = (0, 0);
+        let (mut before, mut after) = ((0, 0), (0, 0));
         self.job.run(span, &mut self.tally, &mut |edge| {
-            let now = machine::cpu_time_ns(pid).unwrap_or_default();
+            let sleeps = self.server.sleeps().into_iter().map(|(_, sleeps)| sleeps).sum();
+            let now = (machine::cpu_time_ns(pid).unwrap_or_default(), sleeps);
             *if edge == Edge::Begin { &mut before } else { &mut after } = now;
         })?;
-        self.cpu_ns += after - before;
+        self.cpu_ns += after.0 - before.0;
+        self.sleeps += after.1.saturating_sub(before.1);
         Ok(())
     }
 }
@@ -99,13 +110,17 @@ pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, c
     for pair in 0..pairs {
         for (under, depth) in shuffle.of(cells.clone()) {
             match measure(under, depth, peer, length, cores, shuffle) {
-                Ok(seats) => samples.extend(seats.into_iter().map(|seat| Sample {
-                    cell: name(under, depth),
-                    pair,
-                    iops: seat.tally.iops(),
-                    p50_us: seat.tally.lat_us(0.5),
-                    cpu_us: seat.cpu_ns as f64 / 1e3 / seat.tally.requests().max(1) as f64,
-                    device: seat.device,
+                Ok(seats) => samples.extend(seats.into_iter().map(|seat| {
+                    let requests = seat.tally.requests().max(1) as f64;
+                    Sample {
+                        cell: name(under, depth),
+                        pair,
+                        iops: seat.tally.iops(),
+                        p50_us: seat.tally.lat_us(0.5),
+                        cpu_us: seat.cpu_ns as f64 / 1e3 / requests,
+                        sleeps: seat.sleeps as f64 / requests,
+                        device: seat.device,
+                    }
                 })),
                 Err(error) => println!("failed: {}: {error}", name(under, depth)),
             }
@@ -125,19 +140,11 @@ fn measure(
     let scratch = Scratch::new();
     let image = scratch.image("disk", FILE);
     std::fs::write(&image, vec![0xA5; FILE as usize]).expect("room for a file");
-    let [blk, scsi, polling, theirs] = ["blk", "scsi", "polling", "theirs"].map(|name| scratch.path(name));
+    let theirs = scratch.path("theirs");
     let node = |options: Options, name: &str| match under {
         Under::Null => options.null(name, ""),
         Under::File => options.disk(name, &image, "read-only=on,aio=io_uring"),
     };
-    let ours = |iothread: &str, scsi: &Path| {
-        node(Options::new().iothread("io0", iothread), "s").export_scsi(
-            "scsi",
-            scsi,
-            "iothread=io0,luns.0.lun=0,luns.0.node-name=s",
-        )
-    };
-    let options = node(ours("poll-max-ns=0", &scsi), "b").export("blk", "b", &blk, "iothread=io0");
     let spec = Spec {
         iodepth: depth,
         waiting: Waiting::Polling,
@@ -146,13 +153,22 @@ fn measure(
     };
     let start =
         |program: &Program, options: &Options| Rc::new(cores.on_the_servers(|| Server::start(program, options)));
-    let server = start(&Program::egret(), &options);
     let start_scsi = |path: &Path| Client::start_scsi(path, Manner::default(), spec.shape());
-    let start_blk = || Client::connect(&blk, Manner::default())?.start(spec.shape());
-    let mut seats =
-        vec![Seat::new(BLK, &server, start_blk()?, &spec)?, Seat::new(SCSI, &server, start_scsi(&scsi)?, &spec)?];
-    let server = start(&Program::egret(), &ours("", &polling));
-    seats.push(Seat::new(POLLING, &server, start_scsi(&polling)?, &spec)?);
+    let mut seats = Vec::new();
+    for (iothread, names) in [("poll-max-ns=0", [BLK, SCSI]), ("", [POLLING_BLK, POLLING_SCSI])] {
+        let [blk, scsi] = names.map(|name| scratch.path(&name.replace(", ", "-")));
+        let options = node(node(Options::new().iothread("io0", iothread), "b"), "s");
+        let options = options.export("blk", "b", &blk, "iothread=io0").export_scsi(
+            "scsi",
+            &scsi,
+            "iothread=io0,luns.0.lun=0,luns.0.node-name=s",
+        );
+        let server = start(&Program::egret(), &options);
+        let disks = [Client::connect(&blk, Manner::default())?.start(spec.shape())?, start_scsi(&scsi)?];
+        for (name, disk) in names.into_iter().zip(disks) {
+            seats.push(Seat::new(name, &server, disk, &spec)?);
+        }
+    }
     if let (Some(peer), Under::File) = (peer, under) {
         let words = ["--socket-path".to_owned(), theirs.display().to_string(), image.display().to_string()];
         let server = start(peer, &Options::new().words(words).listening(&theirs));
@@ -171,37 +187,41 @@ fn measure(
 /// The table; a ratio is of two measurements of one repetition.
 fn print(cells: &[String], samples: &[Sample]) {
     println!();
-    println!(
-        "{:<26}{:<32}{:>9}{:>9}{:>11}   {:<20}{:<20}",
-        "4 KiB random reads", "device", "IOPS", "p50 us", "CPU us/IO", "IOPS / blk", "CPU / blk"
-    );
+    let figures = ["IOPS", "p50 us", "CPU us/IO", "sleeps/IO"].map(|column| format!("{column:>11}")).concat();
+    let ratios =
+        ["IOPS / blk", "CPU / blk", "IOPS / peer", "CPU / peer"].map(|column| format!("{column:<20}")).concat();
+    println!("{:<26}{:<24}{figures}   {ratios}", "4 KiB random reads", "device");
     for cell in cells {
         let mut title = cell.as_str();
         let of = |device: &str| {
             samples.iter().filter(move |one| one.cell == *cell && one.device == device).collect::<Vec<_>>()
         };
-        let bases = of(BLK);
-        for device in [BLK, SCSI, POLLING, PEER] {
+        for (device, blk) in DEVICES {
             let mine = of(device);
             if mine.is_empty() {
                 continue;
             }
             let median_of = |value: fn(&Sample) -> f64| median(mine.iter().map(|one| value(one)).collect());
-            let ratios = |value: fn(&Sample) -> f64| {
+            let ratios = |base: Option<&str>, value: fn(&Sample) -> f64| {
+                let bases = base.map(of).unwrap_or_default();
                 let ratio = |one: &&Sample| {
-                    let base = bases.iter().find(|base| base.pair == one.pair && device != BLK)?;
+                    let base = bases.iter().find(|base| base.pair == one.pair)?;
                     Some(value(one) / value(base))
                 };
                 spread(mine.iter().filter_map(ratio).collect())
             };
+            let peer = blk.map(|_| PEER);
             println!(
-                "{:<26}{device:<32}{:>9.0}{:>9.1}{:>11.3}   {:<20}{:<20}",
+                "{:<26}{device:<24}{:>11.0}{:>11.1}{:>11.3}{:>11.3}   {:<20}{:<20}{:<20}{:<20}",
                 std::mem::take(&mut title),
                 median_of(|one| one.iops),
                 median_of(|one| one.p50_us),
                 median_of(|one| one.cpu_us),
-                ratios(|one| one.iops),
-                ratios(|one| one.cpu_us),
+                median_of(|one| one.sleeps),
+                ratios(blk, |one| one.iops),
+                ratios(blk, |one| one.cpu_us),
+                ratios(peer, |one| one.iops),
+                ratios(peer, |one| one.cpu_us),
             );
         }
     }
