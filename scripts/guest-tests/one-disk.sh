@@ -24,6 +24,7 @@ disturbed() {
 completed() { awk '{ print $1 + $5 }' /sys/block/vda/stat; }
 
 echo "vda bytes $(($(cat /sys/block/vda/size) * 512))"
+echo "vda features $(cat /sys/block/vda/device/features)"
 echo "vda queues $(find /sys/block/vda/mq -mindepth 1 -maxdepth 1 | wc -l)"
 
 disturbed fio --name=verify --filename=/dev/vda --ioengine=libaio --direct=1 --iodepth=32 \

@@ -64,14 +64,26 @@ fn large_blocks_write_through_and_interrupts_by_flag_suit_a_guest_as_well() {
 
 #[test]
 fn the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives() {
-    if !can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives") {
-        return;
+    if can_boot_or_skips("the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemon_lives") {
+        outlive_five_daemons(|lines| lines);
     }
+}
+
+#[test]
+fn a_guest_with_packed_rings_sees_nothing_of_a_daemon_that_is_killed() {
+    if can_boot_or_skips("a_guest_with_packed_rings_sees_nothing_of_a_daemon_that_is_killed") {
+        let guest = outlive_five_daemons(|lines| lines.replace("num-queues=4", "num-queues=4,packed=on"));
+        assert!(guest.has_feature("vda", RING_PACKED));
+    }
+}
+
+/// Attaches a disk to a guest as the daemon says, but for what `amend` changes, and kills daemon after daemon under load.
+fn outlive_five_daemons(amend: impl FnOnce(String) -> String) -> Guest {
     let scratch = Scratch::new();
     // A name that a shell and QEMU would both like to take apart.
     let (image, socket) = (scratch.image("disk", DISK), scratch.path("one disk, 'quoted'"));
     let mut daemon = Some(Announced::start(&image, &socket));
-    let lines = daemon.as_ref().map(|daemon| daemon.lines_for("QEMU")).expect("it has started");
+    let lines = amend(daemon.as_ref().map(|daemon| daemon.lines_for("QEMU")).expect("it has started"));
     let mut kills = 0;
     let guest = Guest::run_asking(&["--attach", &lines], &["one-disk.sh"], |asked| {
         assert_eq!(asked, "kill");
@@ -87,6 +99,7 @@ fn the_lines_that_are_printed_for_qemu_attach_the_disk_for_longer_than_the_daemo
     assert_eq!(daemon.map(|daemon| daemon.terminate().code()), Some(Some(0)));
     assert_eq!(guest.last_hash("vda"), hash(&image), "the guest and the host see the same bytes");
     assert_eq!(scratch.left_behind(), Vec::<String>::new());
+    guest
 }
 
 /// What scsi.sh wants: two logical units behind one device, on two engines, with two I/O threads there for its queues.

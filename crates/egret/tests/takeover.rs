@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Driver, DriverConfig, Piece};
+use egret_virtio::ring::{Driver, DriverConfig, PACKED_BASE, Piece};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use support::PATIENCE;
@@ -22,7 +22,7 @@ use support::wire::*;
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 512;
-const SIZE: u16 = 64;
+const SIZE: u16 = 128;
 const DEPTH: usize = 32;
 
 /// Where the ring is, in the memory that client and daemon share.
@@ -63,11 +63,12 @@ struct Client {
 }
 
 impl Client {
-    fn new() -> Self {
+    fn new(packed: bool) -> Self {
         let region = Region::anonymous(RING, MEMORY).expect("memory");
         let memory_file = region.file.try_clone().expect("a descriptor");
         let memory = Arc::new(GuestMemory::empty().with(region).expect("a mapping"));
-        let config = DriverConfig { size: SIZE, packed: false, event_idx: true, indirect: Some(4), base: 65500 };
+        let (indirect, base) = if packed { (None, PACKED_BASE as u16) } else { (Some(4), 65500) };
+        let config = DriverConfig { size: SIZE, packed, event_idx: true, indirect, base };
         let driver = Driver::new(&memory, RING, config).expect("a ring");
         let [kick, call] = [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
         let (slots, versions) = (vec![None; DEPTH], vec![0; BLOCKS]);
@@ -87,28 +88,31 @@ impl Client {
         }
     }
 
-    /// Connects, hands over memory and record, and starts the queue, knowing no more of it than the ring says.
+    /// Connects, hands over memory and record, and starts the queue, knowing no more of it than the ring says. A packed one
+    /// says nothing, and is told to begin where it once began.
     fn connect(&mut self, socket: &Path) {
         assert!(self.is_let_in(socket), "the daemon takes the queue in");
     }
 
     /// As [`connect`](Self::connect), with a record that the daemon may not like.
     fn is_let_in(&mut self, socket: &Path) -> bool {
-        let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
+        let queue = self.driver.queue();
+        let packed = if queue.packed { F_RING_PACKED } else { 0 };
+        let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | packed);
         let record = self.record.get_or_insert_with(|| {
             let (message, file) = wire.ask_inflight(1, SIZE).expect("an answer");
             (message, file.expect("a record"))
         });
-        let queue = self.driver.queue();
         let mut used = [0; 2];
         assert!(self.memory.read(queue.used + 2, &mut used));
+        let base = if queue.packed { queue.base } else { u16::from_le_bytes(used).into() };
         let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
             assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
         };
         must(SET_INFLIGHT_FD, &record.0, &[record.1.as_fd()]);
         must(ADD_MEM_REG, &u64s(&[0, RING, MEMORY, RING, 0]), &[self.memory_file.as_fd()]);
         must(SET_VRING_NUM, &u32s(&[0, SIZE.into()]), &[]);
-        must(SET_VRING_BASE, &u32s(&[0, u16::from_le_bytes(used).into()]), &[]);
+        must(SET_VRING_BASE, &u32s(&[0, base]), &[]);
         must(SET_VRING_ADDR, &u64s(&[0, queue.desc, queue.used, queue.avail, 0]), &[]);
         must(SET_VRING_CALL, &u64s(&[0]), &[self.call.as_fd()]);
         must(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()]);
@@ -214,7 +218,8 @@ fn content(block: usize, version: u32) -> Vec<u8> {
 
 #[test]
 fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices() {
-    for disk in ["aio=io_uring,cache.direct=on", "aio=native,cache.direct=on", "aio=threads"] {
+    let disks = ["aio=io_uring,cache.direct=on", "aio=native,cache.direct=on", "aio=threads"];
+    for (disk, packed) in disks.into_iter().flat_map(|disk| [(disk, false), (disk, true)]) {
         let scratch = Scratch::new();
         let (image, socket) = (scratch.image("disk", (BLOCK * BLOCKS) as u64), scratch.path("socket"));
         let options = Options::new().iothread("io0", "").disk("d0", &image, disk).export(
@@ -223,7 +228,7 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
             &socket,
             "writable=on,iothread=io0",
         );
-        let mut client = Client::new();
+        let mut client = Client::new(packed);
         for _ in 0..6 {
             let server = Server::start(&Program::egret(), &options);
             client.connect(&socket);
@@ -239,7 +244,7 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
         assert_eq!(server.terminate().code(), Some(0));
         let holds = std::fs::read(&image).expect("our own image");
         for (block, bytes) in holds.chunks(BLOCK).enumerate() {
-            assert!(bytes == content(block, client.versions[block]), "{disk}: block {block} is as it was written");
+            assert!(bytes == content(block, client.versions[block]), "{disk}, {packed}: block {block} is as written");
         }
     }
 }
@@ -249,19 +254,31 @@ fn await_taken_up(client: &Client) {
     support::await_that("the daemon to take all of it up", || {
         let mut event = [0; 2];
         let queue = client.driver.queue();
-        assert!(client.memory.read(queue.used + 4 + 8 * u64::from(SIZE), &mut event));
-        u16::from_le_bytes(event) == (queue.base as u16).wrapping_add(DEPTH as u16)
+        // In a packed ring it asks by descriptor, in a split one by chain.
+        let (at, taken) = match queue.packed {
+            true => (queue.used, SIZE - client.driver.free() as u16),
+            false => (queue.used + 4 + 8 * u64::from(SIZE), DEPTH as u16),
+        };
+        assert!(client.memory.read(at, &mut event));
+        u16::from_le_bytes(event) == (queue.base as u16).wrapping_add(taken)
     });
 }
 
 #[test]
 fn a_record_that_somebody_has_written_to_costs_its_session_and_no_more() {
+    // The features, the version, the length, and the used index, which may not be where the ring has none.
+    for (packed, fields) in [(false, [0, 8, 10, 14]), (true, [0, 8, 10, 16])] {
+        spoil_a_record(packed, fields);
+    }
+}
+
+fn spoil_a_record(packed: bool, fields: [u64; 4]) {
     let scratch = Scratch::new();
     let socket = scratch.path("socket");
     let disk = |latency: &str| Options::new().iothread("io0", "").null("d0", latency);
     let serve =
         |disk: Options| Server::start(&Program::egret(), &disk.export("e0", "d0", &socket, "writable=on,iothread=io0"));
-    let mut client = Client::new();
+    let mut client = Client::new(packed);
     let slow = serve(disk("latency-ns=3600000000000,read-zeroes=on"));
     client.connect(&socket);
     client.load(0);
@@ -272,8 +289,7 @@ fn a_record_that_somebody_has_written_to_costs_its_session_and_no_more() {
     let fast = serve(disk("read-zeroes=on"));
     let record = client.record_file();
     assert!(record.set_len(0).is_err(), "what the daemon makes cannot be taken from under it");
-    let features_and_header = [0, 8, 10, 14];
-    for (complaints, at) in (1..).zip(features_and_header) {
+    for (complaints, at) in (1..).zip(fields) {
         let mut was = [0; 2];
         record.read_exact_at(&mut was, at).expect("our own memory");
         record.write_all_at(&0x7777u16.to_ne_bytes(), at).expect("our own memory");
@@ -295,15 +311,17 @@ fn what_a_daemon_had_no_time_for_is_done_by_the_next() {
         let disk = Options::new().iothread("io0", "").null("d0", &format!("read-zeroes=on,latency-ns={latency}"));
         Server::start(&Program::egret(), &disk.export("e0", "d0", &socket, "writable=on,iothread=io0"))
     };
-    let mut client = Client::new();
-    let slow = serve("3600000000000");
-    client.connect(&socket);
-    client.load(0);
-    await_taken_up(&client);
-    drop(slow);
-    client.forget_what_was_written();
-    let fast = serve("0");
-    client.connect(&socket);
-    client.drain();
-    assert_eq!(fast.complaints(), Vec::<String>::new());
+    for packed in [false, true] {
+        let mut client = Client::new(packed);
+        let slow = serve("3600000000000");
+        client.connect(&socket);
+        client.load(0);
+        await_taken_up(&client);
+        drop(slow);
+        client.forget_what_was_written();
+        let fast = serve("0");
+        client.connect(&socket);
+        client.drain();
+        assert_eq!(fast.complaints(), Vec::<String>::new());
+    }
 }

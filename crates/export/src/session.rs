@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use egret_event_loop::Leaving;
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Inflight, PACKED_BASE, QueueConfig, Record};
+use egret_virtio::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_virtio::{EVENT_IDX, RING_PACKED};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 
@@ -117,8 +117,7 @@ impl<'a> Session<'a> {
             }
             Request::GetInflight(of, len) => {
                 let (at, file) = self.make_inflight(of)?;
-                let fds = file.as_ref().map(AsFd::as_fd);
-                let replied = self.connection.reply_with(message, &at.to_bytes(len), fds.as_slice());
+                let replied = self.connection.reply_with(message, &at.to_bytes(len), &[file.as_fd()]);
                 return replied.map(|()| Answered::Replied);
             }
             Request::SetOwner => {}
@@ -166,6 +165,8 @@ impl<'a> Session<'a> {
             return invalid(e.to_string());
         }
         self.features = features;
+        // A record is of rings of one layout: who changes that hands over another.
+        self.inflight.take_if(|inflight| inflight.is_packed() != (features & RING_PACKED != 0));
         // Without protocol features there is no SET_VRING_ENABLE, and every ring is enabled.
         if features & F_PROTOCOL_FEATURES == 0 {
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
@@ -261,31 +262,23 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Makes a record for a client that has none; an empty one, with no file, where there is none to be had.
-    fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, Option<OwnedFd>), ProtocolError> {
-        let InflightAt { queues, queue_size, .. } = of;
-        self.check_inflight(of)?;
-        if self.is_packed() {
-            // There is none of a packed ring: used descriptors are written over chains that are in flight.
-            return Ok((InflightAt { size: 0, offset: 0, ..of }, None));
-        }
-        let size = Inflight::bytes(queues, queue_size);
+    /// Makes a record for a client that has none.
+    fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, OwnedFd), ProtocolError> {
+        // One of packed rings is the longer one, and does for either as long as the client has not said.
+        let config = InflightConfig { packed: self.is_packed() || self.features == 0, ..self.inflight_config(of)? };
+        let size = config.bytes();
         let file = memfd_create("egret-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((InflightAt { size, offset: 0, ..of }, Some(file)))
+        Ok((InflightAt { size, offset: 0, ..of }, file))
     }
 
     fn set_inflight(&mut self, at: InflightAt, fd: OwnedFd) -> Result<(), ProtocolError> {
-        self.check_inflight(at)?;
-        if self.is_packed() {
-            return invalid("an in-flight record for packed rings, which have none");
-        }
+        let config = self.inflight_config(at)?;
         if self.vrings.iter().any(|vring| vring.running) {
             return invalid("an in-flight record for queues that run");
         }
-        let InflightAt { size, offset, queues, queue_size } = at;
-        match Inflight::map(fd.into(), offset, size, queues, queue_size) {
+        match Inflight::map(fd.into(), at.offset, at.size, config) {
             Ok(inflight) => {
                 match inflight.choices() {
                     Some(choices) => self.shared.device().choose(choices),
@@ -298,7 +291,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn check_inflight(&self, InflightAt { queues, queue_size, .. }: InflightAt) -> Result<(), ProtocolError> {
+    /// What a record is for that is asked for or handed over.
+    fn inflight_config(&self, of: InflightAt) -> Result<InflightConfig, ProtocolError> {
+        let InflightAt { queues, queue_size, .. } = of;
         let most = self.vrings.len();
         if queues == 0 || usize::from(queues) > most {
             return invalid(format!("in-flight record of {queues} queues; it must be 1..={most}"));
@@ -306,7 +301,7 @@ impl<'a> Session<'a> {
         if queue_size == 0 || queue_size > MAX_QUEUE_SIZE {
             return invalid(format!("in-flight record of {queue_size} descriptors; it must be 1..={MAX_QUEUE_SIZE}"));
         }
-        Ok(())
+        Ok(InflightConfig { queues, queue_size, packed: self.is_packed() })
     }
 
     /// Starts or stops a queue if what is known of it now asks for that.
@@ -356,12 +351,13 @@ impl<'a> Session<'a> {
             packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
         };
-        if !vring.at_rest && config.has_lost_its_place(&self.memory).unwrap_or(false) {
+        let record = self.record(index);
+        let is_known = vring.at_rest || record.as_ref().is_some_and(|record| !record.is_new());
+        if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
-                "queue {index} is packed, and where a dead daemon was in it is not known; reset the guest"
+                "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
         }
-        let record = self.record(index);
         if index < self.shared.device().diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
             self.shared.await_turns();
         }

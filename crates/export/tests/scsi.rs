@@ -11,7 +11,7 @@ use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Exchange, Export, ExportError, LogicalUnit, LunConfig, Pause, ScsiExportConfig, exchange};
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{DriverConfig, Inflight, PACKED_BASE, Piece, Used};
+use egret_virtio::ring::{DriverConfig, InflightConfig, PACKED_BASE, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -318,7 +318,7 @@ fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_le
     machine.send(FIRST, &READ, 4096);
     machine.send(FIRST, &READ, 4096);
     machine.manage(ABORT_TASK);
-    let record = Region::anonymous(0, Inflight::bytes(3, 16)).unwrap();
+    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
     let left_behind = |queue: u32, head: u64| {
         // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
         let at = u64::from(queue) * 320;
@@ -401,15 +401,32 @@ fn place_after(descriptors: u32, size: u32) -> u32 {
 }
 
 #[test]
-fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew() {
+fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew_unless_a_record_says_where_it_was() {
     const USED_ON_THE_FIRST_LAP: u16 = 1 << 7 | 1 << 15;
+    let record = InflightConfig { queues: 3, queue_size: 16, packed: true };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
     let io = IoThread::start();
-    let (stream, _export) = listening(&io, disk(Nanos::ZERO));
-    let mut machine = Machine::new(stream, Layout::Packed);
-    let flags = machine.rings[REQUESTS as usize].driver.queue().desc + 14;
-    assert!(machine.memory.write(flags, &USED_ON_THE_FIRST_LAP.to_le_bytes()));
-    assert_eq!(machine.start_ring(CONTROL), Some(0));
-    assert_ne!(machine.start_ring(REQUESTS), Some(0));
+    let start = |record: Option<&Region>| {
+        let (stream, _export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::new(stream, Layout::Packed);
+        let flags = machine.rings[REQUESTS as usize].driver.queue().desc + 14;
+        assert!(machine.memory.write(flags, &USED_ON_THE_FIRST_LAP.to_le_bytes()));
+        if let Some(record) = record {
+            machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+        }
+        assert_eq!(machine.start_ring(CONTROL), Some(0));
+        machine.start_ring(REQUESTS)
+    };
+    assert_ne!(start(None), Some(0));
+    assert_ne!(start(Some(&record)), Some(0), "one that is new says nothing");
+    // Each queue's part has 32 bytes and 16 states of 32, and ends with a line of 64.
+    let part = u64::from(REQUESTS) * 576;
+    record.file.write_all_at(&[1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat(), part + 8).unwrap();
+    record.file.write_all_at(&[1, 0, 1, 0, 1, 1], part + 16).unwrap();
+    for entry in 0..16 {
+        record.file.write_all_at(&(entry as u16 + 1).to_ne_bytes(), part + 32 * (1 + entry) + 2).unwrap();
+    }
+    assert_eq!(start(Some(&record)), Some(0), "behind the first descriptor");
 }
 
 #[test]

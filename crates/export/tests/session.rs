@@ -14,7 +14,7 @@ use egret_event_loop::Nanos;
 use egret_export::{Address, Export, ExportConfig, ExportError, ListenError};
 use egret_virtio::blk::BlkConfig;
 use egret_virtio::memory::Region;
-use egret_virtio::ring::Inflight;
+use egret_virtio::ring::InflightConfig;
 
 use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, RING_PACKED, SET_FEATURES, words};
 
@@ -110,7 +110,8 @@ fn only_the_cache_mode_can_be_written_to_the_configuration() {
 #[test]
 fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flight() {
     let io = IoThread::start();
-    let record = Region::anonymous(0, Inflight::bytes(3, 128)).unwrap();
+    let record = InflightConfig { queues: 3, queue_size: 128, packed: true };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
     let hand_over = |peer: &mut Peer| {
         let message: Vec<u8> = [record.size, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
         peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
@@ -125,14 +126,15 @@ fn the_cache_mode_that_a_driver_chose_is_kept_with_its_record_of_what_is_in_flig
 }
 
 #[test]
-fn packed_rings_have_no_record_of_what_is_in_flight() {
+fn a_record_is_as_long_as_the_layout_of_the_rings_asks_for() {
     let io = IoThread::start();
     let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
-    for (unwanted, size) in [(RING_PACKED, Inflight::bytes(3, 128)), (0, 0)] {
+    for (unwanted, packed) in [(RING_PACKED, false), (0, true)] {
         let (mut peer, _export) = peer(&io);
+        let size = |packed| InflightConfig { queues: 3, queue_size: 128, packed }.bytes().to_ne_bytes();
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(true), "before it is known which");
         peer.agree_but(unwanted);
-        let answer = peer.ask(GET_INFLIGHT_FD, &asked).unwrap();
-        assert_eq!(answer[..8], size.to_ne_bytes());
+        assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(packed));
     }
 }
 

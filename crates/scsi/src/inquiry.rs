@@ -7,7 +7,7 @@ use crate::sense::{Code, Refusal, Sense};
 use crate::unit::LogicalUnit;
 
 /// The vital product data pages there are (SPC-5, vital product data parameters).
-const PAGES: [u8; 9] = [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2];
+const PAGES: [u8; 10] = [0x00, 0x80, 0x83, 0x85, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2];
 /// Direct access block device, connected (SPC-5, standard INQUIRY data).
 const DISK: u8 = 0x00;
 /// The target could have a unit here and has none.
@@ -29,6 +29,8 @@ impl LogicalUnit {
             (true, 0x00) => data.extend(PAGES),
             (true, 0x80) => data.extend(self.config.serial.bytes()),
             (true, 0x83) => identify(data, &self.config, task.nexus.id().port),
+            // SPC-5, management network addresses: there are none.
+            (true, 0x85) => {}
             (true, 0x86) => extended(data),
             // SPC-5, mode page policy: every page and subpage is shared by all nexuses, and not with other units.
             (true, 0x87) => data.extend([0x3f, 0xff, 0, 0]),

@@ -27,7 +27,7 @@ use thiserror::Error;
 
 pub use chain::Chain;
 pub use driver::{Driver, DriverConfig, Full, Piece, Used};
-pub use inflight::{Inflight, InflightError, Record, RecordError};
+pub use inflight::{Inflight, InflightConfig, InflightError, Record, RecordError};
 pub use queue::{Queue, QueueConfig};
 
 /// The largest queue (virtio 1.3, 2.7 and 2.8).

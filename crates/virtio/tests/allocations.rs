@@ -9,7 +9,7 @@ use counting::ALLOCATIONS;
 use egret_disk::{Completion, Token};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Inflight, Piece};
+use egret_virtio::ring::{Chain, Driver, DriverConfig, Inflight, InflightConfig, Piece};
 use egret_virtio::{Model, Next};
 
 const RING: u64 = 0;
@@ -19,15 +19,17 @@ const DATA: u64 = 0x2_0000;
 #[test]
 fn nothing_is_allocated_per_request() {
     for (packed, indirect, is_recorded) in
-        [(false, None, true), (false, Some(8), false), (true, None, false), (true, Some(8), false)]
+        [(false, None, true), (false, Some(8), false), (true, None, true), (true, Some(8), false)]
     {
         let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
         let config =
             DriverConfig { size: 64, packed, event_idx: true, indirect, base: if packed { 0x8000 } else { 0 } };
         let mut driver = Driver::new(&memory, RING, config).unwrap();
-        let record = is_recorded.then(|| Region::anonymous(0, Inflight::bytes(1, 64)).unwrap().file);
-        let record =
-            record.map(|file| Inflight::map(file, 0, Inflight::bytes(1, 64), 1, 64).unwrap().queue(0).unwrap());
+        let record = is_recorded.then(|| {
+            let config = InflightConfig { queues: 1, queue_size: 64, packed };
+            let file = Region::anonymous(0, config.bytes()).unwrap().file;
+            Inflight::map(file, 0, config.bytes(), config).unwrap().queue(0).unwrap()
+        });
         let mut queue = driver.queue().start_recorded(&memory, record).unwrap();
         let blk = Blk::new(BlkConfig {
             capacity_bytes: 1 << 20,

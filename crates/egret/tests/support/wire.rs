@@ -40,6 +40,7 @@ pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const F_VERSION_1: u64 = 1 << 32;
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
 pub const F_EVENT_IDX: u64 = 1 << 29;
+pub const F_RING_PACKED: u64 = 1 << 34;
 
 pub const PROTOCOL_MQ: u64 = 1 << 0;
 pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;

@@ -57,8 +57,10 @@ fn a_page_that_is_unknown_or_asked_for_without_evpd_is_an_invalid_field() {
 #[test]
 fn every_page_in_the_list_of_pages_is_there() {
     let pages = page(config(), 0x00);
-    assert_eq!(pages, [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
-    assert!(pages.into_iter().all(|code| !page(config(), code).is_empty()));
+    assert_eq!(pages, [0x00, 0x80, 0x83, 0x85, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
+    for code in pages {
+        assert_eq!(page(config(), code).is_empty(), code == 0x85, "{code:#x}");
+    }
 }
 
 /// SPC-5, unit serial number VPD page.
@@ -96,6 +98,14 @@ fn the_longest_serial_number_fits_where_it_is_whole_and_is_cut_where_it_is_not()
     let data = rig.run(&long(0x83), &[], 1024).good();
     assert_eq!(data[7], 255);
     assert_eq!(data[4 + 4 + 255..][..4], [1, 3, 0, 8]);
+}
+
+/// SPC-5, management network addresses VPD page.
+#[test]
+fn there_is_no_network_address_to_manage_the_unit_at() {
+    let mut rig = Rig::new(config());
+    assert_eq!(rig.run(&inquiry(1, 0x85, 255), &[], 255).good(), [0, 0x85, 0, 0]);
+    assert_eq!(rig.run(&inquiry(1, 0x85, 2), &[], 255).good(), [0, 0x85]);
 }
 
 /// SPC-5, extended INQUIRY data VPD page.

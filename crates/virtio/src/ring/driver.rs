@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::area::Descriptors;
+use super::chain::WRITE;
 use super::either::{Either, either};
 use super::{QueueConfig, RingError};
 use crate::memory::GuestMemory;
@@ -55,19 +57,6 @@ impl DriverConfig {
         self.layout().end
     }
 
-    /// Where the indirect table of a chain goes, and how much room it has, for a ring at `at`.
-    fn table(&self, at: u64, head: u16) -> Piece {
-        let len = 16 * u32::from(self.indirect.unwrap_or(0));
-        Piece { addr: at + self.layout().tables + u64::from(head) * u64::from(len), len }
-    }
-
-    /// Looks whether there is memory for all indirect tables.
-    fn check_tables(&self, memory: &GuestMemory, at: u64) -> Result<(), RingError> {
-        (0..self.size).map(|head| self.table(at, head)).try_for_each(|Piece { addr, len }| {
-            memory.slice(addr, len as usize).map(drop).ok_or(RingError::TableOutside { addr, len })
-        })
-    }
-
     /// What to start the device's half with, for a ring at `at`.
     pub fn queue(&self, at: u64) -> QueueConfig {
         let layout = self.layout();
@@ -81,6 +70,35 @@ impl DriverConfig {
             packed: self.packed,
             event_idx: self.event_idx,
         }
+    }
+}
+
+/// Where a driver's ring is.
+struct Home {
+    memory: Arc<GuestMemory>,
+    at: u64,
+    config: DriverConfig,
+}
+
+impl Home {
+    /// Looks whether there is memory for all indirect tables.
+    fn new(memory: &Arc<GuestMemory>, at: u64, config: DriverConfig) -> Result<Self, RingError> {
+        let home = Self { memory: Arc::clone(memory), at, config };
+        (0..config.size).try_for_each(|head| home.table(head).map(drop))?;
+        Ok(home)
+    }
+
+    fn queue(&self) -> QueueConfig {
+        self.config.queue(self.at)
+    }
+
+    /// The indirect table of a chain, and its guest address.
+    fn table(&self, head: u16) -> Result<(u64, Descriptors), RingError> {
+        let most = u32::from(self.config.indirect.unwrap_or(0));
+        let (addr, len) = (self.at + self.config.layout().tables + u64::from(head) * 16 * u64::from(most), 16 * most);
+        let table = self.memory.slice(addr, len as usize).ok_or(RingError::TableOutside { addr, len })?;
+        // SAFETY: the piece has room for that many descriptors, and is of the memory that a driver keeps.
+        Ok((addr, unsafe { Descriptors::at(table.base(), most) }))
     }
 }
 
@@ -125,12 +143,12 @@ impl Driver {
 
     /// The memory that the ring is in.
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        either!(&self.0, driver => driver.memory())
+        either!(&self.0, driver => &driver.home.memory)
     }
 
     /// What to start the device's half with.
     pub fn queue(&self) -> QueueConfig {
-        either!(&self.0, driver => driver.queue())
+        either!(&self.0, driver => driver.home.queue())
     }
 
     /// How many descriptors are free.
@@ -151,7 +169,10 @@ impl Driver {
     ///
     /// When there are no buffers at all.
     pub fn add(&mut self, readable: &[Piece], writable: &[Piece], token: u64) -> Result<(), Full> {
-        either!(&mut self.0, driver => driver.add(readable, writable, token))
+        let count = readable.len() + writable.len();
+        assert!(count > 0, "a chain needs a buffer");
+        let buffers = readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|piece| (piece, WRITE)));
+        either!(&mut self.0, driver => driver.add(count, buffers, token))
     }
 
     /// Shows the device the chains added since the last time; returns whether it wants a kick.
@@ -187,6 +208,12 @@ impl Driver {
 
 impl fmt::Debug for Driver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        either!(&self.0, driver => driver.fmt(f))
+        either!(&self.0, driver => f
+            .debug_struct("Driver")
+            .field("queue", &driver.home.queue())
+            .field("next_avail", &driver.next_avail)
+            .field("next_used", &driver.next_used)
+            .field("free", &driver.free())
+            .finish_non_exhaustive())
     }
 }

@@ -1,20 +1,10 @@
-//! The in-flight record of split rings: what a device had popped and not used when it went away.
+//! The in-flight record: what a device had popped and not used when it went away.
 //!
 //! The record is memory that the front-end keeps and hands to the next device on the same rings. Its layout and the
-//! order of its stores are those of vhost-user, "Inflight I/O tracking":
+//! order of its stores are those of vhost-user, "Inflight I/O tracking". Each queue has a part, which begins alike for
+//! either layout of rings; [`split`] and [`packed`] tell the rest, and what is stored when.
 //!
-//! ```text
-//!   pop      counter ──▶ inflight = 1
-//!   use      next = last_batch_head ──▶ last_batch_head = head                   for each chain of a batch
-//!   publish  the ring's used index ──▶ inflight = 0, for each of the batch ──▶ used_idx = the ring's
-//! ```
-//!
-//! A device may be killed between any two of these stores. Up to the used index's, the driver has seen nothing of the
-//! batch, and all of it is in flight. From there on the two indices differ, by as many chains as the driver has seen
-//! but the record still has: the list that begins at `last_batch_head` says which. So the next device knows what the
-//! driver waits for, chain by chain, and pops that first, in the order in which it was made available.
-//!
-//! The stores are volatile, and so stay in this order; there is nobody to see them but who comes after a process that
+//! The stores are volatile, and so stay in their order; there is nobody to see them but who comes after a process that
 //! is dead, and then all of its stores have arrived.
 //!
 //! Behind the queues' parts a device of ours has a word of its own: what its driver has chosen, which no front-end tells
@@ -23,7 +13,11 @@
 //! Whoever has the record's file can write to it. What it says is checked when a queue starts; later it is only
 //! written, and read no further than to find where to write, inside the record.
 
+pub(super) mod packed;
+pub(super) mod split;
+
 use std::fs::File;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -32,9 +26,6 @@ use crate::memory::{GuestMemory, MemoryError, Region};
 
 const VERSION: u16 = 1;
 
-/// `QueueRegionSplit` up to its descriptors, whose states are as long again each.
-const HEADER: u64 = 16;
-const STATE: u64 = 16;
 /// Each queue's part begins on a cache line, as with libvhost-user and DPDK.
 const LINE: u64 = 64;
 /// What the word behind them begins with, and nothing that is there by chance; the last byte says what it is about.
@@ -44,15 +35,13 @@ const CHOICES: u64 = u64::from_be_bytes(*b"egretwc\0");
 #[derive(Debug, Error)]
 pub enum InflightError {
     /// It is too short for what it is said to be.
-    #[error("{size} bytes of it; {queues} queues of {queue_size} descriptors take {needed}")]
+    #[error("{size} bytes of it; {} queues of {} descriptors take {needed}", config.queues, config.queue_size)]
     Short {
         /// Its length in bytes.
         size: u64,
-        /// How many queues it is for.
-        queues: u16,
-        /// How many descriptors each has.
-        queue_size: u16,
-        /// What these need, in bytes.
+        /// What it is for.
+        config: InflightConfig,
+        /// What this needs, in bytes.
         needed: u64,
     },
     /// Where it begins in its file.
@@ -108,6 +97,54 @@ pub enum RecordError {
         /// The ring's size.
         ring: u16,
     },
+    /// It is of split rings and the ring is packed, or the other way round.
+    #[error("rings of the other layout")]
+    Layout,
+    /// A packed ring has no such descriptor to go on at.
+    #[error("used index {slot} of a ring of {ring}")]
+    NoSuchSlot {
+        /// The used index.
+        slot: u16,
+        /// The ring's size.
+        ring: u16,
+    },
+    /// The free entries and those of the chains in flight are not all the entries there are, each of them once.
+    #[error("{0} descriptors whose lists do not have each of them once")]
+    Lists(u16),
+    /// A packed ring's chains in flight have more descriptors than the ring.
+    #[error("more descriptors in flight than a ring of {0} has")]
+    TooMuch(u16),
+}
+
+/// What a record is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InflightConfig {
+    /// How many queues it is for.
+    pub queues: u16,
+    /// How many descriptors each has, at most.
+    pub queue_size: u16,
+    /// Whether `VIRTIO_F_RING_PACKED` was negotiated.
+    pub packed: bool,
+}
+
+impl InflightConfig {
+    /// How long the record is, in bytes. One that was never used is all zeroes.
+    pub const fn bytes(self) -> u64 {
+        self.bytes_of_queues() + LINE
+    }
+
+    const fn bytes_of_queues(self) -> u64 {
+        self.queues as u64 * self.queue_bytes()
+    }
+
+    const fn queue_bytes(self) -> u64 {
+        (self.stride() * (1 + self.queue_size as u64)).next_multiple_of(LINE)
+    }
+
+    /// How long a queue's header is, and each of the states behind it.
+    const fn stride(self) -> u64 {
+        if self.packed { packed::STRIDE } else { split::STRIDE }
+    }
 }
 
 /// The records of a device's queues, as its front-end hands them over.
@@ -115,42 +152,33 @@ pub enum RecordError {
 pub struct Inflight {
     /// A map with nothing in it but the record, from address 0 on: it is the front-end's memory as much as a guest's is.
     memory: Arc<GuestMemory>,
-    queues: u16,
-    queue_size: u16,
+    config: InflightConfig,
     has_choices: bool,
 }
 
 impl Inflight {
-    /// How long the record of so many queues is, in bytes. One that was never used is all zeroes.
-    pub const fn bytes(queues: u16, queue_size: u16) -> u64 {
-        Self::bytes_of_queues(queues, queue_size) + LINE
-    }
-
-    const fn bytes_of_queues(queues: u16, queue_size: u16) -> u64 {
-        queues as u64 * Self::queue_bytes(queue_size)
-    }
-
-    const fn queue_bytes(queue_size: u16) -> u64 {
-        (HEADER + STATE * queue_size as u64).next_multiple_of(LINE)
-    }
-
     /// Takes the record in that begins at `offset` in `file` and has `size` bytes.
     ///
     /// # Errors
     ///
     /// It is too short, oddly placed, or cannot be mapped.
-    pub fn map(file: File, offset: u64, size: u64, queues: u16, queue_size: u16) -> Result<Self, InflightError> {
-        let needed = Self::bytes_of_queues(queues, queue_size);
+    pub fn map(file: File, offset: u64, size: u64, config: InflightConfig) -> Result<Self, InflightError> {
+        let needed = config.bytes_of_queues();
         if size < needed {
-            return Err(InflightError::Short { size, queues, queue_size, needed });
+            return Err(InflightError::Short { size, config, needed });
         }
         if !offset.is_multiple_of(8) {
             return Err(InflightError::Offset(offset));
         }
-        let size = size.min(Self::bytes(queues, queue_size));
-        let has_choices = size == Self::bytes(queues, queue_size);
+        let size = size.min(config.bytes());
+        let has_choices = size == config.bytes();
         let region = Region { guest_addr: 0, size, user_addr: 0, file, offset };
-        Ok(Self { memory: Arc::new(GuestMemory::empty().with(region)?), queues, queue_size, has_choices })
+        Ok(Self { memory: Arc::new(GuestMemory::empty().with(region)?), config, has_choices })
+    }
+
+    /// Whether it is of packed rings.
+    pub fn is_packed(&self) -> bool {
+        self.config.packed
     }
 
     /// What the driver had chosen, as the device noted it that kept the record before.
@@ -170,209 +198,163 @@ impl Inflight {
 
     /// Where the word of choices is: mapped as long as `memory` is, and aligned as the record is, to 8.
     fn word(&self) -> Option<*mut u64> {
-        let at = Self::bytes_of_queues(self.queues, self.queue_size);
+        let at = self.config.bytes_of_queues();
         let piece = self.has_choices.then(|| self.memory.slice(at, 8))??;
         Some(piece.base().cast())
     }
 
     /// The part of the queue `index`, if there is one.
     pub fn queue(&self, index: u16) -> Option<Record> {
-        let len = Self::queue_bytes(self.queue_size);
-        let part = (index < self.queues).then(|| self.memory.slice(u64::from(index) * len, len as usize))??;
-        Some(Record { base: part.base(), memory: Arc::clone(&self.memory), size: self.queue_size, counter: 0 })
+        let InflightConfig { queues, queue_size, packed } = self.config;
+        let len = self.config.queue_bytes();
+        let part = (index < queues).then(|| self.memory.slice(u64::from(index) * len, len as usize))??;
+        Some(Record { base: part.base(), memory: Arc::clone(&self.memory), size: queue_size, packed })
     }
 }
 
-/// One queue's part of a record, which its queue keeps up to date.
+/// One queue's part of a record, for its queue to keep up to date.
 ///
-/// Invariant: `base` is aligned to 8, and a header and `size` states are mapped there as long as `memory` is.
+/// Invariant: `base` is aligned to 8, and a header and `size` states of the layout's are mapped there as long as `memory`
+/// is.
 #[derive(Debug)]
 pub struct Record {
     base: *mut u8,
     memory: Arc<GuestMemory>,
     size: u16,
-    /// The next counter.
-    counter: u64,
+    packed: bool,
 }
 
 // SAFETY: `base` points into a mapping that `memory` keeps, which is good from any thread.
 unsafe impl Send for Record {}
 
-/// A field of the header, as its offset in 16-bit words.
+/// A field of a header or a state, as its offset there, to which it is aligned.
+struct Field<T>(usize, PhantomData<T>);
+
+impl<T> Field<T> {
+    const fn at(offset: usize) -> Self {
+        assert!(offset.is_multiple_of(size_of::<T>()));
+        Self(offset, PhantomData)
+    }
+}
+
+/// Where a header or a state begins.
 #[derive(Clone, Copy)]
-enum Field {
-    Version = 4,
-    DescNum = 5,
-    LastBatchHead = 6,
-    UsedIdx = 7,
+struct Place(*mut u8);
+
+/// What the headers of either layout begin with.
+mod header {
+    use super::Field;
+
+    pub(super) const FEATURES: Field<u64> = Field::at(0);
+    pub(super) const VERSION: Field<u16> = Field::at(8);
+    pub(super) const DESC_NUM: Field<u16> = Field::at(10);
+}
+
+/// What is where it is in the states of either layout.
+mod state {
+    use super::Field;
+
+    pub(super) const INFLIGHT: Field<u8> = Field::at(0);
+    pub(super) const COUNTER: Field<u64> = Field::at(8);
 }
 
 impl Record {
-    /// Whether the peer took the record's memory away.
-    #[inline]
-    pub(super) fn is_torn(&self) -> bool {
-        self.memory.is_torn()
+    /// Whether no queue has used it yet.
+    pub fn is_new(&self) -> bool {
+        self.get(self.header(), header::VERSION) == 0
     }
 
     /// Whether it has chains in flight, as far as that can be told without their ring.
     pub fn is_busy(&self) -> bool {
-        (0..self.size).any(|head| self.is_in_flight(head))
+        (0..self.size).any(|entry| self.is_in_flight(entry))
     }
 
-    /// Brings the record into agreement with a ring of `ring` descriptors whose used index is `used`. Returns the heads
-    /// of the chains in flight, in the order in which they were popped; `None` for a record that was never used.
-    pub(super) fn recover(&mut self, used: u16, ring: u16) -> Result<Option<Vec<u16>>, RecordError> {
+    /// Whether the peer took the record's memory away.
+    #[inline]
+    fn is_torn(&self) -> bool {
+        self.memory.is_torn()
+    }
+
+    /// Whether a queue has used it; `begin_anew` otherwise makes a record of it for a ring of `ring` descriptors.
+    fn take_in(&mut self, packed: bool, ring: u16, begin_anew: impl FnOnce(&mut Self)) -> Result<bool, RecordError> {
         let size = self.size;
+        if self.packed != packed {
+            return Err(RecordError::Layout);
+        }
         if size < ring {
             return Err(RecordError::TooSmall { size, ring });
         }
-        match (self.get(Field::Version), self.features()) {
+        let header = self.header();
+        match (self.get(header, header::VERSION), self.get(header, header::FEATURES)) {
             (0, _) => {
-                self.begin_anew(used);
-                return Ok(None);
+                self.set(header, header::FEATURES, 0);
+                (0..size).for_each(|entry| self.set_in_flight(entry, false));
+                self.set(header, header::DESC_NUM, size);
+                begin_anew(self);
+                // Last: with a version there is all of it.
+                self.set(header, header::VERSION, VERSION);
+                return Ok(false);
             }
             (VERSION, 0) => {}
             (version, features) => return Err(RecordError::Unknown { version, features }),
         }
-        let desc_num = self.get(Field::DescNum);
-        if desc_num != size {
-            return Err(RecordError::Length { desc_num, size });
+        match self.get(header, header::DESC_NUM) {
+            desc_num if desc_num == size => Ok(true),
+            desc_num => Err(RecordError::Length { desc_num, size }),
         }
-        let recorded = self.get(Field::UsedIdx);
-        if used.wrapping_sub(recorded) > ring {
-            return Err(RecordError::Batch { recorded, used, ring });
-        }
-        self.end_batch(recorded, used)?;
-        let in_flight = (0..size).filter(|&head| self.is_in_flight(head));
-        let mut in_flight: Vec<(u64, u16)> = in_flight.map(|head| (self.counter(head), head)).collect();
+    }
+
+    /// The entries of the chains in flight with their counters, in the order in which the chains were popped.
+    fn in_flight(&self) -> Vec<(u64, u16)> {
+        let in_flight = (0..self.size).filter(|&entry| self.is_in_flight(entry));
+        let mut in_flight: Vec<(u64, u16)> =
+            in_flight.map(|entry| (self.get(self.state(entry), state::COUNTER), entry)).collect();
         in_flight.sort_unstable();
-        if let Some(&(_, head)) = in_flight.iter().find(|(_, head)| *head >= ring) {
-            return Err(RecordError::NoSuchHead { head, ring });
-        }
-        self.counter = in_flight.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        Ok(Some(in_flight.into_iter().map(|(_, head)| head).collect()))
-    }
-
-    /// Makes a record of one that was never used.
-    fn begin_anew(&mut self, used: u16) {
-        self.set_features(0);
-        (0..self.size).for_each(|head| self.set_in_flight(head, false));
-        self.set(Field::DescNum, self.size);
-        self.set(Field::LastBatchHead, 0);
-        self.set(Field::UsedIdx, used);
-        // Last: with a version there is all of it.
-        self.set(Field::Version, VERSION);
-    }
-
-    /// A chain has been popped.
-    #[inline]
-    pub(super) fn begin(&mut self, head: u16) {
-        self.set_counter(head, self.counter);
-        self.counter = self.counter.wrapping_add(1);
-        self.set_in_flight(head, true);
-    }
-
-    /// A chain has its place in the used ring, which the driver has not been shown.
-    #[inline]
-    pub(super) fn add_used(&mut self, head: u16) {
-        self.set_next(head, self.get(Field::LastBatchHead));
-        self.set(Field::LastBatchHead, head);
-    }
-
-    /// The driver has been shown the used ring from `old` up to `new`.
-    #[inline]
-    pub(super) fn publish(&mut self, old: u16, new: u16) {
-        // A head that does not exist was written there by somebody else, whose loss it is.
-        let _ = self.end_batch(old, new);
-    }
-
-    /// Takes the last chains used, from the index `old` up to `new`, out of flight.
-    #[inline]
-    fn end_batch(&mut self, old: u16, new: u16) -> Result<(), RecordError> {
-        if old == new {
-            return Ok(());
-        }
-        let mut head = self.get(Field::LastBatchHead);
-        for _ in 0..new.wrapping_sub(old) {
-            if head >= self.size {
-                return Err(RecordError::NoSuchHead { head, ring: self.size });
-            }
-            self.set_in_flight(head, false);
-            head = self.next(head);
-        }
-        self.set(Field::UsedIdx, new);
-        Ok(())
+        in_flight
     }
 
     #[inline]
-    fn get(&self, field: Field) -> u16 {
-        // SAFETY: the field is in the header, which the invariant covers.
-        unsafe { self.base.cast::<u16>().add(field as usize).read_volatile() }
+    fn is_in_flight(&self, entry: u16) -> bool {
+        self.get(self.state(entry), state::INFLIGHT) != 0
     }
 
     #[inline]
-    fn set(&mut self, field: Field, value: u16) {
-        // SAFETY: as in `get`.
-        unsafe { self.base.cast::<u16>().add(field as usize).write_volatile(value) }
-        crash::point();
+    fn set_in_flight(&mut self, entry: u16, in_flight: bool) {
+        self.set(self.state(entry), state::INFLIGHT, in_flight.into());
     }
 
-    fn features(&self) -> u64 {
-        // SAFETY: the header begins with them, and the invariant covers it.
-        unsafe { self.base.cast::<u64>().read_volatile() }
-    }
-
-    fn set_features(&mut self, features: u64) {
-        // SAFETY: as in `features`.
-        unsafe { self.base.cast::<u64>().write_volatile(features) }
-        crash::point();
-    }
-
-    /// Where the state of a chain is: `inflight` in its first byte, `next` in its fourth 16-bit word, `counter` in its
-    /// second 64-bit word.
     #[inline]
-    fn state(&self, head: u16) -> *mut u8 {
-        assert!(head < self.size, "descriptor chain {head} of a record of {}", self.size);
+    fn set_counter(&mut self, entry: u16, counter: u64) {
+        self.set(self.state(entry), state::COUNTER, counter);
+    }
+
+    #[inline]
+    fn header(&self) -> Place {
+        Place(self.base)
+    }
+
+    /// # Panics
+    ///
+    /// When there is no such state.
+    #[inline]
+    fn state(&self, entry: u16) -> Place {
+        assert!(entry < self.size, "descriptor {entry} of a record of {}", self.size);
+        let stride = if self.packed { packed::STRIDE } else { split::STRIDE };
         // SAFETY: the invariant covers a header and `size` states.
-        unsafe { self.base.add((HEADER + STATE * u64::from(head)) as usize) }
+        Place(unsafe { self.base.add(stride as usize * (1 + usize::from(entry))) })
     }
 
     #[inline]
-    fn is_in_flight(&self, head: u16) -> bool {
-        // SAFETY: `state` is a state's place.
-        unsafe { self.state(head).read_volatile() != 0 }
+    fn get<T: Copy>(&self, Place(place): Place, field: Field<T>) -> T {
+        // SAFETY: a place is in what the invariant covers, aligned to 8, and the field is there in either layout, or in the
+        // one that `take_in` has found this to have.
+        unsafe { place.add(field.0).cast::<T>().read_volatile() }
     }
 
     #[inline]
-    fn set_in_flight(&mut self, head: u16, in_flight: bool) {
-        // SAFETY: as in `is_in_flight`.
-        unsafe { self.state(head).write_volatile(in_flight.into()) }
-        crash::point();
-    }
-
-    #[inline]
-    fn next(&self, head: u16) -> u16 {
-        // SAFETY: `state` is a state's place, aligned to 8.
-        unsafe { self.state(head).cast::<u16>().add(3).read_volatile() }
-    }
-
-    #[inline]
-    fn set_next(&mut self, head: u16, next: u16) {
-        // SAFETY: as in `next`.
-        unsafe { self.state(head).cast::<u16>().add(3).write_volatile(next) }
-        crash::point();
-    }
-
-    #[inline]
-    fn counter(&self, head: u16) -> u64 {
-        // SAFETY: as in `next`.
-        unsafe { self.state(head).cast::<u64>().add(1).read_volatile() }
-    }
-
-    #[inline]
-    fn set_counter(&mut self, head: u16, counter: u64) {
-        // SAFETY: as in `next`.
-        unsafe { self.state(head).cast::<u64>().add(1).write_volatile(counter) }
+    fn set<T>(&mut self, Place(place): Place, field: Field<T>, value: T) {
+        // SAFETY: as in `get`.
+        unsafe { place.add(field.0).cast::<T>().write_volatile(value) }
         crash::point();
     }
 }

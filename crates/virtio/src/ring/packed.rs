@@ -23,13 +23,15 @@ use std::sync::atomic::{Ordering, fence};
 use self::area::{Events, Position, Slots, Wish};
 use super::area::Descriptor;
 use super::chain::{Chain, INDIRECT, NEXT, WRITE};
+use super::inflight::Record;
+use super::inflight::packed::{Entries, Tracker};
 use super::{Area, MAX_SIZE, PACKED_BASE, QueueConfig, RingError};
 use crate::memory::GuestMemory;
 
 impl QueueConfig {
-    /// Whether a packed ring that is to begin has been used before. It then does not begin: its place is not known to a
-    /// front-end whose device went away without a word. What lies at its beginning may have been used long ago, and an
-    /// old write that is done again goes over newer ones.
+    /// Whether a packed ring that is to begin has been used before. Without a record it then does not begin: its place is
+    /// not known to a front-end whose device went away without a word. What lies at its beginning may have been used long
+    /// ago, and an old write that is done again goes over newer ones.
     ///
     /// For a ring that this front-end has not seen at rest: one that has gone round exactly twice looks like that too.
     ///
@@ -44,16 +46,24 @@ impl QueueConfig {
         Ok((0..self.size).any(|slot| ring.flags(slot) & area::USED != 0))
     }
 
-    /// [`start`](Self::start), for a packed ring.
-    pub(super) fn start_packed(self, memory: &Arc<GuestMemory>) -> Result<Queue, RingError> {
+    /// [`start_recorded`](Self::start_recorded), for a packed ring.
+    pub(super) fn start_packed(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
         let place = |half: u32| Position::new(half as u16, self.size);
-        let (next_avail, next_used) = (place(self.base)?, place(self.base >> 16)?);
+        let (mut next_avail, mut next_used) = (place(self.base)?, place(self.base >> 16)?);
+        let is_used = record.as_ref().is_some_and(|record| !record.is_new());
+        let record = record.map(|record| Tracker::start(record, &areas.ring, next_used)).transpose()?;
+        if let (Some(record), true) = (&record, is_used) {
+            // What was in flight lies between the two places, and is popped again before anything behind it.
+            next_used = record.used();
+            next_avail = next_used;
+        }
         let mut queue = Queue {
             memory: Arc::clone(memory),
             areas,
             config: self,
             next_avail,
+            record,
             next_used,
             published: next_used,
             first: None,
@@ -101,11 +111,12 @@ pub(super) struct Queue {
     config: QueueConfig,
     /// Where the next chain to pop begins.
     next_avail: Position,
+    record: Option<Tracker>,
     /// Where the next chain is used.
     next_used: Position,
     /// Where the first chain of the batch that the driver cannot see yet was used, or will be.
     published: Position,
-    /// The flags of that one, which show the whole batch when they are written.
+    /// The flags of that one, which show the whole batch when they are written. With a record, it has those of each.
     first: Option<u16>,
     /// How many descriptors the chains of the batch had.
     batch: u16,
@@ -129,6 +140,19 @@ struct Popped {
     taken: u16,
 }
 
+impl Popped {
+    /// Counts one more descriptor of the chain, the last of which has its name.
+    #[inline]
+    fn take(&mut self, descriptor: area::Descriptor) -> Result<(), RingError> {
+        if self.taken > 0 && descriptor.flags & INDIRECT != 0 {
+            return Err(RingError::IndirectInChain);
+        }
+        self.taken += 1;
+        self.id = descriptor.id;
+        Ok(())
+    }
+}
+
 impl Queue {
     pub(super) fn at_rest(&self) -> QueueConfig {
         let base = u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16;
@@ -145,7 +169,7 @@ impl Queue {
 
     #[inline]
     pub(super) fn is_torn(&self) -> bool {
-        self.memory.is_torn()
+        self.memory.is_torn() || self.record.as_ref().is_some_and(Tracker::is_torn)
     }
 
     pub(super) fn next_available(&self) -> u16 {
@@ -166,8 +190,8 @@ impl Queue {
 
     #[inline]
     pub(super) fn is_available(&self) -> bool {
-        self.areas.ring.flags(self.next_avail.slot()) & area::OWNER == self.next_avail.available()
-            && self.broken.is_none()
+        let is_owner = self.areas.ring.flags(self.next_avail.slot()) & area::OWNER == self.next_avail.available();
+        (is_owner || self.record.as_ref().is_some_and(|record| record.recovered().is_some())) && self.broken.is_none()
     }
 
     #[inline]
@@ -181,17 +205,26 @@ impl Queue {
     // A function of its own for each layout, so that neither carries the other's registers.
     #[inline(never)]
     fn try_pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        let first = self.areas.ring.get(self.next_avail.slot());
-        if first.flags & area::OWNER != self.next_avail.available() {
-            return Ok(false);
-        }
-        let Popped { id, taken } = self.follow(first, chain)?;
+        let recovered = self.record.as_ref().and_then(|record| Some((record, record.recovered()?)));
+        let Popped { id, taken } = match recovered {
+            Some((record, entries)) => follow_recovered(record, entries, chain, &self.memory)?,
+            None => {
+                let first = self.areas.ring.get(self.next_avail.slot());
+                if first.flags & area::OWNER != self.next_avail.available() {
+                    return Ok(false);
+                }
+                self.follow(first, chain)?
+            }
+        };
         let size = self.config.size;
         let Some(entry) = self.taken.get_mut(usize::from(id)) else { return Err(RingError::NoSuchBuffer { id, size }) };
         if *entry > 0 {
             return Err(RingError::Duplicate(id));
         }
         *entry = taken;
+        if let Some(record) = &mut self.record {
+            record.begin(id, taken);
+        }
         chain.head = id;
         self.in_flight_count += 1;
         self.free -= taken;
@@ -201,19 +234,19 @@ impl Queue {
 
     /// Copies the chain that begins with `first` out, reading each of its other descriptors once.
     #[inline]
-    fn follow(&self, first: area::Descriptor, chain: &mut Chain) -> Result<Popped, RingError> {
-        let (head, size) = (self.next_avail.slot(), self.config.size);
+    fn follow(&mut self, first: area::Descriptor, chain: &mut Chain) -> Result<Popped, RingError> {
+        let (head, size, free) = (self.next_avail.slot(), self.config.size, self.free);
+        let (ring, record) = (&self.areas.ring, &mut self.record);
         let mut popped = Popped { id: 0, taken: 0 };
         let get = |slot: u16| {
-            if popped.taken == self.free && self.free < size {
+            if popped.taken == free && free < size {
                 return Err(RingError::NotUsed(slot));
             }
-            let descriptor = if popped.taken == 0 { first } else { self.areas.ring.get(slot) };
-            if popped.taken > 0 && descriptor.flags & INDIRECT != 0 {
-                return Err(RingError::IndirectInChain);
+            let descriptor = if popped.taken == 0 { first } else { ring.get(slot) };
+            if let Some(record) = record {
+                record.note(popped.taken, descriptor);
             }
-            popped.taken += 1;
-            popped.id = descriptor.id;
+            popped.take(descriptor)?;
             let next = if slot + 1 < size { slot + 1 } else { 0 };
             Ok(descriptor.linked(next))
         };
@@ -229,7 +262,9 @@ impl Queue {
         ring.set_used(at.slot(), id, written);
         // In a used descriptor the flag says that something was written (2.8.1).
         let flags = at.used() | if written > 0 { WRITE } else { 0 };
-        if self.first.is_none() {
+        if let Some(record) = &mut self.record {
+            record.add_used(id, flags);
+        } else if self.first.is_none() {
             self.first = Some(flags);
         } else {
             ring.set_flags(at.slot(), flags);
@@ -256,8 +291,11 @@ impl Queue {
     /// the first of this batch until that one's flags are there: they are written last.
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
-        let Some(flags) = self.first.take() else { return false };
-        self.areas.ring.set_flags(self.published.slot(), flags);
+        match (self.first.take(), &mut self.record) {
+            (Some(flags), _) => self.areas.ring.set_flags(self.published.slot(), flags),
+            (None, Some(record)) if self.batch > 0 => record.publish(&self.areas.ring),
+            _ => return false,
+        }
         self.published = self.next_used;
         let batch = mem::take(&mut self.batch);
         self.free += batch;
@@ -298,6 +336,26 @@ impl Queue {
         self.memory = Arc::clone(memory);
         Ok(())
     }
+}
+
+/// Copies out a chain that was in flight when an earlier device went away, and whose descriptors only the record has.
+#[cold]
+fn follow_recovered(
+    record: &Tracker,
+    Entries { head, num, .. }: Entries,
+    chain: &mut Chain,
+    memory: &GuestMemory,
+) -> Result<Popped, RingError> {
+    let mut popped = Popped { id: 0, taken: 0 };
+    let get = |at: u16| {
+        let (descriptor, next) = record.descriptor(at);
+        popped.take(descriptor)?;
+        Ok(descriptor.linked(next))
+    };
+    chain.reset(head);
+    chain.follow_through(get, num, memory, in_table)?;
+    // Whatever its flags say now, that is how many descriptors it had.
+    Ok(Popped { taken: num, ..popped })
 }
 
 /// A descriptor of an indirect table, which a packed ring lays out as it does its own descriptors (2.8.7): in order, with

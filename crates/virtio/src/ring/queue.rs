@@ -44,11 +44,12 @@ impl QueueConfig {
         self.start_recorded(memory, None)
     }
 
-    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one and the ring is split. What it
-    /// says was in flight when an earlier device on the ring went away is popped first.
+    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one. What it says was in flight when
+    /// an earlier device on the ring went away is popped first.
     ///
     /// Popping then begins behind these chains, wherever `base` is: all before them has been used, and a front-end whose
-    /// device went away without a word only knows what was used.
+    /// device went away without a word knows at best what was used. Of a packed ring it does not know that either; the
+    /// record does.
     ///
     /// # Errors
     ///
@@ -56,7 +57,7 @@ impl QueueConfig {
     pub fn start_recorded(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
         Ok(Queue(match self.packed {
             false => Either::Split(self.start_split(memory, record)?),
-            true => Either::Packed(self.start_packed(memory)?),
+            true => Either::Packed(self.start_packed(memory, record)?),
         }))
     }
 }

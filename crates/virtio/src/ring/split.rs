@@ -8,6 +8,7 @@ use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_U
 
 use super::area::{Available, Descriptors, UsedRing};
 use super::chain::Chain;
+use super::inflight::split::Tracker;
 use super::inflight::{Record, crash};
 use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
@@ -17,12 +18,15 @@ const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
 impl QueueConfig {
     /// [`start_recorded`](Self::start_recorded), for a split ring.
-    pub(super) fn start_split(self, memory: &Arc<GuestMemory>, mut record: Option<Record>) -> Result<Queue, RingError> {
+    pub(super) fn start_split(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
         let areas = Areas::locate(&self, memory)?;
         let next_used = areas.used.index();
-        let recovered = match &mut record {
-            Some(record) => record.recover(next_used, self.size)?,
-            None => None,
+        let (record, recovered) = match record {
+            Some(record) => {
+                let (tracker, recovered) = Tracker::start(record, next_used, self.size)?;
+                (Some(tracker), recovered)
+            }
+            None => (None, None),
         };
         // The recovered chains are popped in place of the first entries of the available ring that were not used: there
         // were as many, but the driver may have other chains there by now.
@@ -90,7 +94,7 @@ pub struct Queue {
     seen_avail: u16,
     /// What is popped before anything else: the heads that the record had in flight, the next one last.
     recovered: Vec<u16>,
-    record: Option<Record>,
+    record: Option<Tracker>,
     /// The next used index to fill.
     next_used: u16,
     /// The used index that the driver can see.
@@ -126,7 +130,7 @@ impl Queue {
     /// process.
     #[inline]
     pub fn is_torn(&self) -> bool {
-        self.memory.is_torn() || self.record.as_ref().is_some_and(Record::is_torn)
+        self.memory.is_torn() || self.record.as_ref().is_some_and(Tracker::is_torn)
     }
 
     /// The available index that the next pop takes: the vring's base, should it stop now.

@@ -1,15 +1,13 @@
 //! The driver's half of a packed ring.
 
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::super::area::Descriptors;
-use super::super::chain::{INDIRECT, NEXT, WRITE};
+use super::super::chain::{INDIRECT, NEXT};
 use super::super::packed::area::{Descriptor, Events, OWNER, Position, Slots, Wish};
-use super::super::{Area, MAX_SIZE, QueueConfig, RingError};
-use super::{DriverConfig, Full, Piece, Used};
+use super::super::{Area, MAX_SIZE, RingError};
+use super::{DriverConfig, Full, Home, Piece, Used};
 use crate::memory::GuestMemory;
 
 /// What the driver remembers of a chain, by its buffer ID.
@@ -21,24 +19,22 @@ struct Slot {
 }
 
 pub(super) struct Driver {
-    memory: Arc<GuestMemory>,
+    pub(super) home: Home,
     ring: Slots,
     driver: Events,
     device: Events,
-    config: DriverConfig,
-    at: u64,
     /// How many descriptors are free.
     free: u16,
     ids: Vec<u16>,
     slots: Box<[Slot]>,
-    next_avail: Position,
+    pub(super) next_avail: Position,
     /// Up to where the device can see.
     published: Position,
     /// The flags of the first descriptor behind, which show all there are when they are written.
     first: Option<u16>,
     /// How many descriptors there are behind.
     batch: u16,
-    next_used: Position,
+    pub(super) next_used: Position,
     calls_suppressed: bool,
 }
 
@@ -61,7 +57,7 @@ impl Driver {
                 Events::locate(memory, Area::DeviceEvents, queue.used)?,
             )
         };
-        config.check_tables(memory, at)?;
+        let home = Home::new(memory, at, config)?;
         // As a lap that ended here has left them: everything used.
         let mut place = base;
         for _ in 0..size {
@@ -72,12 +68,10 @@ impl Driver {
         driver.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
         device.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
         Ok(Self {
-            memory: Arc::clone(memory),
+            home,
             ring,
             driver,
             device,
-            config,
-            at,
             free: size,
             ids: (0..size).rev().collect(),
             slots: vec![Slot { token: 0, taken: 0 }; usize::from(size)].into(),
@@ -90,23 +84,18 @@ impl Driver {
         })
     }
 
-    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
-    pub(super) fn queue(&self) -> QueueConfig {
-        self.config.queue(self.at)
-    }
-
     pub(super) fn free(&self) -> usize {
         self.free.into()
     }
 
-    pub(super) fn add(&mut self, readable: &[Piece], writable: &[Piece], token: u64) -> Result<(), Full> {
-        let count = readable.len() + writable.len();
-        assert!(count > 0, "a chain needs a buffer");
-        let buffers = readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|piece| (piece, WRITE)));
-        let taken = match self.config.indirect {
+    /// [`add`](super::Driver::add), of `count` buffers with the flags of their descriptors.
+    pub(super) fn add<'a>(
+        &mut self,
+        count: usize,
+        buffers: impl Iterator<Item = (&'a Piece, u16)>,
+        token: u64,
+    ) -> Result<(), Full> {
+        let taken = match self.home.config.indirect {
             Some(most) if count > usize::from(most) => return Err(Full),
             Some(_) if count > 1 => 1,
             _ => count,
@@ -142,21 +131,18 @@ impl Driver {
         }
         self.batch += 1;
         self.free -= 1;
-        self.next_avail = at.advance(1, self.config.size);
+        self.next_avail = at.advance(1, self.home.config.size);
     }
 
     /// Writes buffers to the indirect table of a chain; returns where that is.
     fn fill_table<'a>(&self, id: u16, buffers: impl Iterator<Item = (&'a Piece, u16)>) -> Piece {
-        let Piece { addr, len: room } = self.config.table(self.at, id);
-        let Some(table) = self.memory.slice(addr, room as usize) else { return Piece { addr, len: 0 } };
-        // SAFETY: the piece has room for that many descriptors, and is of the memory that the driver keeps.
-        let table = unsafe { Descriptors::at(table.base(), room / 16) };
+        let Ok((at, table)) = self.home.table(id) else { return Piece { addr: 0, len: 0 } };
         let mut len = 0;
         for (index, (&Piece { addr, len: bytes }, flags)) in (0..).zip(buffers) {
             table.set(index, Descriptor { addr, len: bytes, id: 0, flags }.into());
             len += 16;
         }
-        Piece { addr, len }
+        Piece { addr: at, len }
     }
 
     pub(super) fn publish(&mut self) -> bool {
@@ -166,10 +152,10 @@ impl Driver {
         let batch = mem::take(&mut self.batch);
         // The mirror of the fence in the device's `arm_kicks`: either it sees the flags, or we see its wish.
         fence(Ordering::SeqCst);
-        match self.device.wish(self.config.event_idx) {
+        match self.device.wish(self.home.config.event_idx) {
             Wish::Always => true,
             Wish::Never => false,
-            Wish::At(event) => event.is_passed(self.published, batch, self.config.size),
+            Wish::At(event) => event.is_passed(self.published, batch, self.home.config.size),
         }
     }
 
@@ -188,7 +174,7 @@ impl Driver {
         let (token, taken) = (slot.token, mem::take(&mut slot.taken));
         self.ids.push(id);
         self.free += taken;
-        self.next_used = self.next_used.advance(taken, self.config.size);
+        self.next_used = self.next_used.advance(taken, self.home.config.size);
         Ok(Some(Used { token, written }))
     }
 
@@ -200,20 +186,9 @@ impl Driver {
 
     pub(super) fn arm_calls(&mut self) -> bool {
         self.calls_suppressed = false;
-        self.driver.set(if self.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
+        self.driver.set(if self.home.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
         // The mirror of the fence in the device's `publish`.
         fence(Ordering::SeqCst);
         !self.has_used()
-    }
-}
-
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("queue", &self.queue())
-            .field("next_avail", &self.next_avail)
-            .field("next_used", &self.next_used)
-            .field("free", &self.free)
-            .finish_non_exhaustive()
     }
 }

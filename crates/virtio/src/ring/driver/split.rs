@@ -1,6 +1,5 @@
 //! The driver's half of a split ring.
 
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -8,9 +7,9 @@ use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
 
 use super::super::area::{Available, Descriptor, Descriptors, UsedRing};
-use super::super::chain::{INDIRECT, NEXT, WRITE};
-use super::super::{MAX_SIZE, QueueConfig, RingError, need_event};
-use super::{DriverConfig, Full, Piece, Used};
+use super::super::chain::{INDIRECT, NEXT};
+use super::super::{MAX_SIZE, RingError, need_event};
+use super::{DriverConfig, Full, Home, Piece, Used};
 use crate::memory::GuestMemory;
 
 const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
@@ -27,18 +26,16 @@ struct Slot {
 }
 
 pub(super) struct Driver {
-    memory: Arc<GuestMemory>,
+    pub(super) home: Home,
     desc: Descriptors,
     avail: Available,
     used: UsedRing,
-    config: DriverConfig,
-    at: u64,
     free: Vec<u16>,
     slots: Box<[Slot]>,
-    next_avail: u16,
+    pub(super) next_avail: u16,
     /// The available index that the device can see.
     published: u16,
-    next_used: u16,
+    pub(super) next_used: u16,
     calls_suppressed: bool,
 }
 
@@ -60,7 +57,7 @@ impl Driver {
                 UsedRing::locate(memory, queue.used, size, event_idx)?,
             )
         };
-        config.check_tables(memory, at)?;
+        let home = Home::new(memory, at, config)?;
         avail.set_flags(0);
         used.set_flags(0);
         avail.set_index(base);
@@ -70,12 +67,10 @@ impl Driver {
             used.set_avail_event(base);
         }
         Ok(Self {
-            memory: Arc::clone(memory),
+            home,
             desc,
             avail,
             used,
-            config,
-            at,
             free: (0..size).rev().collect(),
             slots: vec![Slot { token: 0, next: 0, taken: 0 }; usize::from(size)].into(),
             next_avail: base,
@@ -85,29 +80,24 @@ impl Driver {
         })
     }
 
-    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
-    pub(super) fn queue(&self) -> QueueConfig {
-        self.config.queue(self.at)
-    }
-
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }
 
-    pub(super) fn add(&mut self, readable: &[Piece], writable: &[Piece], token: u64) -> Result<(), Full> {
-        let count = readable.len() + writable.len();
-        assert!(count > 0, "a chain needs a buffer");
-        let buffers = readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|piece| (piece, WRITE)));
-        let (head, taken) = match self.config.indirect {
+    /// [`add`](super::Driver::add), of `count` buffers with the flags of their descriptors.
+    pub(super) fn add<'a>(
+        &mut self,
+        count: usize,
+        buffers: impl Iterator<Item = (&'a Piece, u16)>,
+        token: u64,
+    ) -> Result<(), Full> {
+        let (head, taken) = match self.home.config.indirect {
             Some(most) if count > 1 => {
                 if count > usize::from(most) {
                     return Err(Full);
                 }
                 let head = self.free.pop().ok_or(Full)?;
-                self.fill_table(head, most, count as u16, buffers);
+                self.fill_table(head, count as u16, buffers);
                 (head, 1)
             }
             _ => {
@@ -135,18 +125,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes `count` buffers to the indirect table of `head`, which has room for `most`, and the descriptor that leads
-    /// there.
-    fn fill_table<'a>(&self, head: u16, most: u16, count: u16, buffers: impl Iterator<Item = (&'a Piece, u16)>) {
-        let Piece { addr, len } = self.config.table(self.at, head);
-        let Some(table) = self.memory.slice(addr, len as usize) else { return };
-        // SAFETY: the piece has room for `most` descriptors, and is of the memory that the driver keeps.
-        let table = unsafe { Descriptors::at(table.base(), u32::from(most)) };
+    /// Writes `count` buffers to the indirect table of `head`, and the descriptor that leads there.
+    fn fill_table<'a>(&self, head: u16, count: u16, buffers: impl Iterator<Item = (&'a Piece, u16)>) {
+        let Ok((at, table)) = self.home.table(head) else { return };
         for (index, (&Piece { addr, len }, flags)) in (0..count).zip(buffers) {
             let (flags, next) = if index + 1 < count { (flags | NEXT, index + 1) } else { (flags, 0) };
             table.set(index, Descriptor { addr, len, flags, next });
         }
-        self.desc.set(head, Descriptor { addr, len: 16 * u32::from(count), flags: INDIRECT, next: 0 });
+        self.desc.set(head, Descriptor { addr: at, len: 16 * u32::from(count), flags: INDIRECT, next: 0 });
     }
 
     pub(super) fn publish(&mut self) -> bool {
@@ -158,7 +144,7 @@ impl Driver {
         self.published = new;
         // The mirror of the fence in the device's `arm_kicks`: either it sees the index, or we see its wish.
         fence(Ordering::SeqCst);
-        if self.config.event_idx {
+        if self.home.config.event_idx {
             need_event(self.used.avail_event(), new, old)
         } else {
             self.used.flags() & NO_NOTIFY == 0
@@ -191,13 +177,13 @@ impl Driver {
     }
 
     pub(super) fn suppress_calls(&mut self) {
-        if !self.config.event_idx && !mem::replace(&mut self.calls_suppressed, true) {
+        if !self.home.config.event_idx && !mem::replace(&mut self.calls_suppressed, true) {
             self.avail.set_flags(NO_INTERRUPT);
         }
     }
 
     pub(super) fn arm_calls(&mut self) -> bool {
-        if self.config.event_idx {
+        if self.home.config.event_idx {
             self.avail.set_used_event(self.next_used);
         } else if mem::replace(&mut self.calls_suppressed, false) {
             self.avail.set_flags(0);
@@ -205,16 +191,5 @@ impl Driver {
         // The mirror of the fence in the device's `publish`.
         fence(Ordering::SeqCst);
         !self.has_used()
-    }
-}
-
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver")
-            .field("queue", &self.queue())
-            .field("next_avail", &self.next_avail)
-            .field("next_used", &self.next_used)
-            .field("free", &self.free.len())
-            .finish_non_exhaustive()
     }
 }

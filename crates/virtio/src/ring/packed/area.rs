@@ -53,6 +53,12 @@ impl Position {
         self.0 & !WRAP
     }
 
+    /// The wrap counter.
+    #[inline]
+    pub(in crate::ring) fn wrap(self) -> u8 {
+        (self.0 >> 15) as u8
+    }
+
     /// The place `by` slots on, which is no more than `size`.
     #[inline]
     pub(in crate::ring) fn advance(self, by: u16, size: u16) -> Self {
@@ -131,6 +137,12 @@ impl Slots {
     pub(in crate::ring) unsafe fn locate(memory: &GuestMemory, addr: u64, size: u16) -> Result<Self, RingError> {
         let base = locate(memory, Area::Ring, addr, Self::BYTES * usize::from(size), 16)?;
         Ok(Self { base, size })
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(in crate::ring) fn size(&self) -> u16 {
+        self.size
     }
 
     /// Where a slot's fields are.
