@@ -13,7 +13,6 @@
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
-//! | `qmp` | a monitor's client |
 //! | `options` | a server's command line |
 //! | `telemetry` | what a server says of itself |
 
@@ -21,7 +20,6 @@ pub mod fio;
 pub mod guest;
 mod host;
 mod options;
-mod qmp;
 mod served;
 mod telemetry;
 

@@ -24,6 +24,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde_json::json;
+
 use self::agent::AgentError;
 use self::image::{Accel, Image};
 use self::pinning::Pinning;
@@ -208,11 +210,11 @@ impl Stage for Guest {
     }
 
     fn pause(&mut self) {
-        self.broken |= self.qemu.monitor.ask("stop").is_err();
+        self.broken |= self.qemu.monitor.run("stop", json!({})).is_err();
     }
 
     fn resume(&mut self) {
-        self.broken |= self.qemu.monitor.ask("cont").is_err();
+        self.broken |= self.qemu.monitor.run("cont", json!({})).is_err();
     }
 }
 
