@@ -119,11 +119,13 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
     if let Some(missing) = missing(subject) {
         return Err(Unable::Impossible(missing));
     }
-    match subject.stack {
-        Stack::Host => host::stand(subject, load, disks, context),
-        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
-        Stack::Guest => guest::stand(subject, load, disks, context),
-    }
+    Ok(match subject.stack {
+        Stack::Host => Box::new(host::stand(subject, load, disks, context)?),
+        Stack::Guest => Box::new(guest::stand(subject, load, disks, context)?),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => {
+            Box::new(served::stand(subject, load, disks, context)?)
+        }
+    })
 }
 
 /// The options that `egret serve` would get for a subject under a load, without starting it: to check them.
