@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use egret_daemon::keyval;
+use egret_lab::qmp::Qmp;
 use serde_json::Value;
-
-use crate::qmp::Qmp;
 
 /// What `egret ctl` is asked.
 #[derive(Args, Debug)]
@@ -28,7 +27,7 @@ pub struct Ctl {
 /// Runs `egret ctl`.
 pub fn run(asked: &Ctl) -> Result<()> {
     let arguments = arguments(&asked.arguments)?;
-    let answer = Qmp::connect(&asked.socket)?.run(&asked.command, arguments)?;
+    let answer = Qmp::connect(&asked.socket, None)?.run(&asked.command, arguments)?;
     if asked.json {
         println!("{answer}");
     } else {

@@ -6,7 +6,6 @@ mod compare;
 mod completions;
 mod config;
 mod ctl;
-mod qmp;
 mod replay;
 mod serve;
 mod top;

@@ -16,19 +16,7 @@ use egret_virtio::blk::BlkConfig;
 use egret_virtio::memory::Region;
 use egret_virtio::ring::InflightConfig;
 
-use peer::{GET_FEATURES, GET_PROTOCOL_FEATURES, IoThread, NEED_REPLY, Peer, RING_PACKED, SET_FEATURES, words};
-
-const GET_VRING_BASE: u32 = 11;
-const SET_VRING_BASE: u32 = 10;
-const SET_VRING_NUM: u32 = 8;
-const GET_QUEUE_NUM: u32 = 17;
-const SET_VRING_CALL: u32 = 13;
-const SET_BACKEND_REQ_FD: u32 = 21;
-const GET_CONFIG: u32 = 24;
-const SET_CONFIG: u32 = 25;
-const GET_INFLIGHT_FD: u32 = 31;
-const SET_INFLIGHT_FD: u32 = 32;
-const GET_MAX_MEM_SLOTS: u32 = 36;
+use peer::*;
 
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;

@@ -21,6 +21,7 @@
 //! | [`machine`] | cores, clocks, and what to say of the machine |
 //! | [`plan`] | what to measure: subjects under loads |
 //! | [`process`] | processes that end with the lab |
+//! | [`qmp`] | a monitor's client, of any server that has one |
 //! | [`results`] | what was found, as it is kept |
 //! | [`replay`] | recorded waits, replayed under every polling policy |
 //! | [`report`] | a page, a text and a table of a run |
@@ -41,6 +42,7 @@ pub mod load;
 pub mod machine;
 pub mod plan;
 pub mod process;
+pub mod qmp;
 pub mod random;
 pub mod replay;
 pub mod report;

@@ -20,6 +20,12 @@ fn export(directory: &Path, id: &str, node: &str) -> Export {
     Export::new(id, node, Addr::Unix { path: directory.join(id).to_str().unwrap().to_owned() })
 }
 
+/// A SCSI device without units, whose guest may write.
+fn scsi_export(directory: &Path, id: &str) -> Export {
+    let kind = schema::ExportType::VhostUserScsi;
+    Export { kind, node_name: String::new(), writable: true, ..export(directory, id, "") }
+}
+
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
 
 fn lun(lun: u16, node: &str) -> Lun {
@@ -37,6 +43,19 @@ fn state(daemon: &Daemon) -> (Config, Vec<String>, Vec<String>, Vec<String>) {
     )
 }
 
+/// What a daemon is asked, and what it says to that.
+type Attempt<'a> = (Box<dyn Fn(&mut Daemon) -> Result<(), ChangeError> + 'a>, &'a str);
+
+/// Asks all that; each is refused, and changes nothing.
+fn refused(daemon: &mut Daemon, attempts: Vec<Attempt<'_>>) {
+    let before = state(daemon);
+    for (attempt, line) in attempts {
+        let error = attempt(daemon).unwrap_err().to_string();
+        assert!(error.starts_with(line), "{error}");
+        assert_eq!(state(daemon), before, "{line}");
+    }
+}
+
 #[test]
 fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
     let place = tempfile::tempdir().unwrap();
@@ -48,7 +67,6 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
     e0.iothread = vec!["io0".to_owned()];
     daemon.add_export(e0.clone()).unwrap();
 
-    type Attempt<'a> = (Box<dyn Fn(&mut Daemon) -> Result<(), ChangeError> + 'a>, &'a str);
     let missing = Blockdev::new("d1", Driver::File(Image::new("/nonexistent")));
     let elsewhere = Export { id: "e1".to_owned(), ..e0.clone() };
     let attempts: Vec<Attempt<'_>> = vec![
@@ -72,12 +90,7 @@ fn what_cannot_be_added_or_removed_leaves_everything_as_it_was() {
         ),
         (Box::new(|d| d.remove_export("e9", Deletion::Hard)), "Export 'e9' is not found"),
     ];
-    let before = state(&daemon);
-    for (attempt, line) in attempts {
-        let error = attempt(&mut daemon).unwrap_err().to_string();
-        assert!(error.starts_with(line), "{error}");
-        assert_eq!(state(&daemon), before, "{line}");
-    }
+    refused(&mut daemon, attempts);
 }
 
 #[test]
@@ -92,18 +105,10 @@ fn a_logical_unit_that_cannot_be_added_or_removed_leaves_everything_as_it_was() 
     let odd = Image::new(at.join("odd.img").to_str().unwrap());
     daemon.add_blockdev(Blockdev::new("odd", Driver::File(odd))).unwrap();
     daemon.add_export(export(at, "e0", "d0")).unwrap();
-    let scsi = schema::Export {
-        kind: schema::ExportType::VhostUserScsi,
-        node_name: String::new(),
-        writable: true,
-        logical_block_size: 4096,
-        ..export(at, "s0", "")
-    };
-    daemon.add_export(scsi).unwrap();
+    daemon.add_export(Export { logical_block_size: 4096, ..scsi_export(at, "s0") }).unwrap();
     daemon.add_lun("s0", lun(1, "d1")).unwrap();
     daemon.add_export(export(at, "e2", "d2")).unwrap();
 
-    type Attempt<'a> = (Box<dyn Fn(&mut Daemon) -> Result<(), ChangeError> + 'a>, &'a str);
     let nameless = |wwn| Lun { wwn, ..lun(2, "d3") };
     let attempts: Vec<Attempt<'_>> = vec![
         (Box::new(|d| d.add_lun("s9", lun(2, "d3"))), "Export 's9' is not found"),
@@ -122,13 +127,8 @@ fn a_logical_unit_that_cannot_be_added_or_removed_leaves_everything_as_it_was() 
         (Box::new(|d| d.remove_lun("s0", FIRST)), "export 's0': there is nothing at target 0, lun 0"),
         (Box::new(|d| d.remove_blockdev("d1")), "Node d1 is in use"),
     ];
-    let before = state(&daemon);
-    for (attempt, line) in attempts {
-        let error = attempt(&mut daemon).unwrap_err().to_string();
-        assert!(error.starts_with(line), "{error}");
-        assert_eq!(state(&daemon), before, "{line}");
-        assert!(!daemon.disk_state("d1").unwrap().read_only, "it is still written");
-    }
+    refused(&mut daemon, attempts);
+    assert!(!daemon.disk_state("d1").unwrap().read_only, "it is still written");
 }
 
 #[test]
@@ -136,13 +136,7 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
     let place = tempfile::tempdir().unwrap();
     let mut daemon = daemon();
     daemon.add_blockdev(image(place.path(), "d0")).unwrap();
-    let scsi = schema::Export {
-        kind: schema::ExportType::VhostUserScsi,
-        node_name: String::new(),
-        writable: true,
-        ..export(place.path(), "s0", "")
-    };
-    daemon.add_export(scsi).unwrap();
+    daemon.add_export(scsi_export(place.path(), "s0")).unwrap();
     let empty = state(&daemon);
     for _ in 0..3 {
         daemon.add_lun("s0", lun(0, "d0")).unwrap();
@@ -164,12 +158,9 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     let at = place.path();
     let mut daemon = daemon();
     daemon.add_blockdev(image(at, "d0")).unwrap();
-    let scsi = |id: &str, serial: &str| schema::Export {
-        kind: schema::ExportType::VhostUserScsi,
-        node_name: String::new(),
-        writable: true,
+    let scsi = |id: &str, serial: &str| Export {
         luns: vec![Lun { serial: serial.to_owned(), ..lun(0, "d0") }],
-        ..export(at, id, "")
+        ..scsi_export(at, id)
     };
     let unit = |daemon: &Daemon, id: &str| Arc::clone(&daemon.exports[id].lun(FIRST).unwrap().unit);
     for (id, serial) in [("s0", ""), ("s1", "d0"), ("s2", "another")] {

@@ -362,6 +362,18 @@ mod tests {
         }
     }
 
+    /// Waits until one worker is left, which still works.
+    fn await_the_last(threads: &mut Threads) {
+        let mut queue = threads.shared.lock();
+        while queue.workers > 1 {
+            queue = threads.shared.left.wait(queue).unwrap();
+        }
+        drop(queue);
+        push(threads, 0);
+        threads.submit(Nanos::ZERO);
+        reap(threads, 1);
+    }
+
     #[test]
     fn workers_come_with_the_work_and_leave_when_they_are_idle() {
         let mut threads = threads(FEW);
@@ -372,16 +384,7 @@ mod tests {
         threads.submit(Nanos::ZERO);
         assert!((1..=4).contains(&threads.shared.lock().workers));
         reap(&mut threads, 1000);
-        let shared = Arc::clone(&threads.shared);
-        let mut queue = shared.lock();
-        while queue.workers > 1 {
-            queue = shared.left.wait(queue).unwrap();
-        }
-        drop(queue);
-        // The one that stays still works.
-        push(&mut threads, 0);
-        threads.submit(Nanos::ZERO);
-        reap(&mut threads, 1);
+        await_the_last(&mut threads);
     }
 
     #[test]
@@ -398,15 +401,7 @@ mod tests {
             reap(&mut threads, 100);
         }
         threads.limit_workers(Limits { min: 0, max: 0, ..long });
-        let shared = Arc::clone(&threads.shared);
-        let mut queue = shared.lock();
-        while queue.workers > 1 {
-            queue = shared.left.wait(queue).unwrap();
-        }
-        drop(queue);
-        push(&mut threads, 0);
-        threads.submit(Nanos::ZERO);
-        reap(&mut threads, 1);
+        await_the_last(&mut threads);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! It needs neither root nor QEMU: the client is libblkio, over vhost-user as a virtual machine would be, and with
 //! io_uring on the file. The two take turns of half a second, so that what disturbs this machine disturbs both.
 
-#[path = "../peers/load.rs"]
+#[path = "../shared/load.rs"]
 mod load;
 #[path = "../../tests/support/mod.rs"]
 mod support;

@@ -17,6 +17,7 @@ mod cells;
 mod devices;
 #[path = "../shared/disk.rs"]
 mod disk;
+#[path = "../shared/load.rs"]
 mod load;
 mod report;
 #[path = "../../tests/support/mod.rs"]

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use egret_daemon::snapshot::Snapshot;
+use egret_lab::qmp::Qmp;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event;
 use serde_json::{Value, json};
 
-use crate::qmp::Qmp;
 use rates::{Rates, rates};
 use view::{Action, View};
 
@@ -51,8 +51,7 @@ fn interval(text: &str) -> Result<f64, String> {
 
 /// Runs `egret top`.
 pub fn run(asked: &Top) -> Result<()> {
-    let mut daemon = Daemon { qmp: Qmp::connect(&asked.socket)? };
-    daemon.qmp.set_patience(PATIENCE)?;
+    let mut daemon = Daemon { qmp: Qmp::connect(&asked.socket, Some(PATIENCE))? };
     let interval = Duration::from_secs_f64(asked.interval);
     if asked.once {
         let before = daemon.look(None)?;
@@ -104,7 +103,7 @@ impl Daemon {
             Ok(_) => {
                 format!("{thread}: {property}={}", value.as_str().map_or_else(|| value.to_string(), str::to_owned))
             }
-            Err(error) => crate::in_one_line(&error),
+            Err(error) => error.to_string(),
         }
     }
 }

@@ -19,7 +19,7 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 /// At first fio starts its threads and calibrates its clock; the ledger begins when that is over.
 const SETTLING: Duration = Duration::from_millis(300);
 
-struct Host {
+pub(super) struct Host {
     targets: Vec<PathBuf>,
     engine: &'static str,
     /// Where fio runs, if that is elsewhere.
@@ -30,12 +30,7 @@ struct Host {
 }
 
 /// fio, on the load's cores: it is both the load and the path.
-pub(super) fn stand(
-    subject: &Subject,
-    load: &Load,
-    disks: &[Disk],
-    context: &Context,
-) -> Result<Box<dyn Stage>, Unable> {
+pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Host, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
@@ -49,7 +44,7 @@ pub(super) fn stand(
         targets.ok_or_else(|| Unable::Impossible("a null disk is a server's own, and there is none".into()))?;
     let engine = fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str()));
     let server = subject.host.clone();
-    Ok(Box::new(Host { targets, engine, server, size, context: context.clone() }))
+    Ok(Host { targets, engine, server, size, context: context.clone() })
 }
 
 impl Stage for Host {

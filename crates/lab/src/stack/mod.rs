@@ -13,7 +13,6 @@
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
-//! | `qmp` | a monitor's client |
 //! | `options` | a server's command line |
 //! | `telemetry` | what a server says of itself |
 
@@ -21,7 +20,6 @@ pub mod fio;
 pub mod guest;
 mod host;
 mod options;
-mod qmp;
 mod served;
 mod telemetry;
 
@@ -121,11 +119,13 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
     if let Some(missing) = missing(subject) {
         return Err(Unable::Impossible(missing));
     }
-    match subject.stack {
-        Stack::Host => host::stand(subject, load, disks, context),
-        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => served::stand(subject, load, disks, context),
-        Stack::Guest => guest::stand(subject, load, disks, context),
-    }
+    Ok(match subject.stack {
+        Stack::Host => Box::new(host::stand(subject, load, disks, context)?),
+        Stack::Guest => Box::new(guest::stand(subject, load, disks, context)?),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => {
+            Box::new(served::stand(subject, load, disks, context)?)
+        }
+    })
 }
 
 /// The options that `egret serve` would get for a subject under a load, without starting it: to check them.

@@ -2,12 +2,13 @@
 //!
 //! Every object is given as JSON, which both take, so that a value arrives as the plan has it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
-use super::Disk;
-use crate::plan::{DeviceModel, Load, Subject};
+use super::{Context, Disk};
+use crate::plan::{DeviceModel, Load, Stack, Subject};
 
 /// What an I/O thread is called; its number follows.
 pub(super) const IO_THREAD: &str = "io";
@@ -16,13 +17,30 @@ const IDLE_SIZE: u64 = 1 << 30;
 /// Keys of `--blockdev` that a null device has no use for.
 const NOT_OF_NULL: [&str; 4] = ["aio", "aio-max-batch", "locking", "filename"];
 
-/// The options that serve `disks` for a load: busy disk N at `socket("busyN")`, idle ones at `socket("idleN")`.
-pub(super) fn options(
+/// The subject's daemon, or of a guest the one beside it: with the [`options`] that serve `disks`, and a monitor at
+/// `socket("qmp")`.
+pub(super) fn command(
     subject: &Subject,
     load: &Load,
     disks: &[Disk],
-    socket: &dyn Fn(&str) -> std::path::PathBuf,
-) -> Vec<String> {
+    context: &Context,
+    socket: &dyn Fn(&str) -> PathBuf,
+) -> Command {
+    let mut command = match subject.stack {
+        Stack::QemuStorageDaemon => Command::new("qemu-storage-daemon"),
+        _ => {
+            let mut egret = Command::new(&context.egret);
+            egret.arg("serve");
+            egret
+        }
+    };
+    let chardev = format!("socket,id=qmp,path={},server=on,wait=off", socket("qmp").display());
+    command.args(options(subject, load, disks, socket)).args(["--chardev", &chardev, "--monitor", "chardev=qmp"]);
+    command
+}
+
+/// The options that serve `disks` for a load: busy disk N at `socket("busyN")`, idle ones at `socket("idleN")`.
+pub(super) fn options(subject: &Subject, load: &Load, disks: &[Disk], socket: &dyn Fn(&str) -> PathBuf) -> Vec<String> {
     let mut words = Vec::new();
     let mut object = |option: &str, object: Value| words.extend([option.to_owned(), object.to_string()]);
     iothreads(subject).into_iter().for_each(|iothread| object("--object", iothread));
@@ -119,8 +137,6 @@ fn nested(table: &std::collections::BTreeMap<String, toml::Value>) -> Map<String
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
     use crate::plan::{LoadKeys, expand};
 

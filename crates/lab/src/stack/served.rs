@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::options::{options, queues};
+use super::options::{command, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::client::{self, Client, ClientError, Manner, Shape};
@@ -25,7 +25,7 @@ const ROOM: u16 = 128;
 const MEMORY: u64 = 128 << 20;
 
 /// Servers that listen, and connections to their idle disks.
-struct Served {
+pub(super) struct Served {
     device: DeviceModel,
     /// Closed before the servers end.
     _idle: Vec<client::Disk>,
@@ -39,12 +39,7 @@ struct Served {
     context: Context,
 }
 
-pub(super) fn stand(
-    subject: &Subject,
-    load: &Load,
-    disks: &[Disk],
-    context: &Context,
-) -> Result<Box<dyn Stage>, Unable> {
+pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Served, Unable> {
     if (subject.stack, subject.device) == (Stack::QemuStorageDaemon, DeviceModel::VirtioScsi) {
         return Err(Unable::Impossible("qemu-storage-daemon has no vhost-user-scsi export".into()));
     }
@@ -59,17 +54,8 @@ pub(super) fn stand(
     let idle: Vec<PathBuf> = names("idle", load.idle_disks.into()).map(|name| socket(&name)).collect();
 
     let commands = match subject.stack {
-        Stack::Egret => {
-            let mut command = Command::new(&context.egret);
-            command.arg("serve").args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
-            vec![command]
-        }
         Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
-        _ => {
-            let mut command = Command::new("qemu-storage-daemon");
-            command.args(options(subject, load, disks, &socket)).args(monitor(&socket("qmp")));
-            vec![command]
-        }
+        _ => vec![command(subject, load, disks, context, &socket)],
     };
     let qmp = (subject.stack != Stack::VhostUserBlk).then(|| socket("qmp"));
     let all: Vec<&PathBuf> = sockets.iter().chain(&idle).chain(&qmp).collect();
@@ -89,7 +75,7 @@ pub(super) fn stand(
     let shape = Shape { queues: queues(load), depth: 1, ..Shape::default() };
     let connected: Result<_, ClientError> = idle.iter().map(|socket| connect(subject.device, socket, shape)).collect();
     let idle = connected.map_err(|error| failed(&error, &servers))?;
-    Ok(Box::new(Served {
+    Ok(Served {
         device: subject.device,
         _idle: idle,
         servers,
@@ -98,13 +84,7 @@ pub(super) fn stand(
         iothreads: subject.iothreads,
         memory: (!disks.iter().any(Disk::checks_what_it_reads)).then_some(MEMORY / disks.len().max(1) as u64),
         context: context.clone(),
-    }))
-}
-
-/// The words that make a server listen for QMP.
-pub(super) fn monitor(socket: &Path) -> [String; 4] {
-    let chardev = format!("socket,id=qmp,path={},server=on,wait=off", socket.display());
-    ["--chardev".into(), chardev, "--monitor".into(), "chardev=qmp".into()]
+    })
 }
 
 /// A process for each disk, as the shell understands the subject's command.

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::qmp::Qmp;
 use crate::load::Edge;
+use crate::qmp::{PATIENCE, Qmp};
 use crate::results::{Ledger, Measurement, Polling};
 
 /// A connection to a server's monitor.
@@ -33,7 +32,7 @@ struct Counted {
 impl Telemetry {
     /// Connects, and gets through the greeting.
     pub(super) fn connect(path: &Path) -> io::Result<Self> {
-        Ok(Self { qmp: Qmp::greet(UnixStream::connect(path)?)?, counted: [None, None] })
+        Ok(Self { qmp: Qmp::connect(path, Some(PATIENCE))?, counted: [None, None] })
     }
 
     /// The numbers of its I/O threads; nothing where it does not know the question.
@@ -43,7 +42,7 @@ impl Telemetry {
 
     /// Takes the counters down, where the server has any.
     pub(super) fn edge(&mut self, edge: Edge) {
-        let counted = self.qmp.ask("egret-query-stats").ok().map(|answer| Counted::of(&answer));
+        let counted = self.qmp.run("egret-query-stats", json!({})).ok().map(|answer| Counted::of(&answer));
         self.counted[usize::from(edge == Edge::End)] = counted;
     }
 
@@ -107,8 +106,6 @@ impl Counted {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn counted(waits: u64, found: u64, windows: bool) -> Counted {

@@ -21,16 +21,18 @@ mod work;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::json;
 
 use self::agent::AgentError;
 use self::image::{Accel, Image};
 use self::pinning::Pinning;
 use self::qemu::{Disks, Machine, Qemu};
 use self::work::Work;
-use super::options::options;
-use super::served::{await_listeners, monitor};
+use super::options::command;
+use super::served::await_listeners;
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::ledger::{Meter, Role};
@@ -46,7 +48,7 @@ pub use qemu::QEMU;
 /// Numbers of sockets, so that stages which stand at the same time do not share any.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-struct Guest {
+pub(super) struct Guest {
     /// Ends before what serves its disks does.
     qemu: Qemu,
     server: Option<Egret>,
@@ -89,12 +91,7 @@ pub fn is_emulated() -> bool {
 }
 
 /// Boots a guest.
-pub(super) fn stand(
-    subject: &Subject,
-    load: &Load,
-    disks: &[Disk],
-    context: &Context,
-) -> Result<Box<dyn Stage>, Unable> {
+pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
     }
@@ -140,7 +137,7 @@ pub(super) fn stand(
     let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
     let found = guest.settle(found)?;
     guest.paths = found.lines().map(str::to_owned).collect();
-    Ok(Box::new(guest))
+    Ok(guest)
 }
 
 /// Egret, with as many queues for each disk as the guest has processors.
@@ -149,9 +146,9 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     let socket = |name: &str| context.scratch.join(format!("guest{number}-{name}.sock"));
     let mut load = load.clone();
     load.keys.queues = Some(u16::try_from(subject.vcpus).unwrap_or(u16::MAX));
-    let mut command = Command::new(&context.egret);
+    let mut command = command(subject, &load, disks, context, &socket);
+    command.stdout(Stdio::piped());
     let qmp = socket("qmp");
-    command.arg("serve").args(options(subject, &load, disks, &socket)).args(monitor(&qmp)).stdout(Stdio::piped());
     let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
     let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
@@ -208,11 +205,11 @@ impl Stage for Guest {
     }
 
     fn pause(&mut self) {
-        self.broken |= self.qemu.monitor.ask("stop").is_err();
+        self.broken |= self.qemu.monitor.run("stop", json!({})).is_err();
     }
 
     fn resume(&mut self) {
-        self.broken |= self.qemu.monitor.ask("cont").is_err();
+        self.broken |= self.qemu.monitor.run("cont", json!({})).is_err();
     }
 }
 

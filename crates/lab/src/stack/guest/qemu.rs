@@ -15,8 +15,8 @@ use super::image::{Accel, Image};
 use super::memory;
 use crate::plan::{DeviceModel, Subject};
 use crate::process::Process;
+use crate::qmp::{PATIENCE, Qmp};
 use crate::stack::options::{IO_THREAD, blockdev, iothreads};
-use crate::stack::qmp::Qmp;
 use crate::stack::{Context, Disk, Unable};
 
 /// The program.
@@ -207,7 +207,7 @@ impl Qemu {
         let mut process = context.keeper.start(command).map_err(Unable::failed)?;
 
         let started = (|| {
-            let monitor = Qmp::greet(monitor.enter(&mut process)?)?;
+            let monitor = Qmp::greet(monitor.enter(&mut process)?, Some(PATIENCE))?;
             Ok::<_, io::Error>((monitor, agent.enter(&mut process)?))
         })();
         let booted = match started {

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A server answers at once, or is in trouble: it may be on a machine with much else to do.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a server may take for what takes no time: it may be on a machine with much else to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// No answer that is asked for here is longer.
 const LONGEST: u64 = 16 << 20;
 
@@ -20,33 +21,44 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Gets through the greeting.
+    /// Connects to the monitor at `socket`, and gets through the greeting, as [`greet`](Self::greet) does.
+    ///
+    /// # Errors
+    /// Nobody listens there, or what does is no monitor; says where.
+    pub fn connect(socket: &Path, patience: Option<Duration>) -> io::Result<Self> {
+        let connected = UnixStream::connect(socket).and_then(|stream| Self::greet(stream, patience));
+        connected
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot connect to '{}': {error}", socket.display())))
+    }
+
+    /// Gets through the greeting. The server may take `patience` for each answer, now and later; as long as it likes
+    /// without one.
     ///
     /// # Errors
     /// It does not greet, or not as a monitor does.
-    pub fn greet(stream: UnixStream) -> io::Result<Self> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+    pub fn greet(stream: UnixStream, patience: Option<Duration>) -> io::Result<Self> {
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
         let mut new = Self { stream: BufReader::new(stream), version: String::new() };
         let greeting = new.read()?;
         let version = &greeting["QMP"]["version"]["qemu"];
-        let part = |name: &str| version[name].as_u64().ok_or_else(|| unexpected(&greeting));
+        let part = |name: &str| version[name].as_u64().ok_or_else(foreign);
         new.version = format!("{}.{}.{}", part("major")?, part("minor")?, part("micro")?);
-        new.ask("qmp_capabilities")?;
+        new.run("qmp_capabilities", json!({}))?;
         Ok(new)
     }
 
-    /// Runs a command without arguments and returns what it returns.
+    /// Runs a command: what it returns.
     ///
     /// # Errors
-    /// The server refuses, or is gone.
-    pub fn ask(&mut self, command: &str) -> io::Result<Value> {
-        writeln!(self.stream.get_mut(), "{}", json!({ "execute": command }))?;
+    /// What the server says against it, or that it is gone.
+    pub fn run(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
+        writeln!(self.stream.get_mut(), "{}", json!({ "execute": command, "arguments": arguments }))?;
         loop {
             let mut answer = self.read()?;
             if let Some(error) = answer.get("error") {
                 let reason = error["desc"].as_str().unwrap_or("no reason");
-                return Err(io::Error::other(format!("{command} was refused: {reason}")));
+                return Err(io::Error::other(format!("{command}: {reason}")));
             }
             // Everything else is an event.
             if let Some(returned) = answer.get_mut("return") {
@@ -60,7 +72,7 @@ impl Qmp {
     /// # Errors
     /// The server does not say.
     pub fn threads(&mut self, command: &str) -> io::Result<Vec<u32>> {
-        let list = self.ask(command)?;
+        let list = self.run(command, json!({}))?;
         let number = |thread: &Value| u32::try_from(thread["thread-id"].as_u64()?).ok();
         let all: Option<Vec<u32>> = list.as_array().and_then(|list| list.iter().map(number).collect());
         let all = all.ok_or_else(|| unexpected(&list))?;
@@ -70,11 +82,19 @@ impl Qmp {
 
     fn read(&mut self) -> io::Result<Value> {
         let mut line = String::new();
-        if (&mut self.stream).take(LONGEST).read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match (&mut self.stream).take(LONGEST).read_line(&mut line) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has hung up")),
+            Ok(_) => serde_json::from_str(&line).map_err(|_| foreign()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not answer"))
+            }
+            Err(error) => Err(error),
         }
-        Ok(serde_json::from_str(&line)?)
     }
+}
+
+fn foreign() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it does not speak QMP")
 }
 
 fn unexpected(answer: &Value) -> io::Error {
@@ -97,7 +117,7 @@ mod tests {
                 }
             }
         });
-        Qmp::greet(host)
+        Qmp::greet(host, Some(PATIENCE))
     }
 
     const GREETING: &str = r#"{"QMP":{"version":{"qemu":{"micro":2,"minor":0,"major":10}},"capabilities":["oob"]}}"#;
@@ -123,7 +143,7 @@ mod tests {
     fn a_refusal_is_told_in_the_servers_words() {
         let mut monitor =
             saying(&[GREETING, r#"{"return":{}}"#, r#"{"error":{"class":"GenericError","desc":"not now"}}"#]).unwrap();
-        assert_eq!(monitor.ask("stop").unwrap_err().to_string(), "stop was refused: not now");
+        assert_eq!(monitor.run("stop", json!({})).unwrap_err().to_string(), "stop: not now");
     }
 
     #[test]

@@ -1,0 +1,130 @@
+//! Queues that move to other loops, and disks that are exchanged, under commands in flight.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use egret_disk::{Aio, Disk, Driver, Options};
+use egret_event_loop::Nanos;
+use egret_export::{Exchange, ExportError, Pause, exchange};
+
+use crate::machine::*;
+use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, longs, words};
+
+#[test]
+fn queues_that_move_between_loops_lose_neither_commands_nor_kicks_nor_events() {
+    let loops = [IoThread::start(), IoThread::start(), IoThread::start()];
+    [Layout::Split, Layout::Packed].into_iter().for_each(|layout| move_queues(&loops, layout));
+}
+
+fn move_queues(loops: &[IoThread; 3], layout: Layout) {
+    let (mut machine, export) = started_with(&loops[0], disk(Nanos::from_micros(200)), layout);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    for round in 1..=60 {
+        let to = &loops[round % 3].0;
+        // In flight, between two moves, and idle.
+        machine.send(FIRST, &READ, 4096);
+        assert!(export.run_on(std::slice::from_ref(to)).unwrap().whole > Nanos::ZERO);
+        assert_eq!(machine.answer(), GOOD);
+        assert_eq!(export.run_on(std::slice::from_ref(to)).unwrap(), Pause::default(), "it is there");
+        machine.offer_event();
+        assert!(export.resize_lun(FIRST, MIB * (round as u64 % 64 + 1)).unwrap());
+        assert_eq!(machine.event(), (3, 0, 0x092a));
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+    }
+    let commands = 1 + 60 * 2;
+    assert_eq!(export.stats().total().requests, commands + 60, "each was counted once, on whichever loop");
+
+    // A stop knows where the queue went, and where it stands.
+    export.run_on(&[loops[1].0.clone()]).unwrap();
+    let base = machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0]));
+    let expected = match layout {
+        Layout::Split => commands as u32,
+        // Tests of the unit have two descriptors, and reads have three: so many laps, and a rest.
+        Layout::Packed => 0x1_0001 * place_after(2 + 60 * (2 + 3), 16),
+    };
+    assert_eq!(base, Some(words(&[REQUESTS, expected])));
+    export.run_on(&[loops[2].0.clone()]).unwrap();
+    let ring = &machine.rings[REQUESTS as usize];
+    // The kick starts it: what it has done by then nobody would be told of.
+    machine.peer.say(SET_VRING_CALL, 0, &longs(&[REQUESTS.into()]), &[ring.call.as_fd()]);
+    machine.peer.say(SET_VRING_KICK, 0, &longs(&[REQUESTS.into()]), &[ring.kick.as_fd()]);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+}
+
+/// The place in a packed ring after so many descriptors: its slot, and the wrap counter in bit 15.
+fn place_after(descriptors: u32, size: u32) -> u32 {
+    (descriptors % size) | if (descriptors / size).is_multiple_of(2) { 0x8000 } else { 0 }
+}
+
+#[test]
+fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    let late = disk(Nanos::from_micros(200));
+    export.add_lun(LATE, unit("late"), Arc::clone(&late)).unwrap();
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+    let mut old = late;
+    for _ in 0..20 {
+        machine.send(LATE, &READ, 4096);
+        let new = disk(Nanos::from_micros(200));
+        let change = Exchange { old: Arc::clone(&old), new: Arc::clone(&new) };
+        assert!(exchange(&[&export], &[change]).unwrap().whole > Nanos::ZERO);
+        assert_eq!(machine.answer(), GOOD);
+        assert_eq!(Arc::strong_count(&old), 1, "nobody uses it any more");
+        old = new;
+    }
+    // One that nobody uses changes nothing, and stops nobody.
+    let (stray, new) = (disk(Nanos::ZERO), disk(Nanos::ZERO));
+    assert_eq!(exchange(&[&export], &[Exchange { old: stray, new }]).unwrap(), Pause::default());
+    export.remove_lun(LATE).unwrap();
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(Arc::strong_count(&old), 1);
+}
+
+#[test]
+fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
+    // More than the system lets anybody have.
+    let loops = [IoThread::start(), IoThread::with_aio_depth(u32::MAX / 2)];
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len(64 * MIB).unwrap();
+    let driver = Driver::File { filename: image.path().to_owned() };
+    let threads = Options { direct: true, ..Options::new("disk", driver) };
+    let native = Options { aio: Aio::Native, ..threads.clone() };
+    let old = Arc::new(Disk::open(&threads).unwrap());
+    let (mut machine, export) = started_with(&loops[1], Arc::clone(&old), Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+
+    let new = Arc::new(old.reopen(&native).unwrap());
+    let change = [Exchange { old: Arc::clone(&old), new: Arc::clone(&new) }];
+    let refused = exchange(&[&export], &change).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+
+    // Where it can be had it is had, and then it is the queue that cannot go back.
+    export.run_on(&[loops[0].0.clone()]).unwrap();
+    exchange(&[&export], &change).unwrap();
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    let refused = export.run_on(&[loops[1].0.clone()]).unwrap_err().to_string();
+    assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(export.run_on(&[loops[0].0.clone()]).unwrap(), Pause::default(), "it never left");
+}
+
+#[test]
+fn a_request_that_does_not_end_makes_a_change_fail_and_keeps_the_queue_where_it_was() {
+    let loops = [IoThread::start(), IoThread::start()];
+    let (mut machine, export) = started(&loops[0], Nanos::from_millis(10_000));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    let to = [loops[1].0.clone()];
+    assert!(matches!(export.run_on(&to), Err(ExportError::Busy(id)) if id == "e0"));
+    // It goes on there, and can be moved when the request has ended.
+    machine.offer_event();
+    assert!(export.resize_lun(FIRST, MIB).unwrap());
+    assert_eq!(machine.event(), (3, 0, 0x092a));
+    assert_eq!(machine.answer(), GOOD);
+    assert!(export.run_on(&to).unwrap().whole > Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+}

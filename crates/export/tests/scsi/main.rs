@@ -1,0 +1,182 @@
+//! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
+
+mod live;
+mod machine;
+#[path = "../peer/mod.rs"]
+mod peer;
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use egret_event_loop::Nanos;
+use egret_export::ExportError;
+use egret_virtio::memory::Region;
+use egret_virtio::ring::{InflightConfig, PACKED_BASE};
+
+use machine::*;
+use peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, longs, words};
+
+#[test]
+fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_away_again() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::ZERO);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), BAD_TARGET);
+
+    machine.offer_event();
+    export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)).unwrap();
+    assert!(matches!(export.add_lun(LATE, unit("late"), disk(Nanos::ZERO)), Err(ExportError::Lun(..))));
+    assert_eq!(export.luns(), [FIRST, LATE]);
+    assert_eq!(machine.event(), (1, 3, 1), "transport reset, rescan");
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(LATE, &READ, 4096), GOOD);
+
+    // An event before there is a buffer for it waits for one.
+    assert!(export.resize_lun(LATE, 32 * MIB).unwrap());
+    machine.offer_event();
+    assert_eq!(machine.event(), (3, 3, 0x092a), "parameter change: capacity data has changed");
+    assert_eq!(machine.command(LATE, &TEST_UNIT_READY, 0), (0, 2, 0x2a));
+
+    machine.offer_event();
+    export.remove_lun(LATE).unwrap();
+    assert!(matches!(export.remove_lun(LATE), Err(ExportError::NoLun(..))));
+    assert_eq!(machine.event(), (1, 3, 2), "transport reset, removed");
+    assert_eq!(machine.command(LATE, &READ, 4096), BAD_TARGET);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    assert!(export.stats().total().requests > 6);
+}
+
+#[test]
+fn buffers_for_events_stay_in_the_ring_when_the_queue_stops() {
+    let io = IoThread::start();
+    for (layout, bases) in [(Layout::Split, [0, 1]), (Layout::Packed, [PACKED_BASE, PACKED_BASE + 0x2_0002])] {
+        let (mut machine, _export) = started_with(&io, disk(Nanos::ZERO), layout);
+        machine.offer_event();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        for (queue, base) in [EVENTS, REQUESTS].into_iter().zip(bases) {
+            assert_eq!(machine.peer.ask(GET_VRING_BASE, &words(&[queue, 0])), Some(words(&[queue, base])));
+        }
+    }
+}
+
+#[test]
+fn a_reset_of_a_unit_is_answered_after_the_commands_that_it_ends() {
+    let io = IoThread::start();
+    let (mut machine, _export) = started(&io, Nanos::from_millis(50));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    // The request is on its way when the task is found: wait for that, by asking.
+    let tmf = |machine: &mut Machine, function: u8| {
+        machine.manage(function);
+        machine.managed()
+    };
+    while tmf(&mut machine, 6) != 10 {}
+    assert_eq!(tmf(&mut machine, 5), 0);
+    assert!(machine.rings[REQUESTS as usize].driver.has_used(), "its commands come first");
+    assert_eq!(machine.answer(), (4, 0, 0));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+}
+
+#[test]
+fn a_function_that_a_dead_daemon_left_behind_comes_after_the_commands_that_it_left_behind_with_it() {
+    let io = IoThread::start();
+    let (stream, _export) = listening(&io, disk(Nanos::from_millis(50)));
+    let mut machine = Machine::new(stream, Layout::Split);
+    // The first command is told of the power on; the second is there to be aborted.
+    machine.send(FIRST, &READ, 4096);
+    machine.send(FIRST, &READ, 4096);
+    machine.manage(ABORT_TASK);
+    let record = Region::anonymous(0, InflightConfig { queues: 3, queue_size: 16, packed: false }.bytes()).unwrap();
+    let left_behind = |queue: u32, head: u64| {
+        // Each queue's part has 16 bytes and 16 states of 16, and ends with a line of 64.
+        let at = u64::from(queue) * 320;
+        let version_and_length = [1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat();
+        record.file.write_all_at(&version_and_length, at + 8).unwrap();
+        record.file.write_all_at(&[1], at + 16 + 16 * head).unwrap();
+        record.file.write_all_at(&head.to_ne_bytes(), at + 16 + 16 * head + 8).unwrap();
+    };
+    left_behind(CONTROL, 0);
+    left_behind(REQUESTS, 0);
+    left_behind(REQUESTS, 3);
+    let message = longs(&[record.size, 0, 16 << 16 | 3]);
+    machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+    // The control queue is the first.
+    machine.start_rings();
+    assert_eq!(machine.managed(), 0);
+    let requests = &mut machine.rings[REQUESTS as usize].driver;
+    assert!(requests.reap().unwrap().is_some() && requests.reap().unwrap().is_some(), "its commands come first");
+    assert_eq!(machine.read::<12>(DATA + 0x800)[11], 2, "the second is aborted");
+}
+
+#[test]
+fn a_unit_that_goes_away_with_commands_in_flight_ends_them_and_the_session_ends_drained() {
+    let io = IoThread::start();
+    let (mut machine, export) = started(&io, Nanos::from_millis(20));
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    machine.send(FIRST, &READ, 4096);
+    export.remove_lun(FIRST).unwrap();
+    let (response, status, _) = machine.answer();
+    // Taken in before the unit went, or after.
+    assert!([GOOD.0, BAD_TARGET.0].contains(&response) && status == 0, "{response} {status}");
+    drop(machine);
+    drop(export);
+}
+
+#[test]
+fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew_unless_a_record_says_where_it_was() {
+    const USED_ON_THE_FIRST_LAP: u16 = 1 << 7 | 1 << 15;
+    let record = InflightConfig { queues: 3, queue_size: 16, packed: true };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
+    let io = IoThread::start();
+    let start = |record: Option<&Region>| {
+        let (stream, _export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::new(stream, Layout::Packed);
+        let flags = machine.rings[REQUESTS as usize].driver.queue().desc + 14;
+        assert!(machine.memory.write(flags, &USED_ON_THE_FIRST_LAP.to_le_bytes()));
+        if let Some(record) = record {
+            machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+        }
+        assert_eq!(machine.start_ring(CONTROL), Some(0));
+        machine.start_ring(REQUESTS)
+    };
+    assert_ne!(start(None), Some(0));
+    assert_ne!(start(Some(&record)), Some(0), "one that is new says nothing");
+    // Each queue's part has 32 bytes and 16 states of 32, and ends with a line of 64.
+    let part = u64::from(REQUESTS) * 576;
+    record.file.write_all_at(&[1u16.to_ne_bytes(), 16u16.to_ne_bytes()].concat(), part + 8).unwrap();
+    record.file.write_all_at(&[1, 0, 1, 0, 1, 1], part + 16).unwrap();
+    for entry in 0..16 {
+        record.file.write_all_at(&(entry as u16 + 1).to_ne_bytes(), part + 32 * (1 + entry) + 2).unwrap();
+    }
+    assert_eq!(start(Some(&record)), Some(0), "behind the first descriptor");
+}
+
+#[test]
+fn a_packed_ring_that_breaks_the_rules_costs_its_queue_and_nothing_else() {
+    /// Address, length, buffer ID and flags.
+    type Descriptor = (u64, u32, u16, u16);
+    // Available on the first lap.
+    const NEXT: u16 = 1 | 1 << 7;
+    const LAST: u16 = 1 << 7;
+    let wrong: [(&str, &[Descriptor]); 4] = [
+        ("a buffer ID outside the ring", &[(DATA, 16, 16, LAST)]),
+        ("a chain without an end", &[(DATA, 16, 0, NEXT); 16]),
+        ("a buffer outside memory", &[(1 << 50, 16, 0, LAST)]),
+        ("a table outside memory", &[(1 << 50, 16, 0, LAST | 4)]),
+    ];
+    let io = IoThread::start();
+    for (what, descriptors) in wrong {
+        let (mut machine, export) = started_with(&io, disk(Nanos::ZERO), Layout::Packed);
+        let ring = &machine.rings[CONTROL as usize];
+        for (at, &(addr, len, id, flags)) in (ring.driver.queue().desc..).step_by(16).zip(descriptors) {
+            let bytes = [&addr.to_le_bytes()[..], &len.to_le_bytes(), &id.to_le_bytes(), &flags.to_le_bytes()].concat();
+            assert!(machine.memory.write(at, &bytes));
+        }
+        ring.kick();
+        await_signal(&ring.err);
+        assert_eq!(export.queues()[CONTROL as usize].broken.get(), 1, "{what}");
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON, "{what}");
+        assert_eq!(machine.command(FIRST, &READ, 4096), GOOD, "{what}");
+    }
+}
