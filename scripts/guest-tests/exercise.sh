@@ -4,20 +4,8 @@
 # has 64 MiB or more. The last lines are "EGRET-SHA256 DISK HASH" over the whole of each disk, read past the guest's
 # cache, for the host to compare with its images.
 # shellcheck shell=dash
-set -eu
-
-MiB=1048576
-
-begin() { step=$*; echo "== $(cut -d ' ' -f 1 /proc/uptime) $step"; }
-fail() { echo "EGRET-FAIL: $step: $*"; trap - EXIT; exit 1; }
-# With set -e a command that fails ends the script, and this says where.
-trap '[ $? = 0 ] || echo "EGRET-FAIL: $step"' EXIT
-
-# read_at DISK OFFSET LENGTH: what the disk holds, not what the cache does.
-read_at() { dd if="/dev/$1" iflag=direct,skip_bytes,count_bytes bs=64k skip="$2" count="$3" 2>/dev/null; }
-hash() { sha256sum | cut -d ' ' -f 1; }
-# pattern WORD LENGTH: bytes that anybody can make again.
-pattern() { yes "egret $1" | head -c "$2"; }
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
 begin "facts"
 for disk in vda vdb; do
@@ -58,23 +46,7 @@ fio --name=verify --filename=/dev/vdb --ioengine=libaio --direct=1 --iodepth=32 
   --numjobs=2 --size=15m --offset_increment=15m --rw=randwrite --bssplit="$block/20:4k/50:20k/15:128k/15" --fsync=64 \
   --verify=crc32c --verify_fatal=1 --randseed=1 --group_reporting >/tmp/fio.log 2>&1 &
 fio=$!
-
-mkfs.ext4 -q -F /dev/vda
-mount /dev/vda /mnt
-cd /
-find bin etc init lib lib64 modules usr -type f -size -2000k | sort >/tmp/tree
-xargs sha256sum </tmp/tree >/mnt/SHA256SUMS
-mkdir /mnt/tree
-cpio -o -H newc </tmp/tree | (cd /mnt/tree && cpio -i -d)
-fstrim -v /mnt
-sync
-umount /mnt
-e2fsck -fn /dev/vda
-mount -o ro /dev/vda /mnt
-(cd /mnt/tree && sha256sum -c -s ../SHA256SUMS) || fail "a file changed on its way through vda"
-echo "vda holds $(wc -l </tmp/tree) files, $(du -sm /mnt/tree | cut -f 1) MiB"
-umount /mnt
-
+keeps_files vda
 wait $fio || { cat /tmp/fio.log; fail "fio exited with $?"; }
 grep -E '^ +(read|write):|err=' /tmp/fio.log
 
@@ -115,6 +87,5 @@ done
 
 begin "hashes"
 sync
-for disk in vda vdb; do
-  echo "EGRET-SHA256 $disk $(dd if=/dev/$disk bs=1M iflag=direct 2>/dev/null | hash)"
-done
+tell_hash vda vda
+tell_hash vdb vdb

@@ -4,26 +4,10 @@
 # LUN 1, 8 MiB, comes, grows to 16 MiB and goes, twice, while LUN 0 is read; the kernel's driver finds out by itself.
 # At the end "EGRET-ASKS kill" has the daemon killed and another started, under load that must not notice.
 # shellcheck shell=dash
-set -eu
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
-MiB=1048576
-
-begin() { step=$*; echo "== $(cut -d ' ' -f 1 /proc/uptime) $step"; }
 fail() { echo "EGRET-FAIL: $step: $*"; cat /tmp/uevents; dmesg | tail -n 40; trap - EXIT; exit 1; }
-# With set -e a command that fails ends the script, and this says where.
-trap '[ $? = 0 ] || echo "EGRET-FAIL: $step"' EXIT
-
-asks() { echo "EGRET-ASKS $*"; }
-# until_true COMMAND...: waits for what the host or the kernel does in its own time.
-until_true() {
-  tries=0
-  until "$@"; do
-    tries=$((tries + 1))
-    [ $tries -lt 300 ] || fail "waited in vain for: $*"
-    sleep 0.1
-  done
-}
-hash() { sha256sum | cut -d ' ' -f 1; }
 unit() { find /sys/bus/scsi/devices/*:0:0:"$1"/block/* -maxdepth 0 2>/dev/null; }
 is_there() { [ -n "$(unit 1)" ] && [ -b "/dev/$(basename "$(unit 1)")" ]; }
 is_gone() { [ ! -e "/sys/block/$disk" ] && [ ! -e "/dev/$disk" ]; }
@@ -37,7 +21,7 @@ begin "probing"
 # shellcheck disable=SC2016  # the variables are the other shell's
 uevent sh -c 'echo "$ACTION $DEVPATH RESIZE=${RESIZE:-}" >>/tmp/uevents' &
 uevents=$!
-until_true test -n "$(unit 0)"
+until_true has_units 1
 keeper=$(basename "$(unit 0)")
 [ -z "$(unit 1)" ] || fail "LUN 1 is there before it was asked for"
 while :; do dd if="/dev/$keeper" of=/dev/null bs=64k count=64 iflag=direct 2>/dev/null || echo failed >/tmp/keeper; done &
@@ -71,24 +55,12 @@ done
 begin "the other disk"
 kill $reader $uevents
 [ ! -e /tmp/keeper ] || fail "LUN 0 could not be read meanwhile"
-[ "$(find /sys/block -name 'sd*' | wc -l)" = 1 ] || fail "there are other disks than LUN 0"
+has_units 1 || fail "there are other disks than LUN 0"
 
 begin "the daemon is killed"
-completed() { awk '{ print $1 + $5 }' "/sys/block/$keeper/stat"; }
-until [ -e /tmp/enough ]; do
-  fio --name=verify --filename="/dev/$keeper" --ioengine=libaio --direct=1 --iodepth=16 --numjobs=2 --size=8m \
-    --offset_increment=8m --rw=randwrite --bs=4k --verify=crc32c --verify_fatal=1 >/tmp/log 2>&1 ||
-    { touch /tmp/failed; break; }
-done &
-for _ in 1 2 3; do
-  before=$(completed)
-  until [ $(($(completed) - before)) -gt 500 ] || [ -e /tmp/failed ]; do sleep 0.1; done
-  asks kill
-done
-touch /tmp/enough
-wait $!
-[ ! -e /tmp/failed ] || { cat /tmp/log; fail "fio noticed"; }
-echo "EGRET-SHA256 keeper $(dd if="/dev/$keeper" bs=1M iflag=direct 2>/dev/null | hash)"
+disturbed 3 "$keeper" fio --name=verify --filename="/dev/$keeper" --ioengine=libaio --direct=1 --iodepth=16 \
+  --numjobs=2 --size=8m --offset_increment=8m --rw=randwrite --bs=4k --verify=crc32c --verify_fatal=1
+tell_hash keeper "$keeper"
 
 begin "the kernel's log"
 # These are the unit attentions by which any target tells such news.

@@ -1,17 +1,11 @@
 # Runs in the test guest: a virtio-scsi device has 64 logical units, called disk0 to disk63; all are found, each is the
 # one that it says it is, and each answers while the others are read.
 # shellcheck shell=dash
-set -eu
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
-fail() { echo "EGRET-FAIL: $*"; exit 1; }
-
-# Disks are looked for side by side, and all of them after the device.
-tries=0
-while [ "$(find /sys/block -name 'sd*' | wc -l)" -lt 64 ] && [ $tries -lt 100 ]; do
-  sleep 0.1
-  tries=$((tries + 1))
-done
-[ "$(find /sys/block -name 'sd*' | wc -l)" = 64 ] || fail "$(find /sys/block -name 'sd*' | wc -l) disks, not 64"
+begin "probing"
+until_true has_units 64
 
 for disk in /sys/block/sd*; do
   tail -c +5 "$disk/device/vpd_pg80"
@@ -24,6 +18,7 @@ while [ $number -lt 64 ]; do
 done | sort >/tmp/expected
 cmp /tmp/found /tmp/expected || { cat /tmp/found; fail "the disks are not who they should be"; }
 
+begin "reading and writing"
 for disk in /sys/block/sd*; do
   dd if="/dev/${disk##*/}" of=/dev/null bs=64k count=64 iflag=direct 2>/dev/null &
 done

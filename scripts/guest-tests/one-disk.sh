@@ -3,34 +3,19 @@
 #
 # "EGRET-ASKS kill" has the host kill the disk's daemon and start another, which nothing in here may notice.
 # shellcheck shell=dash
-set -eu
-
-fail() { echo "EGRET-FAIL: $*"; exit 1; }
-
-# disturbed COMMAND...: runs it again and again until the daemon has been killed five times, each time after some more
-# of its requests.
-disturbed() {
-  rm -f /tmp/enough
-  until [ -e /tmp/enough ]; do "$@" >/tmp/log 2>&1 || { touch /tmp/failed; break; }; done &
-  for _ in 1 2 3 4 5; do
-    before=$(completed)
-    until [ $(($(completed) - before)) -gt 500 ] || [ -e /tmp/failed ]; do sleep 0.1; done
-    echo "EGRET-ASKS kill"
-  done
-  touch /tmp/enough
-  wait $!
-  [ ! -e /tmp/failed ] || { cat /tmp/log; fail "$1 noticed that the daemon was killed"; }
-}
-completed() { awk '{ print $1 + $5 }' /sys/block/vda/stat; }
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
 echo "vda bytes $(($(cat /sys/block/vda/size) * 512))"
 echo "vda features $(cat /sys/block/vda/device/features)"
 echo "vda queues $(find /sys/block/vda/mq -mindepth 1 -maxdepth 1 | wc -l)"
 
-disturbed fio --name=verify --filename=/dev/vda --ioengine=libaio --direct=1 --iodepth=32 \
+begin "the daemon is killed"
+disturbed 5 vda fio --name=verify --filename=/dev/vda --ioengine=libaio --direct=1 --iodepth=32 \
   --numjobs=2 --size=8m --offset_increment=8m --rw=randwrite --bssplit=4k/60:20k/20:64k/20 --fsync=64 \
   --verify=crc32c --verify_fatal=1 --group_reporting
 
+begin "a file system, on every processor"
 mkfs.ext4 -q -F /dev/vda
 mount /dev/vda /mnt
 cpus=$(seq "$(nproc)")
@@ -48,5 +33,4 @@ for cpu in $cpus; do
   cmp "/tmp/$cpu" "/mnt/$cpu" || fail "what processor $cpu wrote has changed"
 done
 umount /mnt
-
-echo "EGRET-SHA256 vda $(dd if=/dev/vda bs=1M iflag=direct 2>/dev/null | sha256sum | cut -d ' ' -f 1)"
+tell_hash vda vda

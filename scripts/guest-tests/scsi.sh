@@ -5,18 +5,9 @@
 # "EGRET-SHA256 DISK HASH" over the whole of each disk, read past the guest's cache, for the host to compare with its
 # images. Disks are called lun0 and lun1: their names in the guest depend on which of them answers first.
 # shellcheck shell=dash
-set -eu
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
-MiB=1048576
-
-begin() { step=$*; echo "== $(cut -d ' ' -f 1 /proc/uptime) $step"; }
-fail() { echo "EGRET-FAIL: $step: $*"; trap - EXIT; exit 1; }
-# With set -e a command that fails ends the script, and this says where.
-trap '[ $? = 0 ] || echo "EGRET-FAIL: $step"' EXIT
-
-read_at() { dd if="/dev/$1" iflag=direct,skip_bytes,count_bytes bs=64k skip="$2" count="$3" 2>/dev/null; }
-hash() { sha256sum | cut -d ' ' -f 1; }
-pattern() { yes "egret $1" | head -c "$2"; }
 # lun NUMBER: what the kernel calls the disk.
 lun() { basename /sys/bus/scsi/devices/*:0:0:"$1"/block/*; }
 # runs COMMAND...: the command succeeds, whatever it says.
@@ -101,19 +92,7 @@ fio --name=verify --filename="/dev/$b" --ioengine=libaio --direct=1 --iodepth=32
   --numjobs=2 --size=15m --offset_increment=15m --rw=randwrite --bssplit=512/20:4k/50:20k/15:128k/15 --fsync=64 \
   --verify=crc32c --verify_fatal=1 --randseed=1 --group_reporting >/tmp/fio.log 2>&1 &
 fio=$!
-mkfs.ext4 -q -F "/dev/$a"
-mount "/dev/$a" /mnt
-find bin etc init lib lib64 modules usr -type f -size -2000k | sort >/tmp/tree
-xargs sha256sum </tmp/tree >/mnt/SHA256SUMS
-mkdir /mnt/tree
-cpio -o -H newc </tmp/tree | (cd /mnt/tree && cpio -i -d)
-fstrim -v /mnt
-sync
-umount /mnt
-e2fsck -fn "/dev/$a"
-mount -o ro "/dev/$a" /mnt
-(cd /mnt/tree && sha256sum -c -s ../SHA256SUMS) || fail "a file changed on its way through LUN 0"
-umount /mnt
+keeps_files "$a"
 wait $fio || { cat /tmp/fio.log; fail "fio exited with $?"; }
 grep -E '^ +(read|write):|err=' /tmp/fio.log
 runs sg_reset --device "/dev/$b"
@@ -130,6 +109,5 @@ blkdiscard -z -o $((at + 5 * MiB)) -l $MiB "/dev/$b"
 
 begin "hashes"
 sync
-for disk in lun0 lun1; do
-  echo "EGRET-SHA256 $disk $(dd if="/dev/$(lun ${disk#lun})" bs=1M iflag=direct 2>/dev/null | hash)"
-done
+tell_hash lun0 "$a"
+tell_hash lun1 "$b"

@@ -1,17 +1,12 @@
 # Runs in the test guest: two virtio-scsi devices with one disk, as two guests of a cluster would have it. What is
 # reserved by one way keeps the other out, until it is taken over.
 # shellcheck shell=dash
-set -eu
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
-fail() { echo "EGRET-FAIL: $*"; exit 1; }
-
-# Disks are looked for side by side, and all of them after the device.
-tries=0
-while [ "$(find /sys/block -name 'sd*' | wc -l)" -lt 2 ] && [ $tries -lt 100 ]; do
-  sleep 0.1
-  tries=$((tries + 1))
-done
-[ -b /dev/sdb ] || fail "there are not two ways to it"
+begin "probing"
+until_true has_units 2
+until_true test -b /dev/sdb
 cmp /sys/block/sda/device/wwid /sys/block/sdb/device/wwid || fail "they are not one disk"
 
 # conflict YES-OR-NO COMMAND...: whether it ends in what sg3-utils calls a reservation conflict.
@@ -26,6 +21,7 @@ conflict() {
 # A write of a block of zeroes.
 writes() { conflict "$1" sg_raw --send 512 --infile /dev/zero "$2" 2a 00 00 00 00 00 00 00 01 00; }
 
+begin "persistent reservations"
 conflict no sg_persist --out --register --param-sark=0xa /dev/sda
 conflict no sg_persist --out --register --param-sark=0xb /dev/sdb
 sg_persist --in --read-full-status /dev/sda | grep -c 'Key=0x' | grep -qx 2 || fail "they have not both registered"
@@ -41,6 +37,7 @@ writes no /dev/sdb
 conflict no sg_persist --out --clear --param-rk=0xb /dev/sdb
 writes no /dev/sda
 
+begin "a reservation of the old kind"
 conflict no sg_raw /dev/sda 16 00 00 00 00 00
 writes yes /dev/sdb
 conflict yes sg_persist --out --register --param-sark=0xb /dev/sdb
