@@ -1,8 +1,9 @@
 //! An export of a virtio-scsi device, whose units come, go and grow while a front-end drives its rings.
 
+mod machine;
 mod peer;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -10,32 +11,17 @@ use std::sync::Arc;
 use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Exchange, Export, ExportError, LogicalUnit, LunConfig, Pause, ScsiExportConfig, exchange};
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{DriverConfig, InflightConfig, PACKED_BASE, Piece, Used};
+use egret_virtio::memory::Region;
+use egret_virtio::ring::{InflightConfig, PACKED_BASE};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use peer::{IoThread, Peer, RING_PACKED, words};
+use machine::{CONTROL, DATA, EVENTS, Layout, Machine, REQUESTS, SET_VRING_CALL, SET_VRING_KICK, await_signal, longs};
+use peer::{IoThread, RING_PACKED, words};
 
-const SET_MEM_TABLE: u32 = 5;
-const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
 const GET_VRING_BASE: u32 = 11;
-const SET_VRING_KICK: u32 = 12;
-const SET_VRING_CALL: u32 = 13;
-const SET_VRING_ERR: u32 = 14;
-const GET_QUEUE_NUM: u32 = 17;
-const SET_VRING_ENABLE: u32 = 18;
 const SET_INFLIGHT_FD: u32 = 32;
 
 const MIB: u64 = 1 << 20;
-const MEMORY: u64 = 0x10_0000;
-const DATA: u64 = MEMORY + 0x10_0000;
-
-const CONTROL: u32 = 0;
-const EVENTS: u32 = 1;
-const REQUESTS: u32 = 2;
 
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
 const LATE: LunAddress = LunAddress { target: 3, lun: 400 };
@@ -48,176 +34,6 @@ fn disk(latency: Nanos) -> Arc<Disk> {
 fn unit(serial: &str) -> Arc<LogicalUnit> {
     let config = LunConfig { capacity_bytes: 64 * MIB, serial: serial.into(), ..LunConfig::default() };
     Arc::new(LogicalUnit::new(config).unwrap())
-}
-
-/// A ring of the front-end's, and the descriptors beside it.
-struct Ring {
-    driver: egret_virtio::ring::Driver,
-    kick: OwnedFd,
-    call: OwnedFd,
-    err: OwnedFd,
-}
-
-impl Ring {
-    /// Calls the device for no reason.
-    fn kick(&self) {
-        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
-    }
-}
-
-/// What the rings are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
-    Split,
-    Packed,
-}
-
-/// Waits until a descriptor has been signalled.
-fn await_signal(fd: &OwnedFd) {
-    let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
-    let signalled = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience)).unwrap();
-    assert_eq!(signalled, 1, "nobody signalled");
-}
-
-/// A front-end that drives control, event and one request queue.
-struct Machine {
-    peer: Peer,
-    memory: Arc<GuestMemory>,
-    rings: Vec<Ring>,
-}
-
-impl Machine {
-    fn boot(stream: UnixStream, layout: Layout) -> Self {
-        let mut machine = Self::new(stream, layout);
-        machine.start_rings();
-        machine
-    }
-
-    /// One that has handed over nothing but its memory.
-    fn new(stream: UnixStream, layout: Layout) -> Self {
-        let mut peer = Peer(stream);
-        let (packed, base) = match layout {
-            Layout::Split => (false, 0),
-            Layout::Packed => (true, PACKED_BASE as u16),
-        };
-        peer.agree_but(if packed { 0 } else { RING_PACKED });
-        assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
-        let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
-        let table = [words(&[1, 0]), longs(&[MEMORY, region.size, MEMORY, 0])].concat();
-        peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
-        let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
-        let mut rings = Vec::new();
-        for index in [CONTROL, EVENTS, REQUESTS] {
-            let config = DriverConfig { size: 16, packed, event_idx: true, indirect: None, base };
-            let at = MEMORY + u64::from(index) * 0x1_0000;
-            let driver = egret_virtio::ring::Driver::new(&memory, at, config).unwrap();
-            let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-            rings.push(Ring { driver, kick: fd(), call: fd(), err: fd() });
-        }
-        Self { peer, memory, rings }
-    }
-
-    fn start_rings(&mut self) {
-        for index in 0..self.rings.len() as u32 {
-            assert_eq!(self.start_ring(index), Some(0));
-        }
-    }
-
-    fn start_ring(&mut self, index: u32) -> Option<u64> {
-        let (peer, ring) = (&mut self.peer, &self.rings[index as usize]);
-        let queue = ring.driver.queue();
-        peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
-        peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
-        let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
-        peer.say(SET_VRING_ADDR, 0, &place, &[]);
-        let name = longs(&[index.into()]);
-        peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
-        peer.say(SET_VRING_ERR, 0, &name, &[ring.err.as_fd()]);
-        peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
-        peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
-    }
-
-    fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
-        let ring = &mut self.rings[queue as usize];
-        ring.driver.add(readable, writable, 0).unwrap();
-        if ring.driver.publish() {
-            ring.kick();
-        }
-    }
-
-    fn reap(&mut self, queue: u32) -> Used {
-        let ring = &mut self.rings[queue as usize];
-        loop {
-            if let Some(used) = ring.driver.reap().unwrap() {
-                return used;
-            }
-            if ring.driver.arm_calls() {
-                await_signal(&ring.call);
-                let _ = rustix::io::read(&ring.call, &mut [0; 8]);
-            }
-        }
-    }
-
-    fn read<const N: usize>(&self, at: u64) -> [u8; N] {
-        let mut bytes = [0; N];
-        assert!(self.memory.read(at, &mut bytes));
-        bytes
-    }
-
-    /// Makes a command available.
-    fn send(&mut self, at: LunAddress, cdb: &[u8], room: u32) {
-        let mut header = [0; 51];
-        let [high, low] = at.lun.to_be_bytes();
-        header[..4].copy_from_slice(&[1, at.target, 0x40 | high, low]);
-        header[8] = 9;
-        header[19..19 + cdb.len()].copy_from_slice(cdb);
-        assert!(self.memory.write(DATA, &header));
-        let writable = [Piece { addr: DATA + 0x800, len: 108 }, Piece { addr: DATA + 0x1000, len: room }];
-        self.offer(REQUESTS, &[Piece { addr: DATA, len: 51 }], &writable[..if room > 0 { 2 } else { 1 }]);
-    }
-
-    /// Response, status, and additional sense code.
-    fn answer(&mut self) -> (u8, u8, u8) {
-        self.reap(REQUESTS);
-        let response: [u8; 108] = self.read(DATA + 0x800);
-        (response[11], response[10], response[24])
-    }
-
-    fn command(&mut self, at: LunAddress, cdb: &[u8], room: u32) -> (u8, u8, u8) {
-        self.send(at, cdb, room);
-        self.answer()
-    }
-
-    /// A buffer for an event. What it was filled with: kind, target, reason.
-    fn event(&mut self) -> (u32, u8, u32) {
-        assert_eq!(self.reap(EVENTS).written, 16);
-        let bytes: [u8; 16] = self.read(DATA + 0x3000);
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        (word(0), bytes[5], word(12))
-    }
-
-    /// Makes a task management function available, about the first unit.
-    fn manage(&mut self, function: u8) {
-        let mut request = [0; 24];
-        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
-        assert!(self.memory.write(DATA + 0x4000, &request));
-        let (readable, writable) = (Piece { addr: DATA + 0x4000, len: 24 }, Piece { addr: DATA + 0x4100, len: 1 });
-        self.offer(CONTROL, &[readable], &[writable]);
-    }
-
-    /// What became of a task management function.
-    fn managed(&mut self) -> u8 {
-        assert_eq!(self.reap(CONTROL).written, 1);
-        self.read::<1>(DATA + 0x4100)[0]
-    }
-
-    fn offer_event(&mut self) {
-        self.offer(EVENTS, &[], &[Piece { addr: DATA + 0x3000, len: 16 }]);
-    }
-}
-
-fn longs(longs: &[u64]) -> Vec<u8> {
-    longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
 }
 
 fn started(io: &IoThread, latency: Nanos) -> (Machine, Export) {
@@ -427,6 +243,25 @@ fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew_unless_a_recor
         record.file.write_all_at(&(entry as u16 + 1).to_ne_bytes(), part + 32 * (1 + entry) + 2).unwrap();
     }
     assert_eq!(start(Some(&record)), Some(0), "behind the first descriptor");
+}
+
+#[test]
+fn a_record_is_forgotten_by_who_chooses_the_other_layout() {
+    let io = IoThread::start();
+    for (before, layout, now) in [(0, Layout::Split, RING_PACKED), (RING_PACKED, Layout::Packed, 0)] {
+        let record = InflightConfig { queues: 3, queue_size: 16, packed: before == 0 };
+        let record = Region::anonymous(0, record.bytes()).unwrap();
+        let (stream, _export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::new(stream, layout);
+        machine.peer.agree_but(before);
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+        machine.peer.agree_but(now);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &READ, 4096), POWER_ON);
+        let mut bytes = vec![0; record.size as usize - 64];
+        record.file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 0), "nothing is written to it");
+    }
 }
 
 #[test]

@@ -1,0 +1,199 @@
+//! A front-end that drives the rings of a virtio-scsi device: control, events, and one of requests.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::ring::{DriverConfig, PACKED_BASE, Piece, Used};
+use egret_virtio::scsi::LunAddress;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::peer::{Peer, RING_PACKED, words};
+
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+pub const SET_VRING_KICK: u32 = 12;
+pub const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
+const GET_QUEUE_NUM: u32 = 17;
+const SET_VRING_ENABLE: u32 = 18;
+
+const MEMORY: u64 = 0x10_0000;
+pub const DATA: u64 = MEMORY + 0x10_0000;
+
+pub const CONTROL: u32 = 0;
+pub const EVENTS: u32 = 1;
+pub const REQUESTS: u32 = 2;
+
+/// A ring of the front-end's, and the descriptors beside it.
+pub struct Ring {
+    pub driver: egret_virtio::ring::Driver,
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+    pub err: OwnedFd,
+}
+
+impl Ring {
+    /// Calls the device for no reason.
+    pub fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// What the rings are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    Split,
+    Packed,
+}
+
+/// Waits until a descriptor has been signalled.
+pub fn await_signal(fd: &OwnedFd) {
+    let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+    let signalled = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&patience)).unwrap();
+    assert_eq!(signalled, 1, "nobody signalled");
+}
+
+/// A front-end that drives control, event and one request queue.
+pub struct Machine {
+    pub peer: Peer,
+    pub memory: Arc<GuestMemory>,
+    pub rings: Vec<Ring>,
+}
+
+impl Machine {
+    pub fn boot(stream: UnixStream, layout: Layout) -> Self {
+        let mut machine = Self::new(stream, layout);
+        machine.start_rings();
+        machine
+    }
+
+    /// One that has handed over nothing but its memory.
+    pub fn new(stream: UnixStream, layout: Layout) -> Self {
+        let mut peer = Peer(stream);
+        let (packed, base) = match layout {
+            Layout::Split => (false, 0),
+            Layout::Packed => (true, PACKED_BASE as u16),
+        };
+        peer.agree_but(if packed { 0 } else { RING_PACKED });
+        assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+        let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
+        let table = [words(&[1, 0]), longs(&[MEMORY, region.size, MEMORY, 0])].concat();
+        peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
+        let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
+        let mut rings = Vec::new();
+        for index in [CONTROL, EVENTS, REQUESTS] {
+            let config = DriverConfig { size: 16, packed, event_idx: true, indirect: None, base };
+            let at = MEMORY + u64::from(index) * 0x1_0000;
+            let driver = egret_virtio::ring::Driver::new(&memory, at, config).unwrap();
+            let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+            rings.push(Ring { driver, kick: fd(), call: fd(), err: fd() });
+        }
+        Self { peer, memory, rings }
+    }
+
+    pub fn start_rings(&mut self) {
+        for index in 0..self.rings.len() as u32 {
+            assert_eq!(self.start_ring(index), Some(0));
+        }
+    }
+
+    pub fn start_ring(&mut self, index: u32) -> Option<u64> {
+        let (peer, ring) = (&mut self.peer, &self.rings[index as usize]);
+        let queue = ring.driver.queue();
+        peer.say(SET_VRING_NUM, 0, &words(&[index, queue.size.into()]), &[]);
+        peer.say(SET_VRING_BASE, 0, &words(&[index, queue.base]), &[]);
+        let place = [words(&[index, 0]), longs(&[queue.desc, queue.used, queue.avail, 0])].concat();
+        peer.say(SET_VRING_ADDR, 0, &place, &[]);
+        let name = longs(&[index.into()]);
+        peer.say(SET_VRING_CALL, 0, &name, &[ring.call.as_fd()]);
+        peer.say(SET_VRING_ERR, 0, &name, &[ring.err.as_fd()]);
+        peer.say(SET_VRING_KICK, 0, &name, &[ring.kick.as_fd()]);
+        peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
+    }
+
+    pub fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
+        let ring = &mut self.rings[queue as usize];
+        ring.driver.add(readable, writable, 0).unwrap();
+        if ring.driver.publish() {
+            ring.kick();
+        }
+    }
+
+    pub fn reap(&mut self, queue: u32) -> Used {
+        let ring = &mut self.rings[queue as usize];
+        loop {
+            if let Some(used) = ring.driver.reap().unwrap() {
+                return used;
+            }
+            if ring.driver.arm_calls() {
+                await_signal(&ring.call);
+                let _ = rustix::io::read(&ring.call, &mut [0; 8]);
+            }
+        }
+    }
+
+    pub fn read<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        assert!(self.memory.read(at, &mut bytes));
+        bytes
+    }
+
+    /// Makes a command available.
+    pub fn send(&mut self, at: LunAddress, cdb: &[u8], room: u32) {
+        let mut header = [0; 51];
+        let [high, low] = at.lun.to_be_bytes();
+        header[..4].copy_from_slice(&[1, at.target, 0x40 | high, low]);
+        header[8] = 9;
+        header[19..19 + cdb.len()].copy_from_slice(cdb);
+        assert!(self.memory.write(DATA, &header));
+        let writable = [Piece { addr: DATA + 0x800, len: 108 }, Piece { addr: DATA + 0x1000, len: room }];
+        self.offer(REQUESTS, &[Piece { addr: DATA, len: 51 }], &writable[..if room > 0 { 2 } else { 1 }]);
+    }
+
+    /// Response, status, and additional sense code.
+    pub fn answer(&mut self) -> (u8, u8, u8) {
+        self.reap(REQUESTS);
+        let response: [u8; 108] = self.read(DATA + 0x800);
+        (response[11], response[10], response[24])
+    }
+
+    pub fn command(&mut self, at: LunAddress, cdb: &[u8], room: u32) -> (u8, u8, u8) {
+        self.send(at, cdb, room);
+        self.answer()
+    }
+
+    /// A buffer for an event. What it was filled with: kind, target, reason.
+    pub fn event(&mut self) -> (u32, u8, u32) {
+        assert_eq!(self.reap(EVENTS).written, 16);
+        let bytes: [u8; 16] = self.read(DATA + 0x3000);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        (word(0), bytes[5], word(12))
+    }
+
+    /// Makes a task management function available, about the first unit.
+    pub fn manage(&mut self, function: u8) {
+        let mut request = [0; 24];
+        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
+        assert!(self.memory.write(DATA + 0x4000, &request));
+        let (readable, writable) = (Piece { addr: DATA + 0x4000, len: 24 }, Piece { addr: DATA + 0x4100, len: 1 });
+        self.offer(CONTROL, &[readable], &[writable]);
+    }
+
+    /// What became of a task management function.
+    pub fn managed(&mut self) -> u8 {
+        assert_eq!(self.reap(CONTROL).written, 1);
+        self.read::<1>(DATA + 0x4100)[0]
+    }
+
+    pub fn offer_event(&mut self) {
+        self.offer(EVENTS, &[], &[Piece { addr: DATA + 0x3000, len: 16 }]);
+    }
+}
+
+pub fn longs(longs: &[u64]) -> Vec<u8> {
+    longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
+}
