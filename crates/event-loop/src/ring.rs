@@ -70,12 +70,43 @@ pub(crate) struct PollDone {
     pub more: bool,
 }
 
+/// How far the flag TASKRUN is believed.
+///
+/// It may stay raised with nothing behind it: the kernel leaves a note first and raises the flag then, and a task that is
+/// just entering takes the note in between. It is lowered with the next note that is taken, which may be hours away, and
+/// until then every look would make a system call and no wait would sleep (seen on Linux 6.18, once in some hundred thousand
+/// waits). So it is doubted for a while when it was wrong. No wait misses anything by that: the kernel looks for notes
+/// before it sleeps.
+#[derive(Debug, Default)]
+struct Taskrun {
+    /// For so many looks it is not.
+    doubt: u32,
+}
+
+impl Taskrun {
+    /// Looks for which it is doubted: a system call in so many takes next to nothing, and nobody spins for as long.
+    const DOUBT: u32 = 256;
+
+    /// Whether there is a note, as far as the flag tells.
+    fn tells(&mut self, raised: bool) -> bool {
+        let doubt = self.doubt;
+        self.doubt = if raised { doubt.saturating_sub(1) } else { 0 };
+        raised && doubt == 0
+    }
+
+    /// There was none.
+    fn was_wrong(&mut self) {
+        self.doubt = Self::DOUBT;
+    }
+}
+
 /// An io_uring with a list of completions for each of its two users.
 pub struct Ring {
     uring: IoUring,
     no_iowait: bool,
     ops: VecDeque<OpDone>,
     polls: VecDeque<PollDone>,
+    taskrun: Taskrun,
     enters: u64,
 }
 
@@ -113,6 +144,7 @@ impl Ring {
             no_iowait,
             ops: VecDeque::with_capacity(COMPLETIONS as usize),
             polls: VecDeque::with_capacity(ENTRIES as usize),
+            taskrun: Taskrun::default(),
             enters: 0,
         })
     }
@@ -217,7 +249,7 @@ impl Ring {
     /// the kernel, with CQ_OVERFLOW raised, even after the queue has been emptied.
     fn wants_enter(&mut self) -> bool {
         let submission = self.uring.submission();
-        submission.taskrun() || submission.cq_overflow()
+        submission.cq_overflow() || self.taskrun.tells(submission.taskrun())
     }
 
     /// Moves every completion to the list of the side that it belongs to.
@@ -227,6 +259,9 @@ impl Ring {
             let flags = EnterFlags::GETEVENTS.bits();
             // SAFETY: no argument is passed.
             let _ = unsafe { self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None) };
+            if self.uring.submission().taskrun() && self.uring.completion().is_empty() {
+                self.taskrun.was_wrong();
+            }
         }
         for done in self.uring.completion() {
             let data = done.user_data() & !OWNER;
@@ -270,12 +305,16 @@ impl Ring {
         self.uring.submitter().register_eventfd(event.as_raw_fd())
     }
 
-    /// From here on the eventfd announces completions; look for some that are there already before waiting for it.
+    /// From here on the eventfd announces completions; those that are there already are sorted: look for some before
+    /// waiting for it.
     pub fn arm_event(&mut self) {
         self.uring.completion().enable_eventfd();
         // The kernel publishes a completion before it looks whether to announce it; whoever looks for completions
         // after this has published first that it wants to be told. One of the two sees the other.
         fence(Ordering::SeqCst);
+        // A note from before this is announced by nothing but TASKRUN, which must be believed once more.
+        self.taskrun = Taskrun::default();
+        self.sort();
     }
 
     /// Completions need not be announced on the eventfd any more.
@@ -309,5 +348,82 @@ fn explain(e: io::Error) -> RingError {
             _ => RingError::Refused,
         },
         _ => RingError::Other(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+    use super::*;
+
+    const DISBELIEF: Taskrun = Taskrun { doubt: u32::MAX };
+
+    fn new_event() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+    }
+
+    fn write(event: &OwnedFd) {
+        rustix::io::write(event.as_fd(), &1u64.to_ne_bytes()).unwrap();
+    }
+
+    #[test]
+    fn a_flag_that_was_wrong_is_doubted_until_it_is_lowered_or_has_been_looked_at_often() {
+        let mut taskrun = Taskrun::default();
+        assert!(taskrun.tells(true) && taskrun.tells(true) && !taskrun.tells(false));
+        taskrun.was_wrong();
+        assert!((0..Taskrun::DOUBT).all(|_| !taskrun.tells(true)));
+        assert!(taskrun.tells(true));
+        taskrun.was_wrong();
+        assert!(!taskrun.tells(true) && !taskrun.tells(false) && taskrun.tells(true));
+    }
+
+    #[test]
+    fn whoever_doubts_the_flag_misses_nothing_for_it_looks_again_in_its_sleep() {
+        const EVENTS: u32 = 2_000;
+        let (mut ring, event, seen) = (Ring::new().unwrap(), new_event(), AtomicU32::new(0));
+        ring.poll_add(event.as_raw_fd(), 7);
+        thread::scope(|scope| {
+            // Each is written when the last was seen, somewhere on the way from a look to sleep.
+            scope.spawn(|| {
+                for sent in 0..EVENTS {
+                    while seen.load(Ordering::Acquire) < sent {
+                        thread::yield_now();
+                    }
+                    (0..sent % 500).for_each(|_| std::hint::spin_loop());
+                    write(&event);
+                }
+            });
+            while seen.load(Ordering::Relaxed) < EVENTS {
+                ring.taskrun = DISBELIEF;
+                if !ring.has_reports() {
+                    ring.wait(None).unwrap();
+                }
+                ring.sort();
+                while let Some(poll) = ring.next_poll() {
+                    assert!(poll.ready && poll.more);
+                    seen.fetch_add(1, Ordering::Release);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn what_a_doubted_flag_tells_of_is_found_before_somebody_else_waits_for_the_ring() {
+        let (mut ring, event, announced) = (Ring::new().unwrap(), new_event(), new_event());
+        ring.announce_on(announced.as_fd()).unwrap();
+        ring.poll_add(event.as_raw_fd(), 7);
+        ring.flush().unwrap();
+        ring.taskrun = DISBELIEF;
+        write(&event);
+        ring.arm_event();
+        let mut fds = [PollFd::new(&announced, PollFlags::IN)];
+        assert!(ring.has_reports() || poll(&mut fds, None).unwrap() == 1);
+        ring.sort();
+        assert!(ring.next_poll().is_some_and(|poll| poll.ready));
     }
 }
