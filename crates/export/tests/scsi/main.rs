@@ -14,7 +14,7 @@ use egret_virtio::memory::Region;
 use egret_virtio::ring::{InflightConfig, PACKED_BASE};
 
 use machine::*;
-use peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, longs, words};
+use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};
 
 #[test]
 fn a_unit_that_comes_while_the_queues_run_is_told_of_served_resized_and_taken_away_again() {
@@ -150,6 +150,25 @@ fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew_unless_a_recor
         record.file.write_all_at(&(entry as u16 + 1).to_ne_bytes(), part + 32 * (1 + entry) + 2).unwrap();
     }
     assert_eq!(start(Some(&record)), Some(0), "behind the first descriptor");
+}
+
+#[test]
+fn a_record_is_forgotten_by_who_chooses_the_other_layout() {
+    let io = IoThread::start();
+    for (before, layout, now) in [(0, Layout::Split, RING_PACKED), (RING_PACKED, Layout::Packed, 0)] {
+        let record = InflightConfig { queues: 3, queue_size: 16, packed: before == 0 };
+        let record = Region::anonymous(0, record.bytes()).unwrap();
+        let (stream, _export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::new(stream, layout);
+        machine.peer.agree_but(before);
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 3]), &[record.file.as_fd()]);
+        machine.peer.agree_but(now);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &READ, 4096), POWER_ON);
+        let mut bytes = vec![0; record.size as usize - 64];
+        record.file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 0), "nothing is written to it");
+    }
 }
 
 #[test]
