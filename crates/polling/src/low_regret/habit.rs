@@ -1,8 +1,9 @@
-//! Whether to spin for every wait at depth, found by what a request comes to.
+//! Whether to spin for every wait, found by what a request comes to.
 //!
-//! With several requests in flight a block does more than wake up late: requests gather meanwhile, and the client is left
-//! to sleep. The lengths of waits do not tell, for a later look finds more requests ended. So what [`Trial`] compares here
-//! is the price of a request, CPU and time together, over some dozens of requests at a time.
+//! What a block does to the waits after it shows in no single one of them. With several requests in flight they gather
+//! meanwhile, and a later look finds more of them ended; and a client that is left to sleep once sleeps more deeply from
+//! there on. So what [`Trial`] compares here is the price of a request, CPU and time together, over some dozens of requests
+//! at a time.
 
 use super::buckets::LONGEST;
 use super::price::Price;
@@ -18,7 +19,7 @@ const MOST_WAITS: u32 = 8 * SLICE;
 /// Spinning for every wait becomes the habit where it saves more than this part of a request's price, and remains it
 /// while it saves anything.
 const WORTH_IT: i64 = 32;
-/// So many slices in a row that blocked all the same end the habit.
+/// So many slices in a row whose waits are too long to spin for end the habit.
 const IN_VAIN: u32 = 4;
 
 /// What happened while some requests were served.
@@ -26,17 +27,18 @@ const IN_VAIN: u32 = 4;
 struct Slice {
     requests: u32,
     waits: u32,
-    /// Waits that began with several requests in flight.
-    deep: u32,
     blocks: u32,
-    elapsed: u64,
-    /// The part of `elapsed` that the thread was on its core.
-    awake: u64,
+    /// Nanoseconds that waits took, and those of them that were spent spinning.
+    waited: u64,
+    spun: u64,
+    /// Nanoseconds between waits.
+    busy: u64,
 }
 
 impl Slice {
-    fn is_deep(&self) -> bool {
-        self.deep * 4 >= self.waits
+    /// Whether waits are so short that spinning for `reach` could find most of them.
+    fn is_brisk(&self, reach: u64) -> bool {
+        self.requests >= SLICE && self.waited <= 2 * reach * u64::from(self.waits)
     }
 
     fn is_mostly_slept_through(&self) -> bool {
@@ -61,18 +63,15 @@ impl Habit {
         Self { price, slice: Slice::default(), trial, saved: 0, spins: false, in_vain: 0 }
     }
 
-    /// Takes in what was done since the last wait, and what the coming one begins with.
+    /// Takes in what was done since the last wait.
     pub(super) fn resume(&mut self, before: &Standing) {
-        let took = before.done.took.0.min(LONGEST);
         let slice = &mut self.slice;
         slice.requests += before.done.requests;
-        slice.elapsed += took;
-        slice.awake += took;
+        slice.busy += before.done.took.0.min(LONGEST);
         if slice.requests >= SLICE || slice.waits == MOST_WAITS {
             self.close();
         }
         self.slice.waits += 1;
-        self.slice.deep += u32::from(before.in_flight > 1);
     }
 
     /// The window that is trusted for every wait, if that is not for the panels to say.
@@ -93,19 +92,23 @@ impl Habit {
     pub(super) fn observe(&mut self, wait: &Wait<'_>) {
         let slice = &mut self.slice;
         slice.blocks += u32::from(wait.blocked);
-        slice.elapsed += wait.length.0.min(LONGEST);
-        slice.awake += wait.spun.0.min(LONGEST);
+        slice.waited += wait.length.0.min(LONGEST);
+        slice.spun += wait.spun.0.min(LONGEST);
     }
 
     fn close(&mut self) {
         let slice = std::mem::take(&mut self.slice);
-        let slept = slice.is_mostly_slept_through();
-        self.in_vain = if slept && self.window().is_some_and(|window| window > 0) { self.in_vain + 1 } else { 0 };
-        if slice.requests < SLICE || !slice.is_deep() || self.in_vain == IN_VAIN {
+        let (brisk, slept) = (slice.is_brisk(self.price.reach()), slice.is_mostly_slept_through());
+        let in_vain = !brisk || slept && self.window().is_some_and(|window| window > 0);
+        self.in_vain = if in_vain { self.in_vain + 1 } else { 0 };
+        if self.in_vain == IN_VAIN {
             *self = Self::new(self.price.clone());
+        }
+        if !brisk {
             return;
         }
-        let cost = self.price.served(slice.awake, slice.blocks, slice.elapsed) / u64::from(slice.requests);
+        let Slice { requests, blocks, waited, spun, busy, .. } = slice;
+        let cost = self.price.served(busy + spun, blocks, busy + waited) / u64::from(requests);
         // Where the panels spin by themselves they are left alone.
         let may_block = self.spins;
         if let Some(dearer) = self.trial.take(cost, slept, |_| may_block) {
@@ -127,7 +130,6 @@ mod tests {
     /// How a batch of four requests goes: how long the wait for it is, for who spins and for who sleeps.
     #[derive(Clone, Copy)]
     struct Batch {
-        in_flight: u32,
         spun: u64,
         slept: u64,
     }
@@ -143,11 +145,8 @@ mod tests {
     fn serve(habit: &mut Habit, batches: u32, batch: Batch, panels: u64) -> u32 {
         let mut blocks = 0;
         for _ in 0..batches {
-            habit.resume(&Standing {
-                in_flight: batch.in_flight,
-                done: Done { requests: 4, took: Nanos(5_000) },
-                ..Standing::default()
-            });
+            let done = Done { requests: 4, took: Nanos(5_000) };
+            habit.resume(&Standing { done, ..Standing::default() });
             let window = habit.window().unwrap_or(panels);
             let length = if window == 0 { batch.slept } else { batch.spun };
             let blocked = length > window;
@@ -159,9 +158,9 @@ mod tests {
     }
 
     /// Spinning takes 30 + 30 us and blocking 80 + 10.
-    const SLEEPY: Batch = Batch { in_flight: 8, spun: 30_000, slept: 80_000 };
+    const SLEEPY: Batch = Batch { spun: 30_000, slept: 80_000 };
     /// Spinning takes 30 + 30 us and blocking 40 + 10.
-    const BRISK: Batch = Batch { in_flight: 8, spun: 30_000, slept: 40_000 };
+    const BRISK: Batch = Batch { spun: 30_000, slept: 40_000 };
 
     #[test]
     fn who_sleeps_and_makes_requests_dear_by_that_comes_to_spin() {
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_too_long_to_spin_for_end_the_habit_at_once() {
+    fn waits_that_have_become_too_long_to_spin_for_end_the_habit_at_once() {
         let mut habit = habit();
         serve(&mut habit, 1_000, SLEEPY, 0);
         serve(&mut habit, 50, Batch { spun: 60_000, ..SLEEPY }, 0);
@@ -197,10 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn with_single_requests_there_is_no_habit() {
+    fn nobody_spins_for_what_takes_so_long_that_it_cannot_pay() {
+        let batch = Batch { spun: 90_000, slept: 120_000 };
+        assert_eq!(serve(&mut habit(), 10_000, batch, 0), 10_000);
         let mut habit = habit();
         serve(&mut habit, 1_000, SLEEPY, 0);
-        assert!(serve(&mut habit, 1_000, Batch { in_flight: 1, ..SLEEPY }, 0) >= 990);
+        assert_eq!(serve(&mut habit, 1_000, batch, 0), 1_000);
         assert_eq!(habit.trusted(), None);
     }
 
@@ -214,8 +215,8 @@ mod tests {
         let mut habit = habit();
         serve(&mut habit, 1_000, SLEEPY, 0);
         let wait = Wait { length: Nanos(1), spun: Nanos(1), blocked: false, active: &[] };
-        for _ in 0..=2 * MOST_WAITS {
-            habit.resume(&Standing { in_flight: 8, ..Standing::default() });
+        for _ in 0..=IN_VAIN * MOST_WAITS {
+            habit.resume(&Standing::default());
             habit.observe(&wait);
         }
         assert_eq!(habit.trusted(), None);

@@ -12,7 +12,7 @@
 //! | `situation.rs` | what the loop knows before a wait, sorted into a few cases |
 //! | `panel.rs` | four opinions on the next window, and which of them has been cheapest of late |
 //! | `trial.rs` | what a block adds to a wait, found by experiment |
-//! | `habit.rs` | at depth: what spinning for every wait takes off a request, found by experiment |
+//! | `habit.rs` | what spinning for every wait takes off a request, found by experiment |
 //! | `case.rs` | all of this for one situation |
 
 mod buckets;
