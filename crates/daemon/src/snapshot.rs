@@ -71,6 +71,8 @@ pub struct IoThread {
     pub copied: u64,
     /// Requests that were answered without an engine.
     pub answered: u64,
+    /// Reads that the host's page cache answered at once, without an engine.
+    pub cached: u64,
 }
 
 /// An engine's counters.
@@ -204,6 +206,7 @@ impl IoThread {
             fallbacks: disks.fallbacks,
             copied: disks.bounced,
             answered: disks.answered,
+            cached: disks.cached,
         }
     }
 }

@@ -116,6 +116,22 @@ fn transfer(disk: &Disk, way: Way, offset: u64, buffers: &[IoVec], rest: &mut Ve
     Ok(())
 }
 
+/// Fills buffers with what is in the page cache, as far as that goes, and returns how many bytes it was. The one call
+/// here that does not wait for the storage.
+///
+/// # Errors
+///
+/// `EAGAIN` if not even the first byte is there; `EOPNOTSUPP` if the file system cannot read without waiting; whatever
+/// else the kernel says, `EFAULT` for memory that its owner has taken away among it.
+pub(crate) fn read_cached(disk: &Disk, offset: u64, buffers: &[IoVec]) -> Result<u64, Errno> {
+    let (iovecs, count) = (buffers.as_ptr().cast::<libc::iovec>(), buffers.len() as libc::c_int);
+    // SAFETY: as in `transfer`.
+    match unsafe { libc::preadv2(disk.fd(), iovecs, count, offset as libc::off_t, libc::RWF_NOWAIT) } {
+        -1 => Err(last_error()),
+        moved => Ok(moved as u64),
+    }
+}
+
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod cached;
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use egret_event_loop::ring::SharedRing;
 use egret_event_loop::{Backend, Nanos};
 use rustix::io::Errno;
 
+use self::cached::Trial;
 use crate::disk::{Backing, Disk};
 use crate::engine::{Engine, Finished, Job, Native, Null, Threads, Uring, native, threads};
 use crate::error::EngineError;
@@ -90,6 +93,8 @@ struct Attached {
     leaving: bool,
     /// Where requests wait, if the disk is limited.
     lane: Option<Box<Lane>>,
+    /// Whether its reads are tried on the page cache; none where that never answers.
+    cache: Option<Trial>,
     /// It drains, and nothing waits for limits.
     unlimited: bool,
     /// Dropped when it is freed, for who waits for that.
@@ -111,6 +116,8 @@ pub struct Engines {
     answers: VecDeque<(u32, Completion)>,
     /// Jobs on their way from an engine that refused them to the workers; empty between calls.
     refused: Vec<Job>,
+    /// A read that began alone, kept until the batch is complete.
+    alone: Option<Job>,
     in_flight: u32,
     /// When to look at the lanes, if requests wait in one.
     look: Option<Nanos>,
@@ -128,6 +135,7 @@ impl Engines {
             slots: Vec::new(),
             answers: VecDeque::new(),
             refused: Vec::new(),
+            alone: None,
             in_flight: 0,
             look: None,
             free: Vec::new(),
@@ -169,6 +177,7 @@ impl Engines {
             in_flight: 0,
             leaving: false,
             lane: None,
+            cache: Trial::of(disk),
             unlimited: false,
             held: None,
         });
@@ -259,9 +268,11 @@ impl Engines {
     /// Gives a request to who runs it.
     #[inline]
     fn start(&mut self, slot: u32, request: Request) {
-        let attached = self.slots[slot as usize].as_mut().expect("the slot is attached");
+        self.end_alone();
+        let attached = self.slots[slot as usize].as_ref().expect("the slot is attached");
         let mut job = Job { slot, sync_after: false, request };
         let kind = match triage::triage(&attached.disk, &mut job) {
+            Verdict::Engine if self.in_flight == 1 && cached::suits(attached, &job) => return self.alone = Some(job),
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
             Verdict::Engine | Verdict::Worker => {
                 self.counters.fallbacks.add(u64::from(attached.kind != Kind::Threads));
@@ -420,6 +431,9 @@ impl Backend for Engines {
     fn submit(&mut self, now: Nanos) {
         if self.look.is_some_and(|at| at <= now) {
             self.look(now);
+        }
+        if let Some(job) = self.alone.take() {
+            self.run_alone(job);
         }
         for engine in self.list.iter_mut().flatten() {
             engine.submit(now);

@@ -16,6 +16,9 @@
 //! copy, if it must), and zeroes are written where they cannot be asked for. What an engine cannot do itself, worker
 //! threads do.
 //!
+//! A read that comes alone, and that the host's page cache can answer, is answered where the batch is submitted, and no
+//! engine sees it.
+//!
 //! A disk may be in a [`ThrottleGroup`], which limits what its disks do together: requests beyond that wait in front of
 //! triage.
 

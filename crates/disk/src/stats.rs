@@ -20,6 +20,7 @@ pub struct Counters {
     pub(crate) fallbacks: Counter,
     pub(crate) bounced: Counter,
     pub(crate) answered: Counter,
+    pub(crate) cached: Counter,
 }
 
 impl Counters {
@@ -35,6 +36,7 @@ impl Counters {
             fallbacks: self.fallbacks.get(),
             bounced: self.bounced.get(),
             answered: self.answered.get(),
+            cached: self.cached.get(),
         }
     }
 }
@@ -52,6 +54,8 @@ pub struct Stats {
     /// Requests that were answered without an engine: flushes that are ignored, discards that do nothing, requests
     /// that make no sense.
     pub answered: u64,
+    /// Reads that the host's page cache answered at once, without an engine.
+    pub cached: u64,
 }
 
 /// Counters of one engine.

@@ -1,6 +1,7 @@
 //! One suite for all engines, run by a small loop over real files and devices.
 
 mod blocks;
+mod cached;
 mod data;
 mod flow;
 mod limits;
@@ -34,7 +35,7 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// One piece at a multiple of 4096 plus `shift`.
-    fn new(len: usize, shift: usize) -> Self {
+    pub(crate) fn new(len: usize, shift: usize) -> Self {
         Self::pieces(&[len], shift)
     }
 
@@ -68,7 +69,7 @@ impl Memory {
         &self.bytes[start..start + self.len()]
     }
 
-    fn iovecs(&mut self) -> Vec<IoVec> {
+    pub(crate) fn iovecs(&mut self) -> Vec<IoVec> {
         let base = self.bytes.as_mut_ptr();
         // SAFETY: within the vector, whose memory stays where it is until the rig that keeps it gives it back.
         self.pieces.iter().map(|&(at, len)| unsafe { IoVec::new(base.add(at), len) }).collect()
