@@ -299,7 +299,7 @@ impl<S: Source> EventLoop<S> {
     fn reap(&mut self) {
         let Self { backend, sources, active, ready, touched, polling, now, .. } = self;
         backend.reap(*now, &mut |completion| {
-            polling.completed += 1;
+            polling.completed = polling.completed.saturating_add(1);
             let index = S::route(&completion);
             if let Some(Some(entry)) = sources.get_mut(index as usize) {
                 if entry.source.complete(completion, *now) {

@@ -66,7 +66,7 @@ impl Habit {
     /// Takes in what was done since the last wait.
     pub(super) fn resume(&mut self, before: &Standing) {
         let slice = &mut self.slice;
-        slice.requests += before.done.requests;
+        slice.requests = slice.requests.saturating_add(before.done.requests);
         slice.busy += before.done.took.0.min(LONGEST);
         if slice.requests >= SLICE || slice.waits == MOST_WAITS {
             self.close();
