@@ -289,6 +289,11 @@ impl Engines {
                 return;
             }
         };
+        self.give(kind, job);
+    }
+
+    #[inline]
+    fn give(&mut self, kind: Kind, job: Job) {
         if let Some(engine) = &mut self.list[kind as usize] {
             engine.push(job);
         }

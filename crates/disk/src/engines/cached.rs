@@ -80,11 +80,12 @@ impl Engines {
     #[inline]
     pub(super) fn run_alone(&mut self, job: Job) {
         let Some(attached) = &mut self.slots[job.slot as usize] else { return };
+        let kind = attached.kind;
         if attached.read_cached(&job.request) {
             self.counters.cached.add(1);
             self.answers.push_back((job.slot, completion(job, Ok(()))));
-        } else if let Some(engine) = &mut self.list[attached.kind as usize] {
-            engine.push(job);
+        } else {
+            self.give(kind, job);
         }
     }
 
@@ -93,9 +94,8 @@ impl Engines {
     pub(super) fn end_alone(&mut self) {
         if let Some(job) = self.alone.take()
             && let Some(attached) = &self.slots[job.slot as usize]
-            && let Some(engine) = &mut self.list[attached.kind as usize]
         {
-            engine.push(job);
+            self.give(attached.kind, job);
         }
     }
 }
