@@ -59,6 +59,30 @@ impl Guest {
         Self::on(&memory(), packed, base, lives)
     }
 
+    /// Has a device go on while somebody scribbles over its record, byte by byte, with `meanwhile` after each; returns how
+    /// many chains are in flight once all that were popped have been used.
+    fn go_on(&mut self, mut queue: Queue, scribbled: Vec<(u64, u8)>, meanwhile: impl Fn(&mut Self)) -> u16 {
+        let (mut chain, mut popped) = (Chain::new(), Vec::new());
+        for (at, byte) in scribbled {
+            self.record.write_all_at(&[byte], at).unwrap();
+            if queue.pop(&mut chain) == Ok(true) {
+                popped.push(chain.head());
+            }
+            if byte % 2 == 0
+                && let Some(head) = popped.pop()
+            {
+                queue.add_used(head, 0);
+            }
+            if byte % 4 == 0 {
+                queue.publish();
+            }
+            meanwhile(self);
+        }
+        popped.into_iter().for_each(|head| queue.add_used(head, 0));
+        queue.publish();
+        queue.in_flight()
+    }
+
     fn on(memory: &Arc<GuestMemory>, packed: bool, base: u16, mut lives: Vec<u64>) -> Self {
         let memory = Arc::clone(memory);
         let driver = DriverConfig { size: SIZE, packed, event_idx: true, indirect: None, base };

@@ -178,25 +178,12 @@ proptest! {
         let started = guest.driver.queue().start_recorded(&guest.memory, guest.handed_over().queue(0));
         let popped_before = std::mem::take(&mut guest.popped);
         popped_before.iter().for_each(|(head, _)| guest.queue.abandon(*head));
-        let Ok(mut queue) = started else { return Ok(()) };
-        let (mut chain, mut popped) = (Chain::new(), Vec::new());
-        for (at, byte) in scribbled {
-            guest.record.write_all_at(&[byte], at).unwrap();
-            if queue.pop(&mut chain) == Ok(true) {
-                popped.push(chain.head());
-            }
-            if byte % 2 == 0 && let Some(head) = popped.pop() {
-                queue.add_used(head, 0);
-            }
-            if byte % 4 == 0 {
-                queue.publish();
-            }
+        let Ok(queue) = started else { return Ok(()) };
+        let in_flight = guest.go_on(queue, scribbled, |guest| {
             // As a driver does that goes on, whatever it is shown.
             while let Ok(Some(_)) = guest.driver.reap() {}
             guest.add();
-        }
-        popped.into_iter().for_each(|head| queue.add_used(head, 0));
-        queue.publish();
-        prop_assert_eq!(queue.in_flight(), 0);
+        });
+        prop_assert_eq!(in_flight, 0);
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use super::{Guest, SIZE, VERSION, after, config, map, record, ring};
-use crate::ring::{Chain, RecordError, RingError};
+use crate::ring::{RecordError, RingError};
 
 /// Fields of a queue's record, as their offsets.
 const LAST_BATCH_HEAD: u64 = 12;
@@ -56,22 +56,7 @@ proptest! {
             guest.record.write_all_at(&[byte], STATES + at).unwrap();
         }
         let started = guest.driver.queue().start_recorded(&guest.memory, guest.handed_over().queue(0));
-        let Ok(mut queue) = started else { return Ok(()) };
-        let (mut chain, mut popped) = (Chain::new(), Vec::new());
-        for (at, byte) in scribbled {
-            guest.record.write_all_at(&[byte], at).unwrap();
-            if queue.pop(&mut chain) == Ok(true) {
-                popped.push(chain.head());
-            }
-            if byte % 2 == 0 && let Some(head) = popped.pop() {
-                queue.add_used(head, 0);
-            }
-            if byte % 4 == 0 {
-                queue.publish();
-            }
-        }
-        popped.into_iter().for_each(|head| queue.add_used(head, 0));
-        queue.publish();
-        prop_assert_eq!(queue.in_flight(), 0);
+        let Ok(queue) = started else { return Ok(()) };
+        prop_assert_eq!(guest.go_on(queue, scribbled, |_| ()), 0);
     }
 }
