@@ -61,7 +61,7 @@ enum Phase {
     Running { control: Sample, settling: u32, sample: Sample },
 }
 
-/// The trials of one situation.
+/// The trials of one situation; or of slices of requests, whose price then stands for the length of a wait.
 pub(super) struct Trial {
     phase: Phase,
     order: Order,
