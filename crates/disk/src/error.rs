@@ -5,6 +5,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use egret_event_loop::aio::AioError;
 use egret_event_loop::ring::RingError;
 
 /// Why a disk could not be opened: one line that names the disk, what is wrong and what would be right.
@@ -121,20 +122,9 @@ pub enum EngineError {
     /// `aio=io_uring`.
     #[error("aio=io_uring: {0}")]
     IoUring(#[from] RingError),
-    /// `aio=native`: the system's limit is used up.
-    #[error(
-        "aio=native: the system has no room for another AIO context of {requests} requests; raise /proc/sys/fs/aio-max-nr"
-    )]
-    AioMaxNr {
-        /// How many requests the context was to hold.
-        requests: u32,
-    },
-    /// `aio=native`: anything else.
-    #[error("aio=native: {0}; use aio=io_uring or aio=threads")]
-    Native(#[source] io::Error),
-    /// `aio=native`: a kernel whose completion ring cannot be read in user space.
-    #[error("aio=native: this kernel's AIO completion ring has an unknown layout; use aio=io_uring or aio=threads")]
-    AioRing,
+    /// `aio=native`.
+    #[error("aio=native: {0}; or use aio=io_uring or aio=threads")]
+    Native(#[from] AioError),
     /// No event descriptor.
     #[error("eventfd: {0}; raise the limit of open files (ulimit -n)")]
     Event(#[source] io::Error),

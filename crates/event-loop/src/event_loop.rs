@@ -28,7 +28,7 @@ use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
 use crate::timers::Timers;
-use crate::{Backend, Calibration, LoopCounters, Source, SourceId, Turn, clock};
+use crate::{Backend, Calibration, LoopCounters, Signals, Source, SourceId, Turn, clock};
 
 /// How a loop is to be.
 pub struct LoopOptions {
@@ -67,6 +67,7 @@ pub struct EventLoop<S: Source> {
     pub(crate) active: Vec<u32>,
     pub(crate) ready: Vec<u32>,
     touched: Vec<u32>,
+    signals: Signals,
     pub(crate) completed: bool,
     pub(crate) reports: Vec<Key>,
     later: Vec<Command<S>>,
@@ -102,6 +103,7 @@ impl<S: Source> EventLoop<S> {
             active: Vec::new(),
             ready: Vec::new(),
             touched: Vec::new(),
+            signals: Signals::new()?,
             completed: false,
             reports: Vec::new(),
             later: Vec::new(),
@@ -371,9 +373,11 @@ impl<S: Source> EventLoop<S> {
         for at in 0..self.touched.len() {
             let Some(entry) = &mut self.sources[self.touched[at] as usize] else { continue };
             entry.touched = false;
-            entry.source.notify();
+            entry.source.notify(&mut self.signals);
             drained |= entry.drained.is_some() && entry.source.is_drained();
         }
+        // Before a source can go, and its descriptors with it.
+        self.signals.submit();
         if drained {
             self.end_drains();
         } else {

@@ -12,6 +12,7 @@
 //! A [`Source`] is what the loop watches and runs, a [`Backend`] what sources push work into. The loop owns both and
 //! calls them on one thread; another thread speaks to it through a [`LoopHandle`].
 
+pub mod aio;
 mod backend;
 mod calibrate;
 pub mod clock;
@@ -25,6 +26,7 @@ mod mailbox;
 mod monitor;
 mod polling;
 pub mod ring;
+mod signals;
 mod source;
 mod stats;
 mod timers;
@@ -43,5 +45,6 @@ pub use egret_polling::Nanos;
 pub use event_loop::{EventLoop, LoopOptions};
 pub use handle::{Leaving, LoopGone, LoopHandle, spawn};
 pub use monitor::MonitorChoice;
+pub use signals::Signals;
 pub use source::{Source, SourceId, Turn};
 pub use stats::{LoopCounters, LoopStats};

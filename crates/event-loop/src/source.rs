@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use egret_polling::Nanos;
 
-use crate::{Backend, EventLoop};
+use crate::{Backend, EventLoop, Signals};
 
 /// Names a source while it is attached to a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,8 +56,9 @@ pub trait Source: Send + Sized + 'static {
     /// dispatched: there is more to push, or to try again.
     fn complete(&mut self, completion: <Self::Backend as Backend>::Completion, now: Nanos) -> bool;
 
-    /// The end of a turn in which the source was dispatched or completed something: tell the outside, once.
-    fn notify(&mut self);
+    /// The end of a turn in which the source was dispatched or completed something: tell the outside, once. What is
+    /// pushed to `signals` is signalled when all sources have been here.
+    fn notify(&mut self, signals: &mut Signals);
 
     /// Events need not show on the descriptor until armed again.
     fn suppress(&mut self);

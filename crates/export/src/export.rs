@@ -19,7 +19,7 @@ use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
 use crate::stats::{QueueCounters, QueueStats};
-use crate::worker::{Disks, Signals, Worker};
+use crate::worker::{Disks, VringFds, Worker};
 
 /// How an export is to be.
 #[derive(Debug)]
@@ -277,25 +277,36 @@ impl Shared {
     }
 
     /// Makes a worker of a queue, and gives it to its loop.
-    pub(crate) fn run(&self, index: usize, queue: Queue, signals: Signals) -> io::Result<()> {
+    pub(crate) fn run(&self, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
         let name = format!("export '{}': queue {index}", self.id);
         let model = Arc::clone(&self.device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
-        let worker = Worker::new(name, queue, model, Disks::new(disks), signals, counters);
+        let worker = Worker::new(name, queue, model, Disks::new(disks), fds, counters);
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
     }
 
-    /// Has a queue's worker changed, on its loop.
-    pub(crate) fn change(&self, queue: usize, change: impl FnOnce(&mut Worker) + Send + 'static) {
-        if let Some(Place { on, id, .. }) = lock(&self.queues).place(queue) {
-            on.send(move |target| {
-                if let Some(worker) = target.source(id) {
-                    change(worker);
-                }
+    /// Has a queue's worker changed, on its loop, if it runs, and waits for that: a peer that orders changes without a
+    /// pause fills nobody's mailbox.
+    ///
+    /// Nothing is locked meanwhile. A queue that has moved on is looked for again.
+    pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
+        loop {
+            let place = lock(&self.queues).place(queue);
+            let Some(Place { on, id, .. }) = place else { return };
+            let changed = on.call(move |target| {
+                let Some(worker) = target.source(id) else { return Err(change) };
+                change(worker);
+                // It may have something to tell.
+                target.wake(id);
+                Ok(())
             });
+            match changed {
+                Ok(Err(again)) => change = again,
+                Ok(Ok(())) | Err(_) => return,
+            }
         }
     }
 

@@ -12,13 +12,13 @@ use egret_event_loop::Leaving;
 use egret_virtio::memory::{GuestMemory, Region};
 use egret_virtio::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_virtio::{EVENT_IDX, RING_PACKED};
-use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::export::Shared;
 use crate::protocol::{
     Connection, F_PROTOCOL_FEATURES, InflightAt, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
 };
-use crate::worker::{Signals, Worker};
+use crate::worker::{VringFds, Worker};
 
 const PROTOCOL_FEATURES: u64 = feature::MQ
     | feature::REPLY_ACK
@@ -45,7 +45,7 @@ struct Vring {
     /// Where it goes on, if it was told or has run.
     base: Option<u32>,
     /// The descriptors, while the queue does not run; a running queue has them.
-    signals: Signals,
+    fds: VringFds,
     /// A kick descriptor has arrived, which is what starts a ring.
     started: bool,
     enabled: bool,
@@ -132,8 +132,8 @@ impl<'a> Session<'a> {
             Request::SetVringAddr(index, at) => self.set_addresses(index, at)?,
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
-            Request::SetVringCall(index, fd) => self.set_signal(index, fd, Signals::set_call)?,
-            Request::SetVringErr(index, fd) => self.set_signal(index, fd, |signals, fd| signals.err = fd)?,
+            Request::SetVringCall(index, fd) => self.set_fd(index, fd, VringFds::set_call)?,
+            Request::SetVringErr(index, fd) => self.set_fd(index, fd, |fds, fd| fds.err = fd)?,
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.enabled = enabled;
                 self.settle(index as usize)?;
@@ -231,7 +231,7 @@ impl<'a> Session<'a> {
         self.stop_queue(index as usize);
         let vring = self.vring(index)?;
         vring.started = false;
-        vring.signals = Signals::default();
+        vring.fds = VringFds::default();
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -241,23 +241,23 @@ impl<'a> Session<'a> {
         // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
         self.stop_queue(index as usize);
         let vring = self.vring(index)?;
-        vring.signals.kick = fd;
+        vring.fds.kick = fd;
         vring.started = true;
         self.settle(index as usize)
     }
 
-    fn set_signal(
+    fn set_fd(
         &mut self,
         index: u32,
         fd: Option<OwnedFd>,
-        set: impl FnOnce(&mut Signals, Option<OwnedFd>) + Send + 'static,
+        set: impl FnOnce(&mut VringFds, Option<OwnedFd>) + Send + 'static,
     ) -> Result<(), ProtocolError> {
         let fd = fd.map(as_eventfd).transpose()?;
         let vring = self.vring(index)?;
         if vring.running {
-            self.shared.change(index as usize, move |worker| set(worker.signals(), fd));
+            self.shared.change(index as usize, move |worker| set(worker.fds(), fd));
         } else {
-            set(&mut vring.signals, fd);
+            set(&mut vring.fds, fd);
         }
         Ok(())
     }
@@ -365,8 +365,8 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
-        let signals = std::mem::take(&mut self.vrings[index].signals);
-        match self.shared.run(index, queue, signals) {
+        let fds = std::mem::take(&mut self.vrings[index].fds);
+        match self.shared.run(index, queue, fds) {
             Ok(()) => self.vrings[index].running = true,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         }
@@ -388,9 +388,9 @@ impl<'a> Session<'a> {
         for (index, leaving) in draining {
             let worker = leaving.wait().map(Worker::into_parts);
             self.shared.has_stopped();
-            let Some((config, signals)) = worker else { continue };
+            let Some((config, fds)) = worker else { continue };
             self.vrings[index].base = Some(config.base);
-            self.vrings[index].signals = signals;
+            self.vrings[index].fds = fds;
             self.vrings[index].at_rest = true;
         }
     }
@@ -472,13 +472,11 @@ fn with(memory: &GuestMemory, at: RegionAt, fd: OwnedFd) -> Result<GuestMemory, 
     memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
 }
 
-/// Takes a descriptor for signals in. An I/O thread writes to it, so it must be one that a write does not block on.
+/// Takes an eventfd in. An I/O thread watches or signals it, and knows of no other file that it never sleeps in.
 fn as_eventfd(fd: OwnedFd) -> Result<OwnedFd, ProtocolError> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     if link.as_os_str() != "anon_inode:[eventfd]" {
         return invalid(format!("'{}' to signal with; it must be an eventfd", link.display()));
     }
-    let flags = fcntl_getfl(fd.as_fd())?;
-    fcntl_setfl(fd.as_fd(), flags | OFlags::NONBLOCK)?;
     Ok(fd)
 }

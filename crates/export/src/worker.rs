@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
-use egret_event_loop::{Nanos, Source, SourceId, Turn};
+use egret_event_loop::{Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::ring::{Chain, Queue, QueueConfig};
 use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
 use rustix::io::Errno;
@@ -18,23 +18,26 @@ use crate::stats::QueueCounters;
 /// Bits of a token that name the request within its queue; the bits above name the worker.
 const HEAD_BITS: u32 = 16;
 
-/// The descriptors by which a queue's two sides call each other.
+/// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
 #[derive(Default)]
-pub(crate) struct Signals {
-    /// The guest made requests available. Without one the queue is polled for ever.
+pub(crate) struct VringFds {
+    /// The guest made requests available. Without one the queue is looked at by itself.
     pub kick: Option<OwnedFd>,
-    /// Requests were used.
-    pub call: Option<OwnedFd>,
+    call: Option<OwnedFd>,
     /// The queue broke.
     pub err: Option<OwnedFd>,
+    /// The driver is to be called at the end of the next turn, whatever it asked for.
+    owes_call: bool,
+    /// The queue broke, and `err` was not signalled yet.
+    owes_err: bool,
 }
 
-impl Signals {
-    /// Calls the driver here from now on. At once for the first time: of what was used before, it may have been told
-    /// where nobody listened, or by a daemon that died before it did.
+impl VringFds {
+    /// Calls the driver here from now on, with used buffers. Soon for the first time: of what was used before, it may have
+    /// been told where nobody listened, or by a daemon that died before it did.
     pub(crate) fn set_call(&mut self, fd: Option<OwnedFd>) {
-        signal(fd.as_ref());
         self.call = fd;
+        self.owes_call = true;
     }
 }
 
@@ -64,7 +67,7 @@ pub struct Worker {
     progress: Option<Arc<Progress>>,
     disks: Disks,
     token_base: u64,
-    signals: Signals,
+    fds: VringFds,
     chain: Chain,
     /// When each chain in flight was taken in, by its head.
     begun: Vec<Nanos>,
@@ -122,7 +125,7 @@ impl Worker {
         queue: Queue,
         model: Box<dyn Model>,
         disks: Disks,
-        signals: Signals,
+        fds: VringFds,
         counters: Arc<QueueCounters>,
     ) -> Self {
         let begun = vec![Nanos::ZERO; queue.size().into()];
@@ -134,7 +137,7 @@ impl Worker {
             model,
             disks,
             token_base: 0,
-            signals,
+            fds,
             chain: Chain::default(),
             begun,
             follow_ups: Vec::new(),
@@ -172,18 +175,21 @@ impl Worker {
     }
 
     /// Stops a drained queue: what it was configured as and where it stands, and the descriptors it was given.
-    pub(crate) fn into_parts(self) -> (QueueConfig, Signals) {
-        (self.queue.stop(), self.signals)
+    pub(crate) fn into_parts(self) -> (QueueConfig, VringFds) {
+        (self.queue.stop(), self.fds)
     }
 
-    pub(crate) const fn signals(&mut self) -> &mut Signals {
-        &mut self.signals
+    pub(crate) const fn fds(&mut self) -> &mut VringFds {
+        &mut self.fds
     }
 
     /// Ends a chain: counts it, and hands it to the driver.
     fn end(&mut self, ended: &Ended, latency: Nanos) {
         self.counters.count(ended, latency);
-        if self.phase != Phase::Broken {
+        if self.phase == Phase::Broken {
+            // Its driver is told nothing more. The queue lets go of the chain, and with the last one of the memory.
+            self.queue.abandon(ended.head);
+        } else {
             self.queue.add_used(ended.head, ended.written);
             self.news = true;
         }
@@ -254,15 +260,14 @@ impl Worker {
         self.phase = Phase::Broken;
         self.counters.broken.add(1);
         tracing::warn!("{}: the guest broke the queue, which is stopped: {why}", self.name);
-        signal(self.signals.err.as_ref());
+        self.fds.owes_err = true;
     }
 }
 
-/// Wakes whoever waits for `fd`, which was made non-blocking when the peer gave it.
-fn signal(fd: Option<&OwnedFd>) {
+/// Has whoever waits for `fd` woken.
+fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
     if let Some(fd) = fd {
-        // It fails only when the counter is full, and then a wake-up is on its way.
-        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        signals.push(fd.as_fd());
     }
 }
 
@@ -341,17 +346,21 @@ impl Source for Worker {
         self.has_more()
     }
 
-    fn notify(&mut self) {
+    fn notify(&mut self, signals: &mut Signals) {
         let has_news = std::mem::take(&mut self.news);
         let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.in_flight.into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));
         if let Some(progress) = &self.progress {
             progress.show();
         }
-        if wants_call {
-            self.counters.calls.add(1);
-            signal(self.signals.call.as_ref());
+        if wants_call || owes_call {
+            self.counters.calls.add(u64::from(wants_call));
+            signal(signals, self.fds.call.as_ref());
+        }
+        if std::mem::take(&mut self.fds.owes_err) {
+            signal(signals, self.fds.err.as_ref());
         }
     }
 
@@ -364,7 +373,7 @@ impl Source for Worker {
         if !self.is_wanted() {
             return true;
         }
-        match (self.phase, &self.signals.kick) {
+        match (self.phase, &self.fds.kick) {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
             // Nobody will tell: look for ever, as the peer asked for.
             (Phase::Running, None) => false,
@@ -391,6 +400,6 @@ impl Source for Worker {
     }
 
     fn descriptor(&self) -> Option<RawFd> {
-        self.signals.kick.as_ref().map(AsRawFd::as_raw_fd)
+        self.fds.kick.as_ref().map(AsRawFd::as_raw_fd)
     }
 }

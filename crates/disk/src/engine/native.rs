@@ -1,18 +1,17 @@
 //! Linux AIO: the engine of `aio=native`.
 //!
-//! Completions are read from the kernel's ring in user space, so that looking for them costs a few loads; the kernel
-//! also counts each on an eventfd, which the loop watches and nobody reads.
+//! The kernel counts each completion on an eventfd, which the loop watches and nobody reads; what completed is read from
+//! the context's ring.
 //!
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
 //! only, and why the time inside it is measured.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use egret_event_loop::aio::{self, Context, Iocb};
 use egret_event_loop::{Nanos, clock};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -27,137 +26,6 @@ use crate::stats::EngineCounters;
 
 /// Requests in the kernel at a time; more wait here.
 pub(crate) const DEPTH: u32 = 1024;
-
-// From linux/aio_abi.h.
-const IOCB_CMD_FDSYNC: u16 = 3;
-const IOCB_CMD_PREADV: u16 = 7;
-const IOCB_CMD_PWRITEV: u16 = 8;
-const IOCB_FLAG_RESFD: u32 = 1;
-const RING_MAGIC: u32 = 0xa10a_10a1;
-
-/// `struct iocb`.
-#[derive(Clone, Copy, Default)]
-#[repr(C)]
-struct Iocb {
-    data: u64,
-    #[cfg(target_endian = "little")]
-    key: u32,
-    rw_flags: i32,
-    #[cfg(target_endian = "big")]
-    key: u32,
-    opcode: u16,
-    reqprio: i16,
-    fd: u32,
-    buf: u64,
-    nbytes: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    resfd: u32,
-}
-
-/// `struct io_event`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct IoEvent {
-    data: u64,
-    obj: u64,
-    res: i64,
-    res2: i64,
-}
-
-/// `struct aio_ring`, which the kernel maps where the context's handle points; the events follow it.
-#[repr(C)]
-struct RingHeader {
-    id: u32,
-    nr: u32,
-    head: AtomicU32,
-    tail: AtomicU32,
-    magic: u32,
-    compat_features: u32,
-    incompat_features: u32,
-    header_length: u32,
-}
-
-/// An AIO context and its completion ring.
-struct Context {
-    ring: *const RingHeader,
-    /// Events that the ring holds.
-    size: u32,
-}
-
-impl Context {
-    fn new(requests: u32) -> Result<Self, EngineError> {
-        let mut handle: libc::c_ulong = 0;
-        // SAFETY: the second argument is where the call puts the handle, zero before as it must be.
-        let result = unsafe { libc::syscall(libc::SYS_io_setup, requests, &raw mut handle) };
-        if result < 0 {
-            let e = io::Error::last_os_error();
-            return Err(match e.raw_os_error() {
-                Some(libc::EAGAIN) => EngineError::AioMaxNr { requests },
-                _ => EngineError::Native(e),
-            });
-        }
-        let ring = handle as *const RingHeader;
-        let mut context = Self { ring, size: 0 };
-        let header = context.header();
-        let known = header.magic == RING_MAGIC
-            && header.incompat_features == 0
-            && header.header_length as usize == size_of::<RingHeader>();
-        if !known {
-            return Err(EngineError::AioRing);
-        }
-        context.size = header.nr;
-        Ok(context)
-    }
-
-    fn header(&self) -> &RingHeader {
-        // SAFETY: the kernel mapped the ring at the handle's address, readable and writable, until `io_destroy`. What
-        // changes in it is read through atomics.
-        unsafe { &*self.ring }
-    }
-
-    fn handle(&self) -> libc::c_ulong {
-        self.ring as libc::c_ulong
-    }
-
-    fn is_empty(&self) -> bool {
-        let header = self.header();
-        header.head.load(Ordering::Relaxed) == header.tail.load(Ordering::Relaxed)
-    }
-
-    /// Takes the oldest completion. Only this thread moves the head; the kernel moves the tail after it has written
-    /// what it points past.
-    fn next(&mut self) -> Option<IoEvent> {
-        let header = self.header();
-        let head = header.head.load(Ordering::Relaxed);
-        if head == header.tail.load(Ordering::Acquire) || head >= self.size {
-            return None;
-        }
-        // SAFETY: the ring has `size` events behind its header, and `head` is one that the kernel has written.
-        let event = unsafe { self.ring.add(1).cast::<IoEvent>().add(head as usize).read() };
-        header.head.store(if head + 1 == self.size { 0 } else { head + 1 }, Ordering::Release);
-        Some(event)
-    }
-
-    /// Gives requests to the kernel and returns how many it took, or why it took none.
-    fn submit(&self, iocbs: &mut [*mut Iocb]) -> Result<usize, Errno> {
-        // SAFETY: each pointer is to an iocb that lives through the call, whose buffers are promised to stay mapped
-        // until it completes.
-        let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.handle(), iocbs.len(), iocbs.as_mut_ptr()) };
-        if taken >= 0 {
-            return Ok(taken as usize);
-        }
-        Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: the handle is one of `io_setup`'s; the call waits until the kernel is done with every request.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.handle()) };
-    }
-}
 
 /// See the module's description.
 pub(crate) struct Native {
@@ -208,20 +76,16 @@ impl Native {
     }
 
     fn iocb(&mut self, place: u32) -> Iocb {
-        let mut iocb = Iocb {
-            data: u64::from(place),
-            flags: IOCB_FLAG_RESFD,
-            resfd: self.event.as_raw_fd() as u32,
-            ..Iocb::default()
-        };
+        let mut iocb =
+            Iocb { data: u64::from(place), flags: aio::RESFD, resfd: self.event.as_raw_fd() as u32, ..Iocb::default() };
         let Some(transfer) = self.flying.get_mut(place) else { return iocb };
         iocb.fd = self.disks[transfer.slot() as usize].0 as u32;
         iocb.opcode = match transfer.op() {
-            Op::Read => IOCB_CMD_PREADV,
-            Op::Write { .. } => IOCB_CMD_PWRITEV,
-            _ => IOCB_CMD_FDSYNC,
+            Op::Read => aio::PREADV,
+            Op::Write { .. } => aio::PWRITEV,
+            _ => aio::FDSYNC,
         };
-        if iocb.opcode != IOCB_CMD_FDSYNC {
+        if iocb.opcode != aio::FDSYNC {
             let buffers = transfer.buffers();
             iocb.buf = buffers.as_ptr() as u64;
             iocb.nbytes = buffers.len() as u64;
@@ -247,7 +111,9 @@ impl Native {
             *pointer = iocb;
         }
         let begun = clock::now();
-        let taken = self.context.submit(&mut self.pointers[..count]);
+        // SAFETY: the iocbs are this engine's and live through the call; the requests' memory stays mapped until they
+        // complete, as `IoVec::new` was promised, and their lists of buffers are owned by transfers in the table.
+        let taken = unsafe { self.context.submit(&mut self.pointers[..count]) };
         self.counters.took(clock::now() - begun);
         self.counters.submission(taken.unwrap_or(0) as u64);
         match taken {

@@ -8,7 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, RingError};
-use egret_event_loop::{Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Source, SourceId, Turn, spawn};
+use egret_event_loop::{
+    Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
+};
 use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -140,7 +142,7 @@ impl Source for Bell {
         self.unfinished -= u64::from(more);
         more
     }
-    fn notify(&mut self) {
+    fn notify(&mut self, _signals: &mut Signals) {
         let _ = self.heard.send(Heard::Notified);
     }
     fn suppress(&mut self) {

@@ -1,0 +1,158 @@
+//! Signals to event descriptors that peers own, without ever sleeping in one.
+//!
+//! A `write` to an eventfd sleeps while its counter is full, unless O_NONBLOCK is set. That flag belongs to the open file
+//! description, which the peer shares: it can clear the flag and fill the counter at any moment, also between a check and
+//! the `write` behind it. So nobody writes here. A request that completes at once (a read of no bytes) goes to the kernel
+//! with the descriptor as the one that its completion is counted on (`IOCB_FLAG_RESFD`, io_submit(2)): the kernel's
+//! `eventfd_signal` adds to the counter if there is room, wakes who waits, and returns in either case.
+//!
+//! One `io_submit` signals all descriptors of a turn. Alone it takes some 150 ns longer than a `write`, and in a batch of
+//! eight 80 ns longer for each (2 x AMD EPYC, Linux 6.18, November 2026, a loop of a million calls of either kind).
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr;
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+
+use crate::aio::{self, AioError, Context, Iocb};
+
+/// Descriptors that one system call signals.
+const BATCH: usize = 64;
+/// How often a signal is tried that the kernel has no memory for.
+const TRIES: u32 = 16;
+
+/// Signals event descriptors, those of a turn together.
+///
+/// Nothing is allocated after it was made.
+pub struct Signals {
+    context: Context,
+    /// What is read from: nothing is in it.
+    empty: OwnedFd,
+    iocbs: Box<[Iocb; BATCH]>,
+    pending: usize,
+}
+
+impl Signals {
+    /// Needs an AIO context of the kernel's.
+    ///
+    /// # Errors
+    ///
+    /// No context or descriptor left; the message says what to raise.
+    pub fn new() -> io::Result<Self> {
+        let context = Context::new(BATCH as u32).map_err(|e| match e {
+            AioError::Other(source) => {
+                io::Error::new(source.kind(), format!("no AIO context to signal guests with: {source}"))
+            }
+            other => io::Error::other(other),
+        })?;
+        let empty = rustix::fs::memfd_create("egret-signals", MemfdFlags::CLOEXEC)?;
+        Ok(Self { context, empty, iocbs: Box::new([Iocb::default(); BATCH]), pending: 0 })
+    }
+
+    /// Has `fd` signalled at the next [`submit`](Self::submit), which must come before `fd` is closed: in the same turn's
+    /// notify phase. What is no eventfd is passed over.
+    #[inline]
+    pub fn push(&mut self, fd: BorrowedFd<'_>) {
+        if self.pending == BATCH {
+            self.submit();
+        }
+        self.iocbs[self.pending] = Iocb {
+            opcode: aio::PREAD,
+            fd: self.empty.as_raw_fd() as u32,
+            flags: aio::RESFD,
+            resfd: fd.as_raw_fd() as u32,
+            ..Iocb::default()
+        };
+        self.pending += 1;
+    }
+
+    /// Signals what was pushed: one system call, or none if nothing was.
+    #[inline]
+    pub fn submit(&mut self) {
+        if self.pending > 0 {
+            self.submit_pending();
+        }
+    }
+
+    fn submit_pending(&mut self) {
+        let mut pointers = [ptr::null_mut(); BATCH];
+        for (pointer, iocb) in pointers.iter_mut().zip(&mut self.iocbs[..self.pending]) {
+            *pointer = ptr::from_mut(iocb);
+        }
+        let mut left = &mut pointers[..self.pending];
+        let mut tries = 0;
+        while !left.is_empty() {
+            // The requests have completed when the call returns; that they have interests nobody.
+            while self.context.next().is_some() {}
+            // SAFETY: the iocbs are this object's and live through the call; a read of no bytes touches no memory.
+            let taken = match unsafe { self.context.submit(left) } {
+                Ok(taken) => taken,
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) if tries < TRIES => 0,
+                // The first is no eventfd, or closed: its owner's loss.
+                Err(_) => 1,
+            };
+            tries = if taken == 0 { tries + 1 } else { 0 };
+            left = &mut left[taken..];
+        }
+        self.pending = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::io::{read, write};
+
+    use super::*;
+
+    fn count(fd: &OwnedFd) -> u64 {
+        let mut value = [0; 8];
+        read(fd, &mut value).map_or(0, |_| u64::from_ne_bytes(value))
+    }
+
+    #[test]
+    fn each_descriptor_that_was_pushed_is_signalled_once() {
+        let mut signals = Signals::new().unwrap();
+        let fds: Vec<_> = (0..3 * BATCH + 1).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
+        for _ in 0..100 {
+            fds.iter().for_each(|fd| signals.push(fd.as_fd()));
+            signals.submit();
+            assert!(fds.iter().all(|fd| count(fd) == 1));
+        }
+        signals.submit();
+        assert!(fds.iter().all(|fd| count(fd) == 0));
+    }
+
+    #[test]
+    fn a_full_counter_that_would_have_a_write_sleep_does_not_hold_up_the_others() {
+        let mut signals = Signals::new().unwrap();
+        // Without O_NONBLOCK, and full: a write would never return.
+        let full = eventfd(0, EventfdFlags::empty()).unwrap();
+        write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let other = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        for _ in 0..3 {
+            for fd in [&full, &other, &full] {
+                signals.push(fd.as_fd());
+            }
+            signals.submit();
+            assert_eq!(count(&other), 1);
+        }
+        assert_eq!(count(&full), u64::MAX);
+    }
+
+    #[test]
+    fn what_is_no_eventfd_is_passed_over() {
+        let mut signals = Signals::new().unwrap();
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let other = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        for fd in [&writer, &other, &reader, &other] {
+            signals.push(fd.as_fd());
+        }
+        signals.submit();
+        assert_eq!(count(&other), 2);
+    }
+}
