@@ -15,11 +15,13 @@ use egret_virtio::ring::Queue;
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::budget::ClientBudget;
 use crate::listener::{Address, ListenError, Listener};
+use crate::peer_log::PeerLog;
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
 use crate::stats::{QueueCounters, QueueStats};
-use crate::worker::{Disks, VringFds, Worker};
+use crate::worker::{About, Disks, Kickless, VringFds, Worker};
 
 /// How an export is to be.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub struct ExportConfig {
     pub address: Address,
     /// What the guest sees.
     pub device: BlkConfig,
+    /// What becomes of queues that their client asks to be polled.
+    pub kickless: Kickless,
 }
 
 /// Why an export could not be made.
@@ -88,6 +92,9 @@ impl Kind {
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
     pub(crate) id: String,
+    /// What is written about clients and guests.
+    log: Arc<PeerLog>,
+    kickless: Kickless,
     device: Arc<dyn Device>,
     /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
     /// other, only while nobody moves it.
@@ -147,15 +154,16 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, device } = config;
+        let ExportConfig { id, address, device, kickless } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, address, Kind::Blk(blk), vec![Some(disk)], loops)
+        Self::listen(id, address, Kind::Blk(blk), kickless, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         id: String,
         address: Address,
         kind: Kind,
+        kickless: Kickless,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
@@ -175,6 +183,8 @@ impl Export {
         };
         let shared = Arc::new(Shared {
             id: id.clone(),
+            log: Arc::new(PeerLog::new(&id)),
+            kickless,
             device,
             counters,
             queues: Mutex::new(queues),
@@ -232,19 +242,20 @@ impl Drop for Export {
 
 /// The export's thread: one client after the other.
 fn serve(shared: &Shared, mut listener: Listener, stop: &OwnedFd) {
-    let id = &shared.id;
+    let mut budget = ClientBudget::new();
+    let log = &shared.log;
     loop {
         match listener.accept(stop.as_fd()) {
             Ok(Some(client)) => {
-                tracing::info!("export '{id}': a client connected");
-                match Session::new(shared, Connection::new(client, stop.as_fd())).run() {
-                    Ok(()) => tracing::info!("export '{id}': the client left"),
-                    Err(e) => tracing::warn!("export '{id}': the client's session is ended: {e}"),
+                log.info(format_args!("a client connected"));
+                match Session::new(shared, Connection::new(client, stop.as_fd()), &mut budget).run() {
+                    Ok(()) => log.info(format_args!("the client left")),
+                    Err(e) => log.warn(format_args!("the client's session is ended: {e}")),
                 }
             }
             Ok(None) => return,
             Err(e) => {
-                tracing::error!("export '{id}': cannot accept clients: {e}");
+                log.warn(format_args!("cannot accept clients: {e}"));
                 // Out of descriptors, say: others may give some back.
                 if !pause(stop) {
                     return;
@@ -278,12 +289,12 @@ impl Shared {
 
     /// Makes a worker of a queue, and gives it to its loop.
     pub(crate) fn run(&self, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
-        let name = format!("export '{}': queue {index}", self.id);
         let model = Arc::clone(&self.device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
-        let worker = Worker::new(name, queue, model, Disks::new(disks), fds, counters);
+        let about = About { log: Arc::clone(&self.log), index, kickless: self.kickless };
+        let worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
     }

@@ -14,17 +14,21 @@
 //! The session speaks for itself and not through `vhost`'s request handler, because that one has no way to announce a
 //! changed configuration, and waits for the rest of half a message with no way to be stopped.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod budget;
 mod exchange;
 mod export;
 mod latency;
 mod listener;
 mod luns;
 mod moves;
+mod peer_fd;
+mod peer_log;
 mod protocol;
 mod session;
 mod stats;
+mod sys;
 mod worker;
 
 pub use exchange::{Exchange, exchange};
@@ -34,4 +38,4 @@ pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 pub use moves::Pause;
 pub use stats::{OpStats, QueueCounters, QueueStats};
-pub use worker::Worker;
+pub use worker::{Kickless, Worker};

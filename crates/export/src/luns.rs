@@ -13,7 +13,7 @@ use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{Export, ExportError, Kind, Place, lock};
 use crate::listener::Address;
-use crate::worker::Worker;
+use crate::worker::{Kickless, Worker};
 
 pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
 
@@ -31,6 +31,8 @@ pub struct ScsiExportConfig {
     pub device: ScsiConfig,
     /// The logical units that it begins with, which other exports of the same disk may have, too.
     pub luns: Vec<(LunAddress, Arc<LogicalUnit>, Arc<Disk>)>,
+    /// What becomes of queues that their client asks to be polled.
+    pub kickless: Kickless,
 }
 
 impl Export {
@@ -44,7 +46,7 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, device, luns } = config;
+        let ScsiExportConfig { id, address, device, luns, kickless } = config;
         let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
@@ -54,7 +56,7 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, address, Kind::Scsi(scsi), disks, loops)
+        Self::listen(id, address, Kind::Scsi(scsi), kickless, disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.

@@ -6,15 +6,18 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
+
+use crate::peer_fd::PeerFd;
 
 /// Protocol feature bits.
 pub(crate) mod feature {
@@ -36,6 +39,9 @@ pub(crate) const MAX_REGIONS_IN_TABLE: usize = 8;
 const MAX_BODY: usize = 4096;
 const MAX_CONFIG: u32 = 256;
 
+/// How long a message may take to arrive, once it has begun to.
+const MESSAGE_TIME: Duration = Duration::from_secs(5);
+
 const VERSION: u32 = 1;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
@@ -50,6 +56,8 @@ pub(crate) enum ProtocolError {
     Invalid(String),
     #[error("hung up in the middle of a message")]
     HungUp,
+    #[error("paused for {} s in the middle of a message", MESSAGE_TIME.as_secs())]
+    Late,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -121,19 +129,19 @@ pub(crate) enum Request {
     SetOwner,
     ResetOwner,
     ResetDevice,
-    SetMemTable(Vec<(RegionAt, OwnedFd)>),
+    SetMemTable(Vec<(RegionAt, PeerFd)>),
     SetVringNum(u32, u32),
     SetVringAddr(u32, RingAt),
     SetVringBase(u32, u32),
     GetVringBase(u32),
-    SetVringKick(u32, Option<OwnedFd>),
-    SetVringCall(u32, Option<OwnedFd>),
-    SetVringErr(u32, Option<OwnedFd>),
+    SetVringKick(u32, Option<PeerFd>),
+    SetVringCall(u32, Option<PeerFd>),
+    SetVringErr(u32, Option<PeerFd>),
     GetProtocolFeatures,
     SetProtocolFeatures(u64),
     GetQueueNum,
     SetVringEnable(u32, bool),
-    SetBackendReqFd(OwnedFd),
+    SetBackendReqFd(PeerFd),
     GetConfig {
         offset: u32,
         size: u32,
@@ -145,10 +153,20 @@ pub(crate) enum Request {
     },
     /// Only what it is for, and how long its answer is to be.
     GetInflight(InflightAt, usize),
-    SetInflight(InflightAt, OwnedFd),
+    SetInflight(InflightAt, PeerFd),
     GetMaxMemSlots,
-    AddMemReg(RegionAt, OwnedFd),
+    AddMemReg(RegionAt, PeerFd),
     RemMemReg(RegionAt),
+}
+
+impl Request {
+    /// What it takes of what a client [may order](crate::budget::Pace): much where memory is mapped or made.
+    pub(crate) const fn cost(&self) -> u32 {
+        match self {
+            Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) | Self::GetInflight(..) => 16,
+            _ => 1,
+        }
+    }
 }
 
 /// What the answer to a request needs to know of it.
@@ -175,7 +193,8 @@ impl<'a> Connection<'a> {
     pub(crate) fn receive(&self) -> Result<Option<(Request, Message)>, ProtocolError> {
         let mut fds = Vec::new();
         let mut header = [0; 12];
-        match self.fill(&mut header, &mut fds)? {
+        let mut begun = None;
+        match self.fill(&mut header, &mut fds, &mut begun)? {
             0 => return Ok(None),
             12 => {}
             _ => return Err(ProtocolError::HungUp),
@@ -188,15 +207,21 @@ impl<'a> Connection<'a> {
             return invalid(format!("a message of {size} bytes; at most {MAX_BODY} were expected"));
         }
         let mut body = vec![0; size as usize];
-        if self.fill(&mut body, &mut fds)? != body.len() {
+        if self.fill(&mut body, &mut fds, &mut begun)? != body.len() {
             return Err(ProtocolError::HungUp);
         }
         let request = parse(number, &body, fds)?;
         Ok(Some((request, Message { number, wants_ack: flags & FLAG_NEED_REPLY != 0 })))
     }
 
-    /// Reads until `buffer` is full; returns how much there was before the peer left or it was time to stop.
-    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<usize, ProtocolError> {
+    /// Reads until `buffer` is full; returns how much there was before the peer left or it was time to stop. `begun` is
+    /// when the message's first bytes came.
+    fn fill(
+        &self,
+        buffer: &mut [u8],
+        fds: &mut Vec<PeerFd>,
+        begun: &mut Option<Instant>,
+    ) -> Result<usize, ProtocolError> {
         let mut have = 0;
         while have < buffer.len() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_IN_TABLE))];
@@ -207,7 +232,7 @@ impl<'a> Connection<'a> {
                 Ok(message) => {
                     for part in control.drain() {
                         if let RecvAncillaryMessage::ScmRights(received) = part {
-                            fds.extend(received);
+                            fds.extend(received.map(PeerFd::new));
                         }
                     }
                     if fds.len() > MAX_REGIONS_IN_TABLE {
@@ -217,18 +242,37 @@ impl<'a> Connection<'a> {
                         break;
                     }
                     have += message.bytes;
+                    begun.get_or_insert_with(Instant::now);
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => break,
                 Err(Errno::AGAIN) => {
-                    if !wait_readable(self.stream.as_fd(), self.stop)? {
-                        break;
+                    let time = begun.map(|begun| MESSAGE_TIME.saturating_sub(begun.elapsed()));
+                    match wait(self.stream.as_fd(), self.stop, time)? {
+                        Waited::Readable => {}
+                        Waited::Stop => break,
+                        Waited::TimeOver => return Err(ProtocolError::Late),
                     }
                 }
                 Err(e) => return Err(e.into()),
             }
         }
         Ok(have)
+    }
+
+    /// Lets so much time go by, or less if it is time to stop.
+    pub(crate) fn pause(&self, time: Duration) -> io::Result<()> {
+        wait(self.stop, self.stop, Some(time)).map(|_| ())
+    }
+
+    /// The peer's socket.
+    pub(crate) const fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Likewise, for good.
+    pub(crate) fn into_stream(self) -> UnixStream {
+        self.stream
     }
 
     /// Answers `to`.
@@ -269,12 +313,28 @@ fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8], fds: 
     if sent < bytes.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
 
+/// What a wait ended with.
+enum Waited {
+    Readable,
+    Stop,
+    TimeOver,
+}
+
 /// Waits for input; false when it is time to stop.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(matches!(wait(fd, stop, None)?, Waited::Readable))
+}
+
+fn wait(fd: BorrowedFd<'_>, stop: BorrowedFd<'_>, time: Option<Duration>) -> io::Result<Waited> {
+    let end = time.map(|time| Instant::now() + time);
     let mut both = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
     loop {
-        match poll(&mut both, None) {
-            Ok(_) => return Ok(both[1].revents().is_empty()),
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+        match poll(&mut both, left.as_ref()) {
+            Ok(0) => return Ok(Waited::TimeOver),
+            Ok(_) if both[1].revents().is_empty() => return Ok(Waited::Readable),
+            Ok(_) => return Ok(Waited::Stop),
             Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -297,14 +357,14 @@ fn region(bytes: &[u8]) -> RegionAt {
 }
 
 /// Makes a request of a message's parts. Descriptors that it has no use for are closed.
-fn parse(number: u32, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request, ProtocolError> {
+fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, ProtocolError> {
     let sized = |name: &str, size: usize| match body.len() {
         len if len == size => Ok(()),
         len => invalid(format!("{name} with a body of {len} bytes instead of {size}")),
     };
     let long = |name| sized(name, 8).map(|()| longs::<1>(body)[0]);
     let state = |name| sized(name, 8).map(|()| words::<2>(body));
-    let ring_fd = |name, fds: &mut Vec<OwnedFd>| {
+    let ring_fd = |name, fds: &mut Vec<PeerFd>| {
         let value = long(name)?;
         match (value & NO_FD == 0, fds.pop(), fds.is_empty()) {
             (true, Some(fd), true) => Ok((value as u32 & 0xff, Some(fd))),
@@ -359,7 +419,7 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request, Pro
     }
 }
 
-fn mem_table(body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<(RegionAt, OwnedFd)>, ProtocolError> {
+fn mem_table(body: &[u8], fds: Vec<PeerFd>) -> Result<Vec<(RegionAt, PeerFd)>, ProtocolError> {
     let [count] = words(body);
     if count as usize > MAX_REGIONS_IN_TABLE {
         return invalid(format!("SET_MEM_TABLE with {count} regions; at most {MAX_REGIONS_IN_TABLE} fit one table"));

@@ -4,9 +4,10 @@
 //! dawdles, or a disk that takes its time to drain, holds up nobody else.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use egret_event_loop::Leaving;
 use egret_virtio::memory::{GuestMemory, Region};
@@ -14,7 +15,9 @@ use egret_virtio::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Rec
 use egret_virtio::{EVENT_IDX, RING_PACKED};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use crate::budget::ClientBudget;
 use crate::export::Shared;
+use crate::peer_fd::PeerFd;
 use crate::protocol::{
     Connection, F_PROTOCOL_FEATURES, InflightAt, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
 };
@@ -58,6 +61,7 @@ struct Vring {
 pub(crate) struct Session<'a> {
     shared: &'a Shared,
     connection: Connection<'a>,
+    budget: &'a mut ClientBudget,
     memory: Arc<GuestMemory>,
     vrings: Vec<Vring>,
     /// The client's record of what is in flight.
@@ -67,10 +71,10 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>) -> Self {
+    pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>, budget: &'a mut ClientBudget) -> Self {
         let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::empty());
-        Self { shared, connection, memory, vrings, inflight: None, features: 0, protocol_features: 0 }
+        Self { shared, connection, budget, memory, vrings, inflight: None, features: 0, protocol_features: 0 }
     }
 
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
@@ -80,11 +84,16 @@ impl<'a> Session<'a> {
         self.reset();
         self.shared.set_draining(false);
         self.shared.set_channel(None);
+        self.budget.records.leave(self.connection.into_stream());
         ended
     }
 
     fn converse(&mut self) -> Result<(), ProtocolError> {
         while let Some((request, message)) = self.connection.receive()? {
+            let pause = self.budget.pace.take(request.cost(), Instant::now());
+            if !pause.is_zero() {
+                self.connection.pause(pause)?;
+            }
             let acknowledges = message.wants_ack && self.protocol_features & feature::REPLY_ACK != 0;
             match self.answer(request, &message) {
                 Ok(Answered::Replied) => {}
@@ -117,6 +126,7 @@ impl<'a> Session<'a> {
             }
             Request::GetInflight(of, len) => {
                 let (at, file) = self.make_inflight(of)?;
+                self.budget.records.send(self.connection.stream())?;
                 let replied = self.connection.reply_with(message, &at.to_bytes(len), &[file.as_fd()]);
                 return replied.map(|()| Answered::Replied);
             }
@@ -138,7 +148,7 @@ impl<'a> Session<'a> {
                 self.vring(index)?.enabled = enabled;
                 self.settle(index as usize)?;
             }
-            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd))),
+            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd.into_socket()?))),
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
         }
         Ok(Answered::Done)
@@ -235,9 +245,9 @@ impl<'a> Session<'a> {
         Ok(self.base(&self.vrings[index as usize]))
     }
 
-    fn set_kick(&mut self, index: u32, fd: Option<OwnedFd>) -> Result<(), ProtocolError> {
+    fn set_kick(&mut self, index: u32, fd: Option<PeerFd>) -> Result<(), ProtocolError> {
         self.vring(index)?;
-        let fd = fd.map(as_eventfd).transpose()?;
+        let fd = fd.map(PeerFd::into_eventfd).transpose()?;
         // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
         self.stop_queue(index as usize);
         let vring = self.vring(index)?;
@@ -249,10 +259,10 @@ impl<'a> Session<'a> {
     fn set_fd(
         &mut self,
         index: u32,
-        fd: Option<OwnedFd>,
+        fd: Option<PeerFd>,
         set: impl FnOnce(&mut VringFds, Option<OwnedFd>) + Send + 'static,
     ) -> Result<(), ProtocolError> {
-        let fd = fd.map(as_eventfd).transpose()?;
+        let fd = fd.map(PeerFd::into_eventfd).transpose()?;
         let vring = self.vring(index)?;
         if vring.running {
             self.shared.change(index as usize, move |worker| set(worker.fds(), fd));
@@ -273,12 +283,12 @@ impl<'a> Session<'a> {
         Ok((InflightAt { size, offset: 0, ..of }, file))
     }
 
-    fn set_inflight(&mut self, at: InflightAt, fd: OwnedFd) -> Result<(), ProtocolError> {
+    fn set_inflight(&mut self, at: InflightAt, fd: PeerFd) -> Result<(), ProtocolError> {
         let config = self.inflight_config(at)?;
         if self.vrings.iter().any(|vring| vring.running) {
             return invalid("an in-flight record for queues that run");
         }
-        match Inflight::map(fd.into(), at.offset, at.size, config) {
+        match Inflight::map(fd.into_fd().into(), at.offset, at.size, config) {
             Ok(inflight) => {
                 match inflight.choices() {
                     Some(choices) => self.shared.device().choose(choices),
@@ -407,7 +417,7 @@ impl<'a> Session<'a> {
     }
 
     /// Replaces all of memory.
-    fn set_memory(&mut self, regions: Vec<(RegionAt, OwnedFd)>) -> Result<(), ProtocolError> {
+    fn set_memory(&mut self, regions: Vec<(RegionAt, PeerFd)>) -> Result<(), ProtocolError> {
         let mut memory = GuestMemory::empty();
         for (at, fd) in regions {
             memory = with(&memory, at, fd)?;
@@ -415,7 +425,7 @@ impl<'a> Session<'a> {
         self.change_memory(memory)
     }
 
-    fn add_memory(&mut self, at: RegionAt, fd: OwnedFd) -> Result<(), ProtocolError> {
+    fn add_memory(&mut self, at: RegionAt, fd: PeerFd) -> Result<(), ProtocolError> {
         self.change_memory(with(&self.memory, at, fd)?)
     }
 
@@ -463,20 +473,11 @@ fn config_offset(offset: u32) -> u64 {
     offset.checked_sub(OLD_CONFIG_OFFSET).unwrap_or(offset).into()
 }
 
-fn with(memory: &GuestMemory, at: RegionAt, fd: OwnedFd) -> Result<GuestMemory, ProtocolError> {
+fn with(memory: &GuestMemory, at: RegionAt, fd: PeerFd) -> Result<GuestMemory, ProtocolError> {
     if memory.regions() == MAX_MEMORY_SLOTS {
         return invalid(format!("more than {MAX_MEMORY_SLOTS} memory regions"));
     }
     let RegionAt { guest_addr, size, user_addr, offset } = at;
-    let region = Region { guest_addr, size, user_addr, file: fd.into(), offset };
+    let region = Region { guest_addr, size, user_addr, file: fd.into_fd().into(), offset };
     memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
-}
-
-/// Takes an eventfd in. An I/O thread watches or signals it, and knows of no other file that it never sleeps in.
-fn as_eventfd(fd: OwnedFd) -> Result<OwnedFd, ProtocolError> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-    if link.as_os_str() != "anon_inode:[eventfd]" {
-        return invalid(format!("'{}' to signal with; it must be an eventfd", link.display()));
-    }
-    Ok(fd)
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,6 +14,7 @@ use egret_virtio::ring::{Chain, Queue, QueueConfig};
 use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
 use rustix::io::Errno;
 
+use crate::peer_log::PeerLog;
 use crate::stats::QueueCounters;
 
 /// Bits of a token that name the request within its queue; the bits above name the worker.
@@ -50,6 +52,69 @@ enum Phase {
     Broken,
 }
 
+/// What becomes of a queue whose client gives no kick descriptor, by which vhost-user asks for polling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kickless {
+    /// It is looked at once a millisecond at least.
+    #[default]
+    Timer,
+    /// Its I/O thread does not sleep while it runs.
+    Busy,
+}
+
+impl Kickless {
+    /// Every choice, the default first.
+    pub const ALL: [Self; 2] = [Self::Timer, Self::Busy];
+
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Timer => "timer",
+            Self::Busy => "busy",
+        }
+    }
+}
+
+impl FromStr for Kickless {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|choice| choice.as_str() == word);
+        known.ok_or_else(|| format!("kickless-queues must be timer or busy, got '{word}'"))
+    }
+}
+
+/// What a worker is told of its queue beside the ring.
+pub(crate) struct About {
+    /// Where it says what its guest did.
+    pub log: Arc<PeerLog>,
+    /// Its number on the device.
+    pub index: usize,
+    pub kickless: Kickless,
+}
+
+/// A queue takes no more in in a turn when it has taken in chains of so many bytes, or of so many pieces of memory: what a
+/// chain costs the loop grows with both, and the other queues of the loop wait meanwhile. So a turn is as long as the
+/// loop's queues are many, whatever their drivers ask for: each takes in this much and one chain at most.
+const TURN_BYTES: u64 = 1 << 20;
+const TURN_PIECES: u32 = 1024;
+
+/// Nor does a queue take chains in while those in flight have so many pieces of memory, which bounds its lists of them:
+/// 1 MiB, and twice as many requests of 128 pieces as Linux has in flight on a queue.
+const MOST_PIECES: u32 = 65536;
+
+/// How often a queue without a kick descriptor is looked at, at least.
+const LOOK_EVERY: Nanos = Nanos::from_millis(1);
+
+/// A chain in flight.
+#[derive(Clone, Copy, Default)]
+struct Begun {
+    /// When it was taken in.
+    at: Nanos,
+    /// Pieces of guest memory that it has.
+    pieces: u32,
+}
+
 /// Chains that wait are tried again so often, should nothing of the queue end meanwhile.
 const RETRY: Nanos = Nanos::from_millis(1);
 
@@ -58,7 +123,7 @@ const RETRY: Nanos = Nanos::from_millis(1);
 /// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
 /// and what is counted is counted in counters that nobody else writes.
 pub struct Worker {
-    name: String,
+    about: About,
     queue: Queue,
     model: Box<dyn Model>,
     /// The model's [`wanted`](Model::wanted).
@@ -69,14 +134,18 @@ pub struct Worker {
     token_base: u64,
     fds: VringFds,
     chain: Chain,
-    /// When each chain in flight was taken in, by its head.
-    begun: Vec<Nanos>,
+    /// The chains in flight, by their heads.
+    begun: Vec<Begun>,
+    /// Pieces of guest memory that they have.
+    pieces: u32,
     /// Requests that came of completions, to be pushed at the next dispatch.
     follow_ups: Vec<(DiskKey, Request)>,
     /// Chains that wait, the oldest first.
     waiting: VecDeque<Token>,
     in_flight: u32,
     phase: Phase,
+    /// When a queue without a kick descriptor is looked at again.
+    look_at: Nanos,
     /// Something was used that the driver has not been shown.
     news: bool,
     counters: Arc<QueueCounters>,
@@ -121,16 +190,16 @@ impl Disks {
 
 impl Worker {
     pub(crate) fn new(
-        name: String,
+        about: About,
         queue: Queue,
         model: Box<dyn Model>,
         disks: Disks,
         fds: VringFds,
         counters: Arc<QueueCounters>,
     ) -> Self {
-        let begun = vec![Nanos::ZERO; queue.size().into()];
+        let begun = vec![Begun::default(); queue.size().into()];
         Self {
-            name,
+            about,
             queue,
             wanted: model.wanted(),
             progress: model.progress(),
@@ -140,10 +209,12 @@ impl Worker {
             fds,
             chain: Chain::default(),
             begun,
+            pieces: 0,
             follow_ups: Vec::new(),
             waiting: VecDeque::new(),
             in_flight: 0,
             phase: Phase::Running,
+            look_at: Nanos::ZERO,
             news: false,
             counters,
         }
@@ -195,10 +266,26 @@ impl Worker {
         }
     }
 
-    /// Whether there is a use for another chain.
+    /// Whether there is a use for another chain, and room for it.
     #[inline]
     fn is_wanted(&self) -> bool {
-        self.wanted.as_ref().is_none_or(|wanted| wanted.load(Ordering::Acquire) > 0)
+        self.pieces < MOST_PIECES && self.wanted.as_ref().is_none_or(|wanted| wanted.load(Ordering::Acquire) > 0)
+    }
+
+    /// Counts a chain that is in flight from here on.
+    #[inline]
+    fn begin(&mut self, head: u16, pieces: u32, now: Nanos) {
+        self.begun[usize::from(head)] = Begun { at: now, pieces };
+        self.pieces += pieces;
+        self.in_flight += 1;
+    }
+
+    /// Breaks the queue if its memory was taken away.
+    #[inline]
+    fn look_for_tears(&mut self) {
+        if self.phase != Phase::Broken && self.queue.is_torn() {
+            self.break_queue(&"the front-end took its memory away (its file was truncated)");
+        }
     }
 
     /// Gives a request to the engines.
@@ -223,8 +310,9 @@ impl Worker {
         match next {
             Next::Done(ended) => {
                 self.in_flight -= 1;
-                let begun = self.begun[usize::from(head_of(token))];
-                self.end(&ended, now - begun);
+                let Begun { at, pieces } = self.begun[usize::from(head_of(token))];
+                self.pieces -= pieces;
+                self.end(&ended, now - at);
             }
             Next::Submit(key, request) => self.follow_ups.push((key, request)),
             Next::Wait => self.waiting.push_back(token),
@@ -255,11 +343,21 @@ impl Worker {
         }
     }
 
+    /// Has a queue that nobody kicks looked at again.
+    #[cold]
+    fn look_again(&mut self, turn: &mut Turn<'_, Self>) {
+        if self.about.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
+            self.look_at = turn.now() + LOOK_EVERY;
+            turn.set_timer(self.look_at);
+        }
+    }
+
     #[cold]
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
         self.counters.broken.add(1);
-        tracing::warn!("{}: the guest broke the queue, which is stopped: {why}", self.name);
+        let About { log, index, .. } = &self.about;
+        log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
         self.fds.owes_err = true;
     }
 }
@@ -281,6 +379,8 @@ impl Source for Worker {
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.token_base = u64::from(id.index()) << HEAD_BITS;
+        // The last loop's timer is not this one's.
+        self.look_at = Nanos::ZERO;
         Source::resume(self, engines);
         Ok(())
     }
@@ -297,35 +397,38 @@ impl Source for Worker {
         if self.has_more() {
             self.resume(engines, turn);
         }
+        if self.fds.kick.is_none() {
+            self.look_again(turn);
+        }
         if self.phase != Phase::Running {
             return;
         }
-        if self.queue.is_torn() {
-            self.break_queue(&"the front-end took its memory away (its file was truncated)");
+        self.look_for_tears();
+        if self.phase != Phase::Running {
             return;
         }
         let waited = self.waiting.len();
-        // A driver can make chains available as fast as they are popped: one queue's worth a turn.
-        for _ in 0..self.queue.size() {
-            if !self.is_wanted() {
-                break;
-            }
+        let (mut bytes, mut pieces) = (0, 0);
+        // Not until there is no more: a driver can make chains available as fast as they are popped. What is left is found
+        // by the next turn, since the queue is polled before the loop waits.
+        while bytes < TURN_BYTES && pieces < TURN_PIECES && self.is_wanted() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => return self.break_queue(&e),
             }
-            let head = self.chain.head();
+            let (head, of_chain) = (self.chain.head(), self.chain.pieces());
+            bytes += self.chain.bytes();
+            // One that has none costs something, too.
+            pieces += of_chain.max(1);
             match self.model.begin(self.queue.memory(), &mut self.chain, Token(self.token_base)) {
                 Ok(Next::Submit(key, request)) => {
-                    self.begun[usize::from(head)] = turn.now();
-                    self.in_flight += 1;
+                    self.begin(head, of_chain, turn.now());
                     self.push(engines, key, request, turn.now());
                 }
                 Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
                 Ok(Next::Wait) => {
-                    self.begun[usize::from(head)] = turn.now();
-                    self.in_flight += 1;
+                    self.begin(head, of_chain, turn.now());
                     self.waiting.push_back(token_of(Token(self.token_base), head));
                 }
                 Err(why) => {
@@ -340,10 +443,13 @@ impl Source for Worker {
     }
 
     fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
+        // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
+        self.look_for_tears();
+        let was_full = !self.is_wanted();
         let token = completion.token;
         let next = self.model.end(self.queue.memory(), completion);
         self.go_on(token, next, now);
-        self.has_more()
+        self.has_more() || was_full
     }
 
     fn notify(&mut self, signals: &mut Signals) {
@@ -375,8 +481,8 @@ impl Source for Worker {
         }
         match (self.phase, &self.fds.kick) {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
-            // Nobody will tell: look for ever, as the peer asked for.
-            (Phase::Running, None) => false,
+            // Nobody will tell: look for ever, as the peer asked for, or until the timer fires.
+            (Phase::Running, None) => self.about.kickless == Kickless::Timer && self.queue.arm_kicks(),
             _ => true,
         }
     }

@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, Export, ExportConfig, ExportError, ListenError};
+use egret_export::{Address, Export, ExportConfig, ExportError, Kickless, ListenError};
 use egret_virtio::blk::BlkConfig;
 use egret_virtio::memory::Region;
 use egret_virtio::ring::InflightConfig;
 
 use peer::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -38,7 +39,11 @@ fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
         discard: None,
         write_zeroes: None,
     };
-    Export::start(ExportConfig { id: "e0".into(), address, device }, disk, vec![io.0.clone()])
+    Export::start(
+        ExportConfig { id: "e0".into(), address, device, kickless: Kickless::default() },
+        disk,
+        vec![io.0.clone()],
+    )
 }
 
 /// A front-end connected to a new export.
@@ -210,6 +215,31 @@ fn a_descriptor_to_signal_with_that_is_no_eventfd_ends_the_session() {
     peer.say(SET_VRING_CALL, NEED_REPLY, &0u64.to_ne_bytes(), &[pipe.as_fd()]);
     assert_eq!(peer.hear(), Some(1u64.to_ne_bytes().to_vec()), "refused");
     assert!(peer.hear().is_none());
+}
+
+#[test]
+fn a_client_that_pauses_in_the_middle_of_a_message_loses_its_session() {
+    let io = IoThread::start();
+    let (mut peer, _export) = peer(&io);
+    peer.0.write_all(&words(&[SET_FEATURES, 1])).unwrap();
+    assert!(peer.hear().is_none(), "it is hung up on, and the next one is served");
+}
+
+#[test]
+fn records_that_nobody_receives_are_not_sent_for_ever() {
+    let io = IoThread::start();
+    let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
+    let (mut peer, _export) = agreed(&io);
+    for _ in 0..5 {
+        peer.say(GET_INFLIGHT_FD, 0, &asked, &[]);
+    }
+    // Nothing is received before the session has ended.
+    let patience = Timespec { tv_sec: 30, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&peer.0, PollFlags::RDHUP)], Some(&patience)), Ok(1), "it ends");
+    assert_eq!(std::iter::from_fn(|| peer.hear()).count(), 4);
+    // Who receives them may have any number.
+    let (mut peer, _export) = agreed(&io);
+    assert!((0..100).all(|_| peer.ask(GET_INFLIGHT_FD, &asked).is_some()));
 }
 
 #[test]

@@ -107,11 +107,11 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let id = object.id.clone();
+        let (id, kickless) = (object.id.clone(), object.kickless_queues);
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
-                Export::start(ExportConfig { id, address, device: device(object, &disk) }, disk, loops)?
+                Export::start(ExportConfig { id, address, device: device(object, &disk), kickless }, disk, loops)?
             }
             schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address)?, loops)?,
         };

@@ -28,6 +28,7 @@ impl Daemon {
             address,
             device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
             luns: luns.map(unit).collect::<Result<_, StartError>>()?,
+            kickless: object.kickless_queues,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use egret_export::Kickless;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -10,6 +11,7 @@ use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
+use super::words::{as_word, words};
 use super::{Object, ObjectError, Problem, Spelling};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
@@ -81,6 +83,9 @@ pub struct Export {
     /// Whether the disk may not be moved to another I/O thread.
     #[serde(default)]
     pub fixed_iothread: bool,
+    /// What becomes of queues that their client asks to be polled.
+    #[serde(default, with = "as_word")]
+    pub kickless_queues: Kickless,
     /// What the guest reads as the disk's serial number, if it was said; `luns` have their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -158,6 +163,14 @@ static SHAPE: Shape = Shape {
             Kind::Flag,
             "off",
             "Never move the disk to another I/O thread; not with several of them.",
+        ),
+        Key::optional(
+            "kickless-queues",
+            Kind::Word(words::<Kickless>),
+            "timer",
+            "What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for \
+             polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its \
+             policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.",
         ),
     ],
     variants: Some(Variants {
@@ -243,6 +256,7 @@ impl Export {
             iothread: Vec::new(),
             iothread_vq_mapping: Vec::new(),
             fixed_iothread: false,
+            kickless_queues: Kickless::default(),
             serial: None,
         }
     }

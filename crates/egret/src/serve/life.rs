@@ -14,6 +14,7 @@ use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::schema::{Addr, Descriptor};
 use egret_daemon::{Config, Daemon};
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 use super::summary::{Meter, waits};
@@ -87,10 +88,9 @@ fn serve(
     mut inherited: Inherited,
     launcher: Option<&mut Option<Readiness>>,
 ) -> Result<()> {
-    let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(std::io::stderr).compact().init();
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
+    let _log = log();
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let daemon = Daemon::start(config, &mut inherited)?;
     let board = Arc::clone(daemon.board());
@@ -124,6 +124,20 @@ fn serve(
     drop(daemon);
     drop(pidfile);
     Ok(())
+}
+
+/// Lines of the log that wait to be written.
+const LOG_LINES: usize = 1024;
+
+/// Begins to log. What is logged is written by a thread of its own, so that nobody else waits for a reader of stderr who
+/// has stopped reading; lines beyond those that may wait for him are lost. Dropping what is returned writes what waits,
+/// and gives up after a second.
+fn log() -> WorkerGuard {
+    let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
+    let (writer, guard) = writer.finish(std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer).compact().init();
+    guard
 }
 
 /// A trace of each I/O thread: at `path`, with the thread's name behind it where there are several.

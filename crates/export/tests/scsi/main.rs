@@ -4,6 +4,7 @@ mod live;
 mod machine;
 #[path = "../peer/mod.rs"]
 mod peer;
+mod turns;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;

@@ -46,6 +46,16 @@ impl Chain {
         &self.writable
     }
 
+    /// How many pieces of guest memory it has.
+    pub fn pieces(&self) -> u32 {
+        (self.readable.len() + self.writable.len()) as u32
+    }
+
+    /// How many bytes these have.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.readable_len) + u64::from(self.writable_len)
+    }
+
     pub(super) fn reset(&mut self, head: u16) {
         self.head = head;
         self.readable.clear();

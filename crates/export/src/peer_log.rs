@@ -1,0 +1,133 @@
+//! What the peers of an export may have written to the log.
+//!
+//! Whoever reaches an export's socket, and every guest, can do things that are worth a line as often as it likes. Each
+//! export has so many lines; what is more is counted, and told with the next line.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+/// Lines that may come at once.
+const BURST: u32 = 40;
+/// After those, one comes in so long.
+const REFILL: Duration = Duration::from_secs(5);
+
+/// Writes lines about an export's peers, as many as one export may.
+pub(crate) struct PeerLog {
+    /// What each line begins with.
+    about: String,
+    budget: Mutex<Budget>,
+}
+
+/// How many lines there may be.
+struct Budget {
+    lines: u32,
+    /// Since when they count.
+    since: Instant,
+    /// How many there were too many, and nobody was told.
+    suppressed: u64,
+}
+
+impl Budget {
+    /// Takes a line out; how many were suppressed before it. `None` if this one is, too.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let refilled = now.saturating_duration_since(self.since).as_nanos() / REFILL.as_nanos();
+        if refilled > 0 {
+            self.lines = self.lines.saturating_add(u32::try_from(refilled).unwrap_or(BURST)).min(BURST);
+            self.since = now;
+        }
+        let Some(left) = self.lines.checked_sub(1) else {
+            self.suppressed += 1;
+            return None;
+        };
+        self.lines = left;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+impl PeerLog {
+    pub(crate) fn new(id: &str) -> Self {
+        let budget = Budget { lines: BURST, since: Instant::now(), suppressed: 0 };
+        Self { about: format!("export '{id}': "), budget: Mutex::new(budget) }
+    }
+
+    /// Says what a peer did that is worth knowing.
+    pub(crate) fn info(&self, what: fmt::Arguments<'_>) {
+        if tracing::enabled!(Level::INFO)
+            && let Some(line) = self.line(what)
+        {
+            tracing::info!("{line}");
+        }
+    }
+
+    /// Says what a peer did wrong.
+    pub(crate) fn warn(&self, what: fmt::Arguments<'_>) {
+        if tracing::enabled!(Level::WARN)
+            && let Some(line) = self.line(what)
+        {
+            tracing::warn!("{line}");
+        }
+    }
+
+    fn line(&self, what: fmt::Arguments<'_>) -> Option<String> {
+        let suppressed = self.lock().take(Instant::now())?;
+        let mut line = self.about.clone();
+        // What a peer has a say in is shown on one line: it cannot make its own look like another's.
+        for c in what.to_string().chars() {
+            match c.is_control() {
+                true => line.extend(c.escape_default()),
+                false => line.push(c),
+            }
+        }
+        if suppressed > 0 {
+            line += &more(suppressed);
+        }
+        Some(line)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Budget> {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for PeerLog {
+    fn drop(&mut self) {
+        let suppressed = self.lock().suppressed;
+        if suppressed > 0 {
+            tracing::warn!("{}it ends{}", self.about, more(suppressed));
+        }
+    }
+}
+
+fn more(suppressed: u64) -> String {
+    format!(" (… and {suppressed} more lines about its clients since the last)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_the_budget_are_counted_and_told_with_the_next() {
+        let begun = Instant::now();
+        let mut budget = Budget { lines: BURST, since: begun, suppressed: 0 };
+        assert!((0..BURST).all(|_| budget.take(begun) == Some(0)));
+        assert!((0..312).all(|_| budget.take(begun + REFILL / 2).is_none()));
+        assert_eq!(budget.take(begun + REFILL), Some(312));
+        assert_eq!(budget.take(begun + REFILL), None);
+        // However long it was quiet, a flood has no more than its burst.
+        let later = begun + REFILL * 1000;
+        assert_eq!(budget.take(later), Some(1));
+        assert!((1..BURST).all(|_| budget.take(later) == Some(0)));
+        assert_eq!(budget.take(later), None);
+    }
+
+    #[test]
+    fn what_a_peer_names_stays_on_its_line() {
+        let log = PeerLog::new("e0");
+        let line = log.line(format_args!("'{}' is no eventfd", "x\nERROR export 'e1': \u{1b}[2J")).unwrap();
+        assert_eq!(line, "export 'e0': 'x\\nERROR export 'e1': \\u{1b}[2J' is no eventfd");
+    }
+}
