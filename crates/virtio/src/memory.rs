@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use egret_disk::IoVec;
 use thiserror::Error;
@@ -150,7 +151,6 @@ impl Span {
 }
 
 /// An immutable map of guest memory.
-#[derive(Clone)]
 pub struct GuestMemory {
     /// The two largest spans, or empty ones in their place: nearly every buffer is in one of them, and two predictable
     /// comparisons are done before a search has begun.
@@ -160,6 +160,8 @@ pub struct GuestMemory {
     mappings: Vec<Arc<Mapping>>,
     /// The same spans by host address.
     by_host: Vec<Span>,
+    /// How many [tears](fault::tears) there had been when all of it was last found whole.
+    whole_at: AtomicUsize,
 }
 
 // SAFETY: the pointers name mappings that `mappings` keeps for as long as the map lives, and every access through them
@@ -229,7 +231,7 @@ impl GuestMemory {
         let mut largest = spans.clone();
         largest.sort_by_key(|span| Reverse(span.size));
         largest.resize(2, Span::NONE);
-        Self { largest: [largest[0], largest[1]], spans, mappings, by_host }
+        Self { largest: [largest[0], largest[1]], spans, mappings, by_host, whole_at: AtomicUsize::new(0) }
     }
 
     /// The number of regions.
@@ -246,10 +248,24 @@ impl GuestMemory {
     }
 
     /// Whether the peer took memory away from under one of the regions, so that what is there now is not the guest's.
-    /// One relaxed load unless that ever happened in this process.
+    ///
+    /// Two loads and a comparison, for before each batch of accesses; the regions are looked at once for each time that
+    /// a region of anybody was torn.
     #[inline]
     pub fn is_torn(&self) -> bool {
-        fault::any() && self.mappings.iter().any(|m| m.is_torn())
+        let tears = fault::tears();
+        self.whole_at.load(Ordering::Relaxed) != tears && self.has_torn(tears)
+    }
+
+    #[cold]
+    fn has_torn(&self, tears: usize) -> bool {
+        // A region is marked before its tear is counted.
+        fence(Ordering::Acquire);
+        let is_torn = self.mappings.iter().any(|m| m.is_torn());
+        if !is_torn {
+            self.whole_at.store(tears, Ordering::Relaxed);
+        }
+        is_torn
     }
 
     fn span_at(&self, guest_addr: u64) -> Option<&Span> {

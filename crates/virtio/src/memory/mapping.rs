@@ -46,7 +46,7 @@ impl Mapping {
         let len = (lead + size).div_ceil(page).checked_mul(page).and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or(MemoryError::Overflow { guest_addr, size, space: "address space" })?;
         let pages = Pages::map(&file, offset - lead, len).map_err(failed("map"))?;
-        let watch = Watch::new(pages.base.as_ptr() as usize, len, page as usize)
+        let watch = Watch::new(pages.base.as_ptr() as usize, len)
             .map_err(failed("watch"))?
             .ok_or(MemoryError::TooMany { limit: Watch::LIMIT })?;
         Ok(Self { watch, pages, lead: lead as usize, guest_addr, size, user_addr })
@@ -58,7 +58,7 @@ impl Mapping {
         unsafe { self.pages.base.as_ptr().add(self.lead) }
     }
 
-    /// Whether a page of it has been replaced after a SIGBUS.
+    /// Whether it has been replaced after a SIGBUS.
     pub(super) fn is_torn(&self) -> bool {
         self.watch.is_torn()
     }

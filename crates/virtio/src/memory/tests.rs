@@ -218,7 +218,7 @@ fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
     assert!(memory.is_torn());
     assert!(memory.write(0x3000, &[5; 100]), "writes go to nobody");
     assert_eq!(read(&memory, 0x3000), Some([5; 100]));
-    assert_eq!(read(&memory, 0x1000), Some([1]));
+    assert_eq!(read(&memory, 0x1000), Some([0]), "with one page all of the region is gone");
 
     assert!(!whole.is_torn(), "a map without that region is as good as ever");
     assert!(!memory.without(0x1000, 3 * PAGE, 0x7000_1000).unwrap().is_torn());
@@ -228,18 +228,70 @@ fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
     assert!(!next.is_torn());
 }
 
+/// How many mappings the process has at `addresses`.
+fn mappings_at(addresses: std::ops::Range<usize>) -> usize {
+    let hexadecimal = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let ranges = maps.lines().map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+    ranges.filter(|(start, end)| hexadecimal(start) < addresses.end && hexadecimal(end) > addresses.start).count()
+}
+
 #[test]
-fn many_threads_may_touch_what_is_gone() {
-    let region = numbered(0, 64, 1);
+fn memory_that_is_gone_stays_one_mapping_however_much_of_it_is_touched() {
+    const BYTES: u64 = 64 << 20;
+    let region = Region::anonymous(0, BYTES).unwrap();
     let file = region.file.try_clone().unwrap();
     let memory = GuestMemory::empty().with(region).unwrap();
+    let base = memory.slice(0, 1).unwrap().base() as usize;
+    let addresses = base..base + BYTES as usize;
+    assert_eq!(mappings_at(addresses.clone()), 1);
     rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..64).for_each(|page| assert_eq!(read(&memory, page * PAGE), Some([0]))));
+            scope.spawn(|| {
+                for page in (0..BYTES / PAGE).step_by(2) {
+                    assert_eq!(read(&memory, page * PAGE), Some([0]));
+                }
+            });
         }
     });
     assert!(memory.is_torn());
+    // It may have been joined with what is beside it, which splits nothing.
+    assert_eq!(mappings_at(addresses), 1);
+}
+
+#[test]
+fn huge_pages_that_are_gone_are_replaced_like_others() {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    const HUGE: u64 = 2 << 20;
+    let Ok(file) = memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) else {
+        eprintln!("skipped: the kernel has no hugetlbfs");
+        return;
+    };
+    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
+    let their_file = file.try_clone().unwrap();
+    let region = Region { guest_addr: 0, size: HUGE, user_addr: 0, file: file.into(), offset: PAGE };
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(their_file, 0).unwrap();
+    for page in 0..4 {
+        assert_eq!(read(&memory, page * PAGE), Some([0; 8]));
+        assert!(memory.write(page * PAGE, &[1; 8]));
+    }
+    assert!(memory.is_torn());
+}
+
+#[test]
+fn memory_of_others_that_is_gone_costs_a_map_one_look() {
+    let neighbour = GuestMemory::empty().with(numbered(0, 1, 1)).unwrap();
+    let region = numbered(0, 1, 1);
+    let file = region.file.try_clone().unwrap();
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
+    assert_eq!(read(&memory, 0), Some([0]));
+    let tears = fault::tears();
+    assert!(!neighbour.is_torn());
+    assert!(neighbour.whole_at.load(Ordering::Relaxed) >= tears, "it does not look again for this one");
+    assert!(memory.is_torn() && memory.is_torn(), "which stays torn");
 }
 
 /// Runs one test of this module in a process of its own, where it may die, and says which signal or code it ended with.
