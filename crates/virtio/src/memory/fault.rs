@@ -6,7 +6,7 @@
 //! mapping in the place of all of it, and returns: the access goes through and reads zeroes. The worker sees the mark and
 //! breaks the queue. A fault that is nobody's restores whatever was installed before, and happens again.
 //!
-//! All of the region, and never the page alone: a page of its own splits the mapping, and a peer that has us touch every
+//! All of the region, and not the page alone: a page of its own splits the mapping, and a peer that has us touch every
 //! other page would soon have used up the mappings that a process may have (`vm.max_map_count`). The next fault could
 //! then not be mended by anybody.
 //!
@@ -20,12 +20,21 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+/// `len` bytes at `start`, mapped in pages of `page` bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Range {
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) page: usize,
+}
+
 /// One watched range of addresses. `sequence` is odd while the other fields change.
 struct Slot {
     sequence: AtomicUsize,
     start: AtomicUsize,
     /// Zero when the slot is free.
     len: AtomicUsize,
+    page: AtomicUsize,
     torn: AtomicBool,
 }
 
@@ -35,34 +44,37 @@ impl Slot {
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
             torn: AtomicBool::new(false),
         }
     }
 
     /// Only under [`WRITERS`].
-    fn set(&self, start: usize, len: usize) {
+    fn set(&self, Range { start, len, page }: Range) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
+        self.page.store(page, Ordering::Relaxed);
         self.torn.store(false, Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range that the slot watches, as address and length, if `addr` is in it.
+    /// The range that the slot watches, if `addr` is in it.
     ///
     /// A slot caught while it changes watches nothing yet, or nothing any more: nobody touches memory whose watch is
     /// being set up or taken down.
-    fn range_with(&self, addr: usize) -> Option<(usize, usize)> {
+    fn range_with(&self, addr: usize) -> Option<Range> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         let len = self.len.load(Ordering::Relaxed);
+        let page = self.page.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         if sequence % 2 == 1 || self.sequence.load(Ordering::Relaxed) != sequence {
             return None;
         }
-        addr.checked_sub(start).is_some_and(|offset| offset < len).then_some((start, len))
+        addr.checked_sub(start).is_some_and(|offset| offset < len).then_some(Range { start, len, page })
     }
 }
 
@@ -98,12 +110,12 @@ impl Watch {
     /// How many ranges can be watched at a time.
     pub(super) const LIMIT: usize = LIMIT;
 
-    /// Watches `len` bytes at `start`, which are whole pages and one mapping. `None` when the table is full.
+    /// Watches a range, which is whole pages and one mapping. `None` when the table is full.
     ///
     /// # Errors
     ///
     /// The system's refusal to install the handler.
-    pub(super) fn new(start: usize, len: usize) -> io::Result<Option<Self>> {
+    pub(super) fn new(range: Range) -> io::Result<Option<Self>> {
         install()?;
         let mut free = writers();
         let at = match free.pop() {
@@ -111,7 +123,7 @@ impl Watch {
             None => USED.load(Ordering::Relaxed),
         };
         let Some(slot) = SLOTS.get(at) else { return Ok(None) };
-        slot.set(start, len);
+        slot.set(range);
         USED.fetch_max(at + 1, Ordering::Release);
         Ok(Some(Self { at }))
     }
@@ -125,7 +137,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         let mut free = writers();
-        SLOTS[self.at].set(0, 0);
+        SLOTS[self.at].set(Range { start: 0, len: 0, page: 0 });
         free.push(self.at);
     }
 }
@@ -183,14 +195,22 @@ extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _contex
 fn mend(addr: usize) -> bool {
     let used = USED.load(Ordering::Acquire).min(LIMIT);
     let found = SLOTS[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
-    let Some((slot, (start, len))) = found else { return false };
+    let Some((slot, Range { start, len, page })) = found else { return false };
     // Before the memory is replaced: another thread may read what is there now without a fault, and has to find the mark
     // when it looks afterwards.
     slot.torn.store(true, Ordering::Relaxed);
     TEARS.fetch_add(1, Ordering::Release);
-    // Two threads may fault in one region at once, and then the second replaces what the first has put there, with what
-    // was written to it in between. That belongs to nobody: the guest's memory is gone. To wait for the first one is what
-    // a handler must not do; and a fault in what has been replaced already, of failing hardware, is mended like any other.
+    // A system that grants memory strictly (`vm.overcommit_memory=2`) counts the whole range, and may refuse it. The page
+    // then does for now.
+    replace(start, len) || replace(addr - (addr - start) % page, page)
+}
+
+/// Puts empty memory in the place of a part of a watched range; says whether it did.
+///
+/// Two threads may fault in one region at once, and then the second replaces what the first has put there, with what was
+/// written to it in between. That belongs to nobody: the guest's memory is gone. To wait for the first one is what a
+/// handler must not do; and a fault in what has been replaced already, of failing hardware, is mended like any other.
+fn replace(start: usize, len: usize) -> bool {
     let start = start as *mut libc::c_void;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
