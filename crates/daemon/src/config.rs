@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, Descriptor, DetectZeroes, Discard, Driver, Export, IoThread, Object,
-    ObjectError, Problem, hint,
+    Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, Descriptor, DetectZeroes, Discard, Driver, Export, IoThread,
+    Object, ObjectError, Problem, hint,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -27,6 +27,8 @@ pub struct Config {
     pub blockdevs: Vec<Blockdev>,
     /// What is offered to virtual machines.
     pub exports: Vec<Export>,
+    /// How much guest memory is mapped for all of them together at a time, at most, in bytes.
+    pub memory_max: u64,
 }
 
 impl Config {
@@ -36,7 +38,7 @@ impl Config {
     /// The first object that does not fit, and why: a name given twice or to nobody, an engine without what it needs,
     /// a writable export of a disk that is not, two exports at one address.
     pub fn new(iothreads: Vec<IoThread>, blockdevs: Vec<Blockdev>, exports: Vec<Export>) -> Result<Self, ObjectError> {
-        let config = Self { iothreads, blockdevs, exports };
+        let config = Self { iothreads, blockdevs, exports, ..Self::empty() };
         unique(&config.iothreads)?;
         unique(&config.exports)?;
         config.check_blockdevs()?;
@@ -50,7 +52,7 @@ impl Config {
 
     /// A configuration without objects.
     pub const fn empty() -> Self {
-        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new() }
+        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new(), memory_max: DEFAULT_MEMORY_MAX }
     }
 
     /// Adds an I/O thread.

@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -413,4 +414,93 @@ fn memory_removed_under_requests_in_flight_is_let_go_after_them() {
         let removed = guest.wire.order(REM_MEM_REG, &message, &[]);
         assert!(removed.is_err() || guest.used() == 1, "an answered removal means that nothing uses the region");
     });
+}
+
+/// Adds a region of `memory` at guest address `at`; whether the daemon took it.
+fn adds(wire: &mut Wire, memory: &File, at: u64, len: u64) -> bool {
+    !wire.refuses(ADD_MEM_REG, &u64s(&[0, at, len, at + USER, 0]), &[memory.as_fd()])
+}
+
+/// Memory as long as a test likes, of which nothing is there.
+fn sparse(len: u64) -> File {
+    let memory = Region::new(0).memory;
+    memory.set_len(len).expect("its length");
+    memory
+}
+
+#[test]
+fn memory_without_end_costs_its_owner_the_session_and_nobody_else_anything() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    const TIB: u64 = 1 << 40;
+    let mut scene = Scene::open();
+    for attempt in 1..=20 {
+        scene.endures("memory without end", |socket, _| {
+            let mut wire = Wire::agree(socket, F_VERSION_1);
+            let memory = sparse(TIB);
+            let taken = (0..).take_while(|n| adds(&mut wire, &memory, n * TIB, TIB)).count();
+            assert_eq!(taken, 4, "the limit unless somebody says otherwise, for the client {attempt} too");
+        });
+    }
+    let said = scene.server.complaints().pop().expect("a line");
+    assert!(said.contains("memory-max") && said.contains("4T"), "{said}");
+}
+
+#[test]
+fn memory_for_all_exports_has_an_end_too() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let sockets = [scratch.path("e0"), scratch.path("e1")];
+    let options = Options::new().words(["--memory-max=1M"]).null("d0", "");
+    let options = options.export("e0", "d0", &sockets[0], "").export("e1", "d0", &sockets[1], "memory-max=2M");
+    let server = Server::start(&Program::under_test(), &options);
+    let [mut first, mut second] = sockets.each_ref().map(|socket| Wire::agree(socket, F_VERSION_1));
+    assert!(adds(&mut first, &sparse(MIB), 0, MIB));
+    assert!(!adds(&mut second, &sparse(MIB), 0, MIB));
+    await_that("a line that names the option", || server.complaints().iter().any(|line| line.contains("--memory-max")));
+    drop(first);
+    await_that("what the first one had to be free", || {
+        adds(&mut Wire::agree(&sockets[1], F_VERSION_1), &sparse(MIB), 0, MIB)
+    });
+}
+
+#[test]
+fn a_guest_that_has_all_that_it_may_have_can_send_its_table_again() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let socket = scratch.path("e0");
+    let options = Options::new().null("d0", "").export("e0", "d0", &socket, "memory-max=1M");
+    let _server = Server::start(&Program::under_test(), &options);
+    let mut wire = Wire::agree(&socket, F_VERSION_1);
+    let memory = sparse(MIB);
+    let table = [u32s(&[1, 0]), u64s(&[DATA, MIB, DATA + USER, 0])].concat();
+    for _ in 0..3 {
+        assert_eq!(wire.order(SET_MEM_TABLE, &table, &[memory.as_fd()]).expect("an answer"), 0);
+    }
+    assert!(!adds(&mut wire, &memory, 0, 4096), "and no more than that");
+}
+
+#[test]
+fn guest_memory_is_a_file_on_a_disk_only_where_the_operator_says_so() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let sockets = [scratch.path("e0"), scratch.path("e1")];
+    let options = Options::new().null("d0", "").export("e0", "d0", &sockets[0], "");
+    let options = options.export("e1", "d0", &sockets[1], "memory-files=any");
+    let server = Server::start(&Program::under_test(), &options);
+    let path = scratch.image("memory", MIB);
+    let on_disk = File::options().read(true).write(true).open(path).expect("our own file");
+    assert!(!adds(&mut Wire::agree(&sockets[0], F_VERSION_1), &on_disk, 0, MIB));
+    await_that("a line that names the option", || server.complaints().iter().any(|line| line.contains("memory-files")));
+    assert!(adds(&mut Wire::agree(&sockets[1], F_VERSION_1), &on_disk, 0, MIB));
+    // An in-flight record is never on a disk.
+    let mut wire = Wire::agree(&sockets[1], F_VERSION_1);
+    assert!(wire.refuses(SET_INFLIGHT_FD, &inflight(REGION, 0, 1, 128), &[on_disk.as_fd()]));
 }

@@ -11,6 +11,7 @@ use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
+use egret_virtio::memory::MemoryRules;
 use egret_virtio::ring::Queue;
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use rustix::event::{EventfdFlags, eventfd};
@@ -32,6 +33,8 @@ pub struct ExportConfig {
     pub address: Address,
     /// What the guest sees.
     pub device: BlkConfig,
+    /// What its clients may hand over as guest memory.
+    pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
     pub kickless: Kickless,
 }
@@ -96,6 +99,8 @@ pub(crate) struct Shared {
     log: Arc<PeerLog>,
     kickless: Kickless,
     device: Arc<dyn Device>,
+    /// What a client may hand over as guest memory.
+    pub(crate) memory: MemoryRules,
     /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
     /// other, only while nobody moves it.
     pub(crate) queues: Mutex<Queues>,
@@ -154,15 +159,16 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, device, kickless } = config;
+        let ExportConfig { id, address, device, memory, kickless } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, address, Kind::Blk(blk), kickless, vec![Some(disk)], loops)
+        Self::listen(id, address, Kind::Blk(blk), memory, kickless, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         id: String,
         address: Address,
         kind: Kind,
+        memory: MemoryRules,
         kickless: Kickless,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
@@ -186,6 +192,7 @@ impl Export {
             log: Arc::new(PeerLog::new(&id)),
             kickless,
             device,
+            memory,
             counters,
             queues: Mutex::new(queues),
             stopped: Condvar::new(),

@@ -37,5 +37,6 @@ pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 pub use moves::Pause;
+pub use session::MAX_MEMORY_SLOTS;
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::{Kickless, Worker};

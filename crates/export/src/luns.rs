@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
+use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{Export, ExportError, Kind, Place, lock};
@@ -31,6 +32,8 @@ pub struct ScsiExportConfig {
     pub device: ScsiConfig,
     /// The logical units that it begins with, which other exports of the same disk may have, too.
     pub luns: Vec<(LunAddress, Arc<LogicalUnit>, Arc<Disk>)>,
+    /// What its clients may hand over as guest memory.
+    pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
     pub kickless: Kickless,
 }
@@ -46,7 +49,7 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, device, luns, kickless } = config;
+        let ScsiExportConfig { id, address, device, luns, memory, kickless } = config;
         let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
@@ -56,7 +59,7 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, address, Kind::Scsi(scsi), kickless, disks, loops)
+        Self::listen(id, address, Kind::Scsi(scsi), memory, kickless, disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.

@@ -1,7 +1,7 @@
 //! Descriptors that a peer sent, which may be of any kind of file.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -47,8 +47,7 @@ impl PeerFd {
         }
     }
 
-    /// Takes it, whatever it is: for who knows how to close it, or finds out.
-    pub(crate) fn into_fd(mut self) -> OwnedFd {
+    fn into_fd(mut self) -> OwnedFd {
         self.0.take().expect("nothing takes it but this, and dropping it")
     }
 
@@ -63,6 +62,12 @@ impl PeerFd {
         let is_nameless =
             |link: String| ["anon_inode:[eventfd]", "socket:", "pipe:"].iter().any(|own| link.starts_with(own));
         self.0.as_ref().is_none_or(|fd| fcntl_get_seals(fd).is_ok()) || self.link().is_ok_and(is_nameless)
+    }
+}
+
+impl AsFd for PeerFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("nothing takes it but `into_fd`, and dropping it").as_fd()
     }
 }
 

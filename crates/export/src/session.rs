@@ -38,7 +38,7 @@ const OLD_CONFIG_OFFSET: u32 = 0x100;
 const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Memory regions that a client may have at a time.
-const MAX_MEMORY_SLOTS: usize = 64;
+pub const MAX_MEMORY_SLOTS: usize = 64;
 
 /// A queue as its client has described it so far.
 #[derive(Default)]
@@ -73,7 +73,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>, budget: &'a mut ClientBudget) -> Self {
         let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
-        let memory = Arc::new(GuestMemory::empty());
+        let memory = Arc::new(GuestMemory::under(shared.memory.clone()));
         Self { shared, connection, budget, memory, vrings, inflight: None, features: 0, protocol_features: 0 }
     }
 
@@ -288,7 +288,7 @@ impl<'a> Session<'a> {
         if self.vrings.iter().any(|vring| vring.running) {
             return invalid("an in-flight record for queues that run");
         }
-        match Inflight::map(fd.into_fd().into(), at.offset, at.size, config) {
+        match Inflight::map(fd, at.offset, at.size, config) {
             Ok(inflight) => {
                 match inflight.choices() {
                     Some(choices) => self.shared.device().choose(choices),
@@ -417,8 +417,13 @@ impl<'a> Session<'a> {
     }
 
     /// Replaces all of memory.
+    ///
+    /// The old map goes before the new one is made: a guest that has all that it may have can send its table again.
+    /// Nobody misses the old one should the new one fail, for that ends the session.
     fn set_memory(&mut self, regions: Vec<(RegionAt, PeerFd)>) -> Result<(), ProtocolError> {
-        let mut memory = GuestMemory::empty();
+        self.stop_all();
+        let mut memory = GuestMemory::under(self.shared.memory.clone());
+        self.memory = Arc::new(GuestMemory::empty());
         for (at, fd) in regions {
             memory = with(&memory, at, fd)?;
         }
@@ -478,6 +483,6 @@ fn with(memory: &GuestMemory, at: RegionAt, fd: PeerFd) -> Result<GuestMemory, P
         return invalid(format!("more than {MAX_MEMORY_SLOTS} memory regions"));
     }
     let RegionAt { guest_addr, size, user_addr, offset } = at;
-    let region = Region { guest_addr, size, user_addr, file: fd.into_fd().into(), offset };
+    let region = Region { guest_addr, size, user_addr, file: fd, offset };
     memory.with(region).map_err(|e| ProtocolError::Invalid(e.to_string()))
 }

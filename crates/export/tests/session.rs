@@ -13,7 +13,7 @@ use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Export, ExportConfig, ExportError, Kickless, ListenError};
 use egret_virtio::blk::BlkConfig;
-use egret_virtio::memory::Region;
+use egret_virtio::memory::{MemoryRules, Region};
 use egret_virtio::ring::InflightConfig;
 
 use peer::*;
@@ -40,7 +40,13 @@ fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
         write_zeroes: None,
     };
     Export::start(
-        ExportConfig { id: "e0".into(), address, device, kickless: Kickless::default() },
+        ExportConfig {
+            id: "e0".into(),
+            address,
+            device,
+            memory: MemoryRules::default(),
+            kickless: Kickless::default(),
+        },
         disk,
         vec![io.0.clone()],
     )

@@ -5,9 +5,11 @@
 //! last map that holds it.
 //!
 //! The peer can write to all of it at any time, and can truncate the file behind it. No reference to guest memory
-//! ever exists; [`fault`] turns the SIGBUS of a truncated file into a flag.
+//! ever exists; `fault` turns the SIGBUS of a truncated file into a flag. Which files may be memory, and how much of it
+//! there may be, is for [`MemoryRules`] to say.
 
-pub mod fault;
+mod budget;
+mod fault;
 mod mapping;
 pub mod pieces;
 
@@ -15,25 +17,48 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use egret_disk::IoVec;
 use thiserror::Error;
 
+pub use budget::{MemoryBudget, MemoryLimits, OverBudget};
 use mapping::Mapping;
+
+/// What may be guest memory.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryRules {
+    /// Which files.
+    pub files: MemoryFiles,
+    /// How much of them; no limit if there is none.
+    pub budget: Option<Arc<MemoryBudget>>,
+}
+
+/// Which files may be guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryFiles {
+    /// Those that live in this kernel's memory: memfds, and files on tmpfs and hugetlbfs. What else touches them cannot
+    /// make an access wait.
+    #[default]
+    SharedMemory,
+    /// All that can be mapped. An access waits for as long as whoever keeps the file likes: a FUSE or NFS server for ever.
+    Any,
+}
 
 /// A stretch of guest memory, as a vhost-user front-end describes it.
 #[derive(Debug)]
-pub struct Region {
+pub struct Region<F = File> {
     /// Where the guest sees it, in bytes.
     pub guest_addr: u64,
     /// Its length in bytes.
     pub size: u64,
     /// Where the front-end has it mapped: ring addresses come in these terms.
     pub user_addr: u64,
-    /// The memory itself. Closed once it is mapped.
-    pub file: File,
+    /// The memory itself. Dropped once it is mapped, or refused.
+    pub file: F,
     /// Where in `file` the region begins, in bytes.
     pub offset: u64,
 }
@@ -99,6 +124,23 @@ pub enum MemoryError {
         /// The length asked for, in bytes.
         size: u64,
     },
+    /// Not a file that may be memory.
+    #[error(
+        "memory region at {guest_addr:#x} is not shared memory: a memfd, or a file on tmpfs or hugetlbfs \
+         (the export's memory-files=any takes other files, whose server or disk can then stop its I/O thread)"
+    )]
+    NotShared {
+        /// The region's guest address.
+        guest_addr: u64,
+    },
+    /// More than may be mapped.
+    #[error("memory region at {guest_addr:#x}: {why}")]
+    OverBudget {
+        /// The region's guest address.
+        guest_addr: u64,
+        /// What there is too much of.
+        why: OverBudget,
+    },
     /// The process has as many regions mapped as it can watch.
     #[error("more than {limit} memory regions mapped in this process")]
     TooMany {
@@ -150,7 +192,6 @@ impl Span {
 }
 
 /// An immutable map of guest memory.
-#[derive(Clone)]
 pub struct GuestMemory {
     /// The two largest spans, or empty ones in their place: nearly every buffer is in one of them, and two predictable
     /// comparisons are done before a search has begun.
@@ -160,6 +201,9 @@ pub struct GuestMemory {
     mappings: Vec<Arc<Mapping>>,
     /// The same spans by host address.
     by_host: Vec<Span>,
+    rules: MemoryRules,
+    /// How many [tears](fault::tears) there had been when all of it was last found whole.
+    whole_at: AtomicUsize,
 }
 
 // SAFETY: the pointers name mappings that `mappings` keeps for as long as the map lives, and every access through them
@@ -169,18 +213,23 @@ unsafe impl Send for GuestMemory {}
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
-    /// A map with nothing in it.
+    /// A map with nothing in it, for any amount of shared memory.
     pub fn empty() -> Self {
-        Self::of(Vec::new())
+        Self::under(MemoryRules::default())
+    }
+
+    /// A map with nothing in it, for what `rules` allow.
+    pub fn under(rules: MemoryRules) -> Self {
+        Self::of(Vec::new(), rules)
     }
 
     /// This map and `region`.
     ///
     /// # Errors
     ///
-    /// A region that is empty, wraps round, overlaps another's guest addresses, or is longer than its file; or the
-    /// system's refusal to map it. This map is as it was.
-    pub fn with(&self, region: Region) -> Result<Self, MemoryError> {
+    /// A region that is empty, wraps round, overlaps another's guest addresses, or is longer than its file; one that is
+    /// against the map's rules; or the system's refusal to map it. This map is as it was.
+    pub fn with<F: AsFd>(&self, region: Region<F>) -> Result<Self, MemoryError> {
         let (guest_addr, size) = (region.guest_addr, region.size);
         if size == 0 {
             return Err(MemoryError::Empty { guest_addr });
@@ -201,8 +250,8 @@ impl GuestMemory {
             return Err(MemoryError::Overlap { guest_addr, size, other: other.guest });
         }
         let mut mappings = self.mappings.clone();
-        mappings.push(Arc::new(Mapping::new(region)?));
-        Ok(Self::of(mappings))
+        mappings.push(Arc::new(Mapping::new(region, &self.rules)?));
+        Ok(Self::of(mappings, self.rules.clone()))
     }
 
     /// This map without the region that was added with exactly these numbers.
@@ -217,10 +266,10 @@ impl GuestMemory {
         };
         let mut mappings = self.mappings.clone();
         mappings.remove(gone);
-        Ok(Self::of(mappings))
+        Ok(Self::of(mappings, self.rules.clone()))
     }
 
-    fn of(mut mappings: Vec<Arc<Mapping>>) -> Self {
+    fn of(mut mappings: Vec<Arc<Mapping>>, rules: MemoryRules) -> Self {
         mappings.sort_by_key(|m| m.guest_addr);
         let spans: Vec<Span> =
             mappings.iter().map(|m| Span { guest: m.guest_addr, size: m.size, host: m.base() }).collect();
@@ -229,7 +278,7 @@ impl GuestMemory {
         let mut largest = spans.clone();
         largest.sort_by_key(|span| Reverse(span.size));
         largest.resize(2, Span::NONE);
-        Self { largest: [largest[0], largest[1]], spans, mappings, by_host }
+        Self { largest: [largest[0], largest[1]], spans, mappings, by_host, rules, whole_at: AtomicUsize::new(0) }
     }
 
     /// The number of regions.
@@ -246,10 +295,24 @@ impl GuestMemory {
     }
 
     /// Whether the peer took memory away from under one of the regions, so that what is there now is not the guest's.
-    /// One relaxed load unless that ever happened in this process.
+    ///
+    /// Two loads and a comparison, for before each batch of accesses; the regions are looked at once for each time that
+    /// a region of anybody was torn.
     #[inline]
     pub fn is_torn(&self) -> bool {
-        fault::any() && self.mappings.iter().any(|m| m.is_torn())
+        let tears = fault::tears();
+        self.whole_at.load(Ordering::Relaxed) != tears && self.has_torn(tears)
+    }
+
+    #[cold]
+    fn has_torn(&self, tears: usize) -> bool {
+        // A region is marked before its tear is counted.
+        fence(Ordering::Acquire);
+        let is_torn = self.mappings.iter().any(|m| m.is_torn());
+        if !is_torn {
+            self.whole_at.store(tears, Ordering::Relaxed);
+        }
+        is_torn
     }
 
     fn span_at(&self, guest_addr: u64) -> Option<&Span> {

@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 use super::Config;
 use crate::listen::Address;
 use crate::metrics;
-use crate::schema::{Blockdev, Export, IoThread, Object, ObjectError, Spelling, hint};
+use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Spelling, hint, memory_max};
 
 /// The objects that a file names.
 const KINDS: [&str; 3] = [IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
@@ -38,6 +38,8 @@ pub struct ConfigFile {
     pub exports: Vec<Export>,
     /// Where metrics are served; nowhere if it does not say.
     pub metrics: Option<Address>,
+    /// How much guest memory is mapped at a time, at most, in bytes, if it says.
+    pub memory_max: Option<u64>,
     /// Where each object is, by how errors call it.
     places: Vec<(String, Place)>,
     name: String,
@@ -79,8 +81,13 @@ impl ConfigFile {
                 file.metrics = Some(read_metrics(value).map_err(|(at, what)| complain(at, what))?);
                 continue;
             }
+            if kind == MEMORY_MAX {
+                let bytes = memory_max(json(value.get_ref()), Spelling::Typed);
+                file.memory_max = Some(bytes.map_err(|problem| complain(at, problem.to_string()))?);
+                continue;
+            }
             if !KINDS.contains(&kind) {
-                let known = KINDS.into_iter().chain([METRICS]);
+                let known = KINDS.into_iter().chain([METRICS, MEMORY_MAX]);
                 return Err(complain(at, format!("unknown key '{kind}'; {}", hint(kind, known))));
             }
             let tables = value.get_ref().as_array().filter(|list| list.iter().all(|item| item.get_ref().is_table()));
@@ -119,7 +126,8 @@ impl ConfigFile {
     /// As [`Config::new`].
     pub fn config(&self) -> Result<Config, FileError> {
         let Self { iothreads, blockdevs, exports, .. } = self.clone();
-        Config::new(iothreads, blockdevs, exports).map_err(|error| self.locate(&error))
+        let config = Config::new(iothreads, blockdevs, exports).map_err(|error| self.locate(&error))?;
+        Ok(Config { memory_max: self.memory_max.unwrap_or(config.memory_max), ..config })
     }
 
     /// An error about objects of which some came from this file, with its place if it has one here.
@@ -142,8 +150,9 @@ impl ConfigFile {
 
 /// `config` as a file that reads back as what is in force: every default filled in.
 pub fn effective(config: &Config) -> String {
-    let mut text = String::new();
     let config = config.filled_in();
+    // What is in no table comes before all of them.
+    let mut text = format!("{MEMORY_MAX} = {}\n\n", config.memory_max);
     let mut table = |noun: &str, object: Result<String, toml::ser::Error>| {
         let object = object.unwrap_or_else(|error| format!("# {error}\n"));
         let _ = writeln!(text, "[[{noun}]]\n{object}");
@@ -266,6 +275,13 @@ iothread = \"io0\"
     }
 
     #[test]
+    fn a_file_says_how_much_guest_memory_there_may_be() {
+        let config = |text: &str| ConfigFile::read("egret.toml", text).unwrap().config().unwrap();
+        assert_eq!(config(&format!("memory-max = 0x100000\n{GOOD}")).memory_max, 1 << 20);
+        assert_eq!(config(GOOD).memory_max, 64 << 40);
+    }
+
+    #[test]
     fn what_is_wrong_has_a_file_a_line_and_a_key() {
         for (from, to, line) in [
             ("0x4000", "-1", "egret.toml:4: iothread 'io0': poll-max-ns must be 0..=9223372036854775807, got -1"),
@@ -291,6 +307,7 @@ iothread = \"io0\"
                 "[metrics]\nhost = \"localhost\"\nport = 0",
                 "egret.toml:3: metrics: port must be 1..=65535, got 0",
             ),
+            ("# Two", "memory-max = 1 #", "egret.toml:1: memory-max must be 1048576..=140737488355328 bytes, got 1"),
             ("[[iothread]]", "[[iothred]]", "egret.toml:2: unknown key 'iothred'; did you mean 'iothread'?"),
             ("[[iothread]]", "[iothread]", "egret.toml:2: iothread must be tables: write [[iothread]]"),
             (

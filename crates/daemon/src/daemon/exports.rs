@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig};
+use egret_export::{Address, Export, ExportConfig, MAX_MEMORY_SLOTS};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
+use egret_virtio::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
@@ -107,17 +108,31 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let (id, kickless) = (object.id.clone(), object.kickless_queues);
+        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), object.kickless_queues);
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
-                Export::start(ExportConfig { id, address, device: device(object, &disk), kickless }, disk, loops)?
+                Export::start(
+                    ExportConfig { id, address, device: device(object, &disk), memory, kickless },
+                    disk,
+                    loops,
+                )?
             }
-            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address)?, loops)?,
+            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address, memory)?, loops)?,
         };
         self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);
         Ok(())
+    }
+
+    /// What an export's clients may hand over as guest memory.
+    fn memory_rules(&self, object: &schema::Export) -> MemoryRules {
+        let files = match object.memory_files {
+            schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
+            schema::MemoryFiles::Any => MemoryFiles::Any,
+        };
+        let limits = MemoryLimits { bytes: object.memory_max, regions: MAX_MEMORY_SLOTS };
+        MemoryRules { files, budget: Some(self.memory.part(limits, "export", "its memory-max")) }
     }
 
     /// The thread of exports that name none, which is an object like any other once it is there.

@@ -55,8 +55,8 @@ impl Daemon {
                 return Err(ChangeError::ReadOnlyInUse(node.to_owned()));
             }
         }
-        let Config { iothreads, blockdevs, exports } = changed;
-        let changed = Config::new(iothreads, blockdevs, exports)?;
+        let Config { iothreads, blockdevs, exports, memory_max } = changed;
+        let changed = Config { memory_max, ..Config::new(iothreads, blockdevs, exports)? };
         let exchanges = self.reopened(&changed)?;
         let pause = exchange(&self.users(&exchanges)?, &exchanges).map_err(StartError::from)?;
         self.config = changed;

@@ -34,6 +34,7 @@ use std::sync::Arc;
 use egret_disk::{Disk, ThrottleGroup};
 use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
+use egret_virtio::memory::{MemoryBudget, MemoryLimits};
 
 use crate::Config;
 use crate::process::Inherited;
@@ -66,7 +67,13 @@ pub struct Daemon {
     departures: Departures,
     board: Arc<Board>,
     failures: Failures,
+    /// What is mapped of guests' memory for all exports.
+    memory: Arc<MemoryBudget>,
 }
+
+/// Memory regions mapped for all exports together: half of the mappings that Linux lets a process have by default
+/// (`vm.max_map_count`). The rest is for everything else that the process does.
+const MOST_REGIONS: usize = 1 << 15;
 
 impl Daemon {
     /// Brings all of `config` to life, exports where they are `inherited` on the sockets of that.
@@ -86,6 +93,11 @@ impl Daemon {
             units: BTreeMap::new(),
             departures: Departures::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
+            memory: MemoryBudget::new(
+                MemoryLimits { bytes: config.memory_max, regions: MOST_REGIONS },
+                "daemon",
+                "--memory-max",
+            ),
         };
         new.settle_disks()?;
         for io_thread in &config.iothreads {

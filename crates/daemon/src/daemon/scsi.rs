@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_export::{Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
+use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 
 use super::exports::RunningExport;
@@ -20,6 +21,7 @@ impl Daemon {
         object: &Export,
         disks: Vec<Arc<Disk>>,
         address: Address,
+        memory: MemoryRules,
     ) -> Result<ScsiExportConfig, StartError> {
         let luns = object.luns.iter().zip(disks);
         let unit = |(lun, disk): (_, Arc<Disk>)| Ok((address_of(lun), self.unit(object, lun, &disk)?, disk));
@@ -29,6 +31,7 @@ impl Daemon {
             device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
             luns: luns.map(unit).collect::<Result<_, StartError>>()?,
             kickless: object.kickless_queues,
+            memory,
         })
     }
 

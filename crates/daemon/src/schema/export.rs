@@ -29,6 +29,8 @@ const LONGEST_SERIAL: usize = 20;
 
 const DEFAULT_BLOCK: u32 = 512;
 const DEFAULT_QUEUE_SIZE: u16 = 128;
+/// No guest has as much.
+const DEFAULT_MEMORY_MAX: u64 = 4 << 40;
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
@@ -40,6 +42,17 @@ pub enum ExportType {
     VhostUserBlk,
     /// Any number, as a virtio-scsi device over vhost-user.
     VhostUserScsi,
+}
+
+/// Which files clients may hand over as guest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryFiles {
+    /// Memfds, and files on tmpfs and hugetlbfs.
+    #[default]
+    SharedMemory,
+    /// All that can be mapped.
+    Any,
 }
 
 /// Disks offered to virtual machines.
@@ -86,6 +99,12 @@ pub struct Export {
     /// What becomes of queues that their client asks to be polled.
     #[serde(default, with = "as_word")]
     pub kickless_queues: Kickless,
+    /// How much guest memory is mapped at a time, at most, in bytes.
+    #[serde(default = "default_memory_max")]
+    pub memory_max: u64,
+    /// Which files may be guest memory.
+    #[serde(default)]
+    pub memory_files: MemoryFiles,
     /// What the guest reads as the disk's serial number, if it was said; `luns` have their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -172,6 +191,21 @@ static SHAPE: Shape = Shape {
              polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its \
              policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.",
         ),
+        Key::optional(
+            "memory-max",
+            Kind::Bytes(1 << 20, 1 << 47),
+            "4T",
+            "Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than \
+             64 regions, whatever this says. Egret's own.",
+        ),
+        Key::optional(
+            "memory-files",
+            Kind::Word(|| vec!["shared-memory", "any"]),
+            "shared-memory",
+            "Which files may be guest memory: `shared-memory` is memfds and files on tmpfs and hugetlbfs. With `any`, \
+             whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O \
+             thread for as long as it likes, and with it all exports there. Egret's own.",
+        ),
     ],
     variants: Some(Variants {
         tag: "type",
@@ -257,6 +291,8 @@ impl Export {
             iothread_vq_mapping: Vec::new(),
             fixed_iothread: false,
             kickless_queues: Kickless::default(),
+            memory_max: DEFAULT_MEMORY_MAX,
+            memory_files: MemoryFiles::default(),
             serial: None,
         }
     }
@@ -436,4 +472,8 @@ fn default_num_queues() -> u16 {
 
 fn default_queue_size() -> u16 {
     DEFAULT_QUEUE_SIZE
+}
+
+fn default_memory_max() -> u64 {
+    DEFAULT_MEMORY_MAX
 }

@@ -11,14 +11,14 @@ mod summary;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use egret_daemon::config::{Config, ConfigFile, effective};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics;
 use egret_daemon::qmp::chardev::{self, Place};
-use egret_daemon::schema::{Aio, MonitorChoice, PolicyKind, words};
+use egret_daemon::schema::{self, Aio, MonitorChoice, PolicyKind, Spelling, words};
 
 use announce::announcement;
 use life::Life;
@@ -96,6 +96,9 @@ pub struct Serve {
     /// Write the process's number to a file, and hold the file as long as it lives
     #[arg(long, value_name = "PATH")]
     pub pidfile: Option<PathBuf>,
+    /// Map no more guest memory than this at a time, for all exports together [default: 64T]
+    #[arg(long, value_name = "SIZE")]
+    pub memory_max: Option<String>,
     /// Go into the background once disks are served
     #[arg(long)]
     pub daemonize: bool,
@@ -123,7 +126,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         eprintln!("egret: warning: {warning}");
     }
     if arguments.print_config {
-        print!("{}{}", metrics.as_ref().map(metrics::table).unwrap_or_default(), effective(&config));
+        print!("{}{}", effective(&config), metrics.as_ref().map(metrics::table).unwrap_or_default());
         return Ok(());
     }
     let has_stdio = monitors.iter().any(|monitor| monitor.chardev.place == Place::Stdio);
@@ -150,10 +153,14 @@ pub fn config(arguments: &Serve) -> Result<Config> {
     if !arguments.nbd_server.is_empty() {
         bail!("--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk");
     }
-    let config = match &arguments.disk {
+    let mut config = match &arguments.disk {
         Some(disk) => one_disk::config(disk, arguments)?,
         None => objects::config(arguments)?,
     };
+    if let Some(text) = &arguments.memory_max {
+        let bytes = schema::memory_max(text.as_str().into(), Spelling::Text);
+        config.memory_max = bytes.map_err(|problem| anyhow!("--{problem}"))?;
+    }
     if config.exports.is_empty() && arguments.monitor.is_empty() {
         bail!("nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor");
     }

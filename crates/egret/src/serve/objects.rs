@@ -93,6 +93,14 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
     ];
 
     #[test]
+    fn a_size_of_all_guest_memory_is_spelled_like_any_other() {
+        let with = |size: &str| line(&format!("egret serve {} --memory-max {size}", TAKEN_BY_QEMU[0]));
+        assert_eq!(with("1.5T").unwrap().memory_max, 3 << 39);
+        assert_eq!(with("1").unwrap_err(), "--memory-max must be 1048576..=140737488355328 bytes, got 1");
+        assert_eq!(with("much").unwrap_err(), "--memory-max must be 1048576..=140737488355328 bytes, got 'much'");
+    }
+
+    #[test]
     fn lines_that_qemus_daemon_takes_are_taken_unchanged() {
         for taken in TAKEN_BY_QEMU {
             for program in ["egret serve", "qemu-storage-daemon"] {

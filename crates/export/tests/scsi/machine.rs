@@ -7,7 +7,7 @@ use std::sync::Arc;
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Address, Export, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
-use egret_virtio::memory::{GuestMemory, Region};
+use egret_virtio::memory::{GuestMemory, MemoryRules, Region};
 use egret_virtio::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -221,6 +221,7 @@ pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
         device: ScsiConfig { num_queues: 1, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
         kickless: Kickless::default(),
+        memory: MemoryRules::default(),
     };
     (ours, Export::start_scsi(config, vec![io.0.clone()]).unwrap())
 }

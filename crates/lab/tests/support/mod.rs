@@ -195,7 +195,7 @@ impl Conversation {
                     size: long(16),
                     user_addr: long(24),
                     offset: long(32),
-                    file: fds.pop().unwrap().into(),
+                    file: fds.pop().unwrap(),
                 };
                 self.memory = self.memory.with(region).unwrap();
             }

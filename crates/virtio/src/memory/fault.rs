@@ -2,9 +2,13 @@
 //!
 //! The file behind a region belongs to the peer as much as to us. A peer that truncates it makes our next access raise
 //! SIGBUS, whose default is to end the process and with it every other guest's disk. So a handler, installed with the
-//! first region, looks the address up in a table of regions. Inside one, it maps an anonymous page there, marks the
-//! region as torn and returns: the access goes through and reads zeroes. The worker sees the mark and ends the session.
-//! A fault that is nobody's restores whatever was installed before, and happens again.
+//! first region, looks the address up in a table of regions. Inside one, it marks the region as torn, puts an anonymous
+//! mapping in the place of all of it, and returns: the access goes through and reads zeroes. The worker sees the mark and
+//! breaks the queue. A fault that is nobody's restores whatever was installed before, and happens again.
+//!
+//! All of the region, and not the page alone: a page of its own splits the mapping, and a peer that has us touch every
+//! other page would soon have used up the mappings that a process may have (`vm.max_map_count`). The next fault could
+//! then not be mended by anybody.
 //!
 //! The handler may interrupt anything, so it takes no lock and allocates nothing: the table is static and its slots are
 //! read as a sequence lock is. A kernel access (the disk reading into the memory) raises no signal; it fails with
@@ -13,9 +17,16 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+/// `len` bytes at `start`, mapped in pages of `page` bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Range {
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) page: usize,
+}
 
 /// One watched range of addresses. `sequence` is odd while the other fields change.
 struct Slot {
@@ -39,7 +50,7 @@ impl Slot {
     }
 
     /// Only under [`WRITERS`].
-    fn set(&self, start: usize, len: usize, page: usize) {
+    fn set(&self, Range { start, len, page }: Range) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
@@ -50,11 +61,11 @@ impl Slot {
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// The page that `addr` is on, as address and length, if the slot watches it.
+    /// The range that the slot watches, if `addr` is in it.
     ///
     /// A slot caught while it changes watches nothing yet, or nothing any more: nobody touches memory whose watch is
     /// being set up or taken down.
-    fn page_of(&self, addr: usize) -> Option<(usize, usize)> {
+    fn range_with(&self, addr: usize) -> Option<Range> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         let len = self.len.load(Ordering::Relaxed);
@@ -63,62 +74,71 @@ impl Slot {
         if sequence % 2 == 1 || self.sequence.load(Ordering::Relaxed) != sequence {
             return None;
         }
-        let offset = addr.checked_sub(start).filter(|&offset| offset < len)?;
-        Some((start + (offset - offset % page), page))
+        addr.checked_sub(start).is_some_and(|offset| offset < len).then_some(Range { start, len, page })
     }
 }
 
-const LIMIT: usize = 8192;
+/// As many as Linux lets a process have mappings, by default. Pages of the table that were never used cost nothing.
+const LIMIT: usize = 1 << 16;
 
 static SLOTS: [Slot; LIMIT] = [const { Slot::free() }; LIMIT];
 /// Slots at and above this have never been used: what the handler need not look at.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Whether any region was ever torn.
-static TORN: AtomicBool = AtomicBool::new(false);
-/// Held by whoever changes a slot; never by the handler.
-static WRITERS: Mutex<()> = Mutex::new(());
+/// How often a region was torn.
+static TEARS: AtomicUsize = AtomicUsize::new(0);
+/// The slots below [`USED`] that are free. Held by whoever changes a slot; never by the handler.
+static WRITERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The disposition before ours; never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether any region of the process was ever torn.
+fn writers() -> MutexGuard<'static, Vec<usize>> {
+    WRITERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// How often a region of the process was torn: as long as that is what it was, nothing has been torn since.
 #[inline]
-pub(super) fn any() -> bool {
-    TORN.load(Ordering::Relaxed)
+pub(super) fn tears() -> usize {
+    TEARS.load(Ordering::Relaxed)
 }
 
 /// A range of addresses whose faults are ours, until dropped.
 pub(super) struct Watch {
-    slot: &'static Slot,
+    at: usize,
 }
 
 impl Watch {
     /// How many ranges can be watched at a time.
     pub(super) const LIMIT: usize = LIMIT;
 
-    /// Watches `len` bytes at `start`, mapped in pages of `page` bytes. `None` when the table is full.
+    /// Watches a range, which is whole pages and one mapping. `None` when the table is full.
     ///
     /// # Errors
     ///
     /// The system's refusal to install the handler.
-    pub(super) fn new(start: usize, len: usize, page: usize) -> io::Result<Option<Self>> {
+    pub(super) fn new(range: Range) -> io::Result<Option<Self>> {
         install()?;
-        let _writer = WRITERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let Some(at) = SLOTS.iter().position(|slot| slot.len.load(Ordering::Relaxed) == 0) else { return Ok(None) };
-        SLOTS[at].set(start, len, page);
+        let mut free = writers();
+        let at = match free.pop() {
+            Some(at) => at,
+            None => USED.load(Ordering::Relaxed),
+        };
+        let Some(slot) = SLOTS.get(at) else { return Ok(None) };
+        slot.set(range);
         USED.fetch_max(at + 1, Ordering::Release);
-        Ok(Some(Self { slot: &SLOTS[at] }))
+        Ok(Some(Self { at }))
     }
 
-    /// Whether a page of the range was replaced.
+    /// Whether the range was replaced.
     pub(super) fn is_torn(&self) -> bool {
-        self.slot.torn.load(Ordering::Relaxed)
+        SLOTS[self.at].torn.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let _writer = WRITERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.slot.set(0, 0, 0);
+        let mut free = writers();
+        SLOTS[self.at].set(Range { start: 0, len: 0, page: 0 });
+        free.push(self.at);
     }
 }
 
@@ -171,22 +191,40 @@ extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Puts an empty page where `addr` is, if that is in a watched range; says whether it did.
+/// Puts empty memory where the region of `addr` is, if it is in a watched one; says whether it did.
 fn mend(addr: usize) -> bool {
     let used = USED.load(Ordering::Acquire).min(LIMIT);
-    for slot in &SLOTS[..used] {
-        let Some((page, len)) = slot.page_of(addr) else { continue };
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: the page is inside a range that is mapped by a region and by nothing else, and that stays so: the
-        // thread that was interrupted in the middle of an access to it keeps the region alive.
-        let mapped = unsafe { libc::mmap(page as *mut libc::c_void, len, prot, flags, -1, 0) };
-        if mapped == libc::MAP_FAILED {
-            return false;
-        }
-        slot.torn.store(true, Ordering::Relaxed);
-        TORN.store(true, Ordering::Relaxed);
-        return true;
+    let found = SLOTS[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
+    let Some((slot, Range { start, len, page })) = found else { return false };
+    // Before the memory is replaced: another thread may read what is there now without a fault, and has to find the mark
+    // when it looks afterwards.
+    slot.torn.store(true, Ordering::Relaxed);
+    TEARS.fetch_add(1, Ordering::Release);
+    // A system that grants memory strictly (`vm.overcommit_memory=2`) counts the whole range, and may refuse it. The page
+    // then does for now.
+    replace(start, len) || replace(addr - (addr - start) % page, page)
+}
+
+/// Puts empty memory in the place of a part of a watched range; says whether it did.
+///
+/// Two threads may fault in one region at once, and then the second replaces what the first has put there, with what was
+/// written to it in between. That belongs to nobody: the guest's memory is gone. To wait for the first one is what a
+/// handler must not do; and a fault in what has been replaced already, of failing hardware, is mended like any other.
+fn replace(start: usize, len: usize) -> bool {
+    let start = start as *mut libc::c_void;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    // SAFETY: the range is mapped by a region and by nothing else, and that stays so: the thread that was interrupted in
+    // the middle of an access to it keeps the region alive. `munmap` of the region later unmaps this instead.
+    let mapped = unsafe { libc::mmap(start, len, prot, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return false;
     }
-    false
+    // What little is still written here takes small pages, and is no business of a core dump. Refused, it is no matter.
+    // SAFETY: mapped just above; the advice does not touch its content, and each is one system call.
+    unsafe {
+        libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
+        libc::madvise(start, len, libc::MADV_DONTDUMP);
+    }
+    true
 }

@@ -3,18 +3,22 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::{self, NonNull};
 
-use super::fault::Watch;
-use super::{MemoryError, Region};
+use rustix::fs::{FileType, fcntl_get_seals, fstat};
+
+use super::budget::Charge;
+use super::fault::{Range, Watch};
+use super::{MemoryError, MemoryFiles, MemoryRules, Region};
 
 /// A region, mapped; unmapped when dropped.
 pub(super) struct Mapping {
     /// First, and so dropped before the pages are unmapped: the addresses may be somebody else's the moment after.
     watch: Watch,
     pages: Pages,
+    /// Behind the pages: what they took is given back when they are gone.
+    _charge: Option<Charge>,
     /// Where in `pages` the region begins.
     lead: usize,
     pub(super) guest_addr: u64,
@@ -23,33 +27,43 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `region`, whose numbers have been checked for overflow. Its file is closed: the mapping is enough.
-    pub(super) fn new(region: Region) -> Result<Self, MemoryError> {
-        let Region { guest_addr, size, user_addr, file, offset } = region;
+    /// Maps `region`, whose numbers have been checked for overflow.
+    pub(super) fn new<F: AsFd>(region: Region<F>, rules: &MemoryRules) -> Result<Self, MemoryError> {
+        let Region { guest_addr, size, user_addr, ref file, offset } = region;
+        let file = file.as_fd();
         let failed = |what| move |source| MemoryError::System { what, guest_addr, source };
 
-        let about = file.metadata().map_err(failed("look at"))?;
+        // First of all that is done with a peer's file. Seals are what shared memory has and nothing else, and the kernel
+        // tells of them without asking the file system. Even `fstat` asks, and a server of FUSE or NFS may never answer.
+        if rules.files == MemoryFiles::SharedMemory && fcntl_get_seals(file).is_err() {
+            return Err(MemoryError::NotShared { guest_addr });
+        }
+        let about = fstat(file).map_err(|e| failed("look at")(e.into()))?;
         // A device (DAX) has no length to compare with; mapping it is then what fails.
-        let is_device = about.file_type().is_char_device() || about.file_type().is_block_device();
-        if !is_device && about.len() < offset + size {
-            return Err(MemoryError::ShortFile { guest_addr, needed: offset + size, file: about.len() });
+        let is_device =
+            matches!(FileType::from_raw_mode(about.st_mode), FileType::CharacterDevice | FileType::BlockDevice);
+        let file_len = u64::try_from(about.st_size).unwrap_or(0);
+        if !is_device && file_len < offset + size {
+            return Err(MemoryError::ShortFile { guest_addr, needed: offset + size, file: file_len });
         }
 
         // Huge pages are mapped and unmapped whole, and a file on hugetlbfs says so in its block size. Elsewhere the
         // block size may be anything, and a power of two below the page size serves nobody.
         let page = page_size();
-        let page = match about.blksize() {
+        let page = match u64::try_from(about.st_blksize).unwrap_or(0) {
             huge if huge > page && huge.is_power_of_two() && huge <= 1 << 34 => huge,
             _ => page,
         };
         let lead = offset % page;
         let len = (lead + size).div_ceil(page).checked_mul(page).and_then(|len| usize::try_from(len).ok());
         let len = len.ok_or(MemoryError::Overflow { guest_addr, size, space: "address space" })?;
-        let pages = Pages::map(&file, offset - lead, len).map_err(failed("map"))?;
-        let watch = Watch::new(pages.base.as_ptr() as usize, len, page as usize)
+        let charge = rules.budget.as_ref().map(|budget| budget.charge(len as u64)).transpose();
+        let charge = charge.map_err(|why| MemoryError::OverBudget { guest_addr, why })?;
+        let pages = Pages::map(file, offset - lead, len).map_err(failed("map"))?;
+        let watch = Watch::new(Range { start: pages.base.as_ptr() as usize, len, page: page as usize })
             .map_err(failed("watch"))?
             .ok_or(MemoryError::TooMany { limit: Watch::LIMIT })?;
-        Ok(Self { watch, pages, lead: lead as usize, guest_addr, size, user_addr })
+        Ok(Self { watch, pages, _charge: charge, lead: lead as usize, guest_addr, size, user_addr })
     }
 
     /// Where the region's first byte is.
@@ -58,7 +72,7 @@ impl Mapping {
         unsafe { self.pages.base.as_ptr().add(self.lead) }
     }
 
-    /// Whether a page of it has been replaced after a SIGBUS.
+    /// Whether it has been replaced after a SIGBUS.
     pub(super) fn is_torn(&self) -> bool {
         self.watch.is_torn()
     }
@@ -82,7 +96,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    fn map(file: &impl AsRawFd, offset: u64, len: usize) -> io::Result<Self> {
+    fn map(file: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a mapping at an address of the kernel's choice disturbs no other memory of the process.

@@ -132,7 +132,6 @@ fn regions_that_cannot_be_are_refused_and_change_nothing() {
     for overlapping in [0x1000, 0x1001, 0xfff, 0x2fff, 0x1] {
         assert!(with(&|r| r.guest_addr = overlapping).contains("overlaps the one at 0x1000"), "{overlapping:#x}");
     }
-    assert!(with(&|r| r.file = fs::File::open("/proc/self/exe").unwrap()).contains("cannot map"), "not writable");
     assert_eq!(memory.regions(), 1);
     memory.with(numbered(0, 1, 0)).unwrap().with(numbered(0x3000, 1, 0)).unwrap();
 }
@@ -218,7 +217,7 @@ fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
     assert!(memory.is_torn());
     assert!(memory.write(0x3000, &[5; 100]), "writes go to nobody");
     assert_eq!(read(&memory, 0x3000), Some([5; 100]));
-    assert_eq!(read(&memory, 0x1000), Some([1]));
+    assert_eq!(read(&memory, 0x1000), Some([0]), "with one page all of the region is gone");
 
     assert!(!whole.is_torn(), "a map without that region is as good as ever");
     assert!(!memory.without(0x1000, 3 * PAGE, 0x7000_1000).unwrap().is_torn());
@@ -228,18 +227,84 @@ fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
     assert!(!next.is_torn());
 }
 
+/// How many mappings the process has at `addresses`.
+fn mappings_at(addresses: std::ops::Range<usize>) -> usize {
+    let hexadecimal = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let ranges = maps.lines().map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+    ranges.filter(|(start, end)| hexadecimal(start) < addresses.end && hexadecimal(end) > addresses.start).count()
+}
+
 #[test]
-fn many_threads_may_touch_what_is_gone() {
-    let region = numbered(0, 64, 1);
+fn memory_that_is_gone_stays_one_mapping_however_much_of_it_is_touched() {
+    const BYTES: u64 = 64 << 20;
+    let region = Region::anonymous(0, BYTES).unwrap();
     let file = region.file.try_clone().unwrap();
     let memory = GuestMemory::empty().with(region).unwrap();
+    let base = memory.slice(0, 1).unwrap().base() as usize;
+    let addresses = base..base + BYTES as usize;
+    assert_eq!(mappings_at(addresses.clone()), 1);
     rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..64).for_each(|page| assert_eq!(read(&memory, page * PAGE), Some([0]))));
+            scope.spawn(|| {
+                for page in (0..BYTES / PAGE).step_by(2) {
+                    assert_eq!(read(&memory, page * PAGE), Some([0]));
+                }
+            });
         }
     });
     assert!(memory.is_torn());
+    // It may have been joined with what is beside it, which splits nothing.
+    assert_eq!(mappings_at(addresses), 1);
+}
+
+#[test]
+fn huge_pages_that_are_gone_are_replaced_like_others() {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    const HUGE: u64 = 2 << 20;
+    let Ok(file) = memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) else {
+        eprintln!("skipped: the kernel has no hugetlbfs");
+        return;
+    };
+    rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
+    let their_file = file.try_clone().unwrap();
+    let region = Region { guest_addr: 0, size: HUGE, user_addr: 0, file, offset: PAGE };
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(their_file, 0).unwrap();
+    for page in 0..4 {
+        assert_eq!(read(&memory, page * PAGE), Some([0; 8]));
+        assert!(memory.write(page * PAGE, &[1; 8]));
+    }
+    assert!(memory.is_torn());
+}
+
+#[test]
+fn memory_of_others_that_is_gone_costs_a_map_one_look() {
+    let neighbour = GuestMemory::empty().with(numbered(0, 1, 1)).unwrap();
+    let region = numbered(0, 1, 1);
+    let file = region.file.try_clone().unwrap();
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
+    assert_eq!(read(&memory, 0), Some([0]));
+    let tears = fault::tears();
+    assert!(!neighbour.is_torn());
+    assert!(neighbour.whole_at.load(Ordering::Relaxed) >= tears, "it does not look again for this one");
+    assert!(memory.is_torn() && memory.is_torn(), "which stays torn");
+}
+
+#[test]
+fn there_is_room_for_the_regions_of_many_exports() {
+    let file = Region::anonymous(0, PAGE).unwrap().file;
+    let region = || Region { guest_addr: 0, size: PAGE, user_addr: 0, file: file.as_fd(), offset: 0 };
+    let map = || Mapping::new(region(), &MemoryRules::default()).unwrap();
+    // Two epochs of 64 regions of 100 exports.
+    let mappings: Vec<_> = (0..2 * 64 * 100).map(|_| map()).collect();
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    let newest = mappings.last().unwrap();
+    // SAFETY: a page is mapped there.
+    assert_eq!(unsafe { newest.base().read_volatile() }, 0);
+    assert!(newest.is_torn() && !mappings[0].is_torn());
 }
 
 /// Runs one test of this module in a process of its own, where it may die, and says which signal or code it ended with.
@@ -258,6 +323,46 @@ fn a_fault_that_is_nobodys_ends_the_process_as_ever() {
 fn a_fault_that_is_nobodys_goes_to_the_handler_before_ours() {
     assert!(in_a_process_of_its_own("child_with_a_handler").contains("exit status: 42"));
     assert!(in_a_process_of_its_own("child_that_is_sent_a_signal").contains("exit status: 42"));
+}
+
+#[test]
+fn memory_that_the_system_does_not_grant_at_once_is_replaced_page_by_page() {
+    assert!(in_a_process_of_its_own("child_that_may_have_little_memory").contains("exit status: 0"));
+}
+
+/// Has the kernel refuse this thread mappings of `bytes`, as if it granted memory strictly.
+fn refuse_mappings_of(bytes: u32) {
+    let load =
+        |at| libc::sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: at };
+    let unless = |k, jf| libc::sock_filter { code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, jt: 0, jf, k };
+    let answer = |k| libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k };
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::ENOMEM as u32;
+    // Of `seccomp_data`, the call's number and the low half of its second argument.
+    let (number, len) = (0, 24 + u32::from(cfg!(target_endian = "big")) * 4);
+    let mut filter =
+        [load(number), unless(libc::SYS_mmap as u32, 3), load(len), unless(bytes, 1), answer(refusal), answer(ALLOW)];
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program and its filter are there for as long as the calls take.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+    }
+}
+
+#[test]
+#[ignore = "limits its process; run by another test"]
+fn child_that_may_have_little_memory() {
+    const BYTES: u64 = 1 << 30;
+    let region = Region::anonymous(0, BYTES).unwrap();
+    let file = region.file.try_clone().unwrap();
+    let memory = GuestMemory::empty().with(region).unwrap();
+    rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
+    refuse_mappings_of(BYTES as u32);
+    for at in [0, 1, BYTES - 8] {
+        assert_eq!(read(&memory, at), Some([0; 8]));
+    }
+    assert!(memory.is_torn());
 }
 
 /// Touches memory that no region watches and whose file is gone, beside a region.
@@ -304,4 +409,107 @@ fn child_that_is_sent_a_signal() {
     let _watched = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
     // SAFETY: no memory is involved.
     unsafe { libc::raise(libc::SIGBUS) };
+}
+
+/// A file that is no shared memory, if the directory of this program is on a disk.
+fn file_on_disk() -> Option<fs::File> {
+    let path = std::env::current_exe().unwrap().with_extension(format!("memory-{}", std::process::id()));
+    let file = fs::File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    fs::remove_file(path).unwrap();
+    file.set_len(PAGE).unwrap();
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    (rustix::fs::fstatfs(&file).unwrap().f_type as i64 != TMPFS_MAGIC).then_some(file)
+}
+
+fn of(file: fs::File) -> Region {
+    Region { guest_addr: 0, size: PAGE, user_addr: 0, file, offset: 0 }
+}
+
+#[test]
+fn what_lives_in_the_kernels_memory_is_guest_memory_and_other_files_only_where_they_are_allowed() {
+    let shared = GuestMemory::empty();
+    let any = GuestMemory::under(MemoryRules { files: MemoryFiles::Any, budget: None });
+    shared.with(Region::anonymous(0, PAGE).unwrap()).unwrap();
+    let on_tmpfs = rustix::fs::open("/dev/shm", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::TMPFILE, 0o600.into());
+    match on_tmpfs.map(fs::File::from) {
+        Ok(file) => {
+            file.set_len(PAGE).unwrap();
+            shared.with(of(file)).unwrap();
+        }
+        Err(e) => eprintln!("tmpfs is skipped: {e}"),
+    }
+    let devices = ["/dev/zero", "/dev/null", "/proc/self/exe", "/proc/self/mem"];
+    for file in devices.map(|path| fs::File::open(path).unwrap()).into_iter().chain(file_on_disk()) {
+        let told = refused(&shared, of(file));
+        assert!(told.contains("is not shared memory") && told.contains("memory-files=any"), "{told}");
+    }
+    let not_writable = fs::File::open("/proc/self/exe").unwrap();
+    assert!(refused(&any, of(not_writable)).contains("cannot map"));
+    if let Some(file) = file_on_disk() {
+        any.with(of(file)).unwrap();
+    }
+}
+
+/// A budget for an export within one for all.
+fn budgets(whole: u64, part: u64) -> (Arc<MemoryBudget>, Arc<MemoryBudget>) {
+    let limits = |bytes| MemoryLimits { bytes, regions: 3 };
+    let whole = MemoryBudget::new(limits(whole), "daemon", "--memory-max");
+    let part = whole.part(limits(part), "export", "its memory-max");
+    (whole, part)
+}
+
+fn under(budget: &Arc<MemoryBudget>) -> GuestMemory {
+    GuestMemory::under(MemoryRules { budget: Some(Arc::clone(budget)), ..MemoryRules::default() })
+}
+
+#[test]
+fn no_more_is_mapped_than_a_budget_has_and_the_error_says_which() {
+    let (whole, part) = budgets(3 * PAGE, 2 * PAGE);
+    let memory = under(&part).with(numbered(0, 1, 0)).unwrap();
+    assert_eq!(
+        refused(&memory, numbered(PAGE, 2, 0)),
+        "memory region at 0x1000: 8K more where 4K of 8K are mapped for the export; its memory-max sets the limit"
+    );
+    let other = whole.part(MemoryLimits { bytes: u64::MAX, regions: 3 }, "export", "its memory-max");
+    let other = under(&other).with(numbered(0, 1, 0)).unwrap();
+    assert_eq!(
+        refused(&other, numbered(PAGE, 2, 0)),
+        "memory region at 0x1000: 8K more where 8K of 12K are mapped for the daemon; --memory-max sets the limit"
+    );
+    // What was refused was not charged.
+    let other = other.with(numbered(PAGE, 1, 0)).unwrap();
+    assert_eq!(whole.used(), MemoryLimits { bytes: 3 * PAGE, regions: 3 });
+    assert!(
+        refused(&other, numbered(2 * PAGE, 1, 0)).contains("the daemon has 3 regions mapped, and may have no more")
+    );
+    assert_eq!(part.used(), MemoryLimits { bytes: PAGE, regions: 1 });
+}
+
+#[test]
+fn a_budget_has_back_what_the_last_epoch_lets_go_of() {
+    let (whole, part) = budgets(2 * PAGE, 2 * PAGE);
+    let old = under(&part).with(numbered(0, 1, 0)).unwrap();
+    let both = old.with(numbered(PAGE, 1, 0)).unwrap();
+    assert_eq!(part.used(), MemoryLimits { bytes: 2 * PAGE, regions: 2 }, "what epochs share is charged once");
+    let new = both.without(0, PAGE, 0x7000_0000).unwrap();
+    drop(both);
+    assert!(refused(&new, numbered(2 * PAGE, 1, 0)).contains("8K of 8K"), "the old epoch has it still");
+    drop(old);
+    drop(new.with(numbered(2 * PAGE, 1, 0)).unwrap());
+    drop(new);
+    assert_eq!(
+        (whole.used(), part.used()),
+        (MemoryLimits { bytes: 0, regions: 0 }, MemoryLimits { bytes: 0, regions: 0 })
+    );
+}
+
+#[test]
+fn a_region_that_cannot_be_mapped_is_not_charged() {
+    let (_, part) = budgets(u64::MAX, u64::MAX);
+    let memory = under(&part);
+    let read_only = rustix::fs::memfd_create("read-only", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&read_only, PAGE).unwrap();
+    rustix::fs::fcntl_add_seals(&read_only, rustix::fs::SealFlags::WRITE).unwrap();
+    assert!(refused(&memory, of(read_only.into())).contains("cannot map"));
+    assert_eq!(part.used(), MemoryLimits { bytes: 0, regions: 0 });
 }

@@ -4,7 +4,7 @@ use egret_disk::IoVec;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use super::area::{Descriptor, Descriptors};
-use super::{MAX_INDIRECT, RingError};
+use super::{MAX_INDIRECT, MAX_PIECES, RingError};
 use crate::memory::GuestMemory;
 
 pub(super) const NEXT: u16 = VRING_DESC_F_NEXT as u16;
@@ -79,7 +79,12 @@ impl Chain {
             return Err(RingError::BufferOutside { addr, len });
         }
         *sum = sum.checked_add(len).ok_or(RingError::TooMuch)?;
-        Ok(())
+        // After each descriptor, which adds no more pieces than there are regions: a chain costs no more time or heap than
+        // what is allowed and one descriptor's worth.
+        match self.pieces() {
+            0..=MAX_PIECES => Ok(()),
+            pieces => Err(RingError::TooManyPieces { pieces }),
+        }
     }
 
     /// Fills the chain from the one that begins at its head in `ring`.

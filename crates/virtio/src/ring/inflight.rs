@@ -16,8 +16,8 @@
 pub(super) mod packed;
 pub(super) mod split;
 
-use std::fs::File;
 use std::marker::PhantomData;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -157,12 +157,14 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// Takes the record in that begins at `offset` in `file` and has `size` bytes.
+    /// Takes the record in that begins at `offset` in `file`, which must be shared memory, and has `size` bytes.
+    ///
+    /// No budget has to have room for it: a client has one record at a time, of no more than its queues need.
     ///
     /// # Errors
     ///
     /// It is too short, oddly placed, or cannot be mapped.
-    pub fn map(file: File, offset: u64, size: u64, config: InflightConfig) -> Result<Self, InflightError> {
+    pub fn map(file: impl AsFd, offset: u64, size: u64, config: InflightConfig) -> Result<Self, InflightError> {
         let needed = config.bytes_of_queues();
         if size < needed {
             return Err(InflightError::Short { size, config, needed });

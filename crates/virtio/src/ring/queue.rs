@@ -90,8 +90,8 @@ impl Queue {
         either!(&self.0, queue => queue.memory())
     }
 
-    /// Whether the peer took away memory that the queue needs. One relaxed load or two unless that ever happened in this
-    /// process.
+    /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
+    /// before each batch of completions.
     #[inline]
     pub fn is_torn(&self) -> bool {
         either!(&self.0, queue => queue.is_torn())

@@ -126,8 +126,8 @@ impl Queue {
         &self.memory
     }
 
-    /// Whether the peer took away memory that the queue needs. One relaxed load or two unless that ever happened in this
-    /// process.
+    /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
+    /// before each batch of completions.
     #[inline]
     pub fn is_torn(&self) -> bool {
         self.memory.is_torn() || self.record.as_ref().is_some_and(Tracker::is_torn)

@@ -213,6 +213,64 @@ fn more_than_4_gib_in_a_chain_breaks_the_queue_and_nothing_else() {
     }
 }
 
+/// Where there are regions of one page each, and how many.
+const PATCHED: u64 = 1 << 40;
+const PATCHES: u64 = 100;
+
+/// A pair whose bad half has memory that is in pieces.
+fn patched() -> Pair {
+    let pair = Pair::new();
+    let patch = |patch| Region::anonymous(PATCHED + 4096 * patch, 4096).unwrap();
+    let first = pair.bad.memory.with(patch(0)).unwrap();
+    let memory = Arc::new((1..PATCHES).fold(first, |memory, at| memory.with(patch(at)).unwrap()));
+    let mut pair = Pair { bad: Guest { memory: Arc::clone(&memory), ..pair.bad }, ..pair };
+    pair.bad.queue.replace_memory(&memory).unwrap();
+    pair
+}
+
+#[test]
+fn a_chain_of_more_pieces_than_are_taken_breaks_the_queue_and_nothing_else() {
+    // Ten buffers across all regions, and one that makes it the most that are taken, or one more.
+    let eleven = |last_pages: u32| {
+        let pair = patched();
+        for index in 0..10 {
+            let flags = if index == 0 { NEXT } else { NEXT | WRITE };
+            pair.bad.describe(index, PATCHED, 4096 * PATCHES as u32, flags, index + 1);
+        }
+        pair.bad.describe(10, PATCHED, 4096 * last_pages, WRITE, 0);
+        pair.bad.offer(&[0]);
+        pair
+    };
+    let mut good = eleven(26);
+    let mut chain = Chain::new();
+    assert!(good.bad.queue.pop(&mut chain).unwrap());
+    assert_eq!((chain.readable().len(), chain.writable().len()), (100, 926));
+    good.bad.queue.abandon(0);
+    eleven(27).breaks(RingError::TooManyPieces { pieces: 1027 });
+}
+
+#[test]
+fn a_chain_of_many_pieces_is_followed_no_further_than_it_may_be_long() {
+    // A table whose buffers have 65,536 pieces together, of which it takes the first seventeen buffers to see that.
+    let pair = patched();
+    for index in 0..1024 {
+        pair.bad.write(DATA + 16 * index, &descriptor(PATCHED, 4096 * 64, NEXT | WRITE, index as u16 + 1));
+    }
+    pair.bad.describe(0, DATA, 1024 * 16, INDIRECT, 0);
+    pair.bad.offer(&[0]);
+    pair.breaks(RingError::TooManyPieces { pieces: 17 * 64 });
+
+    // The ring's own descriptors count as do those of the table that they lead to.
+    let pair = patched();
+    (0..3).for_each(|index| pair.bad.describe(index, DATA, 1, NEXT, index + 1));
+    for index in 0..1024 {
+        pair.bad.write(DATA + 16 * index, &descriptor(DATA, 1, if index < 1023 { NEXT } else { 0 }, index as u16 + 1));
+    }
+    pair.bad.describe(3, DATA, 1024 * 16, INDIRECT, 0);
+    pair.bad.offer(&[0]);
+    pair.breaks(RingError::TooManyPieces { pieces: 1027 });
+}
+
 #[test]
 fn a_chain_made_available_while_in_flight_breaks_the_queue_and_nothing_else() {
     let mut pair = Pair::new();
