@@ -109,7 +109,7 @@ fn transfer(disk: &Disk, way: Way, offset: u64, buffers: &[IoVec], rest: &mut Ve
             return Err(Errno::NOSPC);
         }
         if moved < total {
-            buffers::tail(buffers, moved, rest);
+            buffers::cut(buffers, moved, u64::MAX, rest);
             left = rest;
         }
     }

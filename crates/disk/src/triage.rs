@@ -45,7 +45,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
         Op::Read => moved(disk, job),
         Op::Write { fua } => {
             *fua &= !options.no_flush;
-            if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers) {
+            if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers, u64::MAX) {
                 job.sync_after = *fua;
                 request.op = Op::WriteZeroes { unmap: options.detect_zeroes == DetectZeroes::Unmap };
                 return Verdict::Worker;

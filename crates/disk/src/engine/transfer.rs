@@ -64,7 +64,7 @@ impl Transfer {
         // Direct I/O stops in the middle of a block only where the image ends.
         let ended = result == 0 || !(result as u64).is_multiple_of(block.into());
         if !ended {
-            buffers::tail(&request.buffers, self.moved, &mut self.rest);
+            buffers::cut(&request.buffers, self.moved, u64::MAX, &mut self.rest);
             return Next::Again;
         }
         if request.op == Op::Read {
