@@ -85,6 +85,12 @@ impl Kind {
     }
 }
 
+/// The engines that run a disk's requests: its own, and workers for what that cannot.
+fn kinds(own: Kind, disk: &Disk) -> impl Iterator<Item = Kind> + use<> {
+    let workers = (own != Kind::Threads && disk.needs_workers()).then_some(Kind::Threads);
+    [own].into_iter().chain(workers)
+}
+
 struct Attached {
     disk: Arc<Disk>,
     kind: Kind,
@@ -157,15 +163,11 @@ impl Engines {
             (_, Aio::IoUring) => Kind::Uring,
         };
         // Before anything else can fail halfway.
-        self.make(kind)?;
-        if kind != Kind::Null {
-            self.make(Kind::Threads)?;
+        for kind in kinds(kind, disk) {
+            self.make(kind)?;
         }
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        for kind in [kind, Kind::Threads] {
-            if kind == Kind::Threads && matches!(disk.backing, Backing::Null { .. }) {
-                continue;
-            }
+        for kind in kinds(kind, disk) {
             if let Some(engine) = &mut self.list[kind as usize] {
                 engine.attach(slot as u32, disk);
             }
@@ -235,10 +237,7 @@ impl Engines {
     fn free_if_left(&mut self, slot: u32) {
         let place = &mut self.slots[slot as usize];
         let Some(attached) = place.take_if(|attached| attached.leaving && attached.in_flight == 0) else { return };
-        for kind in [attached.kind, Kind::Threads] {
-            if kind == Kind::Threads && attached.kind == Kind::Null {
-                continue;
-            }
+        for kind in kinds(attached.kind, &attached.disk) {
             if let Some(engine) = &mut self.list[kind as usize] {
                 engine.detach(slot);
             }
@@ -270,7 +269,7 @@ impl Engines {
     fn start(&mut self, slot: u32, request: Request) {
         self.end_alone();
         let attached = self.slots[slot as usize].as_ref().expect("the slot is attached");
-        let mut job = Job { slot, sync_after: false, request };
+        let mut job = Job::new(slot, request);
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if self.in_flight == 1 && cached::suits(attached, &job) => return self.alone = Some(job),
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,

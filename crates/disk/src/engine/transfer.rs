@@ -96,11 +96,7 @@ mod tests {
         let buffers =
             unsafe { vec![IoVec::new(left.as_mut_ptr(), left.len()), IoVec::new(right.as_mut_ptr(), right.len())] };
         let len = memory.len() as u64;
-        Transfer::new(Job {
-            slot: 0,
-            sync_after: false,
-            request: Request { op, offset: 8192, len, buffers, token: Token(1) },
-        })
+        Transfer::new(Job::new(0, Request { op, offset: 8192, len, buffers, token: Token(1) }))
     }
 
     #[test]
