@@ -467,18 +467,21 @@ mod tests {
     use crate::request::{Op, Request, Token};
     use crate::{Driver, Options};
 
+    const DISKS: u32 = 3;
     const FEW: Limits = Limits { min: 1, max: 4, idle: Duration::from_millis(1) };
 
     fn threads(limits: Limits) -> Threads {
         let mut threads = Threads::new(limits, Arc::default()).unwrap();
-        let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
-        threads.attach(0, &Arc::new(Disk::open(&Options::new("disk0", driver)).unwrap()));
+        for slot in 0..DISKS {
+            let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
+            threads.attach(slot, &Arc::new(Disk::open(&Options::new("null", driver)).unwrap()));
+        }
         threads
     }
 
     fn push(threads: &mut Threads, token: u64) {
         let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(token) };
-        threads.push(Job::new(0, request));
+        threads.push(Job::new(token as u32 % DISKS, request));
     }
 
     /// Reaps what is back, blocking as the loop does if there is nothing.
