@@ -406,3 +406,30 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
 pub(crate) fn is_unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Request, Token};
+    use crate::{Driver, Options};
+
+    #[test]
+    fn lists_that_are_longer_than_a_system_call_takes_are_not_kept() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(8 << 20).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let disk = Disk::open(&options).unwrap();
+        let mut memory = vec![0u8; 5 << 20];
+        // SAFETY: the memory outlives the request.
+        let buffers =
+            memory.chunks_exact_mut(512).map(|piece| unsafe { IoVec::new(piece.as_mut_ptr(), 512) }).collect();
+        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
+        let (mut job, mut done, mut scratch) = (Job::new(0, request), 0, Scratch::default());
+        let mut parts = 1;
+        while run(&disk, &mut job, &mut done, &mut scratch).is_pending() {
+            parts += 1;
+        }
+        assert_eq!((parts, done), (3, 5 << 20));
+        assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
+    }
+}

@@ -229,3 +229,82 @@ fn requests_of_many_parts_leave_a_disk_as_they_leave_memory() {
         }
     });
 }
+
+#[test]
+fn large_writes_and_parts_of_the_blocks_where_they_meet_keep_each_others_data() {
+    let Some(device) = LoopDevice::new(8 * MIB, 4096) else { return };
+    for (name, options, shared) in ways(&device.options()) {
+        println!("{name}");
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        let borders = [512, 3 * MIB + 512, 3 * MIB + 1024, 3 * MIB + 4096 - 512, 6 * MIB - 1024];
+        for round in 0..4 {
+            let data = pattern(8 * MIB as usize, round);
+            for border in borders.windows(2) {
+                let part = &data[border[0] as usize..border[1] as usize];
+                rig.push_write(border[0], Memory::new(part.len(), 0).filled(part));
+            }
+            rig.settle();
+            let (start, end) = (borders[0], borders[4]);
+            assert!(rig.read(start, (end - start) as usize) == data[start as usize..end as usize]);
+        }
+    }
+}
+
+#[test]
+fn a_write_that_could_not_be_written_through_is_synced() {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+
+    let image = Image::new(8 * MIB);
+    for (name, mut options, shared) in ways(&image.options()) {
+        for (no_flush, synced) in [(false, Err(Errno::INVAL)), (true, Ok(()))] {
+            println!("{name} no_flush={no_flush}");
+            (options.detect_zeroes, options.no_flush) = (DetectZeroes::On, no_flush);
+            let disk = Arc::new(Disk::open(&options).unwrap());
+            for able in [&disk.able.write_through, &disk.able.zero_range] {
+                able.store(false, Ordering::Relaxed);
+            }
+            // Behind the disk's back its descriptor becomes one that takes all that is written, and cannot be synced.
+            let zero = File::options().read(true).write(true).open("/dev/zero").unwrap();
+            // SAFETY: replaces a descriptor that stays open; nobody else knows it.
+            assert!(unsafe { libc::dup2(zero.as_raw_fd(), disk.fd()) } >= 0);
+            let ring = shared.then(shared_ring);
+            let mut rig = Rig::over(disk, EngineOptions { ring, ..EngineOptions::default() });
+            for len in [BLOCK, 2 * PART + BLOCK] {
+                for data in [pattern(len as usize, 1), vec![0; len as usize]] {
+                    let token =
+                        rig.push(Op::Write { fua: true }, 0, len, Some(Memory::new(data.len(), 0).filled(&data)));
+                    assert_eq!(rig.finish(token).0, synced, "{len}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_its_owner_took_away_is_no_failure_of_the_disk() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    everywhere(8 * MIB, |rig| {
+        let len = 5 * MIB as usize;
+        let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len as u64).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a mapping of its own, which stays until the requests have ended.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &file, 0).unwrap() };
+        ftruncate(&file, 3 * MIB).unwrap();
+        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }] {
+            // SAFETY: as above. What touches it is the kernel, and says so.
+            let buffers = unsafe { vec![IoVec::new(base.cast(), len)] };
+            let request = Request { op, offset: 0, len: len as u64, buffers, token: Token(rig.next) };
+            rig.next += 1;
+            rig.engines.push(rig.slot, request);
+            assert_eq!(rig.finish(rig.next - 1).0, Err(Errno::FAULT), "{op:?}");
+            assert_eq!(rig.disk.take_failure(), None);
+        }
+        // SAFETY: nobody uses it any more.
+        unsafe { munmap(base, len).unwrap() };
+    });
+}
