@@ -47,7 +47,7 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
     let options = &disk.options;
     match &mut request.op {
         Op::Flush if options.no_flush => Verdict::Answered(Ok(())),
-        Op::Flush => Verdict::Engine,
+        Op::Flush => Verdict::Worker,
         _ if request.len == 0 => Verdict::Answered(Ok(())),
         Op::Read => moved(disk, job),
         Op::Write { fua } => {
@@ -131,8 +131,8 @@ pub(crate) fn leave(disk: &Disk, job: &Job) {
 pub(crate) fn deserves_a_worker(op: Op, errno: Errno) -> bool {
     match op {
         _ if errno == Errno::AGAIN => true,
-        // Old kernels do not know these.
-        Op::Flush | Op::Write { fua: true } => errno == Errno::INVAL || blocking::is_unsupported(errno),
+        // Old kernels do not know it.
+        Op::Write { fua: true } => errno == Errno::INVAL || blocking::is_unsupported(errno),
         _ => false,
     }
 }
@@ -143,12 +143,11 @@ mod tests {
 
     #[test]
     fn workers_try_what_could_not_run_asynchronously_and_nothing_else() {
-        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, Op::Flush] {
+        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }] {
             assert!(deserves_a_worker(op, Errno::AGAIN));
             assert!(!deserves_a_worker(op, Errno::IO));
             assert!(!deserves_a_worker(op, Errno::NOSPC));
         }
-        assert!(deserves_a_worker(Op::Flush, Errno::INVAL));
         assert!(deserves_a_worker(Op::Write { fua: true }, Errno::OPNOTSUPP));
         assert!(!deserves_a_worker(Op::Read, Errno::INVAL));
     }

@@ -78,8 +78,8 @@ pub(crate) struct Finished {
 /// system calls.
 ///
 /// The caller has checked what only it knows: that a job is within its disk, allowed on it, and made of whole sectors;
-/// and, unless the engine is [`Threads`], that direct I/O takes it as it is, that it is a read, a write or a flush, and
-/// that it moves no more than the kernel may copy or pin while the loop waits (`blocking::PART`).
+/// and, unless the engine is [`Threads`], that direct I/O takes it as it is, that it is a read or a write, and that it
+/// moves no more than the kernel may copy or pin while the loop waits (`blocking::PART`).
 /// In exchange each job comes back exactly once: done in full, or with an error. The kernel's own reason to refuse the
 /// asynchronous way (`EAGAIN`, or `EOPNOTSUPP` and `EINVAL` for flags and operations that it does not know) is such an
 /// error; the caller may give the job to [`Threads`] then.

@@ -80,17 +80,11 @@ impl Native {
             Iocb { data: u64::from(place), flags: aio::RESFD, resfd: self.event.as_raw_fd() as u32, ..Iocb::default() };
         let Some(transfer) = self.flying.get_mut(place) else { return iocb };
         iocb.fd = self.disks[transfer.slot() as usize].0 as u32;
-        iocb.opcode = match transfer.op() {
-            Op::Read => aio::PREADV,
-            Op::Write { .. } => aio::PWRITEV,
-            _ => aio::FDSYNC,
-        };
-        if iocb.opcode != aio::FDSYNC {
-            let buffers = transfer.buffers();
-            iocb.buf = buffers.as_ptr() as u64;
-            iocb.nbytes = buffers.len() as u64;
-            iocb.offset = transfer.offset() as i64;
-        }
+        iocb.opcode = if transfer.op() == Op::Read { aio::PREADV } else { aio::PWRITEV };
+        let buffers = transfer.buffers();
+        iocb.buf = buffers.as_ptr() as u64;
+        iocb.nbytes = buffers.len() as u64;
+        iocb.offset = transfer.offset() as i64;
         if transfer.op() == (Op::Write { fua: true }) {
             iocb.rw_flags = libc::RWF_DSYNC;
         }

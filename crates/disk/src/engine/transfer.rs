@@ -54,9 +54,6 @@ impl Transfer {
             return if errno == Errno::INTR { Next::Again } else { Next::Over(Err(errno)) };
         }
         let request = &self.job.request;
-        if !matches!(request.op, Op::Read | Op::Write { .. }) {
-            return Next::Over(Ok(()));
-        }
         self.moved += result as u64;
         if self.moved >= request.len {
             return Next::Over(Ok(()));

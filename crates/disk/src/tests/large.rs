@@ -1,4 +1,4 @@
-//! Requests that would hold up the loop, and that workers run in parts.
+//! Requests that would hold up the loop, or other disks, in an engine: workers run them, and what is large in parts.
 
 use proptest::prelude::*;
 
@@ -34,6 +34,14 @@ fn what_is_large_is_for_workers_whatever_the_engine() {
         assert_eq!(rig.write(BLOCK, &data), Ok(()));
         assert!(rig.read(BLOCK, data.len()) == data);
         assert_eq!(taken(rig), if is_threads(rig) { (4, 0) } else { (2, 2) });
+    });
+}
+
+#[test]
+fn a_flush_is_for_workers_whatever_the_engine() {
+    everywhere(MIB, |rig| {
+        assert_eq!(rig.run(Op::Flush, 0, 0), Ok(()));
+        assert_eq!(taken(rig), if is_threads(rig) { (1, 0) } else { (0, 1) });
     });
 }
 
