@@ -21,6 +21,7 @@ mod null;
 mod slab;
 pub(crate) mod threads;
 mod transfer;
+mod turns;
 
 use std::ops::Range;
 use std::os::fd::RawFd;

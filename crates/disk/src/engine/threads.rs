@@ -3,16 +3,9 @@
 //! Jobs go to the workers through a locked queue, a batch at a time. They come back on a list that the loop takes
 //! whole with one atomic exchange, so that a worker that loses its processor at a bad moment holds up nobody.
 //!
-//! The workers are shared by all disks of the I/O thread, and fairly:
-//!
-//! - Each disk has a line of its own, however many slots stand for it, and the lines have their turns one after the
-//!   other.
-//! - A turn is a part of a job ([`blocking::run`]). What is left of it goes to the end of its line.
-//! - Where there are several disks, one has no more workers than it leaves free. So one that came first, or that hangs,
-//!   leaves half of them to the others, one that comes then half of those, and so on: as long as fewer disks than that
-//!   keep all of theirs, the next one finds a worker at once. A disk that is the only one may have all.
+//! The workers are shared fairly by all disks of the I/O thread ([`Turns`]). A turn is a part of a job
+//! ([`blocking::run`]): what is left of it goes to the end of its disk's line.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
@@ -26,6 +19,7 @@ use egret_event_loop::{Nanos, clock};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::turns::Turns;
 use super::{Engine, Finished, Job};
 use crate::blocking::{self, Scratch};
 use crate::disk::Disk;
@@ -57,8 +51,6 @@ const SPARE: usize = 4096;
 struct Node {
     job: Job,
     disk: *const Disk,
-    /// Where the disk's jobs wait.
-    line: usize,
     /// Bytes of it that have been run.
     done: u64,
     result: Result<(), Errno>,
@@ -73,26 +65,11 @@ struct Handed(*mut Node);
 // `Sync`, and outlives the node because the engine keeps a disk attached while it has jobs.
 unsafe impl Send for Handed {}
 
-/// One disk's jobs.
-#[derive(Default)]
-struct Line {
-    waiting: VecDeque<Handed>,
-    /// Workers that are at one of its jobs.
-    workers: u32,
-    /// How many slots stand for the disk; the line is free if none does.
-    slots: u32,
-}
-
 struct Queue {
     limits: Limits,
-    lines: Vec<Line>,
-    /// Lines in which jobs wait, in the order of their turns.
-    turns: VecDeque<usize>,
-    /// How many disks there are.
-    disks: u32,
+    /// The jobs, for as many of which there is a place as there may be workers.
+    jobs: Turns<Handed>,
     workers: u32,
-    /// Workers that are at a job.
-    busy: u32,
     /// Workers that wait for a job.
     idle: u32,
     /// Of those that wait: how many were woken and have not looked yet.
@@ -100,60 +77,6 @@ struct Queue {
     /// Workers that were started and have not looked for a job yet.
     starting: u32,
     closing: bool,
-}
-
-impl Queue {
-    /// Has a job wait at the end of its line.
-    fn put(&mut self, Handed(node): Handed) {
-        // SAFETY: the node is the caller's until it is in the queue.
-        let at = unsafe { (*node).line };
-        let waiting = &mut self.lines[at].waiting;
-        if waiting.is_empty() {
-            self.turns.push_back(at);
-        }
-        waiting.push_back(Handed(node));
-    }
-
-    /// Takes the job whose turn it is, for a worker that [leaves](Self::leave) its line again. `None` if there is none,
-    /// or only of disks that have their share.
-    fn take(&mut self) -> Option<Handed> {
-        let turn = self.turns.iter().position(|&at| self.room(at) > 0)?;
-        let at = self.turns.remove(turn)?;
-        let line = &mut self.lines[at];
-        let node = line.waiting.pop_front()?;
-        line.workers += 1;
-        self.busy += 1;
-        if !line.waiting.is_empty() {
-            self.turns.push_back(at);
-        }
-        Some(node)
-    }
-
-    /// A worker is done with a job, for now at least.
-    fn leave(&mut self, at: usize) {
-        self.lines[at].workers -= 1;
-        self.busy -= 1;
-    }
-
-    /// How many of a line's jobs may begin now, were there no others.
-    fn room(&self, at: usize) -> u32 {
-        let free = self.limits.max.saturating_sub(self.busy);
-        // Each that begins is one more of its own and one less that is free.
-        if self.disks > 1 { free.saturating_sub(self.lines[at].workers).div_ceil(2) } else { free }
-    }
-
-    /// How many workers there is something to do for, but no more than `most`. It costs no more than there are workers:
-    /// a line whose disk has its share has one.
-    fn wanted(&self, most: u32) -> u32 {
-        let mut wanted = 0;
-        for &at in &self.turns {
-            if wanted >= most {
-                break;
-            }
-            wanted += self.room(at).min(self.lines[at].waiting.len() as u32);
-        }
-        wanted.min(most)
-    }
 }
 
 struct Shared {
@@ -172,8 +95,8 @@ pub(crate) struct Threads {
     shared: Arc<Shared>,
     /// Disks and their lines, by slot.
     disks: Vec<Option<(Arc<Disk>, usize)>>,
-    /// Pushed and not submitted.
-    pending: VecDeque<Handed>,
+    /// Pushed and not submitted, with the lines that they are for.
+    pending: Vec<(usize, Handed)>,
     /// Nodes to use again. They are boxed because lists of them go through other threads.
     #[expect(clippy::vec_box, reason = "the boxes are what is kept")]
     spare: Vec<Box<Node>>,
@@ -186,11 +109,8 @@ impl Threads {
             .map_err(|e| EngineError::Event(e.into()))?;
         let queue = Queue {
             limits: limits.sound(),
-            lines: Vec::new(),
-            turns: VecDeque::new(),
-            disks: 0,
+            jobs: Turns::new(limits.sound().max),
             workers: 0,
-            busy: 0,
             idle: 0,
             woken: 0,
             starting: 0,
@@ -204,7 +124,7 @@ impl Threads {
             armed: AtomicBool::new(false),
             event: File::from(event),
         });
-        Ok(Self { shared, disks: Vec::new(), pending: VecDeque::new(), spare: Vec::new(), counters })
+        Ok(Self { shared, disks: Vec::new(), pending: Vec::new(), spare: Vec::new(), counters })
     }
 
     /// Waits until the workers have done what they were given, because it is others' memory that they use, and have
@@ -217,7 +137,7 @@ impl Threads {
             queue = self.shared.left.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         drop(queue);
-        for Handed(node) in self.pending.drain(..) {
+        for (_, Handed(node)) in self.pending.drain(..) {
             self.shared.publish(node);
         }
     }
@@ -233,7 +153,7 @@ impl Shared {
     /// when it takes a job, so that a large batch costs the loop the start of one thread.
     fn call(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
         let (coming, asleep) = (queue.woken + queue.starting, queue.idle - queue.woken);
-        let missing = queue.wanted(coming + asleep + 1).saturating_sub(coming);
+        let missing = queue.jobs.wanted(coming + asleep + 1).saturating_sub(coming);
         let wake = missing.min(asleep);
         queue.woken += wake;
         let start = missing > wake && queue.workers < queue.limits.max;
@@ -258,8 +178,7 @@ impl Shared {
             return;
         }
         // Nobody is left to take them.
-        queue.turns.clear();
-        for Handed(node) in queue.lines.iter_mut().flat_map(|line| line.waiting.drain(..)) {
+        for Handed(node) in queue.jobs.drain() {
             // SAFETY: taken from the queue, so it is ours.
             unsafe { (*node).result = Err(Errno::AGAIN) };
             self.publish(node);
@@ -298,20 +217,19 @@ fn work(shared: &Arc<Shared>) {
         if queue.workers > queue.limits.max {
             break;
         }
-        if let Some(Handed(node)) = queue.take() {
+        if let Some((line, Handed(node))) = queue.jobs.take() {
             shared.call(queue);
             // SAFETY: taken from the queue, so it is ours; the disk stays attached until the loop has it back.
-            let (Node { job, line, done, result, .. }, disk) = unsafe { (&mut *node, &*(*node).disk) };
-            let line = *line;
+            let (Node { job, done, result, .. }, disk) = unsafe { (&mut *node, &*(*node).disk) };
             let ran = blocking::run(disk, job, done, &mut scratch);
             if let Poll::Ready(ended) = ran {
                 *result = ended;
                 shared.publish(node);
             }
             queue = shared.lock();
-            queue.leave(line);
+            queue.jobs.leave(line);
             if ran.is_pending() {
-                queue.put(Handed(node));
+                queue.jobs.put(line, Handed(node));
             }
             continue;
         }
@@ -325,7 +243,7 @@ fn work(shared: &Arc<Shared>) {
         queue.idle -= 1;
         // Whoever wakes looks, whether it was the one that was meant or not: it counts for one of them.
         queue.woken = queue.woken.saturating_sub(1);
-        if waited.timed_out() && queue.turns.is_empty() && queue.workers > queue.limits.min {
+        if waited.timed_out() && queue.jobs.is_empty() && queue.workers > queue.limits.min {
             break;
         }
     }
@@ -337,19 +255,7 @@ fn work(shared: &Arc<Shared>) {
 
 impl Engine for Threads {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let mut queue = self.shared.lock();
-        // A disk has one line, wherever its slots are.
-        let known = self.disks.iter().flatten().find(|(other, _)| Arc::ptr_eq(other, disk)).map(|&(_, line)| line);
-        let line = known.unwrap_or_else(|| {
-            queue.disks += 1;
-            let free = queue.lines.iter().position(|line| line.slots == 0);
-            free.unwrap_or_else(|| {
-                queue.lines.push(Line::default());
-                queue.lines.len() - 1
-            })
-        });
-        queue.lines[line].slots += 1;
-        drop(queue);
+        let line = self.shared.lock().jobs.open(disk);
         let slot = slot as usize;
         self.disks.resize(self.disks.len().max(slot + 1), None);
         self.disks[slot] = Some((Arc::clone(disk), line));
@@ -358,19 +264,14 @@ impl Engine for Threads {
     fn detach(&mut self, slot: u32) {
         let Some((_, line)) = self.disks[slot as usize].take() else { return };
         let mut queue = self.shared.lock();
-        queue.lines[line].slots -= 1;
-        if queue.lines[line].slots == 0 {
-            queue.lines[line].waiting = VecDeque::new();
-            queue.disks -= 1;
-            // The others may have more now.
-            self.shared.call(queue);
-        }
+        queue.jobs.close(line);
+        self.shared.call(queue);
     }
 
     fn push(&mut self, job: Job) {
         let (disk, line) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
         let (disk, line) = (Arc::as_ptr(disk), *line);
-        let node = Node { job, disk, line, done: 0, result: Ok(()), next: ptr::null_mut() };
+        let node = Node { job, disk, done: 0, result: Ok(()), next: ptr::null_mut() };
         let node = match self.spare.pop() {
             Some(mut spare) => {
                 *spare = node;
@@ -378,7 +279,7 @@ impl Engine for Threads {
             }
             None => Box::new(node),
         };
-        self.pending.push_back(Handed(Box::into_raw(node)));
+        self.pending.push((line, Handed(Box::into_raw(node))));
     }
 
     fn submit(&mut self, _now: Nanos) {
@@ -388,7 +289,7 @@ impl Engine for Threads {
         let count = self.pending.len();
         let begun = clock::now();
         let mut queue = self.shared.lock();
-        self.pending.drain(..).for_each(|node| queue.put(node));
+        self.pending.drain(..).for_each(|(line, node)| queue.jobs.put(line, node));
         self.shared.call(queue);
         self.counters.batch(count as u64);
         self.counters.took(clock::now() - begun);
@@ -448,6 +349,7 @@ impl Engine for Threads {
     fn limit_workers(&mut self, limits: Limits) {
         let mut queue = self.shared.lock();
         queue.limits = limits.sound();
+        queue.jobs.set_places(limits.sound().max);
         // Those that are too many now leave when they see it; the others come with the work.
         self.shared.work.notify_all();
         self.shared.call(queue);
@@ -615,8 +517,8 @@ mod tests {
     /// Waits until so many workers are at a job.
     fn await_busy(threads: &Threads, count: u32) {
         let begun = std::time::Instant::now();
-        while threads.shared.lock().busy != count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{} are", threads.shared.lock().busy);
+        while threads.shared.lock().jobs.taken() != count {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} are", threads.shared.lock().jobs.taken());
             std::thread::yield_now();
         }
     }
