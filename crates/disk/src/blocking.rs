@@ -1,10 +1,13 @@
 //! Runs any request on any disk by blocking system calls: what worker threads do.
 //!
 //! This is the one place that knows how to do what the kernel's asynchronous interfaces do not: requests that direct
-//! I/O refuses as they are, discards, zeroes. It is straight-line code because it may wait wherever it likes.
+//! I/O refuses as they are, discards, zeroes. It is straight-line code because it may wait wherever it likes; but not
+//! for long at a time: what is large is run in parts, and between them other disks have their turn.
 
+use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -13,24 +16,35 @@ use crate::buffers::{self, Aligned};
 use crate::disk::{Backing, Disk};
 use crate::engine::Job;
 use crate::geometry::{self, SECTOR};
+use crate::options::DetectZeroes;
 use crate::request::{IoVec, Op};
 
 /// As much as one system call takes (`UIO_MAXIOV`).
 pub(crate) const MAX_IOVECS: usize = 1024;
-/// The most memory that a worker keeps for copies, in bytes.
+/// Bytes that are moved in one go, by a worker or inside an engine's submission: more than Linux puts into one request
+/// (1280 KiB), and little enough for others to wait for.
+pub(crate) const PART: u64 = 2 << 20;
+/// The most memory that a worker keeps for copies, in bytes; what is copied goes in parts of that.
 const SCRATCH: u64 = 1 << 20;
+/// Bytes that the kernel is asked to discard or to zero in one go. Mostly that is a note in a table, and a trim of
+/// gigabytes should not be cut into crumbs; but a device that cannot do it has the kernel write the zeroes, and that
+/// should be over in a fraction of a second.
+const EXTENT: u64 = 64 << 20;
 
 /// Memory that a worker keeps from one request to the next.
 #[derive(Default)]
 pub(crate) struct Scratch {
     copy: Option<Aligned>,
+    /// The pieces of a part, where that is not all of its request.
+    part: Vec<IoVec>,
     rest: Vec<IoVec>,
 }
 
 impl Scratch {
     /// Aligned memory of at least `len` bytes (at most [`SCRATCH`]), with anything in it.
     fn copy(&mut self, disk: &Disk, len: u64) -> (&mut Aligned, &mut Vec<IoVec>) {
-        let len = len.min(SCRATCH).next_power_of_two() as usize;
+        debug_assert!(len <= SCRATCH);
+        let len = len.next_power_of_two() as usize;
         let align = disk.alignment.memory.max(disk.alignment.offset).max(4096) as usize;
         if self.copy.as_ref().is_some_and(|copy| copy.len() < len || copy.align() < align) {
             self.copy = None;
@@ -39,19 +53,64 @@ impl Scratch {
     }
 }
 
-/// Runs a request to its end.
-pub(crate) fn run(disk: &Disk, job: &Job, scratch: &mut Scratch) -> Result<(), Errno> {
-    let request = &job.request;
-    let (offset, len, buffers) = (request.offset, request.len, request.buffers.as_slice());
-    match request.op {
-        Op::Read if fits(disk, offset, buffers) => transfer(disk, Way::Read, offset, buffers, &mut scratch.rest)?,
-        Op::Read => read_by_copy(disk, offset, len, buffers, scratch)?,
-        Op::Write { fua } => write(disk, fua, offset, len, buffers, scratch)?,
-        Op::Flush => sync(disk)?,
-        Op::Discard => together(disk, offset..offset + len, || discard(disk, offset, len))?,
-        Op::WriteZeroes { unmap } => write_zeroes(disk, offset, len, unmap, scratch)?,
+/// Runs the next part of a request, of which `done` bytes have been run, and counts them there. Pending if that is not
+/// all of it: between two parts it holds nothing that others wait for, so that they may go first.
+pub(crate) fn run(disk: &Disk, job: &mut Job, done: &mut u64, scratch: &mut Scratch) -> Poll<Result<(), Errno>> {
+    let ran = run_part(disk, job, *done, scratch);
+    // Lists that were longer than a system call takes are not kept.
+    for list in [&mut scratch.part, &mut scratch.rest] {
+        list.clear();
+        list.shrink_to(MAX_IOVECS);
     }
-    if job.sync_after { sync(disk) } else { Ok(()) }
+    match ran {
+        Ok(bytes) => *done += bytes,
+        Err(e) => return Poll::Ready(Err(e)),
+    }
+    if *done < job.request.len {
+        return Poll::Pending;
+    }
+    Poll::Ready(if job.sync_after { sync(disk) } else { Ok(()) })
+}
+
+/// Runs what comes after the first `done` bytes, as much of it as goes in one part, and returns how many bytes that was.
+fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Result<u64, Errno> {
+    let bytes = job.request.offset + done..job.request.offset + job.request.len;
+    match job.request.op {
+        Op::Read => read(disk, &job.request.buffers, done, bytes, scratch),
+        Op::Write { .. } => write(disk, job, done, bytes, scratch),
+        Op::Flush => sync(disk).map(|()| job.request.len),
+        Op::Discard => {
+            let part = first_part(bytes, EXTENT);
+            together(disk, &part, || discard(disk, &part))?;
+            Ok(part.end - part.start)
+        }
+        Op::WriteZeroes { unmap } => write_zeroes(disk, bytes, unmap, scratch),
+    }
+}
+
+/// All of `bytes` if they are not more than `most`, or else up to the next multiple of that, where blocks meet.
+fn first_part(bytes: Range<u64>, most: u64) -> Range<u64> {
+    if bytes.end - bytes.start <= most { bytes } else { up_to_multiple(bytes, most) }
+}
+
+/// The beginning of `bytes`, up to a multiple of `of`: blocks that have a part of it are in between as well.
+fn up_to_multiple(bytes: Range<u64>, of: u64) -> Range<u64> {
+    bytes.start..bytes.end.min((bytes.start / of + 1) * of)
+}
+
+/// The part of `bytes` that is moved next, and its memory, which begins `done` bytes into `buffers`.
+fn next_part<'a>(
+    buffers: &'a [IoVec],
+    done: u64,
+    bytes: &Range<u64>,
+    list: &'a mut Vec<IoVec>,
+) -> (Range<u64>, &'a [IoVec]) {
+    let part = first_part(bytes.clone(), PART);
+    if done == 0 && part == *bytes {
+        return (part, buffers);
+    }
+    buffers::cut(buffers, done, part.end - part.start, list);
+    (part, list)
 }
 
 /// Whether direct I/O takes these buffers at this offset as they are; anything fits the page cache.
@@ -109,7 +168,7 @@ fn transfer(disk: &Disk, way: Way, offset: u64, buffers: &[IoVec], rest: &mut Ve
             return Err(Errno::NOSPC);
         }
         if moved < total {
-            buffers::tail(buffers, moved, rest);
+            buffers::cut(buffers, moved, u64::MAX, rest);
             left = rest;
         }
     }
@@ -141,43 +200,61 @@ fn sync(disk: &Disk) -> Result<(), Errno> {
 }
 
 /// Runs `what` while no sub-block write is under way in `bytes`.
-fn together<T>(disk: &Disk, bytes: Range<u64>, what: impl FnOnce() -> T) -> T {
+fn together<T>(disk: &Disk, bytes: &Range<u64>, what: impl FnOnce() -> T) -> T {
     let Some(gate) = &disk.gate else { return what() };
-    gate.enter(&bytes);
+    gate.enter(bytes);
     let result = what();
-    gate.leave(&bytes);
+    gate.leave(bytes);
     result
 }
 
 /// Runs `what` while no write at all is under way in `bytes`.
-fn alone<T>(disk: &Disk, bytes: Range<u64>, what: impl FnOnce() -> T) -> T {
+fn alone<T>(disk: &Disk, bytes: &Range<u64>, what: impl FnOnce() -> T) -> T {
     let Some(gate) = &disk.gate else { return what() };
-    gate.enter_alone(&bytes);
+    gate.enter_alone(bytes);
     let result = what();
-    gate.leave_alone(&bytes);
+    gate.leave_alone(bytes);
     result
 }
 
-fn write(disk: &Disk, fua: bool, offset: u64, len: u64, buffers: &[IoVec], scratch: &mut Scratch) -> Result<(), Errno> {
-    let mut once = |through| {
-        let way = Way::Write { through };
-        if fits(disk, offset, buffers) {
-            together(disk, offset..offset + len, || transfer(disk, way, offset, buffers, &mut scratch.rest))
-        } else {
-            write_by_copy(disk, way, offset, len, Some(buffers), scratch)
-        }
+fn read(disk: &Disk, buffers: &[IoVec], done: u64, bytes: Range<u64>, scratch: &mut Scratch) -> Result<u64, Errno> {
+    let (part, pieces) = next_part(buffers, done, &bytes, &mut scratch.part);
+    if let Backing::Null { .. } = disk.backing {
+        buffers::zero(pieces, 0);
+    } else if fits(disk, part.start, pieces) {
+        transfer(disk, Way::Read, part.start, pieces, &mut scratch.rest)?;
+    } else {
+        return read_by_copy(disk, buffers, done, up_to_multiple(bytes, SCRATCH), scratch);
+    }
+    Ok(part.end - part.start)
+}
+
+fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut Scratch) -> Result<u64, Errno> {
+    let able = &disk.able.write_through;
+    if job.request.op == (Op::Write { fua: true }) && !able.load(Ordering::Relaxed) {
+        (job.request.op, job.sync_after) = (Op::Write { fua: false }, true);
+    }
+    let way = Way::Write { through: job.request.op == Op::Write { fua: true } };
+    let buffers = job.request.buffers.as_slice();
+    let (part, pieces) = next_part(buffers, done, &bytes, &mut scratch.part);
+    if job.maybe_zero && buffers::is_zero(pieces, u64::MAX) {
+        let unmap = disk.options.detect_zeroes == DetectZeroes::Unmap;
+        return write_zeroes(disk, part, unmap, scratch);
+    }
+    let written = if fits(disk, part.start, pieces) {
+        let moved = together(disk, &part, || transfer(disk, way, part.start, pieces, &mut scratch.rest));
+        moved.map(|()| part.end - part.start)
+    } else {
+        write_by_copy(disk, way, Some((buffers, done)), up_to_multiple(bytes, SCRATCH), scratch)
     };
-    if !fua {
-        return once(false);
-    }
-    if disk.able.write_through.load(Ordering::Relaxed) {
-        match once(true) {
-            Err(e) if is_unsupported(e) => disk.able.write_through.store(false, Ordering::Relaxed),
-            other => return other,
+    match written {
+        // The same once more, with a sync at the end.
+        Err(e) if way == (Way::Write { through: true }) && is_unsupported(e) => {
+            able.store(false, Ordering::Relaxed);
+            Ok(0)
         }
+        other => other,
     }
-    once(false)?;
-    sync(disk)
 }
 
 /// The blocks around `bytes`.
@@ -186,67 +263,62 @@ fn whole_blocks(disk: &Disk, bytes: &Range<u64>) -> Range<u64> {
     bytes.start / block * block..bytes.end.div_ceil(block) * block
 }
 
-/// Calls `each` with the parts of `blocks` that fit a worker's memory.
-fn in_parts(blocks: Range<u64>, mut each: impl FnMut(Range<u64>) -> Result<(), Errno>) -> Result<(), Errno> {
-    let mut start = blocks.start;
-    while start < blocks.end {
-        let end = blocks.end.min(start + SCRATCH);
-        each(start..end)?;
-        start = end;
-    }
-    Ok(())
-}
-
-/// Reads whole blocks to memory of ours and copies from there.
-fn read_by_copy(disk: &Disk, offset: u64, len: u64, buffers: &[IoVec], scratch: &mut Scratch) -> Result<(), Errno> {
-    let wanted = offset..offset + len;
+/// Reads whole blocks to memory of ours and copies from there, to what is `at` bytes into `buffers`. The blocks are not
+/// more than a worker's memory holds. Returns how many bytes were wanted.
+fn read_by_copy(
+    disk: &Disk,
+    buffers: &[IoVec],
+    at: u64,
+    wanted: Range<u64>,
+    scratch: &mut Scratch,
+) -> Result<u64, Errno> {
     let blocks = whole_blocks(disk, &wanted);
-    let (copy, rest) = scratch.copy(disk, blocks.end - blocks.start);
-    in_parts(blocks, |part| {
-        let memory = &mut copy.bytes()[..(part.end - part.start) as usize];
-        read_blocks(disk, part.start, memory, rest)?;
-        let here = wanted.start.max(part.start)..wanted.end.min(part.end);
-        let found = &memory[(here.start - part.start) as usize..(here.end - part.start) as usize];
-        buffers::scatter(buffers, here.start - wanted.start, found);
-        Ok(())
-    })
+    let len = blocks.end - blocks.start;
+    let (copy, rest) = scratch.copy(disk, len);
+    let memory = &mut copy.bytes()[..len as usize];
+    read_blocks(disk, blocks.start, memory, rest)?;
+    buffers::scatter(buffers, at, &memory[within(&wanted, &blocks)]);
+    Ok(wanted.end - wanted.start)
 }
 
 /// Copies to memory of ours, around which the blocks' old content is read first, and writes whole blocks from there.
-/// Without buffers zeroes are written.
+/// `from` says how many bytes into which buffers the data begins; without it zeroes are written. The blocks are not more
+/// than a worker's memory holds. Returns how many bytes were wanted.
 fn write_by_copy(
     disk: &Disk,
     way: Way,
-    offset: u64,
-    len: u64,
-    buffers: Option<&[IoVec]>,
+    from: Option<(&[IoVec], u64)>,
+    wanted: Range<u64>,
     scratch: &mut Scratch,
-) -> Result<(), Errno> {
-    let wanted = offset..offset + len;
+) -> Result<u64, Errno> {
     let blocks = whole_blocks(disk, &wanted);
     let block = disk.alignment.offset as usize;
-    let (copy, rest) = scratch.copy(disk, blocks.end - blocks.start);
+    let len = blocks.end - blocks.start;
+    let (copy, rest) = scratch.copy(disk, len);
+    let memory = &mut copy.bytes()[..len as usize];
     let patch = || {
-        in_parts(blocks.clone(), |part| {
-            let memory = &mut copy.bytes()[..(part.end - part.start) as usize];
-            let here = wanted.start.max(part.start)..wanted.end.min(part.end);
-            if here.start > part.start {
-                read_blocks(disk, part.start, &mut memory[..block], rest)?;
-            }
-            // The last block may be the first one, with both its ends kept.
-            if here.end < part.end && (memory.len() > block || here.start == part.start) {
-                let last = memory.len() - block;
-                read_blocks(disk, part.end - block as u64, &mut memory[last..], rest)?;
-            }
-            let new = &mut memory[(here.start - part.start) as usize..(here.end - part.start) as usize];
-            match buffers {
-                Some(buffers) => buffers::gather(buffers, here.start - wanted.start, new),
-                None => new.fill(0),
-            }
-            transfer(disk, way, part.start, &[piece(memory)], rest)
-        })
+        if wanted.start > blocks.start {
+            read_blocks(disk, blocks.start, &mut memory[..block], rest)?;
+        }
+        // The last block may be the first one, with both its ends kept.
+        if wanted.end < blocks.end && (memory.len() > block || wanted.start == blocks.start) {
+            let last = memory.len() - block;
+            read_blocks(disk, blocks.end - block as u64, &mut memory[last..], rest)?;
+        }
+        let new = &mut memory[within(&wanted, &blocks)];
+        match from {
+            Some((buffers, at)) => buffers::gather(buffers, at, new),
+            None => new.fill(0),
+        }
+        transfer(disk, way, blocks.start, &[piece(memory)], rest)
     };
-    if blocks == wanted { together(disk, blocks.clone(), patch) } else { alone(disk, blocks.clone(), patch) }
+    if blocks == wanted { together(disk, &blocks, patch) } else { alone(disk, &blocks, patch) }?;
+    Ok(wanted.end - wanted.start)
+}
+
+/// Where `bytes` are in memory that holds `blocks`.
+fn within(bytes: &Range<u64>, blocks: &Range<u64>) -> Range<usize> {
+    (bytes.start - blocks.start) as usize..(bytes.end - blocks.start) as usize
 }
 
 fn read_blocks(disk: &Disk, offset: u64, memory: &mut [u8], rest: &mut Vec<IoVec>) -> Result<(), Errno> {
@@ -259,17 +331,17 @@ fn piece(memory: &mut [u8]) -> IoVec {
 }
 
 /// Discards what it can; it is a hint, and what cannot be discarded is left as it is.
-fn discard(disk: &Disk, offset: u64, len: u64) -> Result<(), Errno> {
+fn discard(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
     let able = &disk.able.discard;
     if !able.load(Ordering::Relaxed) {
         return Ok(());
     }
     let result = match &disk.backing {
-        Backing::File(file) => punch(file, offset, len),
+        Backing::File(file) => fallocate(file, FallocateFlags::PUNCH_HOLE, bytes),
         Backing::Device(file) => {
             let block = u64::from(disk.logical_block_size());
-            let start = offset.div_ceil(block) * block;
-            let end = (offset + len) / block * block;
+            let start = bytes.start.div_ceil(block) * block;
+            let end = bytes.end / block * block;
             if start >= end {
                 return Ok(());
             }
@@ -287,34 +359,25 @@ fn discard(disk: &Disk, offset: u64, len: u64) -> Result<(), Errno> {
     }
 }
 
-fn punch(file: &impl std::os::fd::AsFd, offset: u64, len: u64) -> Result<(), Errno> {
-    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+fn fallocate(file: &File, flags: FallocateFlags, bytes: &Range<u64>) -> Result<(), Errno> {
+    rustix::fs::fallocate(file, flags | FallocateFlags::KEEP_SIZE, bytes.start, bytes.end - bytes.start)
 }
 
-fn write_zeroes(disk: &Disk, offset: u64, len: u64, unmap: bool, scratch: &mut Scratch) -> Result<(), Errno> {
+/// Zeroes the beginning of `bytes`, and returns how many it was.
+fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch: &mut Scratch) -> Result<u64, Errno> {
     // A file is zeroed to the byte, a device by its blocks; what sticks out of them is written.
     let block = match &disk.backing {
         Backing::Device(_) => u64::from(disk.logical_block_size()),
         _ => u64::from(SECTOR),
     };
-    let end = offset + len;
-    let inner = offset.div_ceil(block) * block..end / block * block;
-    let written = |from: u64, to: u64, scratch: &mut Scratch| {
-        if from < to {
-            write_by_copy(disk, Way::Write { through: false }, from, to - from, None, scratch)
-        } else {
-            Ok(())
-        }
-    };
-    if inner.start >= inner.end {
-        return written(offset, end, scratch);
+    let aligned = bytes.start.is_multiple_of(block);
+    let mut whole = first_part(bytes.clone(), EXTENT);
+    whole.end -= whole.end % block;
+    if aligned && !whole.is_empty() && zero_blocks(disk, &whole, unmap)? {
+        return Ok(whole.end - whole.start);
     }
-    if together(disk, inner.clone(), || zero_blocks(disk, &inner, unmap))? {
-        written(offset, inner.start, scratch)?;
-        written(inner.end, end, scratch)
-    } else {
-        written(offset, end, scratch)
-    }
+    let written = up_to_multiple(bytes, if aligned { SCRATCH } else { block });
+    write_by_copy(disk, Way::Write { through: false }, None, written, scratch)
 }
 
 /// Zeroes by asking the kernel to; false if it cannot.
@@ -324,7 +387,7 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
         if !able.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        match rustix::fs::fallocate(file, flags | FallocateFlags::KEEP_SIZE, bytes.start, bytes.end - bytes.start) {
+        match together(disk, bytes, || fallocate(file, flags, bytes)) {
             Ok(()) => Ok(true),
             Err(e) if is_unsupported(e) => {
                 able.store(false, Ordering::Relaxed);
@@ -342,4 +405,31 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
 /// Whether an error says that a thing cannot be done here, rather than that it failed.
 pub(crate) fn is_unsupported(e: Errno) -> bool {
     matches!(e, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Request, Token};
+    use crate::{Driver, Options};
+
+    #[test]
+    fn lists_that_are_longer_than_a_system_call_takes_are_not_kept() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(8 << 20).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let disk = Disk::open(&options).unwrap();
+        let mut memory = vec![0u8; 5 << 20];
+        // SAFETY: the memory outlives the request.
+        let buffers =
+            memory.chunks_exact_mut(512).map(|piece| unsafe { IoVec::new(piece.as_mut_ptr(), 512) }).collect();
+        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
+        let (mut job, mut done, mut scratch) = (Job::new(0, request), 0, Scratch::default());
+        let mut parts = 1;
+        while run(&disk, &mut job, &mut done, &mut scratch).is_pending() {
+            parts += 1;
+        }
+        assert_eq!((parts, done), (3, 5 << 20));
+        assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
+    }
 }

@@ -1,10 +1,14 @@
 //! Moving bytes in and out of a request's memory, which is usually a guest's and may change at any time.
 //!
-//! All access is by raw pointers, because a reference would promise that nobody else writes. What is read while the
-//! guest changes it is whatever it is; nothing here decides anything by it except what goes to the guest's own disk.
+//! All access is by raw pointers and volatile, in words where they are aligned: a reference would promise that nobody
+//! else writes, and a plain copy that what is read twice is the same. What is read while the guest changes it is whatever
+//! it is, and is read once; nothing here decides anything by it except what goes to the guest's own disk.
+//!
+//! Memory whose owner has taken it away makes such an access fault; the process's handler puts zeroes there, and the
+//! access goes on.
 
 use std::alloc::{self, Layout};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use crate::request::IoVec;
 
@@ -27,60 +31,110 @@ fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mu
     }
 }
 
-/// Replaces `rest` by what is left of `buffers` after their first `skip` bytes.
-pub(crate) fn tail(buffers: &[IoVec], skip: u64, rest: &mut Vec<IoVec>) {
-    rest.clear();
-    pieces(buffers, skip, u64::MAX, |base, len| {
+/// Replaces `list` by the pieces of the `len` bytes of `buffers` that follow their first `skip`; fewer if they end earlier.
+pub(crate) fn cut(buffers: &[IoVec], skip: u64, len: u64, list: &mut Vec<IoVec>) {
+    list.clear();
+    pieces(buffers, skip, len, |base, len| {
         // SAFETY: a part of a piece that is promised to stay mapped until the request completes.
-        rest.push(unsafe { IoVec::new(base, len) });
+        list.push(unsafe { IoVec::new(base, len) });
     });
 }
 
 /// Fills `buffers` with zeroes from byte `at` to their end.
 pub(crate) fn zero(buffers: &[IoVec], at: u64) {
     pieces(buffers, at, u64::MAX, |base, len| {
-        // SAFETY: `IoVec::new` was promised that the piece is mapped and writable; zero is a value of every byte.
-        unsafe { ptr::write_bytes(base, 0, len) }
+        let (start, words, end) = split(base, len);
+        for byte in start.each().chain(end.each()) {
+            // SAFETY: `IoVec::new` was promised that the piece is mapped and writable, and this byte is in it.
+            unsafe { byte.write_volatile(0) };
+        }
+        for word in words.each() {
+            // SAFETY: as above, for these eight bytes, which are aligned.
+            unsafe { word.write_volatile(0) };
+        }
     });
 }
 
 /// Copies `from` to `buffers`, beginning at their byte `at`.
-pub(crate) fn scatter(buffers: &[IoVec], at: u64, from: &[u8]) {
-    let mut done = 0;
+pub(crate) fn scatter(buffers: &[IoVec], at: u64, mut from: &[u8]) {
     pieces(buffers, at, from.len() as u64, |base, len| {
-        let part = &from[done..done + len];
-        // SAFETY: `IoVec::new` was promised that the piece is mapped and writable; `from` is memory of ours.
-        unsafe { ptr::copy_nonoverlapping(part.as_ptr(), base, len) }
-        done += len;
+        let part = from.split_off(..len).expect("the pieces are not longer than was asked for");
+        let (start, words, end) = split(base, len);
+        let (first, rest) = part.split_at(start.count);
+        let (middle, last) = rest.as_chunks();
+        for (byte, value) in start.each().chain(end.each()).zip(first.iter().chain(last)) {
+            // SAFETY: `IoVec::new` was promised that the piece is mapped and writable, and this byte is in it.
+            unsafe { byte.write_volatile(*value) };
+        }
+        for (word, value) in words.each().zip(middle) {
+            // SAFETY: as above, for these eight bytes, which are aligned.
+            unsafe { word.write_volatile(u64::from_ne_bytes(*value)) };
+        }
     });
 }
 
 /// Fills `to` from `buffers`, beginning at their byte `at`.
-pub(crate) fn gather(buffers: &[IoVec], at: u64, to: &mut [u8]) {
-    let mut done = 0;
+pub(crate) fn gather(buffers: &[IoVec], at: u64, mut to: &mut [u8]) {
     pieces(buffers, at, to.len() as u64, |base, len| {
-        let part = &mut to[done..done + len];
-        // SAFETY: `IoVec::new` was promised that the piece is mapped and readable; `to` is memory of ours.
-        unsafe { ptr::copy_nonoverlapping(base, part.as_mut_ptr(), len) }
-        done += len;
+        let part = to.split_off_mut(..len).expect("the pieces are not longer than was asked for");
+        let (start, words, end) = split(base, len);
+        let (first, rest) = part.split_at_mut(start.count);
+        let (middle, last) = rest.as_chunks_mut();
+        for (byte, value) in start.each().chain(end.each()).zip(first.iter_mut().chain(last)) {
+            // SAFETY: `IoVec::new` was promised that the piece is mapped and readable, and this byte is in it.
+            *value = unsafe { byte.read_volatile() };
+        }
+        for (word, value) in words.each().zip(middle) {
+            // SAFETY: as above, for these eight bytes, which are aligned.
+            *value = unsafe { word.read_volatile() }.to_ne_bytes();
+        }
     });
 }
 
-/// Whether there is nothing but zeroes in `buffers`; looks no further than the first byte that says no.
-pub(crate) fn is_zero(buffers: &[IoVec]) -> bool {
-    buffers.iter().all(|piece| {
-        let (base, len) = (piece.base(), piece.len());
-        let words = len / 8;
-        // SAFETY: `IoVec::new` was promised that the piece is mapped and readable; `i < words`, so it ends within.
-        let word = |i: usize| unsafe { base.cast::<u64>().add(i).read_unaligned() };
-        // SAFETY: as above, with `i < len`.
-        let byte = |i: usize| unsafe { base.add(i).read() };
+/// Whether there is nothing but zeroes in the first `len` bytes of `buffers`; looks little further than the first byte
+/// that says no.
+pub(crate) fn is_zero(buffers: &[IoVec], len: u64) -> bool {
+    let mut zero = true;
+    pieces(buffers, 0, len, |base, len| {
+        let (start, words, end) = split(base, len);
+        // SAFETY: `IoVec::new` was promised that the piece is mapped and readable, and this byte is in it.
+        let byte_is_zero = |byte: *mut u8| unsafe { byte.read_volatile() } == 0;
+        // SAFETY: as above, for these eight bytes, which are aligned.
+        let read = |word: *mut u64| unsafe { word.read_volatile() };
         // Data mostly says at once that it is not zero; what does not is looked at eight words at a time.
-        let groups = words / 8;
-        (0..groups).all(|g| (0..8).fold(0, |all, i| all | word(g * 8 + i)) == 0)
-            && (groups * 8..words).all(|i| word(i) == 0)
-            && (words * 8..len).all(|i| byte(i) == 0)
-    })
+        let part = |at, count| Span { base: words.base.wrapping_add(at), count }.each();
+        let (grouped, rest) = (words.count / 8 * 8, words.count % 8);
+        zero = zero
+            && start.each().all(byte_is_zero)
+            && (0..grouped).step_by(8).all(|at| part(at, 8).fold(0, |all, word| all | read(word)) == 0)
+            && part(grouped, rest).all(|word| read(word) == 0)
+            && end.each().all(byte_is_zero);
+    });
+    zero
+}
+
+/// Values one behind the other, somewhere.
+#[derive(Clone, Copy)]
+struct Span<T> {
+    base: *mut T,
+    count: usize,
+}
+
+impl<T> Span<T> {
+    /// Where each is.
+    fn each(self) -> impl Iterator<Item = *mut T> {
+        (0..self.count).map(move |at| self.base.wrapping_add(at))
+    }
+}
+
+/// A piece as bytes, aligned words and bytes again.
+fn split(base: *mut u8, len: usize) -> (Span<u8>, Span<u64>, Span<u8>) {
+    let before = base.align_offset(8).min(len);
+    let middle = base.wrapping_add(before);
+    let (words, after) = ((len - before) / 8, (len - before) % 8);
+    let end = middle.wrapping_add(words * 8);
+    let (start, words) = (Span { base, count: before }, Span { base: middle.cast(), count: words });
+    (start, words, Span { base: end, count: after })
 }
 
 /// Memory as direct I/O likes it.
@@ -130,7 +184,7 @@ impl Drop for Aligned {
 mod tests {
     use super::*;
 
-    fn split(memory: &mut [u8], at: usize) -> [IoVec; 2] {
+    fn split_at(memory: &mut [u8], at: usize) -> [IoVec; 2] {
         let (left, right) = memory.split_at_mut(at);
         // SAFETY: the memory outlives the pieces in every test here.
         unsafe { [IoVec::new(left.as_mut_ptr(), left.len()), IoVec::new(right.as_mut_ptr(), right.len())] }
@@ -138,27 +192,36 @@ mod tests {
 
     #[test]
     fn bytes_scattered_over_pieces_gather_to_the_same_bytes() {
-        let mut memory = [0u8; 100];
-        let buffers = split(&mut memory, 33);
-        let data: Vec<u8> = (1..=50).collect();
-        scatter(&buffers, 20, &data);
-        let mut back = [0u8; 50];
-        gather(&buffers, 20, &mut back);
-        assert_eq!(back.as_slice(), data);
-        assert!(memory[..20].iter().all(|&b| b == 0) && memory[70..].iter().all(|&b| b == 0));
+        // Pieces that begin and end at every place in a word, short ones among them.
+        for (at, len) in (0..24).flat_map(|at| (0..50).map(move |len| (at, len))) {
+            let mut memory = [0u8; 100];
+            let buffers = split_at(&mut memory, 33);
+            let data: Vec<u8> = (1..=len).collect();
+            scatter(&buffers, at, &data);
+            let mut back = vec![0u8; data.len()];
+            gather(&buffers, at, &mut back);
+            assert_eq!(back, data);
+            let at = at as usize;
+            assert_eq!(memory[at..at + data.len()], data);
+            assert!(memory[..at].iter().chain(&memory[at + data.len()..]).all(|&b| b == 0));
+        }
     }
 
     #[test]
-    fn the_tail_of_pieces_begins_where_it_was_told() {
+    fn pieces_are_cut_where_it_was_told() {
         let mut memory = [7u8; 100];
-        let buffers = split(&mut memory, 33);
-        let mut rest = Vec::new();
-        tail(&buffers, 10, &mut rest);
-        assert_eq!(rest.iter().map(IoVec::len).collect::<Vec<_>>(), [23, 67]);
-        tail(&buffers, 33, &mut rest);
-        assert_eq!(rest.iter().map(IoVec::len).collect::<Vec<_>>(), [67]);
-        tail(&buffers, 100, &mut rest);
-        assert!(rest.is_empty());
+        let buffers = split_at(&mut memory, 33);
+        let mut list = Vec::new();
+        let mut lengths = |skip, len| {
+            cut(&buffers, skip, len, &mut list);
+            list.iter().map(IoVec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(10, u64::MAX), [23, 67]);
+        assert_eq!(lengths(33, u64::MAX), [67]);
+        assert_eq!(lengths(10, 23), [23]);
+        assert_eq!(lengths(10, 30), [23, 7]);
+        assert_eq!(lengths(50, 30), [30]);
+        assert_eq!(lengths(100, u64::MAX), [0; 0]);
         zero(&buffers, 40);
         assert!(memory[..40].iter().all(|&b| b == 7) && memory[40..].iter().all(|&b| b == 0));
     }
@@ -166,13 +229,14 @@ mod tests {
     #[test]
     fn one_byte_anywhere_makes_memory_not_zero() {
         let mut memory = [0u8; 211];
-        assert!(is_zero(&split(&mut memory, 37)));
+        assert!(is_zero(&split_at(&mut memory, 37), u64::MAX));
         for at in 0..memory.len() {
             memory[at] = 1;
-            assert!(!is_zero(&split(&mut memory, 37)), "byte {at}");
+            assert!(!is_zero(&split_at(&mut memory, 37), u64::MAX), "byte {at}");
+            assert!(is_zero(&split_at(&mut memory, 37), at as u64), "before byte {at}");
             memory[at] = 0;
         }
-        assert!(is_zero(&[]));
+        assert!(is_zero(&[], u64::MAX));
     }
 
     #[test]

@@ -300,6 +300,16 @@ impl Disk {
         self.alignment.offset
     }
 
+    /// Whether a discard does anything at all.
+    pub(crate) fn discards(&self) -> bool {
+        self.options.discard == Discard::Unmap && self.able.discard.load(Ordering::Relaxed)
+    }
+
+    /// Whether some of its requests are for workers.
+    pub(crate) fn needs_workers(&self) -> bool {
+        !matches!(self.backing, Backing::Null { read_zeroes: false, .. })
+    }
+
     /// The image; `None` for a null disk.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.backing {

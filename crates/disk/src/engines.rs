@@ -61,6 +61,11 @@ impl Default for EngineOptions {
     }
 }
 
+/// Of requests that waited for limits one slot starts so many bytes or pieces in a turn, and one request at most beyond
+/// that, should more be free to go at a time: its engine may copy them before the loop goes on. A queue takes in as much.
+const TURN_BYTES: u64 = 1 << 20;
+const TURN_PIECES: usize = 1024;
+
 /// A disk attached to an I/O thread's engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskSlot(u32);
@@ -85,6 +90,12 @@ impl Kind {
     }
 }
 
+/// The engines that run a disk's requests: its own, and workers for what that cannot.
+fn kinds(own: Kind, disk: &Disk) -> impl Iterator<Item = Kind> + use<> {
+    let workers = (own != Kind::Threads && disk.needs_workers()).then_some(Kind::Threads);
+    [own].into_iter().chain(workers)
+}
+
 struct Attached {
     disk: Arc<Disk>,
     kind: Kind,
@@ -93,6 +104,8 @@ struct Attached {
     leaving: bool,
     /// Where requests wait, if the disk is limited.
     lane: Option<Box<Lane>>,
+    /// Requests that need not wait any longer.
+    free: VecDeque<Request>,
     /// Whether its reads are tried on the page cache; none where that never answers.
     cache: Option<Trial>,
     /// It drains, and nothing waits for limits.
@@ -121,8 +134,6 @@ pub struct Engines {
     in_flight: u32,
     /// When to look at the lanes, if requests wait in one.
     look: Option<Nanos>,
-    /// Requests on their way from a lane to their engines; empty between calls.
-    free: Vec<Request>,
     options: EngineOptions,
     counters: Arc<Counters>,
 }
@@ -138,7 +149,6 @@ impl Engines {
             alone: None,
             in_flight: 0,
             look: None,
-            free: Vec::new(),
             options,
             counters: Arc::default(),
         }
@@ -157,15 +167,11 @@ impl Engines {
             (_, Aio::IoUring) => Kind::Uring,
         };
         // Before anything else can fail halfway.
-        self.make(kind)?;
-        if kind != Kind::Null {
-            self.make(Kind::Threads)?;
+        for kind in kinds(kind, disk) {
+            self.make(kind)?;
         }
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        for kind in [kind, Kind::Threads] {
-            if kind == Kind::Threads && matches!(disk.backing, Backing::Null { .. }) {
-                continue;
-            }
+        for kind in kinds(kind, disk) {
             if let Some(engine) = &mut self.list[kind as usize] {
                 engine.attach(slot as u32, disk);
             }
@@ -177,6 +183,7 @@ impl Engines {
             in_flight: 0,
             leaving: false,
             lane: None,
+            free: VecDeque::new(),
             cache: Trial::of(disk),
             unlimited: false,
             held: None,
@@ -235,10 +242,7 @@ impl Engines {
     fn free_if_left(&mut self, slot: u32) {
         let place = &mut self.slots[slot as usize];
         let Some(attached) = place.take_if(|attached| attached.leaving && attached.in_flight == 0) else { return };
-        for kind in [attached.kind, Kind::Threads] {
-            if kind == Kind::Threads && attached.kind == Kind::Null {
-                continue;
-            }
+        for kind in kinds(attached.kind, &attached.disk) {
             if let Some(engine) = &mut self.list[kind as usize] {
                 engine.detach(slot);
             }
@@ -270,7 +274,7 @@ impl Engines {
     fn start(&mut self, slot: u32, request: Request) {
         self.end_alone();
         let attached = self.slots[slot as usize].as_ref().expect("the slot is attached");
-        let mut job = Job { slot, sync_after: false, request };
+        let mut job = Job::new(slot, request);
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if self.in_flight == 1 && cached::suits(attached, &job) => return self.alone = Some(job),
             Verdict::Engine if attached.kind == Kind::Threads || triage::enter(&attached.disk, &job) => attached.kind,
@@ -302,20 +306,13 @@ impl Engines {
     /// Has a request of a limited disk wait for its turn, which may be this one.
     #[cold]
     fn hold(&mut self, slot: u32, request: Request) {
-        let Self { slots, free, look, .. } = self;
-        let Some(attached) = &mut slots[slot as usize] else { return };
-        let limited = direction(request.op).filter(|_| !attached.unlimited);
-        match limited.and_then(|direction| {
-            let lane = Lane::current(&mut attached.lane, &attached.disk.throttle, free)?;
-            Some((direction, lane))
-        }) {
-            Some((direction, lane)) => {
-                lane.hold(direction, request);
-                *look = Some(Nanos::ZERO);
-            }
-            None => free.push(request),
+        let Some(Attached { disk, lane, free, unlimited, .. }) = &mut self.slots[slot as usize] else { return };
+        let limited = direction(disk, request.op).filter(|_| !*unlimited);
+        match limited.and_then(|direction| Some((direction, Lane::current(lane, &disk.throttle, free)?))) {
+            Some((direction, lane)) => lane.hold(direction, request),
+            None => free.push_back(request),
         }
-        self.start_free(slot);
+        self.look = Some(Nanos::ZERO);
     }
 
     /// Starts what need not wait any longer, at the end of the batch.
@@ -323,23 +320,33 @@ impl Engines {
     fn look(&mut self, now: Nanos) {
         self.look = None;
         for slot in 0..self.slots.len() {
-            let Self { slots, free, look, .. } = self;
-            let Some(Attached { disk, lane, unlimited: false, .. }) = &mut slots[slot] else { continue };
-            if lane.is_none() {
-                continue;
-            }
-            if let Some(lane) = Lane::current(lane, &disk.throttle, free) {
+            let Self { slots, look, .. } = self;
+            let Some(Attached { disk, lane, free, unlimited, .. }) = &mut slots[slot] else { continue };
+            if !*unlimited
+                && lane.is_some()
+                && let Some(lane) = Lane::current(lane, &disk.throttle, free)
+            {
                 let next = lane.release(now, free);
                 *look = (*look).into_iter().chain(next).min();
             }
-            self.start_free(slot as u32);
+            self.start_free(slot);
         }
     }
 
-    fn start_free(&mut self, slot: u32) {
-        let mut free = std::mem::take(&mut self.free);
-        free.drain(..).for_each(|request| self.start(slot, request));
-        self.free = free;
+    /// Starts as much as one slot may in a turn, and has the loop come back for the rest.
+    fn start_free(&mut self, slot: usize) {
+        let (mut bytes, mut pieces) = (0, 0);
+        while bytes < TURN_BYTES
+            && pieces < TURN_PIECES
+            && let Some(request) = self.slots[slot].as_mut().and_then(|attached| attached.free.pop_front())
+        {
+            bytes += request.len;
+            pieces += request.buffers.len();
+            self.start(slot as u32, request);
+        }
+        if self.slots[slot].as_ref().is_some_and(|attached| !attached.free.is_empty()) {
+            self.look = Some(Nanos::ZERO);
+        }
     }
 
     /// Limits have changed: looks at the end of this batch who may go.
@@ -353,8 +360,7 @@ impl Engines {
         let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
         attached.unlimited = true;
         if let Some(lane) = attached.lane.take() {
-            lane.flush(&mut self.free);
-            self.start_free(slot.0);
+            lane.flush(&mut attached.free);
             self.look = Some(Nanos::ZERO);
         }
     }

@@ -46,8 +46,8 @@ impl Counters {
 pub struct Stats {
     /// One entry per engine in use.
     pub engines: Vec<EngineStats>,
-    /// Requests that an engine could not take, or that the kernel refused to run asynchronously, and that worker
-    /// threads ran instead.
+    /// Requests that an engine could not take without holding up its loop, or that the kernel refused to run
+    /// asynchronously, and that worker threads ran instead.
     pub fallbacks: u64,
     /// Requests that went through a copy because direct I/O does not take their offset or their memory.
     pub bounced: u64,

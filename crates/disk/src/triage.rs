@@ -6,13 +6,16 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use crate::blocking::{self, MAX_IOVECS};
+use crate::blocking::{self, MAX_IOVECS, PART};
 use crate::buffers;
 use crate::disk::{Backing, Disk};
 use crate::engine::Job;
 use crate::geometry::SECTOR;
 use crate::options::{DetectZeroes, Discard};
-use crate::request::Op;
+use crate::request::{Op, Request};
+
+/// Bytes of a write in which the loop looks for zeroes; where it finds nothing else a worker looks at the rest.
+const LOOK: u64 = 64 << 10;
 
 /// Who runs a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,25 +32,29 @@ pub(crate) enum Verdict {
 
 /// Looks at a request once, and turns it into what will be run: zeroes that were written into zeroes, options into
 /// what they mean for it.
+///
+/// How long that takes, and how long the engine is at it before the loop goes on, does not depend on what a guest asks
+/// for: what is large goes to workers.
 pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
     if let Some(errno) = objection(disk, job) {
         return Verdict::Answered(Err(errno));
     }
-    if let Backing::Null { .. } = disk.backing {
-        return Verdict::Engine;
+    if let Backing::Null { read_zeroes, .. } = disk.backing {
+        let fills = read_zeroes && job.request.op == Op::Read;
+        return if fills && is_large(&job.request) { Verdict::Worker } else { Verdict::Engine };
     }
     let request = &mut job.request;
     let options = &disk.options;
     match &mut request.op {
         Op::Flush if options.no_flush => Verdict::Answered(Ok(())),
-        Op::Flush => Verdict::Engine,
+        Op::Flush => Verdict::Worker,
         _ if request.len == 0 => Verdict::Answered(Ok(())),
         Op::Read => moved(disk, job),
         Op::Write { fua } => {
             *fua &= !options.no_flush;
-            if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers) {
-                job.sync_after = *fua;
-                request.op = Op::WriteZeroes { unmap: options.detect_zeroes == DetectZeroes::Unmap };
+            if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers, LOOK) {
+                job.sync_after = std::mem::take(fua);
+                job.maybe_zero = true;
                 return Verdict::Worker;
             }
             if *fua && !disk.able.write_through.load(Ordering::Relaxed) {
@@ -56,8 +63,11 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
             moved(disk, job)
         }
         Op::Discard => {
-            let works = options.discard == Discard::Unmap && disk.able.discard.load(Ordering::Relaxed);
-            if works { Verdict::Worker } else { Verdict::Answered(Ok(())) }
+            if disk.discards() {
+                Verdict::Worker
+            } else {
+                Verdict::Answered(Ok(()))
+            }
         }
         Op::WriteZeroes { unmap } => {
             *unmap &= options.discard == Discard::Unmap;
@@ -71,11 +81,17 @@ fn moved(disk: &Disk, job: &Job) -> Verdict {
     let request = &job.request;
     if !blocking::fits(disk, request.offset, &request.buffers) {
         Verdict::Bounce
-    } else if request.buffers.len() > MAX_IOVECS {
+    } else if request.buffers.len() > MAX_IOVECS || is_large(request) {
         Verdict::Worker
     } else {
         Verdict::Engine
     }
+}
+
+/// Whether an engine would hold up the loop with it: io_uring and `io_submit` copy from and to the page cache, or pin
+/// each page for direct I/O, before they return.
+const fn is_large(request: &Request) -> bool {
+    request.len > PART
 }
 
 /// What is wrong with a request, if anything.
@@ -115,8 +131,8 @@ pub(crate) fn leave(disk: &Disk, job: &Job) {
 pub(crate) fn deserves_a_worker(op: Op, errno: Errno) -> bool {
     match op {
         _ if errno == Errno::AGAIN => true,
-        // Old kernels do not know these.
-        Op::Flush | Op::Write { fua: true } => errno == Errno::INVAL || blocking::is_unsupported(errno),
+        // Old kernels do not know it.
+        Op::Write { fua: true } => errno == Errno::INVAL || blocking::is_unsupported(errno),
         _ => false,
     }
 }
@@ -127,12 +143,11 @@ mod tests {
 
     #[test]
     fn workers_try_what_could_not_run_asynchronously_and_nothing_else() {
-        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, Op::Flush] {
+        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }] {
             assert!(deserves_a_worker(op, Errno::AGAIN));
             assert!(!deserves_a_worker(op, Errno::IO));
             assert!(!deserves_a_worker(op, Errno::NOSPC));
         }
-        assert!(deserves_a_worker(Op::Flush, Errno::INVAL));
         assert!(deserves_a_worker(Op::Write { fua: true }, Errno::OPNOTSUPP));
         assert!(!deserves_a_worker(Op::Read, Errno::INVAL));
     }

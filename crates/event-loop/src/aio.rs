@@ -10,8 +10,6 @@ use rustix::io::Errno;
 // From linux/aio_abi.h.
 /// `IOCB_CMD_PREAD`.
 pub const PREAD: u16 = 0;
-/// `IOCB_CMD_FDSYNC`.
-pub const FDSYNC: u16 = 3;
 /// `IOCB_CMD_PREADV`.
 pub const PREADV: u16 = 7;
 /// `IOCB_CMD_PWRITEV`.

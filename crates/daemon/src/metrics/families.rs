@@ -220,7 +220,8 @@ pub static FAMILIES: &[Family] = &[
         name: "egret_engine_fallbacks_total",
         kind: Kind::Counter,
         labels: THREAD,
-        help: "Requests that worker threads ran, because the disk's engine could not.",
+        help: "Requests that worker threads ran, because the disk's engine could not, or not without holding up its \
+               I/O thread (more than 2 MiB).",
         samples: |view, out| view.disks(out, |stats| stats.fallbacks),
     },
     Family {

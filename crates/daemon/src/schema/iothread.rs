@@ -101,13 +101,14 @@ static SHAPE: Shape = Shape {
             "thread-pool-min",
             Kind::Number(0, LARGEST_POOL, "threads"),
             "0",
-            "Worker threads of `aio=threads` that are kept even when idle; at most `thread-pool-max`.",
+            "Worker threads that are kept even when idle; at most `thread-pool-max`.",
         ),
         Key::optional(
             "thread-pool-max",
             Kind::Number(1, LARGEST_POOL, "threads"),
             "64",
-            "Most worker threads of `aio=threads`.",
+            "Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O \
+             thread none has more of them than it leaves free, so that one that hangs leaves half.",
         ),
         Key::optional(
             "poll-policy",

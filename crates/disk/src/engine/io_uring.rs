@@ -107,20 +107,15 @@ fn entry(file: File, transfer: &Transfer) -> squeue::Entry {
     let entry = match (transfer.op(), single) {
         (Op::Read, Some((base, len))) => opcode::Read::new(fd, base, len).offset(offset).build(),
         (Op::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
-        (Op::Write { fua }, Some((base, len))) => {
-            opcode::Write::new(fd, base, len).offset(offset).rw_flags(through(fua)).build()
-        }
-        (Op::Write { fua }, None) => {
-            opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(through(fua)).build()
-        }
-        _ => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        (op, Some((base, len))) => opcode::Write::new(fd, base, len).offset(offset).rw_flags(through(op)).build(),
+        (op, None) => opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(through(op)).build(),
     };
     if file.fixed { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
 }
 
 /// Flags of a write that is, or is not, on stable storage when it completes.
-fn through(fua: bool) -> i32 {
-    if fua { libc::RWF_DSYNC } else { 0 }
+fn through(op: Op) -> i32 {
+    if op == (Op::Write { fua: true }) { libc::RWF_DSYNC } else { 0 }
 }
 
 impl Engine for Uring {

@@ -21,6 +21,7 @@ mod null;
 mod slab;
 pub(crate) mod threads;
 mod transfer;
+mod turns;
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -43,10 +44,16 @@ pub(crate) struct Job {
     pub(crate) slot: u32,
     /// Whether the disk is synced before it completes, because nothing that is done for it does so.
     pub(crate) sync_after: bool,
+    /// Whether a worker looks for zeroes in what is written: there are some at its beginning.
+    pub(crate) maybe_zero: bool,
     pub(crate) request: Request,
 }
 
 impl Job {
+    pub(crate) const fn new(slot: u32, request: Request) -> Self {
+        Self { slot, sync_after: false, maybe_zero: false, request }
+    }
+
     /// The part of the disk that it touches.
     pub(crate) fn bytes(&self) -> Range<u64> {
         self.request.offset..self.request.offset + self.request.len
@@ -55,7 +62,7 @@ impl Job {
     /// What is left in the place of a job that was taken out of it.
     fn nothing() -> Self {
         let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(0) };
-        Self { slot: 0, sync_after: false, request }
+        Self::new(0, request)
     }
 }
 
@@ -72,7 +79,8 @@ pub(crate) struct Finished {
 /// system calls.
 ///
 /// The caller has checked what only it knows: that a job is within its disk, allowed on it, and made of whole sectors;
-/// and, unless the engine is [`Threads`], that direct I/O takes it as it is and that it is a read, a write or a flush.
+/// and, unless the engine is [`Threads`], that direct I/O takes it as it is, that it is a read or a write, and that it
+/// moves no more than the kernel may copy or pin while the loop waits (`blocking::PART`).
 /// In exchange each job comes back exactly once: done in full, or with an error. The kernel's own reason to refuse the
 /// asynchronous way (`EAGAIN`, or `EOPNOTSUPP` and `EINVAL` for flags and operations that it does not know) is such an
 /// error; the caller may give the job to [`Threads`] then.

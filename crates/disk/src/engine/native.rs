@@ -6,7 +6,6 @@
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
 //! only, and why the time inside it is measured.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use rustix::io::Errno;
 
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
+use super::turns::Turns;
 use super::{Engine, Finished, Job};
 use crate::disk::Disk;
 use crate::error::EngineError;
@@ -27,21 +27,34 @@ use crate::stats::EngineCounters;
 /// Requests in the kernel at a time; more wait here.
 pub(crate) const DEPTH: u32 = 1024;
 
+/// How a disk's requests go to the kernel.
+#[derive(Clone, Copy)]
+struct File {
+    fd: RawFd,
+    /// What direct I/O moves, in bytes.
+    block: u32,
+    /// Where they wait.
+    line: usize,
+}
+
+const NO_FILE: File = File { fd: -1, block: 1, line: 0 };
+
 /// See the module's description.
 pub(crate) struct Native {
     /// Dropped before what it works on.
     context: Context,
     event: OwnedFd,
-    /// Descriptor and block size of the disks, by slot.
-    disks: Vec<(RawFd, u32)>,
+    /// By slot.
+    disks: Vec<File>,
     flying: Slab<Transfer>,
-    /// Places of what waits for `io_submit`.
-    pending: VecDeque<u32>,
+    /// Places in the table of what waits for `io_submit`; the kernel has as many in its own.
+    pending: Turns<u32>,
+    /// What goes to the kernel in one call, and the lines that it was in.
+    going: Vec<(usize, u32)>,
     /// Of what waits: how many were never tried.
     fresh: u64,
     /// What the kernel would not take.
     refused: Vec<(u32, Errno)>,
-    in_kernel: u32,
     depth: u32,
     batch: usize,
     iocbs: Vec<Iocb>,
@@ -61,10 +74,10 @@ impl Native {
             event,
             disks: Vec::new(),
             flying: Slab::with_capacity(depth as usize),
-            pending: VecDeque::with_capacity(depth as usize),
+            pending: Turns::new(depth),
+            going: Vec::new(),
             fresh: 0,
             refused: Vec::new(),
-            in_kernel: 0,
             depth,
             batch: 0,
             iocbs: Vec::new(),
@@ -79,18 +92,12 @@ impl Native {
         let mut iocb =
             Iocb { data: u64::from(place), flags: aio::RESFD, resfd: self.event.as_raw_fd() as u32, ..Iocb::default() };
         let Some(transfer) = self.flying.get_mut(place) else { return iocb };
-        iocb.fd = self.disks[transfer.slot() as usize].0 as u32;
-        iocb.opcode = match transfer.op() {
-            Op::Read => aio::PREADV,
-            Op::Write { .. } => aio::PWRITEV,
-            _ => aio::FDSYNC,
-        };
-        if iocb.opcode != aio::FDSYNC {
-            let buffers = transfer.buffers();
-            iocb.buf = buffers.as_ptr() as u64;
-            iocb.nbytes = buffers.len() as u64;
-            iocb.offset = transfer.offset() as i64;
-        }
+        iocb.fd = self.disks[transfer.slot() as usize].fd as u32;
+        iocb.opcode = if transfer.op() == Op::Read { aio::PREADV } else { aio::PWRITEV };
+        let buffers = transfer.buffers();
+        iocb.buf = buffers.as_ptr() as u64;
+        iocb.nbytes = buffers.len() as u64;
+        iocb.offset = transfer.offset() as i64;
         if transfer.op() == (Op::Write { fua: true }) {
             iocb.rw_flags = libc::RWF_DSYNC;
         }
@@ -99,12 +106,17 @@ impl Native {
 
     /// One `io_submit`; false when nothing more can be done now.
     fn submit_some(&mut self) -> bool {
-        let count = self.pending.len().min((self.depth - self.in_kernel) as usize).min(self.batch);
+        while self.going.len() < self.batch
+            && let Some(next) = self.pending.take()
+        {
+            self.going.push(next);
+        }
+        let count = self.going.len();
         if count == 0 {
             return false;
         }
         for i in 0..count {
-            let iocb = self.iocb(self.pending[i]);
+            let iocb = self.iocb(self.going[i].1);
             self.iocbs[i] = iocb;
         }
         for (pointer, iocb) in self.pointers.iter_mut().zip(&mut self.iocbs) {
@@ -116,40 +128,46 @@ impl Native {
         let taken = unsafe { self.context.submit(&mut self.pointers[..count]) };
         self.counters.took(clock::now() - begun);
         self.counters.submission(taken.unwrap_or(0) as u64);
-        match taken {
-            Ok(taken) => {
-                self.pending.drain(..taken);
-                self.in_kernel += taken as u32;
-                taken > 0
-            }
+        // Before what goes back to its lines has left its places.
+        let others_are_there = self.pending.taken() as usize > count;
+        let (gone, goes_on) = match taken {
+            Ok(taken) => (taken, taken > 0),
             // There will be room when something completes.
-            Err(Errno::AGAIN) if self.in_kernel > 0 => false,
-            Err(Errno::INTR) => true,
+            Err(Errno::AGAIN) if others_are_there => (0, false),
+            Err(Errno::INTR) => (0, true),
             // The first of them is at fault.
             Err(e) => {
-                if let Some(place) = self.pending.pop_front() {
-                    self.refused.push((place, e));
-                }
-                true
+                let (line, place) = self.going[0];
+                self.pending.leave(line);
+                self.refused.push((place, e));
+                (1, true)
             }
+        };
+        for (line, place) in self.going.drain(gone..).rev() {
+            self.pending.leave(line);
+            self.pending.put_first(line, place);
         }
+        self.going.clear();
+        goes_on
     }
 }
 
 impl Engine for Native {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
         let slot = slot as usize;
-        self.disks.resize(self.disks.len().max(slot + 1), (-1, 1));
-        self.disks[slot] = (disk.fd(), disk.offset_alignment());
+        self.disks.resize(self.disks.len().max(slot + 1), NO_FILE);
+        self.disks[slot] = File { fd: disk.fd(), block: disk.offset_alignment(), line: self.pending.open(disk) };
     }
 
     fn detach(&mut self, slot: u32) {
-        self.disks[slot as usize] = (-1, 1);
+        let file = std::mem::replace(&mut self.disks[slot as usize], NO_FILE);
+        self.pending.close(file.line);
     }
 
     fn push(&mut self, job: Job) {
+        let line = self.disks[job.slot as usize].line;
         let place = self.flying.insert(Transfer::new(job));
-        self.pending.push_back(place);
+        self.pending.put(line, place);
         self.fresh += 1;
     }
 
@@ -169,13 +187,13 @@ impl Engine for Native {
             }
         }
         while let Some(event) = self.context.next() {
-            self.in_kernel -= 1;
             let place = event.data as u32;
             let Some(transfer) = self.flying.get_mut(place) else { continue };
-            let block = self.disks[transfer.slot() as usize].1;
+            let File { block, line, .. } = self.disks[transfer.slot() as usize];
+            self.pending.leave(line);
             match transfer.advance(event.res, block) {
                 // It has waited once: it goes first.
-                Next::Again => self.pending.push_front(place),
+                Next::Again => self.pending.put_first(line, place),
                 Next::Over(result) => {
                     if let Some(transfer) = self.flying.remove(place) {
                         done(transfer.finish(result));
@@ -199,5 +217,39 @@ impl Engine for Native {
         self.batch = if most == 0 { self.depth } else { most.min(self.depth) } as usize;
         self.iocbs.resize(self.batch, Iocb::default());
         self.pointers.resize(self.batch, ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffers::Aligned;
+    use crate::request::{IoVec, Request, Token};
+    use crate::{Driver, Options};
+
+    #[test]
+    fn a_disk_with_many_requests_leaves_places_in_the_kernel_to_another() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        let driver = Driver::File { filename: image.path().to_owned() };
+        let options = Options { direct: true, read_only: true, ..Options::new("disk0", driver) };
+        let mut memory = Aligned::zeroed(4096, 4096);
+        let base = memory.bytes().as_mut_ptr();
+        let mut native = Native::new(8, 3, Arc::default()).unwrap();
+        let disks = [0, 1].map(|_| Arc::new(Disk::open(&options).unwrap()));
+        disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk));
+        for slot in std::iter::repeat_n(0, 100).chain([1]) {
+            // SAFETY: the memory outlives the engine, which waits for its requests.
+            let buffers = vec![unsafe { IoVec::new(base, 4096) }];
+            native.push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: Token(0) }));
+        }
+        native.submit(Nanos::ZERO);
+        // The second disk's only request and half of what the first may have at most, and no more until they are reaped.
+        assert_eq!(native.pending.taken(), 5);
+        let waiting: Vec<u32> = native.pending.drain().collect();
+        assert_eq!(waiting.len(), 96);
+        assert!(waiting.iter().all(|&place| native.flying.get_mut(place).unwrap().slot() == 0));
+        drop(native);
+        drop(memory);
     }
 }

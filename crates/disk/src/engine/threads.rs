@@ -2,20 +2,24 @@
 //!
 //! Jobs go to the workers through a locked queue, a batch at a time. They come back on a list that the loop takes
 //! whole with one atomic exchange, so that a worker that loses its processor at a bad moment holds up nobody.
+//!
+//! The workers are shared fairly by all disks of the I/O thread ([`Turns`]). A turn is a part of a job
+//! ([`blocking::run`]): what is left of it goes to the end of its disk's line.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use egret_event_loop::{Nanos, clock};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::turns::Turns;
 use super::{Engine, Finished, Job};
 use crate::blocking::{self, Scratch};
 use crate::disk::Disk;
@@ -40,10 +44,15 @@ impl Limits {
     }
 }
 
+/// Nodes that are kept; with more jobs than this in flight each of the others allocates one.
+const SPARE: usize = 4096;
+
 /// A job, and what is needed to run it, on its way to a worker and back.
 struct Node {
     job: Job,
     disk: *const Disk,
+    /// Bytes of it that have been run.
+    done: u64,
     result: Result<(), Errno>,
     /// The next on the list of those that are done.
     next: *mut Node,
@@ -58,12 +67,15 @@ unsafe impl Send for Handed {}
 
 struct Queue {
     limits: Limits,
-    jobs: VecDeque<Handed>,
+    /// The jobs, for as many of which there is a place as there may be workers.
+    jobs: Turns<Handed>,
     workers: u32,
     /// Workers that wait for a job.
-    idle: usize,
+    idle: u32,
+    /// Of those that wait: how many were woken and have not looked yet.
+    woken: u32,
     /// Workers that were started and have not looked for a job yet.
-    starting: usize,
+    starting: u32,
     closing: bool,
 }
 
@@ -81,10 +93,10 @@ struct Shared {
 /// See the module's description.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
-    /// Disks by slot.
-    disks: Vec<Option<Arc<Disk>>>,
-    /// Pushed and not submitted.
-    pending: VecDeque<Handed>,
+    /// Disks and their lines, by slot.
+    disks: Vec<Option<(Arc<Disk>, usize)>>,
+    /// Pushed and not submitted, with the lines that they are for.
+    pending: Vec<(usize, Handed)>,
     /// Nodes to use again. They are boxed because lists of them go through other threads.
     #[expect(clippy::vec_box, reason = "the boxes are what is kept")]
     spare: Vec<Box<Node>>,
@@ -95,8 +107,15 @@ impl Threads {
     pub(crate) fn new(limits: Limits, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
-        let queue =
-            Queue { limits: limits.sound(), jobs: VecDeque::new(), workers: 0, idle: 0, starting: 0, closing: false };
+        let queue = Queue {
+            limits: limits.sound(),
+            jobs: Turns::new(limits.sound().max),
+            workers: 0,
+            idle: 0,
+            woken: 0,
+            starting: 0,
+            closing: false,
+        };
         let shared = Arc::new(Shared {
             queue: Mutex::new(queue),
             work: Condvar::new(),
@@ -105,7 +124,7 @@ impl Threads {
             armed: AtomicBool::new(false),
             event: File::from(event),
         });
-        Ok(Self { shared, disks: Vec::new(), pending: VecDeque::new(), spare: Vec::new(), counters })
+        Ok(Self { shared, disks: Vec::new(), pending: Vec::new(), spare: Vec::new(), counters })
     }
 
     /// Waits until the workers have done what they were given, because it is others' memory that they use, and have
@@ -118,7 +137,7 @@ impl Threads {
             queue = self.shared.left.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
         drop(queue);
-        for Handed(node) in self.pending.drain(..) {
+        for (_, Handed(node)) in self.pending.drain(..) {
             self.shared.publish(node);
         }
     }
@@ -130,15 +149,23 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a worker if there are more jobs than workers to take them. A worker does the same when it takes a job,
-    /// so that a large batch costs the loop the start of one thread.
-    fn grow(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
-        if queue.jobs.len() <= queue.idle + queue.starting || queue.workers >= queue.limits.max {
+    /// Wakes as many workers as can begin something now, and starts one if there are too few. A worker does the same
+    /// when it takes a job, so that a large batch costs the loop the start of one thread.
+    fn call(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+        let (coming, asleep) = (queue.woken + queue.starting, queue.idle - queue.woken);
+        let missing = queue.jobs.wanted(coming + asleep + 1).saturating_sub(coming);
+        let wake = missing.min(asleep);
+        queue.woken += wake;
+        let start = missing > wake && queue.workers < queue.limits.max;
+        if !start {
+            drop(queue);
+            (0..wake).for_each(|_| self.work.notify_one());
             return;
         }
         queue.workers += 1;
         queue.starting += 1;
         drop(queue);
+        (0..wake).for_each(|_| self.work.notify_one());
         let shared = Arc::clone(self);
         let spawned = std::thread::Builder::new().name("disk-worker".into()).spawn(move || work(&shared));
         if spawned.is_ok() {
@@ -151,7 +178,7 @@ impl Shared {
             return;
         }
         // Nobody is left to take them.
-        for Handed(node) in std::mem::take(&mut queue.jobs) {
+        for Handed(node) in queue.jobs.drain() {
             // SAFETY: taken from the queue, so it is ours.
             unsafe { (*node).result = Err(Errno::AGAIN) };
             self.publish(node);
@@ -188,19 +215,22 @@ fn work(shared: &Arc<Shared>) {
     queue.starting -= 1;
     loop {
         if queue.workers > queue.limits.max {
-            // It may have been woken for a job: somebody who stays takes it.
-            shared.work.notify_one();
             break;
         }
-        if let Some(Handed(node)) = queue.jobs.pop_front() {
-            shared.grow(queue);
+        if let Some((line, Handed(node))) = queue.jobs.take() {
+            shared.call(queue);
             // SAFETY: taken from the queue, so it is ours; the disk stays attached until the loop has it back.
-            let (disk, job) = unsafe { (&*(*node).disk, &(*node).job) };
-            let result = blocking::run(disk, job, &mut scratch);
-            // SAFETY: still ours.
-            unsafe { (*node).result = result };
-            shared.publish(node);
+            let (Node { job, done, result, .. }, disk) = unsafe { (&mut *node, &*(*node).disk) };
+            let ran = blocking::run(disk, job, done, &mut scratch);
+            if let Poll::Ready(ended) = ran {
+                *result = ended;
+                shared.publish(node);
+            }
             queue = shared.lock();
+            queue.jobs.leave(line);
+            if ran.is_pending() {
+                queue.jobs.put(line, Handed(node));
+            }
             continue;
         }
         if queue.closing {
@@ -211,30 +241,37 @@ fn work(shared: &Arc<Shared>) {
         let (back, waited) = shared.work.wait_timeout(queue, idle).unwrap_or_else(PoisonError::into_inner);
         queue = back;
         queue.idle -= 1;
+        // Whoever wakes looks, whether it was the one that was meant or not: it counts for one of them.
+        queue.woken = queue.woken.saturating_sub(1);
         if waited.timed_out() && queue.jobs.is_empty() && queue.workers > queue.limits.min {
             break;
         }
     }
     queue.workers -= 1;
     shared.left.notify_all();
+    // It may have been woken for a job: somebody who stays takes it.
+    shared.call(queue);
 }
 
 impl Engine for Threads {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
+        let line = self.shared.lock().jobs.open(disk);
         let slot = slot as usize;
         self.disks.resize(self.disks.len().max(slot + 1), None);
-        self.disks[slot] = Some(Arc::clone(disk));
+        self.disks[slot] = Some((Arc::clone(disk), line));
     }
 
     fn detach(&mut self, slot: u32) {
-        self.disks[slot as usize] = None;
+        let Some((_, line)) = self.disks[slot as usize].take() else { return };
+        let mut queue = self.shared.lock();
+        queue.jobs.close(line);
+        self.shared.call(queue);
     }
 
     fn push(&mut self, job: Job) {
-        let disk = self.disks[job.slot as usize].as_ref().map_or(ptr::null(), Arc::as_ptr);
-        assert!(!disk.is_null(), "a job is for an attached disk");
-        let next = ptr::null_mut();
-        let node = Node { job, disk, result: Ok(()), next };
+        let (disk, line) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
+        let (disk, line) = (Arc::as_ptr(disk), *line);
+        let node = Node { job, disk, done: 0, result: Ok(()), next: ptr::null_mut() };
         let node = match self.spare.pop() {
             Some(mut spare) => {
                 *spare = node;
@@ -242,7 +279,7 @@ impl Engine for Threads {
             }
             None => Box::new(node),
         };
-        self.pending.push_back(Handed(Box::into_raw(node)));
+        self.pending.push((line, Handed(Box::into_raw(node))));
     }
 
     fn submit(&mut self, _now: Nanos) {
@@ -252,12 +289,8 @@ impl Engine for Threads {
         let count = self.pending.len();
         let begun = clock::now();
         let mut queue = self.shared.lock();
-        queue.jobs.append(&mut self.pending);
-        let wake = queue.idle.min(count);
-        self.shared.grow(queue);
-        for _ in 0..wake {
-            self.shared.work.notify_one();
-        }
+        self.pending.drain(..).for_each(|(line, node)| queue.jobs.put(line, node));
+        self.shared.call(queue);
         self.counters.batch(count as u64);
         self.counters.took(clock::now() - begun);
     }
@@ -281,7 +314,9 @@ impl Engine for Threads {
             oldest = node.next;
             let result = node.result;
             let job = std::mem::replace(&mut node.job, Job::nothing());
-            self.spare.push(node);
+            if self.spare.len() < SPARE {
+                self.spare.push(node);
+            }
             done(Finished { job, result });
         }
     }
@@ -314,9 +349,10 @@ impl Engine for Threads {
     fn limit_workers(&mut self, limits: Limits) {
         let mut queue = self.shared.lock();
         queue.limits = limits.sound();
+        queue.jobs.set_places(limits.sound().max);
         // Those that are too many now leave when they see it; the others come with the work.
         self.shared.work.notify_all();
-        self.shared.grow(queue);
+        self.shared.call(queue);
     }
 }
 
@@ -333,32 +369,41 @@ mod tests {
     use crate::request::{Op, Request, Token};
     use crate::{Driver, Options};
 
+    const DISKS: u32 = 3;
     const FEW: Limits = Limits { min: 1, max: 4, idle: Duration::from_millis(1) };
 
     fn threads(limits: Limits) -> Threads {
         let mut threads = Threads::new(limits, Arc::default()).unwrap();
-        let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
-        threads.attach(0, &Arc::new(Disk::open(&Options::new("disk0", driver)).unwrap()));
+        for slot in 0..DISKS {
+            let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
+            threads.attach(slot, &Arc::new(Disk::open(&Options::new("null", driver)).unwrap()));
+        }
         threads
     }
 
     fn push(threads: &mut Threads, token: u64) {
         let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(token) };
-        threads.push(Job { slot: 0, sync_after: false, request });
+        threads.push(Job::new(token as u32 % DISKS, request));
     }
 
-    /// Reaps until `count` jobs are back, blocking as the loop does.
+    /// Reaps what is back, blocking as the loop does if there is nothing.
+    fn reap_some(threads: &mut Threads, done: &mut dyn FnMut(Finished)) {
+        if threads.arm() {
+            let mut fds = [rustix::event::PollFd::new(&threads.shared.event, rustix::event::PollFlags::IN)];
+            let hangs = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+            assert_eq!(rustix::event::poll(&mut fds, Some(&hangs)), Ok(1), "nothing comes back");
+            // A loop watches for edges; here the level is taken away.
+            let _ = std::io::Read::read(&mut (&threads.shared.event), &mut [0; 8]);
+        }
+        threads.suppress();
+        threads.reap(Nanos::ZERO, done);
+    }
+
+    /// Reaps until `count` jobs are back.
     fn reap(threads: &mut Threads, count: usize) {
         let mut done = 0;
         while done < count {
-            if threads.arm() {
-                let mut fds = [rustix::event::PollFd::new(&threads.shared.event, rustix::event::PollFlags::IN)];
-                rustix::event::poll(&mut fds, None).unwrap();
-                // A loop watches for edges; here the level is taken away.
-                let _ = std::io::Read::read(&mut (&threads.shared.event), &mut [0; 8]);
-            }
-            threads.suppress();
-            threads.reap(Nanos::ZERO, &mut |_| done += 1);
+            reap_some(threads, &mut |_| done += 1);
         }
     }
 
@@ -412,6 +457,143 @@ mod tests {
             threads.submit(Nanos::ZERO);
             reap(&mut threads, 1);
         }
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    /// A pool of at most `max` workers, and as many disks as files: each with a gate, by which a test holds up those who
+    /// write there, and unable to have the kernel zero anything.
+    fn gated(max: u32, count: u32) -> (Threads, Vec<Arc<Disk>>, tempfile::TempDir) {
+        let mut threads = Threads::new(Limits { min: 0, max, idle: Duration::from_secs(10) }, Arc::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let disks: Vec<Arc<Disk>> = (0..count)
+            .map(|at| {
+                let filename = dir.path().join(at.to_string());
+                std::fs::File::create(&filename).unwrap().set_len(16 * MIB).unwrap();
+                let mut disk = Disk::open(&Options::new(format!("disk{at}"), Driver::File { filename })).unwrap();
+                disk.gate = Some(Default::default());
+                disk.able.zero_range.store(false, Ordering::Relaxed);
+                Arc::new(disk)
+            })
+            .collect();
+        disks.iter().enumerate().for_each(|(slot, disk)| threads.attach(slot as u32, disk));
+        (threads, disks, dir)
+    }
+
+    /// Holds up who writes to these bytes of a disk, until it is dropped.
+    struct Closed<'a>(&'a Disk, std::ops::Range<u64>);
+
+    impl<'a> Closed<'a> {
+        fn new(disk: &'a Disk, bytes: std::ops::Range<u64>) -> Self {
+            disk.gate.as_ref().unwrap().enter_alone(&bytes);
+            Self(disk, bytes)
+        }
+    }
+
+    impl Drop for Closed<'_> {
+        fn drop(&mut self) {
+            self.0.gate.as_ref().unwrap().leave_alone(&self.1);
+        }
+    }
+
+    /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
+    fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
+        let op = Op::WriteZeroes { unmap: false };
+        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Vec::new(), token: Token(token) }));
+    }
+
+    /// Waits for the next `count` jobs that come back, and names them in their order.
+    fn ended(threads: &mut Threads, count: usize) -> Vec<u64> {
+        let mut ended = Vec::new();
+        while ended.len() < count {
+            reap_some(threads, &mut |finished| {
+                assert_eq!(finished.result, Ok(()));
+                ended.push(finished.job.request.token.0);
+            });
+        }
+        ended
+    }
+
+    /// Waits until so many workers are at a job.
+    fn await_busy(threads: &Threads, count: u32) {
+        let begun = std::time::Instant::now();
+        while threads.shared.lock().jobs.taken() != count {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} are", threads.shared.lock().jobs.taken());
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn between_two_parts_of_a_job_others_have_their_turn() {
+        for max in [1, 2] {
+            let (mut threads, disks, _dir) = gated(max, max + 1);
+            // Whoever is at a large job gets no further than its first part.
+            let closed: Vec<_> = disks[..max as usize].iter().map(|disk| Closed::new(disk, MIB..2 * MIB)).collect();
+            (0..max).for_each(|slot| push_zeroes(&mut threads, slot, 16 * MIB, slot.into()));
+            push_zeroes(&mut threads, max, 512, 100);
+            threads.submit(Nanos::ZERO);
+            assert_eq!(ended(&mut threads, 1), [100], "it begins after one part of each worker");
+            drop(closed);
+            assert_eq!(ended(&mut threads, max as usize).len(), max as usize);
+        }
+    }
+
+    #[test]
+    fn disks_have_their_turns_one_after_the_other() {
+        let (mut threads, _disks, _dir) = gated(1, 3);
+        (0..100).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
+        // The second disk is at two slots, and that gets it no more.
+        let twice = Arc::clone(&threads.disks[1].as_ref().unwrap().0);
+        threads.attach(3, &twice);
+        (100..110).for_each(|token| push_zeroes(&mut threads, [1, 3][token as usize % 2], 512, token));
+        (200..210).for_each(|token| push_zeroes(&mut threads, 2, 512, token));
+        threads.submit(Nanos::ZERO);
+        let ended = ended(&mut threads, 120);
+        assert_eq!(ended[..6], [0, 100, 200, 1, 101, 201]);
+        assert!(ended[..30].iter().all(|token| token % 100 < 10), "{ended:?}");
+    }
+
+    #[test]
+    fn a_disk_that_hangs_leaves_workers_to_the_others() {
+        let (mut threads, disks, _dir) = gated(8, 3);
+        let mut closed = Vec::new();
+        // Of eight workers the first disk gets four, of the four that are left the second gets two.
+        for (slot, busy) in [(0, 4), (1, 6)] {
+            closed.push(Closed::new(&disks[slot], 0..MIB));
+            (0..20).for_each(|token| push_zeroes(&mut threads, slot as u32, 512, token));
+            threads.submit(Nanos::ZERO);
+            await_busy(&threads, busy);
+        }
+        (100..120).for_each(|token| push_zeroes(&mut threads, 2, 512, token));
+        threads.submit(Nanos::ZERO);
+        assert!(ended(&mut threads, 20).iter().all(|&token| token >= 100));
+        await_busy(&threads, 6);
+        drop(closed);
+        assert_eq!(ended(&mut threads, 40).len(), 40);
+    }
+
+    #[test]
+    fn a_disk_that_is_alone_has_all_workers() {
+        let (mut threads, disks, _dir) = gated(8, 2);
+        let closed = Closed::new(&disks[0], 0..MIB);
+        (0..20).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
+        threads.submit(Nanos::ZERO);
+        await_busy(&threads, 4);
+        threads.detach(1);
+        await_busy(&threads, 8);
+        drop(closed);
+        assert_eq!(ended(&mut threads, 20).len(), 20);
+    }
+
+    #[test]
+    fn a_job_that_is_done_keeps_little_memory() {
+        let mut threads = threads(FEW);
+        for token in 0..2 * SPARE as u64 {
+            push(&mut threads, token);
+        }
+        threads.submit(Nanos::ZERO);
+        reap(&mut threads, 2 * SPARE);
+        assert_eq!(threads.spare.len(), SPARE);
     }
 
     #[test]

@@ -54,9 +54,6 @@ impl Transfer {
             return if errno == Errno::INTR { Next::Again } else { Next::Over(Err(errno)) };
         }
         let request = &self.job.request;
-        if !matches!(request.op, Op::Read | Op::Write { .. }) {
-            return Next::Over(Ok(()));
-        }
         self.moved += result as u64;
         if self.moved >= request.len {
             return Next::Over(Ok(()));
@@ -64,7 +61,7 @@ impl Transfer {
         // Direct I/O stops in the middle of a block only where the image ends.
         let ended = result == 0 || !(result as u64).is_multiple_of(block.into());
         if !ended {
-            buffers::tail(&request.buffers, self.moved, &mut self.rest);
+            buffers::cut(&request.buffers, self.moved, u64::MAX, &mut self.rest);
             return Next::Again;
         }
         if request.op == Op::Read {
@@ -96,11 +93,7 @@ mod tests {
         let buffers =
             unsafe { vec![IoVec::new(left.as_mut_ptr(), left.len()), IoVec::new(right.as_mut_ptr(), right.len())] };
         let len = memory.len() as u64;
-        Transfer::new(Job {
-            slot: 0,
-            sync_after: false,
-            request: Request { op, offset: 8192, len, buffers, token: Token(1) },
-        })
+        Transfer::new(Job::new(0, Request { op, offset: 8192, len, buffers, token: Token(1) }))
     }
 
     #[test]

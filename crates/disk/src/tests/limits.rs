@@ -3,7 +3,7 @@
 //! The limits here are so low that what waits for them waits for more than an hour, unless something else lets it go.
 
 use super::*;
-use crate::{Limit, Limits, Rates, ThrottleGroup};
+use crate::{Discard, Limit, Limits, Rates, ThrottleGroup};
 
 const BLOCK: u64 = 4096;
 
@@ -41,15 +41,68 @@ fn a_burst_goes_at_once_and_what_is_beyond_waits() {
 }
 
 #[test]
-fn flushes_and_discards_are_not_limited() {
+fn what_keeps_a_disk_busy_is_limited_and_flushes_are_not() {
+    // As QEMU's throttle filter has it: zeroes and discards are writes; a discard that does nothing counts nowhere.
+    for (discard, discards_wait) in [(Discard::Unmap, true), (Discard::Ignore, false)] {
+        let driver = Driver::Null { size: 1 << 30, latency: Nanos::ZERO, read_zeroes: false };
+        let mut rig = Rig::new(&Options { discard, ..Options::new("null0", driver) });
+        let write = Limit { average: 1, burst: BLOCK, burst_seconds: 1 };
+        let bytes = Rates { write, ..Rates::default() };
+        rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", Limits { bytes, ..Limits::default() })));
+        let write = |rig: &mut Rig| rig.push_write(0, Memory::new(BLOCK as usize, 0));
+        let gone =
+            [write(&mut rig), write(&mut rig), rig.push(Op::Flush, 0, 0, None), rig.push_read(0, Memory::new(512, 0))];
+        let wait = [write(&mut rig), rig.push(Op::WriteZeroes { unmap: false }, 0, BLOCK, None)];
+        let discard = rig.push(Op::Discard, 0, BLOCK, None);
+        rig.engines.submit(clock::now());
+        rig.reap();
+        assert!(gone.iter().all(|token| rig.done.contains_key(token)));
+        assert!(wait.iter().all(|token| !rig.done.contains_key(token)));
+        assert_eq!(!rig.done.contains_key(&discard), discards_wait);
+    }
+}
+
+#[test]
+fn a_discard_counts_with_all_its_bytes_and_as_one_request() {
+    for (requests, more) in [(false, 0), (true, 2)] {
+        let driver = Driver::Null { size: 1 << 30, latency: Nanos::ZERO, read_zeroes: false };
+        let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..Options::new("null0", driver) });
+        // Three requests, or as many bytes as one discard has.
+        let burst = if requests { 2 } else { 1 << 20 };
+        let rates = Rates { total: Limit { average: 1, burst, burst_seconds: 1 }, ..Rates::default() };
+        let limits = match requests {
+            true => Limits { requests: rates, ..Limits::default() },
+            false => Limits { bytes: rates, ..Limits::default() },
+        };
+        rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", limits)));
+        let discard = rig.push(Op::Discard, 0, 2 << 20, None);
+        rig.engines.submit(clock::now());
+        rig.reap();
+        assert!(rig.done.contains_key(&discard));
+        assert_eq!(read(&mut rig, 5), more);
+    }
+}
+
+#[test]
+fn what_is_let_go_at_a_time_begins_in_turns_of_bounded_length() {
+    const HALF: usize = 512 << 10;
     let mut rig = rig();
     rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
-    assert_eq!(read(&mut rig, 3), 2);
-    let (flush, discard) = (rig.push(Op::Flush, 0, 0, None), rig.push(Op::Discard, 0, BLOCK, None));
-    let zeroes = rig.push(Op::WriteZeroes { unmap: false }, 0, BLOCK, None);
+    assert_eq!(read(&mut rig, 2), 2);
+    for _ in 0..10 {
+        rig.push_read(0, Memory::new(HALF, 0));
+    }
     rig.engines.submit(clock::now());
-    rig.reap();
-    assert!(rig.done.contains_key(&flush) && rig.done.contains_key(&discard) && !rig.done.contains_key(&zeroes));
+    rig.engines.lift_limits(rig.slot);
+    let mut turns = Vec::new();
+    while rig.engines.in_flight() > 0 {
+        let before = rig.done.len();
+        rig.engines.submit(clock::now());
+        assert_eq!(rig.engines.deadline().is_some(), rig.engines.in_flight() > 2, "the loop comes back for the rest");
+        rig.reap();
+        turns.push(rig.done.len() - before);
+    }
+    assert_eq!(turns, [2; 5]);
 }
 
 #[test]

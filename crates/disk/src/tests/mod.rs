@@ -4,6 +4,7 @@ mod blocks;
 mod cached;
 mod data;
 mod flow;
+mod large;
 mod limits;
 mod opening;
 mod zeroes;
@@ -262,7 +263,7 @@ impl Image {
 /// A block device over a file in memory, for as long as it lives.
 pub(crate) struct LoopDevice {
     path: PathBuf,
-    _file: tempfile::NamedTempFile,
+    file: tempfile::NamedTempFile,
 }
 
 impl LoopDevice {
@@ -285,7 +286,7 @@ impl LoopDevice {
         match made {
             Ok(made) if made.status.success() => {
                 let path = PathBuf::from(String::from_utf8_lossy(&made.stdout).trim());
-                Some(Self { path, _file: file })
+                Some(Self { path, file })
             }
             other => {
                 let why =
@@ -298,6 +299,11 @@ impl LoopDevice {
 
     fn options(&self) -> Options {
         Options::new("disk0", Driver::HostDevice { filename: self.path.clone() })
+    }
+
+    fn resize(&self, size: u64) {
+        self.file.as_file().set_len(size).unwrap();
+        assert!(Command::new("losetup").arg("--set-capacity").arg(&self.path).status().unwrap().success());
     }
 }
 

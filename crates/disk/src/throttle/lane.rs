@@ -7,15 +7,17 @@ use egret_event_loop::Nanos;
 
 use super::schedule::{ByDirection, LaneId};
 use super::{Direction, Membership, Throttle};
+use crate::disk::Disk;
 use crate::request::{Op, Request};
 
-/// The direction in which a request counts; `None` if it is not limited. As in QEMU, whose limits on a device leave
-/// flushes and discards alone.
-pub(crate) fn direction(op: Op) -> Option<Direction> {
+/// The direction in which a request counts; `None` if it is not limited. As with QEMU's `throttle` driver: zeroes and
+/// discards keep a disk as busy as writes do, where they do anything; flushes are left alone.
+pub(crate) fn direction(disk: &Disk, op: Op) -> Option<Direction> {
     match op {
         Op::Read => Some(Direction::Read),
         Op::Write { .. } | Op::WriteZeroes { .. } => Some(Direction::Write),
-        Op::Flush | Op::Discard => None,
+        Op::Discard => disk.discards().then_some(Direction::Write),
+        Op::Flush => None,
     }
 }
 
@@ -35,7 +37,7 @@ impl Lane {
     pub(crate) fn current<'a>(
         lane: &'a mut Option<Box<Self>>,
         throttle: &Throttle,
-        free: &mut Vec<Request>,
+        free: &mut VecDeque<Request>,
     ) -> Option<&'a mut Self> {
         if lane.as_ref().is_none_or(|lane| lane.version != throttle.version()) {
             if let Some(old) = lane.take() {
@@ -57,7 +59,7 @@ impl Lane {
     }
 
     /// Gives those to `free` that have their turn. Returns when to ask again; `None` if nothing waits.
-    pub(crate) fn release(&mut self, now: Nanos, free: &mut Vec<Request>) -> Option<Nanos> {
+    pub(crate) fn release(&mut self, now: Nanos, free: &mut VecDeque<Request>) -> Option<Nanos> {
         let Self { membership, id, waiting, asked, .. } = self;
         let mut schedule = membership.group.lock();
         ask(&mut schedule, membership, *id, waiting, asked);
@@ -77,7 +79,7 @@ impl Lane {
     }
 
     /// Gives all that wait to `free`, whatever the limits say; they count all the same.
-    pub(crate) fn flush(mut self, free: &mut Vec<Request>) {
+    pub(crate) fn flush(mut self, free: &mut VecDeque<Request>) {
         let Self { membership, id, waiting, asked, .. } = &mut self;
         ask(&mut membership.group.lock(), membership, *id, waiting, asked);
         waiting.iter_mut().for_each(|waiting| free.extend(waiting.drain(..)));

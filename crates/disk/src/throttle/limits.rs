@@ -22,7 +22,7 @@ pub struct Rates {
     pub total: Limit,
     /// Of reads.
     pub read: Limit,
-    /// Of writes, zeroes among them.
+    /// Of writes, zeroes and discards among them.
     pub write: Limit,
 }
 

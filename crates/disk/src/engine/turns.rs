@@ -1,0 +1,226 @@
+//! Whose turn it is, among disks that share what an engine has a limited number of: workers, or places in the kernel.
+//!
+//! - Each disk has a line of its own, however many slots stand for it, and the lines have their turns one after the
+//!   other.
+//! - Where there are several disks, one takes no more places than it leaves free. So one that came first, or that hangs,
+//!   leaves half of them to the others, one that comes then half of those, and so on: as long as fewer disks than that
+//!   keep all of theirs, the next one finds a place at once. A disk that is the only one may have all.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::disk::Disk;
+
+/// See the module's description. It allocates nothing in the steady state.
+pub(crate) struct Turns<T> {
+    /// How many places there are.
+    places: u32,
+    /// Places that are taken.
+    taken: u32,
+    lines: Vec<Line<T>>,
+    /// Lines in which something waits, in the order of their turns.
+    order: VecDeque<usize>,
+    /// How many disks there are.
+    disks: u32,
+}
+
+/// One disk's jobs.
+struct Line<T> {
+    waiting: VecDeque<T>,
+    /// Places that it has taken.
+    taken: u32,
+    /// Where the disk is, which tells it from others as long as it is attached.
+    disk: usize,
+    /// How many slots stand for the disk; the line is free if none does.
+    slots: u32,
+}
+
+impl<T> Turns<T> {
+    pub(crate) const fn new(places: u32) -> Self {
+        Self { places, taken: 0, lines: Vec::new(), order: VecDeque::new(), disks: 0 }
+    }
+
+    /// How many places there are from here on; those that are too many now are given back as ever.
+    pub(crate) const fn set_places(&mut self, places: u32) {
+        self.places = places;
+    }
+
+    /// Places that are taken.
+    pub(crate) const fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// The line of a disk, for one more slot that stands for it.
+    pub(crate) fn open(&mut self, disk: &Arc<Disk>) -> usize {
+        let disk = Arc::as_ptr(disk).addr();
+        let known = self.lines.iter().position(|line| line.slots > 0 && line.disk == disk);
+        let at = known.unwrap_or_else(|| {
+            self.disks += 1;
+            let free = self.lines.iter().position(|line| line.slots == 0);
+            free.unwrap_or_else(|| {
+                self.lines.push(Line { waiting: VecDeque::new(), taken: 0, disk, slots: 0 });
+                self.lines.len() - 1
+            })
+        });
+        self.lines[at].disk = disk;
+        self.lines[at].slots += 1;
+        at
+    }
+
+    /// Takes back an [`open`](Self::open); nothing of the slot's waits. The other disks may have more places then.
+    pub(crate) fn close(&mut self, at: usize) {
+        let line = &mut self.lines[at];
+        line.slots -= 1;
+        if line.slots == 0 {
+            line.waiting = VecDeque::new();
+            self.disks -= 1;
+        }
+    }
+
+    /// Has something wait at the end of its line.
+    pub(crate) fn put(&mut self, at: usize, what: T) {
+        let waiting = &mut self.lines[at].waiting;
+        if waiting.is_empty() {
+            self.order.push_back(at);
+        }
+        waiting.push_back(what);
+    }
+
+    /// Has something wait before all others.
+    pub(crate) fn put_first(&mut self, at: usize, what: T) {
+        let waiting = &mut self.lines[at].waiting;
+        if waiting.is_empty() {
+            self.order.push_front(at);
+        }
+        waiting.push_front(what);
+    }
+
+    /// Takes a place for that whose turn it is, and says whose line it was in. `None` if nothing waits, or only of disks
+    /// that have their share.
+    pub(crate) fn take(&mut self) -> Option<(usize, T)> {
+        let turn = self.order.iter().position(|&at| self.room(at) > 0)?;
+        let at = self.order.remove(turn)?;
+        let line = &mut self.lines[at];
+        let what = line.waiting.pop_front()?;
+        line.taken += 1;
+        self.taken += 1;
+        if !line.waiting.is_empty() {
+            self.order.push_back(at);
+        }
+        Some((at, what))
+    }
+
+    /// Gives a place back.
+    pub(crate) fn leave(&mut self, at: usize) {
+        self.lines[at].taken -= 1;
+        self.taken -= 1;
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// How many places could be taken now, but no more than `most`. To find that out takes no longer than there are
+    /// places: a line that has its share has one.
+    pub(crate) fn wanted(&self, most: u32) -> u32 {
+        let mut wanted = 0;
+        for &at in &self.order {
+            if wanted >= most {
+                break;
+            }
+            wanted += self.room(at).min(self.lines[at].waiting.len() as u32);
+        }
+        wanted.min(most)
+    }
+
+    /// Takes out all that waits.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> {
+        self.order.clear();
+        self.lines.iter_mut().flat_map(|line| line.waiting.drain(..))
+    }
+
+    /// How many places a line could take now, if no other did.
+    fn room(&self, at: usize) -> u32 {
+        let free = self.places.saturating_sub(self.taken);
+        // Each that it takes is one more of its own and one less that is free.
+        if self.disks > 1 { free.saturating_sub(self.lines[at].taken).div_ceil(2) } else { free }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_event_loop::Nanos;
+
+    use super::*;
+    use crate::{Driver, Options};
+
+    /// So many places, and disks with as many jobs waiting as they are given. Jobs are named by their disk.
+    fn turns(places: u32, waiting: &[usize]) -> (Turns<usize>, Vec<Arc<Disk>>) {
+        let mut turns = Turns::new(places);
+        let mut disks = Vec::new();
+        for (at, &count) in waiting.iter().enumerate() {
+            let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
+            let disk = Arc::new(Disk::open(&Options::new("null", driver)).unwrap());
+            assert_eq!(turns.open(&disk), at);
+            disks.push(disk);
+            (0..count).for_each(|_| turns.put(at, at));
+        }
+        (turns, disks)
+    }
+
+    /// Takes what can be taken, and says whose it was.
+    fn take_all(turns: &mut Turns<usize>) -> Vec<usize> {
+        std::iter::from_fn(|| turns.take()).map(|(at, what)| if at == what { at } else { usize::MAX }).collect()
+    }
+
+    #[test]
+    fn disks_have_their_turns_one_after_the_other() {
+        let (mut turns, _disks) = turns(100, &[4, 1, 2]);
+        assert_eq!(take_all(&mut turns), [0, 1, 2, 0, 2, 0, 0]);
+        assert_eq!(turns.taken(), 7);
+    }
+
+    #[test]
+    fn a_disk_takes_no_more_than_it_leaves_free_unless_it_is_alone() {
+        for (places, first, second) in [(8, 4, 2), (64, 32, 16), (2, 1, 1), (3, 2, 1), (1, 1, 0)] {
+            let (mut turns, _disks) = turns(places, &[100, 0, 0]);
+            assert_eq!(turns.wanted(1000), first);
+            assert_eq!(take_all(&mut turns).len(), first as usize, "of {places}");
+            (0..100).for_each(|_| turns.put(1, 1));
+            assert_eq!(take_all(&mut turns).len(), second as usize, "of {places}");
+            // The third disk finds one, however long the others keep theirs.
+            turns.put(2, 2);
+            assert_eq!(turns.take().is_some(), places > first + second);
+        }
+        let (mut turns, _disks) = turns(64, &[100]);
+        assert_eq!((turns.wanted(1000), turns.wanted(10)), (64, 10));
+        assert_eq!(take_all(&mut turns).len(), 64);
+    }
+
+    #[test]
+    fn a_disk_that_leaves_makes_room_for_those_that_stay() {
+        let (mut turns, disks) = turns(8, &[100, 0]);
+        assert_eq!(take_all(&mut turns).len(), 4);
+        assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
+        turns.close(1);
+        assert_eq!(take_all(&mut turns).len(), 0);
+        turns.close(1);
+        assert_eq!(take_all(&mut turns).len(), 4);
+    }
+
+    #[test]
+    fn what_is_put_first_is_the_next() {
+        let (mut turns, _disks) = turns(100, &[0, 0]);
+        turns.put(0, 1);
+        turns.put(1, 2);
+        turns.put_first(1, 3);
+        turns.put_first(0, 4);
+        let order: Vec<usize> = std::iter::from_fn(|| turns.take()).map(|(_, what)| what).collect();
+        assert_eq!(order, [4, 3, 1, 2]);
+        turns.leave(0);
+        assert_eq!(turns.taken(), 3);
+    }
+}
