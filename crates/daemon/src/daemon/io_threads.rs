@@ -10,6 +10,7 @@ use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
 
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
+use crate::process::abort;
 use crate::schema::{Cpus, IoThread};
 
 impl Daemon {
@@ -81,7 +82,7 @@ impl Daemon {
 pub(super) struct RunningIoThread {
     handle: LoopHandle<Worker>,
     counters: IoThreadCounters,
-    thread: Option<JoinHandle<std::io::Result<()>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl RunningIoThread {
@@ -99,7 +100,7 @@ impl RunningIoThread {
         let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
         let aio_max_batch = batch(object);
         let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
-        let (handle, thread) = spawn(options, move |ring| {
+        let engines = move |ring| {
             if let Some(cpus) = &cpus
                 && let Err(e) = bind_this_thread(Some(cpus))
             {
@@ -112,8 +113,11 @@ impl RunningIoThread {
                 aio_max_batch,
                 ..EngineOptions::default()
             })
-        })
-        .map_err(|e| failed(e.to_string()))?;
+        };
+        let name = object.id.clone();
+        // Its exports would be there and serve nobody.
+        let give_up = move |e| abort(format_args!("iothread '{name}' cannot go on: {e}"));
+        let (handle, thread) = spawn(options, engines, give_up).map_err(|e| failed(e.to_string()))?;
         let asked = handle.call(|target: &mut EventLoop<Worker>| {
             (rustix::thread::gettid().as_raw_nonzero().get(), Arc::clone(target.backend().counters()))
         });
@@ -185,8 +189,8 @@ impl RunningIoThread {
 impl Drop for RunningIoThread {
     fn drop(&mut self) {
         self.handle.send(EventLoop::stop);
-        if let Some(Ok(Err(e))) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("an I/O thread ended early: {e}");
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
-use egret_daemon::process::{Inherited, Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
+use egret_daemon::process::{
+    Inherited, Pidfile, Progress, Readiness, Side, Signals, abort_on_panic, background, tell_service_manager,
+};
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::schema::{Addr, Descriptor};
@@ -47,6 +49,7 @@ pub struct Life {
 
 /// Serves `config` until a signal ends it.
 pub fn live(config: &Config, life: Life) -> Result<()> {
+    abort_on_panic();
     let inherited = Inherited::take_over(descriptors(config, &life))?;
     if !life.daemonize {
         return serve(config, &life, inherited, None);
