@@ -228,6 +228,12 @@ impl Export {
         &self.shared.counters
     }
 
+    /// Has it end, without waiting for that: no client is let in any more, and the session of one that is there ends when
+    /// its queues are drained. Dropping the export waits.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+    }
+
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
@@ -240,7 +246,7 @@ impl Export {
 impl Drop for Export {
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        self.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,7 +1,9 @@
 //! I/O threads: loops, each on a thread of its own.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use egret_disk::{EngineOptions, Engines};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spawn};
@@ -12,6 +14,9 @@ use egret_polling::trace::Trace;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::process::abort;
 use crate::schema::{Cpus, IoThread};
+
+/// How long a thread may take to answer when the daemon is about to end.
+const ANSWER: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Starts an I/O thread.
@@ -144,9 +149,13 @@ impl RunningIoThread {
         self.handle.call(move |target| target.record_waits(capacity)).map_err(std::io::Error::other)
     }
 
-    /// Ends the recording.
+    /// Ends the recording; `None` if there was none, or the thread does not answer.
     pub(super) fn take_recording(&self, note: String) -> Option<Trace> {
-        self.handle.call(|target| target.take_recording(note)).ok().flatten()
+        let (answer, answered) = channel();
+        self.handle.send(move |target| {
+            let _ = answer.send(target.take_recording(note));
+        });
+        answered.recv_timeout(ANSWER).ok().flatten()
     }
 
     /// Goes from `now` to `object` at its next turn; what a policy had learned is gone with it.

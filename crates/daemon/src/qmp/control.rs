@@ -22,7 +22,7 @@ use super::event::Event;
 use super::session::Order;
 use crate::daemon::{Daemon, Departed, View};
 use crate::listen::Socket;
-use crate::process::Inherited;
+use crate::process::{Inherited, Patience};
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -51,8 +51,8 @@ pub struct Control {
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
-    /// Who gave the order that is in work, if anybody did.
-    ordered_by: Option<ClientId>,
+    /// Who gave the order that is in work, and which, if anybody did.
+    ordered_by: Option<(ClientId, &'static str)>,
     /// Exports have gone, and what they used is to be closed.
     departing: bool,
     places: Vec<(Socket, bool)>,
@@ -122,8 +122,9 @@ impl Control {
     }
 
     /// Tells monitors that the daemon ends, gives them a moment to read that, and returns the daemon as soon as no change
-    /// is in work.
-    pub fn shut_down(mut self, reason: &'static str) -> Daemon {
+    /// is in work. `None` if that has not ended within `patience`, of which the log has a line: it goes on, and has the
+    /// daemon.
+    pub fn shut_down(mut self, reason: &'static str, patience: &Patience<'_>) -> Option<Daemon> {
         if self.daemon.is_none()
             && let Some(done) = self.changes.wait(FAREWELL)
         {
@@ -131,7 +132,15 @@ impl Control {
         }
         self.announce(&Event::Shutdown { reason });
         self.say_farewell();
-        self.daemon.take().unwrap_or_else(|| self.changes.wait_for_ever().daemon)
+        let Self { daemon, changes, ordered_by, .. } = self;
+        if let Some(daemon) = daemon.or_else(|| Some(changes.wait_within(patience)?.daemon)) {
+            return Some(daemon);
+        }
+        // To drop it is to wait for it.
+        std::mem::forget(changes);
+        let command = ordered_by.map_or("a change", |(_, command)| command);
+        tracing::error!("{command}: what a monitor ordered has not ended {patience}, and no export was ended");
+        None
     }
 
     fn say_farewell(&mut self) {
@@ -225,16 +234,15 @@ impl Control {
         }
         let Some(daemon) = self.daemon.take() else { return };
         let next = if std::mem::take(&mut self.departing) { None } else { self.orders.pop_front() };
-        let (ordered_by, order) = next.unzip();
-        self.ordered_by = ordered_by;
-        self.changes.begin(daemon, order);
+        self.ordered_by = next.as_ref().map(|(by, order)| (*by, order.command.name));
+        self.changes.begin(daemon, next.map(|(_, order)| order));
     }
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
         let Done { daemon, view, answer, departed } = done;
         (self.daemon, self.view) = (Some(daemon), view);
-        if let (Some(by), Some(answer)) = (self.ordered_by.take(), answer)
+        if let (Some((by, _)), Some(answer)) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
         {
             client.answer(&answer);

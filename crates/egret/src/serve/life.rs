@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
-    Inherited, Pidfile, Progress, Readiness, Side, Signals, abort_on_panic, background, tell_service_manager,
+    Inherited, Patience, Pidfile, Progress, Readiness, Side, Signals, abort_on_panic, background, tell_service_manager,
 };
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
@@ -39,6 +39,8 @@ pub struct Life {
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
     pub daemonize: bool,
+    /// How long its end may take; as long as it takes, if there is no limit.
+    pub shutdown_timeout: Option<Duration>,
     /// Whether to tell how the I/O threads waited.
     pub stats: bool,
     /// Where to write how they waited, wait by wait.
@@ -116,17 +118,29 @@ fn serve(
     tell_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
     tell_service_manager(Progress::Stopping);
-    let daemon = control.shut_down(reason);
-    if life.talks && life.stats {
-        print!("{}", waits(&daemon));
-    }
-    if let Some(path) = &life.record_waits {
-        write_recordings(&daemon, path)?;
-    }
+    let patience = Patience::new(life.shutdown_timeout, &signals);
+    let ended = end(control, life, reason, &patience);
     drop(metrics);
-    drop(daemon);
     drop(pidfile);
-    Ok(())
+    ended
+}
+
+/// Ends what a daemon is made of, within `patience`, and says what has not ended.
+fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>) -> Result<()> {
+    let mut written = Ok(());
+    let ended = control.shut_down(reason, patience).is_some_and(|daemon| {
+        if life.talks && life.stats {
+            print!("{}", waits(&daemon));
+        }
+        if let Some(path) = &life.record_waits {
+            written = write_recordings(&daemon, path);
+        }
+        daemon.end(patience)
+    });
+    if !ended {
+        bail!("not everything has ended as it should, as the log says");
+    }
+    written
 }
 
 /// Lines of the log that wait to be written.

@@ -10,6 +10,7 @@ mod one_disk;
 mod summary;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -102,6 +103,10 @@ pub struct Serve {
     /// Go into the background once disks are served
     #[arg(long)]
     pub daemonize: bool,
+    /// Seconds that requests in flight have to end and disks to be made stable, once it is told to end; 0 is as long as it
+    /// takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=86400))]
+    pub shutdown_timeout: u32,
     /// Tell also, every few seconds and at the end, how each I/O thread waited
     #[arg(long)]
     pub stats: bool,
@@ -136,8 +141,16 @@ pub fn run(arguments: Serve) -> Result<()> {
     // What is printed would get into a program's answers.
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
-    let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
-    life::live(&config, Life { announcement, monitors, metrics, pidfile, daemonize, stats, record_waits, talks })
+    let Serve { pidfile, daemonize, stats, record_waits, shutdown_timeout, .. } = arguments;
+    let shutdown_timeout = seconds(shutdown_timeout);
+    let life =
+        Life { announcement, monitors, metrics, pidfile, daemonize, shutdown_timeout, stats, record_waits, talks };
+    life::live(&config, life)
+}
+
+/// A limit in seconds, where none is written 0.
+fn seconds(limit: u32) -> Option<Duration> {
+    (limit > 0).then(|| Duration::from_secs(limit.into()))
 }
 
 /// Where to serve metrics: as the option says, or else the file.
