@@ -2,14 +2,21 @@
 
 mod support;
 
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
 
-use support::await_that;
 use support::fate::Fate;
 use support::guest::Guest;
+use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
+use support::{PATIENCE, await_that};
 
 const MIB: u64 = 1 << 20;
 /// A disk that does not answer.
@@ -21,7 +28,7 @@ fn complaints(server: &Server) -> String {
 }
 
 /// A guest with two reads in flight that do not end.
-fn hung_guest(socket: &std::path::Path) -> Guest {
+fn hung_guest(socket: &Path) -> Guest {
     let mut guest = Guest::boot(socket);
     for head in [0, 3] {
         guest.describe_read_at(head, 4096);
@@ -123,4 +130,123 @@ fn a_change_that_does_not_end_does_not_keep_the_daemon_from_ending() {
     assert_eq!(server.await_end().code(), Some(1));
     let said = complaints(&server);
     assert!(said.contains("block_resize: what a monitor ordered has not ended in 1 s"), "{said}");
+}
+
+/// What ends by SIGABRT leaves no core file behind, here.
+fn no_core_files() {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    setrlimit(Resource::Core, none).unwrap();
+}
+
+/// A daemon whose I/O thread is to be stuck as soon as a guest asks for something.
+fn stuck(scratch: &Scratch, more: &[&str]) -> (Program, Options) {
+    let program = Program::egret().with(Fate::never(libc::SYS_preadv2));
+    let options = Options::new()
+        .iothread("io0", "")
+        .disk("d0", &scratch.image("disk", MIB), "")
+        .export("e0", "d0", &scratch.path("disk.sock"), "writable=on,iothread=io0")
+        .monitor("m", &scratch.path("qmp"))
+        .metrics(&scratch.path("metrics"))
+        .words([format!("--pidfile={}", scratch.path("pid").display())])
+        .words(["--watchdog=1"])
+        .words(more.iter().copied());
+    (program, options)
+}
+
+/// A guest that asks for what does not come.
+fn ask(scratch: &Scratch) -> Guest {
+    let mut guest = Guest::boot(&scratch.path("disk.sock"));
+    guest.describe_read(4096);
+    guest.offer(0);
+    guest
+}
+
+#[test]
+fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_time() {
+    let scratch = Scratch::new();
+    let manager = UnixDatagram::bind(scratch.path("notify")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let heard = |socket: &UnixDatagram| {
+        let mut buffer = [0; 256];
+        socket.recv(&mut buffer).map(|len| String::from_utf8(buffer[..len].to_vec()).unwrap())
+    };
+    let (program, options) = stuck(&scratch, &["--shutdown-timeout=1"]);
+    let program = program.with_env("NOTIFY_SOCKET", &scratch.path("notify").display().to_string());
+    let mut server = Server::start(&program.with_env("WATCHDOG_USEC", "20000"), &options);
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    while !heard(&manager).unwrap().starts_with("READY=1\n") {}
+    for _ in 0..3 {
+        assert_eq!(heard(&manager).unwrap(), "WATCHDOG=1\n");
+    }
+    let stalls = || get(&scratch.path("metrics"), "/metrics").unwrap().1;
+    assert!(stalls().contains("egret_iothread_stalls_total{iothread=\"io0\"} 0\n"));
+
+    let _guest = ask(&scratch);
+    let told = qmp.event("EGRET_IOTHREAD_STALLED");
+    assert_eq!((&told["id"], &told["phase"]), (&json!("io0"), &json!("submit")));
+    assert!(stalls().contains("egret_iothread_stalls_total{iothread=\"io0\"} 1\n"));
+    let call = format!("no turn in 1 s; it is in 'submit', in system call {} (preadv2)", libc::SYS_preadv2);
+    await_that("a line in the log", || complaints(&server).contains(&call));
+    // The manager hears no more of it, but what was on its way.
+    manager.set_nonblocking(true).unwrap();
+    while heard(&manager).is_ok() {}
+    manager.set_nonblocking(false).unwrap();
+    manager.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(heard(&manager).is_err());
+
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(1));
+    let said = complaints(&server);
+    assert!(said.contains("export 'e0': "), "{said}");
+}
+
+#[test]
+fn an_iothread_that_is_stuck_ends_the_daemon_where_asked_for_and_the_next_one_takes_over() {
+    no_core_files();
+    let scratch = Scratch::new();
+    let (program, options) = stuck(&scratch, &["--on-stall=abort"]);
+    let mut server = Server::start(&program, &options);
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    let _guest = ask(&scratch);
+    assert_eq!(qmp.event("EGRET_IOTHREAD_STALLED")["id"], "io0");
+    assert_eq!(server.await_end().signal(), Some(libc::SIGABRT));
+    let said = server.log();
+    assert_eq!(said.last().unwrap(), "egret: iothread 'io0' is stuck, and --on-stall=abort ends the process");
+    assert!(scratch.path("pid").exists() && scratch.path("disk.sock").exists(), "nobody cleaned up");
+
+    let next = Server::start(&Program::egret(), &options);
+    Guest::boot(&scratch.path("disk.sock")).read_honestly();
+    assert_eq!(next.terminate().code(), Some(0));
+}
+
+#[test]
+fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
+    no_core_files();
+    let scratch = Scratch::new();
+    // Its sleep: until something happens.
+    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_zero(3));
+    let options = Options::new().iothread("io0", "fd-monitor=epoll").null("d0", "").export(
+        "e0",
+        "d0",
+        &scratch.path("disk"),
+        "iothread=io0",
+    );
+    let done = program.command().args(options.as_words()).output().unwrap();
+    assert_eq!(done.status.signal(), Some(libc::SIGABRT));
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(said, "egret: iothread 'io0' cannot go on: Input/output error (os error 5)\n");
+}
+
+#[test]
+fn a_panic_ends_the_daemon_with_one_line() {
+    no_core_files();
+    let scratch = Scratch::new();
+    let mut command = Program::egret().command();
+    command.arg(scratch.image("disk", MIB)).arg("--socket").arg(scratch.path("socket"));
+    // The library's own: it cannot print.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let done = command.stdout(full).output().unwrap();
+    assert_eq!(done.status.signal(), Some(libc::SIGABRT));
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(said.starts_with("egret: thread 'main' panicked at ") && said.lines().count() == 1, "{said}");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use egret_event_loop::{LoopCounters, LoopStats, Nanos};
+use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
 use egret_export::{Export, QueueCounters};
 
 use crate::process::sys::thread_cpu_time;
@@ -32,6 +32,8 @@ pub struct IoThreadCounters {
     pub turns: Arc<LoopCounters>,
     /// Its engines'.
     pub engines: Arc<egret_disk::Counters>,
+    /// How often it was found stuck; the watchdog's.
+    pub stalls: Arc<Counter>,
 }
 
 impl IoThreadCounters {

@@ -127,7 +127,8 @@ impl RunningIoThread {
             (rustix::thread::gettid().as_raw_nonzero().get(), Arc::clone(target.backend().counters()))
         });
         let (thread_id, engines) = asked.map_err(|e| failed(e.to_string()))?;
-        let counters = IoThreadCounters { thread_id, turns: Arc::clone(handle.counters()), engines };
+        let turns = Arc::clone(handle.counters());
+        let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), parameters.max);

@@ -17,6 +17,7 @@ pub(crate) use abort::abort;
 pub use abort::abort_on_panic;
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use inherited::{InheritError, Inherited};
+pub(crate) use manager::watchdog_interval;
 pub use manager::{Progress, tell_service_manager};
 pub use patience::Patience;
 pub use pidfile::{Pidfile, PidfileError};

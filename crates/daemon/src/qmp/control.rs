@@ -23,6 +23,7 @@ use super::session::Order;
 use crate::daemon::{Daemon, Departed, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
+use crate::watchdog::Stalls;
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -56,6 +57,7 @@ pub struct Control {
     /// Exports have gone, and what they used is to be closed.
     departing: bool,
     places: Vec<(Socket, bool)>,
+    stalls: Option<Stalls>,
     clients: Vec<(ClientId, Client)>,
     next_client: ClientId,
     resting_until: Option<Instant>,
@@ -78,6 +80,7 @@ impl Control {
             ordered_by: None,
             departing: false,
             places: Vec::new(),
+            stalls: None,
             clients: Vec::new(),
             next_client: 0,
             resting_until: None,
@@ -95,6 +98,11 @@ impl Control {
             }
         }
         Ok(new)
+    }
+
+    /// Tells monitors, from here on, which I/O threads are stuck.
+    pub fn tell_of(&mut self, stalls: Stalls) {
+        self.stalls = Some(stalls);
     }
 
     /// The daemon, unless a change is in work.
@@ -172,6 +180,7 @@ impl Control {
         if let Some(daemon) = &self.daemon {
             fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
         }
+        fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
         if self.resting_until.is_none() && sockets < MOST_CLIENTS {
             fds.extend(self.places.iter().map(|(socket, _)| input(socket.as_fd())));
         }
@@ -219,6 +228,7 @@ impl Control {
             client.write();
         }
         self.tell_failures();
+        self.tell_stalls();
         if !quit {
             self.begin();
         }
@@ -285,6 +295,12 @@ impl Control {
         for told in told.unwrap_or_default() {
             tracing::warn!("{told}");
             self.announce(&Event::BlockIoError(told));
+        }
+    }
+
+    fn tell_stalls(&mut self) {
+        if let Some(stalls) = self.stalls.clone() {
+            stalls.hear(|stall| self.announce(&Event::Stall(stall)));
         }
     }
 

@@ -15,6 +15,7 @@ use egret_daemon::process::{
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::schema::{Addr, Descriptor};
+use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Config, Daemon};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -39,6 +40,10 @@ pub struct Life {
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
     pub daemonize: bool,
+    /// How long an I/O thread may stand still; for ever, if there is no limit.
+    pub watchdog: Option<Duration>,
+    /// What is done when one has.
+    pub on_stall: OnStall,
     /// How long its end may take; as long as it takes, if there is no limit.
     pub shutdown_timeout: Option<Duration>,
     /// Whether to tell how the I/O threads waited.
@@ -98,13 +103,16 @@ fn serve(
     let _log = log();
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let daemon = Daemon::start(config, &mut inherited)?;
-    let board = Arc::clone(daemon.board());
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place, &mut inherited)).transpose()?;
+    let board = daemon.board();
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place, &mut inherited));
+    let metrics = metrics.transpose()?;
+    let watchdog = Watchdog::start(Arc::clone(board), life.watchdog, life.on_stall).context("--watchdog")?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     let meter = Meter::new(&daemon);
     let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
+    control.tell_of(watchdog.stalls());
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
@@ -120,7 +128,7 @@ fn serve(
     tell_service_manager(Progress::Stopping);
     let patience = Patience::new(life.shutdown_timeout, &signals);
     let ended = end(control, life, reason, &patience);
-    drop(metrics);
+    drop((metrics, watchdog));
     drop(pidfile);
     ended
 }

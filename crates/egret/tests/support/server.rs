@@ -17,12 +17,18 @@ pub struct Program {
     words: Vec<String>,
     ours: bool,
     fates: Vec<Fate>,
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Program {
     /// The egret of this build.
     pub fn egret() -> Self {
-        Self { words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()], ours: true, fates: Vec::new() }
+        Self {
+            words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()],
+            ours: true,
+            fates: Vec::new(),
+            variables: Vec::new(),
+        }
     }
 
     /// The same, with system calls that do not do what they should.
@@ -31,17 +37,28 @@ impl Program {
         self
     }
 
+    /// The same, with a variable in its environment.
+    pub fn with_env(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
+        self
+    }
+
     /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
     /// what is beyond.
     pub fn egret_with_small_files() -> Self {
         let egret = Self::egret().words;
         let shell = ["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""].map(Into::into);
-        Self { words: shell.into_iter().chain(egret).collect(), ours: true, fates: Vec::new() }
+        Self { words: shell.into_iter().chain(egret).collect(), ours: true, fates: Vec::new(), variables: Vec::new() }
     }
 
     /// A peer, as the words of its command.
     pub fn peer(command: &str) -> Self {
-        Self { words: command.split_whitespace().map(Into::into).collect(), ours: false, fates: Vec::new() }
+        Self {
+            words: command.split_whitespace().map(Into::into).collect(),
+            ours: false,
+            fates: Vec::new(),
+            variables: Vec::new(),
+        }
     }
 
     /// What a test runs: egret, or the peer that `EGRET_TEST_SERVER` names.
@@ -60,6 +77,7 @@ impl Program {
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         self.fates.iter().for_each(|fate| fate.befall(&mut command));
         command
     }
