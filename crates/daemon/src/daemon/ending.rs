@@ -14,9 +14,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use egret_export::QueueCounters;
+
 use super::{Daemon, Departed};
 use crate::process::Patience;
-use egret_export::{Export, QueueCounters};
 
 /// What is to end.
 #[derive(Clone, PartialEq, Eq)]
@@ -102,8 +103,7 @@ impl Daemon {
 
     pub(super) fn wind_down(&mut self, patience: &Patience<'_>) -> bool {
         let mut ending = Ending::new(self.departures.bell());
-        // All before any is waited for.
-        self.exports.values().for_each(Export::stop);
+        self.board.stop_exports();
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +21,7 @@ use super::client::Client;
 use super::command::{Run, nothing};
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{Daemon, Departed, View};
+use crate::daemon::{Board, Daemon, Departed, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
@@ -49,6 +50,7 @@ pub struct Control {
     daemon: Option<Daemon>,
     /// How it was after the last change.
     view: View,
+    board: Arc<Board>,
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
@@ -74,6 +76,7 @@ impl Control {
     pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
+            board: Arc::clone(daemon.board()),
             daemon: Some(daemon),
             changes: Changes::start()?,
             orders: VecDeque::new(),
@@ -133,6 +136,8 @@ impl Control {
     /// is in work. `None` if that has not ended within `patience`, of which the log has a line: it goes on, and has the
     /// daemon.
     pub fn shut_down(mut self, reason: &'static str, patience: &Patience<'_>) -> Option<Daemon> {
+        // Before anything is waited for: a change in work may hang, and no export's client need wait for that.
+        self.board.stop_exports();
         if self.daemon.is_none()
             && let Some(done) = self.changes.wait(FAREWELL)
         {
@@ -147,7 +152,7 @@ impl Control {
         // To drop it is to wait for it.
         std::mem::forget(changes);
         let command = ordered_by.map_or("a change", |(_, command)| command);
-        tracing::error!("{command}: what a monitor ordered has not ended {patience}, and no export was ended");
+        tracing::error!("{command}: what a monitor ordered has not ended {patience}; no disk was made stable");
         None
     }
 
