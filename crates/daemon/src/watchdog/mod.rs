@@ -144,16 +144,21 @@ fn watch(
         let Some(every) = every.filter(|_| look_at.is_some_and(|at| at <= Instant::now())) else { continue };
         look_at = due(Some(every));
         let found = looks.look(&board.look(), every, position::is_uninterruptible);
-        let stuck = found.iter().find(|stall| !stall.over).map(|stall| stall.id.clone());
+        let mut last_words = None;
         for stall in &found {
-            if stall.over { tracing::warn!("{stall}") } else { tracing::error!("{stall}") }
+            match on_stall {
+                _ if stall.over => tracing::warn!("{stall}"),
+                OnStall::Report => tracing::error!("{stall}"),
+                // The log is written by another thread, which may not come to it any more.
+                OnStall::Abort => last_words = Some(format!("{stall}; --on-stall=abort ends the process")),
+            }
         }
         if !found.is_empty() {
             stalls.tell(found);
         }
-        if let (Some(id), OnStall::Abort) = (stuck, on_stall) {
+        if let Some(last_words) = last_words {
             stalls.await_heard(HEARING);
-            abort(format_args!("iothread '{id}' is stuck, and --on-stall=abort ends the process"));
+            abort(last_words);
         }
     }
 }
