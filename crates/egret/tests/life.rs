@@ -2,9 +2,11 @@
 
 mod support;
 
+use std::io::Read as _;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -15,8 +17,8 @@ use support::guest::Guest;
 use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Server};
-use support::{PATIENCE, await_that};
+use support::server::{Options, Program, Reaped, Server};
+use support::{PATIENCE, await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 /// A disk that does not answer.
@@ -144,6 +146,16 @@ fn no_core_files() {
     setrlimit(Resource::Core, none).unwrap();
 }
 
+/// What a daemon says that ends by itself, by SIGABRT.
+fn aborted(command: &mut Command) -> String {
+    let mut child = Reaped(command.spawn().unwrap());
+    let status = await_some("the daemon to end", || child.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(libc::SIGABRT));
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
 /// A daemon whose I/O thread is to be stuck as soon as a guest asks for something.
 fn stuck(scratch: &Scratch, more: &[&str]) -> (Program, Options) {
     let program = Program::egret().with(Fate::never(libc::SYS_preadv2));
@@ -239,10 +251,10 @@ fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
         &scratch.path("disk"),
         "iothread=io0",
     );
-    let done = program.command().args(options.as_words()).output().unwrap();
-    assert_eq!(done.status.signal(), Some(libc::SIGABRT));
-    let said = String::from_utf8(done.stderr).unwrap();
-    assert_eq!(said, "egret: iothread 'io0' cannot go on: Input/output error (os error 5)\n");
+    assert_eq!(
+        aborted(program.command().args(options.as_words())),
+        "egret: iothread 'io0' cannot go on: Input/output error (os error 5)\n"
+    );
 }
 
 #[test]
@@ -253,8 +265,6 @@ fn a_panic_ends_the_daemon_with_one_line() {
     command.arg(scratch.image("disk", MIB)).arg("--socket").arg(scratch.path("socket"));
     // The library's own: it cannot print.
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let done = command.stdout(full).output().unwrap();
-    assert_eq!(done.status.signal(), Some(libc::SIGABRT));
-    let said = String::from_utf8(done.stderr).unwrap();
+    let said = aborted(command.stdout(full));
     assert!(said.starts_with("egret: thread 'main' panicked at ") && said.lines().count() == 1, "{said}");
 }
