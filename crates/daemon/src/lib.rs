@@ -13,6 +13,7 @@
 //! | [`qmp`] | how programs talk to a running daemon |
 //! | [`metrics`] | what monitoring scrapes |
 //! | [`snapshot`] | every counter at one moment |
+//! | [`watchdog`] | whether I/O threads get on |
 //! | [`process`] | pidfile, going into the background, signals |
 
 #![deny(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod process;
 pub mod qmp;
 pub mod schema;
 pub mod snapshot;
+pub mod watchdog;
 
 pub use config::Config;
 pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, View, Watched};

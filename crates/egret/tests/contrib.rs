@@ -84,6 +84,21 @@ fn the_service_asks_for_the_socket_that_its_unit_makes() {
 }
 
 #[test]
+fn the_service_is_given_more_time_to_stop_than_it_takes_and_is_started_again_when_it_is_not_well() {
+    let service = std::fs::read_to_string(format!("{CONTRIB}/systemd/egret.service")).unwrap();
+    let value = |key: &str| service.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("{key}"));
+    let said = Command::new(env!("CARGO_BIN_EXE_egret")).args(["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(said.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, timeout) = help.split_once("--shutdown-timeout").unwrap();
+    let (_, default) = timeout.split_once("[default: ").unwrap();
+    let default: u64 = default.split_once(']').unwrap().0.parse().unwrap();
+    // Its clients, its monitors and its disks, and a little for the rest.
+    assert!(value("TimeoutStopSec=").parse::<u64>().unwrap() >= default + 5);
+    assert_eq!(value("Restart="), "on-failure");
+    assert!(value("WatchdogSec=").parse::<u64>().unwrap() > 0);
+}
+
+#[test]
 fn a_service_manager_hears_when_disks_are_served_and_when_they_are_not_any_more() {
     let scratch = Scratch::new();
     let socket = UnixDatagram::bind(scratch.path("notify")).unwrap();

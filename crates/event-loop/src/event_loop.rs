@@ -28,7 +28,7 @@ use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
 use crate::timers::Timers;
-use crate::{Backend, Calibration, LoopCounters, Signals, Source, SourceId, Turn, clock};
+use crate::{Backend, Calibration, LoopCounters, Phase, Signals, Source, SourceId, Turn, clock};
 
 /// How a loop is to be.
 pub struct LoopOptions {
@@ -286,6 +286,7 @@ impl<S: Source> EventLoop<S> {
         self.polling.counters.turns.add(1);
         self.reap();
         self.dispatch();
+        self.polling.counters.enter(Phase::Submitting);
         self.backend.submit(self.now);
         // An engine that completes in its submission is not worth a turn of its own.
         if self.backend.has_completions() {
@@ -295,10 +296,12 @@ impl<S: Source> EventLoop<S> {
         }
         self.notify();
         self.sweep();
+        self.polling.counters.enter(Phase::Waiting);
         Ok(())
     }
 
     fn reap(&mut self) {
+        self.polling.counters.enter(Phase::Reaping);
         let Self { backend, sources, active, ready, touched, polling, now, .. } = self;
         backend.reap(*now, &mut |completion| {
             polling.completed = polling.completed.saturating_add(1);
@@ -317,6 +320,7 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn dispatch(&mut self) {
+        self.polling.counters.enter(Phase::Dispatching);
         while let Some((id, deadline)) = self.timers.expire(self.now) {
             if let Some(entry) = self.entry(id)
                 && entry.timer == Some(deadline)
@@ -369,6 +373,7 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn notify(&mut self) {
+        self.polling.counters.enter(Phase::Notifying);
         let mut drained = false;
         for at in 0..self.touched.len() {
             let Some(entry) = &mut self.sources[self.touched[at] as usize] else { continue };

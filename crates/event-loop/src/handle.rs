@@ -127,7 +127,8 @@ impl<S: Source> LoopHandle<S> {
     }
 }
 
-/// Starts a thread that makes a loop, and runs it until it is stopped.
+/// Starts a thread that makes a loop, and runs it until it is stopped. A loop that ends otherwise serves nobody any more,
+/// and nobody waits for it: `on_failure` is told why, on its thread.
 ///
 /// # Errors
 ///
@@ -135,7 +136,8 @@ impl<S: Source> LoopHandle<S> {
 pub fn spawn<S: Source>(
     options: LoopOptions,
     backend: impl FnOnce(Option<SharedRing>) -> S::Backend + Send + 'static,
-) -> io::Result<(LoopHandle<S>, JoinHandle<io::Result<()>>)> {
+    on_failure: impl FnOnce(io::Error) + Send + 'static,
+) -> io::Result<(LoopHandle<S>, JoinHandle<()>)> {
     let (started, start) = mpsc::channel();
     let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
         // A deadline means that moment, not one up to 50 us later.
@@ -151,11 +153,13 @@ pub fn spawn<S: Source>(
             Ok(new) => new,
             Err(e) => {
                 let _ = started.send(Err(e));
-                return Ok(());
+                return;
             }
         };
         let _ = started.send(Ok(LoopHandle::new(&new)));
-        new.run()
+        if let Err(e) = new.run() {
+            on_failure(e);
+        }
     })?;
     let handle = start.recv().unwrap_or_else(|_| Err(io::Error::other("the I/O thread ended at its start")))?;
     Ok((handle, thread))

@@ -47,4 +47,4 @@ pub use handle::{Leaving, LoopGone, LoopHandle, spawn};
 pub use monitor::MonitorChoice;
 pub use signals::Signals;
 pub use source::{Source, SourceId, Turn};
-pub use stats::{LoopCounters, LoopStats};
+pub use stats::{LoopCounters, LoopStats, Phase};

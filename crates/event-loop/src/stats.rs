@@ -4,10 +4,43 @@ use egret_polling::Nanos;
 
 use crate::Counter;
 
+/// What a loop is at, in the order of a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// For something to do: it spins and looks, or sleeps. It has not begun, is so idle, or has ended.
+    #[default]
+    Waiting,
+    /// Completions go to their sources.
+    Reaping,
+    /// Ready sources do what they have to, and commands are obeyed.
+    Dispatching,
+    /// The engines hand on what was pushed.
+    Submitting,
+    /// Touched sources tell the outside.
+    Notifying,
+}
+
+impl Phase {
+    const ALL: [Self; 5] = [Self::Waiting, Self::Reaping, Self::Dispatching, Self::Submitting, Self::Notifying];
+
+    /// As one word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "wait",
+            Self::Reaping => "reap",
+            Self::Dispatching => "dispatch",
+            Self::Submitting => "submit",
+            Self::Notifying => "notify",
+        }
+    }
+}
+
 /// One loop's counters, as it counts them; any thread may [read](Self::read) them.
 #[derive(Debug, Default)]
 #[expect(missing_docs, reason = "each is described where it is read")]
 pub struct LoopCounters {
+    phase: Counter,
     pub turns: Counter,
     pub waits: Counter,
     pub hits: Counter,
@@ -24,6 +57,18 @@ pub struct LoopCounters {
 }
 
 impl LoopCounters {
+    /// The loop is at this from here on; the loop's alone. One store, and nothing read: whoever wants to know whether it
+    /// stands still looks twice.
+    #[inline]
+    pub fn enter(&self, phase: Phase) {
+        self.phase.set(phase as u64);
+    }
+
+    /// What the loop is at.
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[self.phase.get() as usize]
+    }
+
     /// What they have come to, without asking the loop.
     pub fn read(&self) -> LoopStats {
         LoopStats {

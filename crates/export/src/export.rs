@@ -72,8 +72,20 @@ pub enum ExportError {
 pub struct Export {
     pub(crate) shared: Arc<Shared>,
     pub(crate) device: Kind,
-    stop: Arc<OwnedFd>,
+    stop: Stop,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Has an export end, without waiting for that: no client is let in any more, and the session of one that is there ends when
+/// its queues are drained. Dropping the export waits.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// From here on, whoever asked before.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
 }
 
 /// The device, for what is done to it from outside.
@@ -175,7 +187,7 @@ impl Export {
     ) -> Result<Self, ExportError> {
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?);
+        let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?));
         let device = kind.device();
         let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let count = device.num_queues().into();
@@ -199,9 +211,9 @@ impl Export {
             draining: AtomicBool::new(false),
             channel: Mutex::default(),
         });
-        let (theirs, their_stop) = (Arc::clone(&shared), Arc::clone(&stop));
+        let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
-        let thread = thread.spawn(move || serve(&theirs, listener, &their_stop)).map_err(system)?;
+        let thread = thread.spawn(move || serve(&theirs, listener, &their_stop.0)).map_err(system)?;
         Ok(Self { shared, device: kind, stop, thread: Some(thread) })
     }
 
@@ -228,6 +240,11 @@ impl Export {
         &self.shared.counters
     }
 
+    /// What has it end, for those who do not have the export itself.
+    pub const fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
@@ -240,7 +257,7 @@ impl Export {
 impl Drop for Export {
     /// Ends the client's session, if there is one, when its queues are drained; the address is free afterwards.
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        self.stop.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -32,7 +32,7 @@ mod sys;
 mod worker;
 
 pub use exchange::{Exchange, exchange};
-pub use export::{Export, ExportConfig, ExportError};
+pub use export::{Export, ExportConfig, ExportError, Stop};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError, MAX_SOCKET_PATH};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};

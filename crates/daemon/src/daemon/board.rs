@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use egret_event_loop::{LoopCounters, LoopStats, Nanos};
-use egret_export::{Export, QueueCounters};
+use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
+use egret_export::{Export, QueueCounters, Stop};
 
 use crate::process::sys::thread_cpu_time;
 
@@ -12,7 +12,11 @@ use crate::process::sys::thread_cpu_time;
 ///
 /// The lock is between those two and whoever looks: no I/O thread knows of it.
 #[derive(Debug, Default)]
-pub struct Board(Mutex<Arc<Watched>>);
+pub struct Board {
+    watched: Mutex<Arc<Watched>>,
+    /// What has each export end.
+    stops: Mutex<BTreeMap<String, Stop>>,
+}
 
 /// Everything that could be watched at one moment, by its name; the counters go on.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +36,8 @@ pub struct IoThreadCounters {
     pub turns: Arc<LoopCounters>,
     /// Its engines'.
     pub engines: Arc<egret_disk::Counters>,
+    /// How often it was found stuck; the watchdog's.
+    pub stalls: Arc<Counter>,
 }
 
 impl IoThreadCounters {
@@ -62,13 +68,20 @@ impl Board {
         Arc::clone(&self.lock())
     }
 
+    /// Has every export end, before any is waited for, and whoever has the daemon meanwhile.
+    pub(crate) fn stop_exports(&self) {
+        self.stops().values().for_each(Stop::stop);
+    }
+
     pub(super) fn put_up_export(&self, export: &Export) {
         let queues = export.queues().to_vec();
         Arc::make_mut(&mut self.lock()).exports.insert(export.id().to_owned(), queues);
+        self.stops().insert(export.id().to_owned(), export.stop().clone());
     }
 
     pub(super) fn take_down_export(&self, id: &str) {
         Arc::make_mut(&mut self.lock()).exports.remove(id);
+        self.stops().remove(id);
     }
 
     pub(super) fn put_up_io_thread(&self, id: &str, counters: IoThreadCounters) {
@@ -80,6 +93,10 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Watched>> {
-        self.0.lock().expect("no holder of this lock panics")
+        self.watched.lock().expect("no holder of this lock panics")
+    }
+
+    fn stops(&self) -> MutexGuard<'_, BTreeMap<String, Stop>> {
+        self.stops.lock().expect("no holder of this lock panics")
     }
 }

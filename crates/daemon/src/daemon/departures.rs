@@ -78,6 +78,10 @@ impl Departures {
         })
     }
 
+    pub(super) fn bell(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.bell)
+    }
+
     fn take(&mut self) -> Vec<Departed> {
         let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
         while let Ok(what) = self.told.try_recv() {
@@ -89,10 +93,9 @@ impl Departures {
         std::mem::take(&mut self.gone)
     }
 
-    pub(super) fn wait(&mut self) {
-        for (_, thread) in self.going.drain(..) {
-            let _ = thread.join();
-        }
+    /// What is going, and the thread that waits for it, to be waited for by the caller from here on.
+    pub(super) fn going(&mut self) -> Vec<(Departed, JoinHandle<()>)> {
+        std::mem::take(&mut self.going)
     }
 }
 

@@ -1,7 +1,9 @@
 //! I/O threads: loops, each on a thread of its own.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use egret_disk::{EngineOptions, Engines};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spawn};
@@ -10,7 +12,11 @@ use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
 
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
+use crate::process::abort;
 use crate::schema::{Cpus, IoThread};
+
+/// How long a thread may take to answer when the daemon is about to end.
+const ANSWER: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Starts an I/O thread.
@@ -81,7 +87,7 @@ impl Daemon {
 pub(super) struct RunningIoThread {
     handle: LoopHandle<Worker>,
     counters: IoThreadCounters,
-    thread: Option<JoinHandle<std::io::Result<()>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl RunningIoThread {
@@ -99,7 +105,7 @@ impl RunningIoThread {
         let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
         let aio_max_batch = batch(object);
         let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
-        let (handle, thread) = spawn(options, move |ring| {
+        let engines = move |ring| {
             if let Some(cpus) = &cpus
                 && let Err(e) = bind_this_thread(Some(cpus))
             {
@@ -112,13 +118,17 @@ impl RunningIoThread {
                 aio_max_batch,
                 ..EngineOptions::default()
             })
-        })
-        .map_err(|e| failed(e.to_string()))?;
+        };
+        let name = object.id.clone();
+        // Its exports would be there and serve nobody.
+        let give_up = move |e| abort(format_args!("iothread '{name}' cannot go on: {e}"));
+        let (handle, thread) = spawn(options, engines, give_up).map_err(|e| failed(e.to_string()))?;
         let asked = handle.call(|target: &mut EventLoop<Worker>| {
             (rustix::thread::gettid().as_raw_nonzero().get(), Arc::clone(target.backend().counters()))
         });
         let (thread_id, engines) = asked.map_err(|e| failed(e.to_string()))?;
-        let counters = IoThreadCounters { thread_id, turns: Arc::clone(handle.counters()), engines };
+        let turns = Arc::clone(handle.counters());
+        let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
             let (k, max) = (cost.total(parameters.price_or_default()), parameters.max);
@@ -140,9 +150,13 @@ impl RunningIoThread {
         self.handle.call(move |target| target.record_waits(capacity)).map_err(std::io::Error::other)
     }
 
-    /// Ends the recording.
+    /// Ends the recording; `None` if there was none, or the thread does not answer.
     pub(super) fn take_recording(&self, note: String) -> Option<Trace> {
-        self.handle.call(|target| target.take_recording(note)).ok().flatten()
+        let (answer, answered) = channel();
+        self.handle.send(move |target| {
+            let _ = answer.send(target.take_recording(note));
+        });
+        answered.recv_timeout(ANSWER).ok().flatten()
     }
 
     /// Goes from `now` to `object` at its next turn; what a policy had learned is gone with it.
@@ -185,8 +199,8 @@ impl RunningIoThread {
 impl Drop for RunningIoThread {
     fn drop(&mut self) {
         self.handle.send(EventLoop::stop);
-        if let Some(Ok(Err(e))) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("an I/O thread ended early: {e}");
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

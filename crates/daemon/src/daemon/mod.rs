@@ -10,6 +10,7 @@
 //! | `live` | nothing: it changes what queues that run are carried by |
 //! | `view` | nothing: it shows what there is |
 //! | `luns` | the disks of one such address |
+//! | `ending` | all of it |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
@@ -17,6 +18,7 @@
 mod board;
 mod departures;
 mod disks;
+mod ending;
 mod error;
 mod exports;
 mod failures;
@@ -37,7 +39,7 @@ use egret_polling::trace::Trace;
 use egret_virtio::memory::{MemoryBudget, MemoryLimits};
 
 use crate::Config;
-use crate::process::Inherited;
+use crate::process::{Inherited, Patience};
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
@@ -53,7 +55,7 @@ pub use view::View;
 /// The I/O thread of exports that name none.
 pub(crate) const DEFAULT_IOTHREAD: &str = "io";
 
-/// Everything that a [`Config`] asks for, running. Dropping it ends it: exports drain and go, then threads, then disks.
+/// Everything that a [`Config`] asks for, running. Dropping it [ends](Self::end) it, however long that takes.
 pub struct Daemon {
     /// The objects that there are; they always fit together.
     config: Config,
@@ -118,7 +120,7 @@ impl Daemon {
         self.io_threads.values().try_for_each(|io_thread| io_thread.record_waits(capacity))
     }
 
-    /// Ends the recording: a trace of each I/O thread, by its name. `note` says where it was made.
+    /// Ends the recording: a trace of each I/O thread that is not stuck, by its name. `note` says where it was made.
     pub fn take_recordings(&self, note: &str) -> BTreeMap<&str, Trace> {
         let take = |(name, io_thread): (_, &RunningIoThread)| {
             let note = format!("iothread {name}: {note}");
@@ -140,11 +142,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Clients first, so that everything in flight ends; then threads; what was written is made stable last.
-        self.exports.clear();
-        self.departures.wait();
-        self.io_threads.clear();
-        self.disks.iter().for_each(|(name, disk)| disks::make_stable(name, disk));
+        self.wind_down(&Patience::endless());
     }
 }
 

@@ -182,6 +182,13 @@ pub static FAMILIES: &[Family] = &[
         samples: |view, out| view.times(out, |_, stats| stats.window_sum),
     },
     Family {
+        name: "egret_iothread_stalls_total",
+        kind: Kind::Counter,
+        labels: THREAD,
+        help: "Times the loop was found stuck: it had not got on for as long as `--watchdog` allows.",
+        samples: |view, out| view.threads.iter().for_each(|(labels, thread)| out.put(labels, thread.stalls)),
+    },
+    Family {
         name: "egret_engine_requests_total",
         kind: Kind::Counter,
         labels: ENGINE,
@@ -276,6 +283,7 @@ struct View {
 }
 
 struct Thread {
+    stalls: u64,
     turns: LoopStats,
     time: Time,
     disks: egret_disk::Stats,
@@ -291,7 +299,8 @@ impl View {
             view.exports.push((labels, queues.clone()));
         }
         for (id, thread) in &watched.io_threads {
-            let thread = Thread { turns: thread.turns.read(), time: thread.time(), disks: thread.engines.read() };
+            let (stalls, turns) = (thread.stalls.get(), thread.turns.read());
+            let thread = Thread { stalls, turns, time: thread.time(), disks: thread.engines.read() };
             view.threads.push((Labels::default().and("iothread", id), thread));
         }
         view

@@ -5,12 +5,15 @@ use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// How far the daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Every disk is served.
     Ready,
+    /// Its I/O threads get on.
+    Alive,
     /// It was told to end.
     Stopping,
 }
@@ -24,6 +27,19 @@ pub fn tell_service_manager(progress: Progress) {
     }
 }
 
+/// How often the service manager is to be told that the daemon is well, if it wants to be: twice in the time after which it
+/// would end it.
+pub(crate) fn watchdog_interval() -> Option<Duration> {
+    let variable = |name| std::env::var(name).ok();
+    interval(variable("WATCHDOG_USEC").as_deref(), variable("WATCHDOG_PID").as_deref())
+}
+
+fn interval(micros: Option<&str>, pid: Option<&str>) -> Option<Duration> {
+    let is_ours = pid.is_none_or(|pid| pid.parse() == Ok(std::process::id()));
+    let micros: u64 = micros.filter(|_| is_ours)?.parse().ok().filter(|micros| *micros > 0)?;
+    Some(Duration::from_micros(micros) / 2)
+}
+
 fn tell(place: &OsStr, progress: Progress) -> io::Result<()> {
     let address = match place.as_bytes() {
         // An address without a file.
@@ -34,10 +50,16 @@ fn tell(place: &OsStr, progress: Progress) -> io::Result<()> {
     let text = match progress {
         // A daemon that went into the background is not the process that was started.
         Progress::Ready => format!("READY=1\nMAINPID={}\n", std::process::id()),
+        Progress::Alive => "WATCHDOG=1\n".to_owned(),
         Progress::Stopping => "STOPPING=1\n".to_owned(),
     };
-    UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address)?;
-    Ok(())
+    let socket = UnixDatagram::unbound()?;
+    // The watchdog waits for nobody: a manager that does not read has more of these than it can miss.
+    socket.set_nonblocking(progress == Progress::Alive)?;
+    match socket.send_to_addr(text.as_bytes(), &address) {
+        Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -48,6 +70,17 @@ mod tests {
         let mut buffer = [0; 256];
         let len = socket.recv(&mut buffer).unwrap();
         String::from_utf8(buffer[..len].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_manager_that_wants_to_hear_from_this_process_does_twice_in_the_time_that_it_gives() {
+        let ours = std::process::id().to_string();
+        for pid in [None, Some(ours.as_str())] {
+            assert_eq!(interval(Some("3000000"), pid), Some(Duration::from_millis(1500)));
+            assert_eq!(interval(None, pid), None);
+            assert_eq!(interval(Some("0"), pid), None);
+        }
+        assert_eq!(interval(Some("3000000"), Some("1")), None, "another process is meant");
     }
 
     #[test]
@@ -62,6 +95,10 @@ mod tests {
         let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         tell(OsStr::new(&format!("@{name}")), Progress::Stopping).unwrap();
         assert_eq!(heard(&socket), "STOPPING=1\n");
+
+        // As many as it has room for, and then those are enough.
+        (0..1000).for_each(|_| tell(OsStr::new(&format!("@{name}")), Progress::Alive).unwrap());
+        assert_eq!(heard(&socket), "WATCHDOG=1\n");
 
         assert!(tell(OsStr::new("notify"), Progress::Ready).unwrap_err().to_string().contains("absolute path"));
         assert!(tell(place.path().join("nobody").as_os_str(), Progress::Ready).is_err());

@@ -4,15 +4,21 @@
 //! inherit what is blocked; [`Pidfile::create`]; the daemon's objects; [`Readiness::ready`]; then
 //! [`Signals::wait`] until somebody wants it to end.
 
+mod abort;
 mod background;
 mod inherited;
 mod manager;
+mod patience;
 mod pidfile;
 mod signals;
 pub(crate) mod sys;
 
+pub(crate) use abort::abort;
+pub use abort::abort_on_panic;
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use inherited::{InheritError, Inherited};
+pub(crate) use manager::watchdog_interval;
 pub use manager::{Progress, tell_service_manager};
+pub use patience::Patience;
 pub use pidfile::{Pidfile, PidfileError};
 pub use signals::{Signal, Signals};

@@ -70,6 +70,17 @@ impl AsFd for Signals {
     }
 }
 
+/// A signal for one thread, so that the tests beside this one are left alone.
+#[cfg(test)]
+pub(super) fn send_to_this_thread(number: libc::c_int) {
+    let (process, thread) = (std::process::id() as i32, rustix::thread::gettid().as_raw_nonzero().get());
+    // rustix has no `tgkill`.
+    #[allow(unsafe_code)]
+    // SAFETY: `tgkill` takes three numbers; the thread is this one.
+    let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, number) };
+    assert_eq!(result, 0);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,13 +88,8 @@ mod tests {
     #[test]
     fn a_signal_sent_to_the_thread_that_blocks_it_is_read_and_does_not_end_it() {
         let signals = Signals::block().unwrap();
-        let (process, thread) = (std::process::id() as i32, rustix::thread::gettid().as_raw_nonzero().get());
         for (signal, number) in Signal::ALL {
-            // A signal for one thread, so that the tests beside this one are left alone. rustix has no `tgkill`.
-            #[allow(unsafe_code)]
-            // SAFETY: `tgkill` takes three numbers; the thread is this one.
-            let result = unsafe { libc::syscall(libc::SYS_tgkill, process, thread, number) };
-            assert_eq!(result, 0);
+            send_to_this_thread(number);
             assert_eq!(signals.wait().unwrap(), signal);
         }
     }

@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::command::Context;
 use super::session::Order;
 use crate::daemon::{Daemon, Departed, View};
+use crate::process::Patience;
 
 /// A daemon that comes back.
 pub(super) struct Done {
@@ -97,12 +98,14 @@ impl Changes {
         self.done.recv_timeout(at_most).ok()
     }
 
-    /// Waits for what was begun, however long it takes.
-    ///
-    /// # Panics
-    /// When it has panicked.
-    pub(super) fn wait_for_ever(&self) -> Done {
-        self.done.recv().expect("the thread of changes lives")
+    /// Likewise, within `patience`.
+    pub(super) fn wait_within(&self, patience: &Patience<'_>) -> Option<Done> {
+        while patience.wait(self.as_fd()) {
+            if let Some(done) = self.take() {
+                return Some(done);
+            }
+        }
+        None
     }
 }
 

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,9 +21,10 @@ use super::client::Client;
 use super::command::{Run, nothing};
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{Daemon, Departed, View};
+use crate::daemon::{Board, Daemon, Departed, View};
 use crate::listen::Socket;
-use crate::process::Inherited;
+use crate::process::{Inherited, Patience};
+use crate::watchdog::Stalls;
 
 /// Clients on sockets that are served at a time.
 const MOST_CLIENTS: usize = 64;
@@ -48,14 +50,16 @@ pub struct Control {
     daemon: Option<Daemon>,
     /// How it was after the last change.
     view: View,
+    board: Arc<Board>,
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
-    /// Who gave the order that is in work, if anybody did.
-    ordered_by: Option<ClientId>,
+    /// Who gave the order that is in work, and which, if anybody did.
+    ordered_by: Option<(ClientId, &'static str)>,
     /// Exports have gone, and what they used is to be closed.
     departing: bool,
     places: Vec<(Socket, bool)>,
+    stalls: Option<Stalls>,
     clients: Vec<(ClientId, Client)>,
     next_client: ClientId,
     resting_until: Option<Instant>,
@@ -72,12 +76,14 @@ impl Control {
     pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
+            board: Arc::clone(daemon.board()),
             daemon: Some(daemon),
             changes: Changes::start()?,
             orders: VecDeque::new(),
             ordered_by: None,
             departing: false,
             places: Vec::new(),
+            stalls: None,
             clients: Vec::new(),
             next_client: 0,
             resting_until: None,
@@ -95,6 +101,11 @@ impl Control {
             }
         }
         Ok(new)
+    }
+
+    /// Tells monitors, from here on, which I/O threads are stuck.
+    pub fn tell_of(&mut self, stalls: Stalls) {
+        self.stalls = Some(stalls);
     }
 
     /// The daemon, unless a change is in work.
@@ -122,8 +133,11 @@ impl Control {
     }
 
     /// Tells monitors that the daemon ends, gives them a moment to read that, and returns the daemon as soon as no change
-    /// is in work.
-    pub fn shut_down(mut self, reason: &'static str) -> Daemon {
+    /// is in work. `None` if that has not ended within `patience`, of which the log has a line: it goes on, and has the
+    /// daemon.
+    pub fn shut_down(mut self, reason: &'static str, patience: &Patience<'_>) -> Option<Daemon> {
+        // Before anything is waited for: a change in work may hang, and no export's client need wait for that.
+        self.board.stop_exports();
         if self.daemon.is_none()
             && let Some(done) = self.changes.wait(FAREWELL)
         {
@@ -131,7 +145,15 @@ impl Control {
         }
         self.announce(&Event::Shutdown { reason });
         self.say_farewell();
-        self.daemon.take().unwrap_or_else(|| self.changes.wait_for_ever().daemon)
+        let Self { daemon, changes, ordered_by, .. } = self;
+        if let Some(daemon) = daemon.or_else(|| Some(changes.wait_within(patience)?.daemon)) {
+            return Some(daemon);
+        }
+        // To drop it is to wait for it.
+        std::mem::forget(changes);
+        let command = ordered_by.map_or("a change", |(_, command)| command);
+        tracing::error!("{command}: what a monitor ordered has not ended {patience}; no disk was made stable");
+        None
     }
 
     fn say_farewell(&mut self) {
@@ -163,6 +185,7 @@ impl Control {
         if let Some(daemon) = &self.daemon {
             fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
         }
+        fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
         if self.resting_until.is_none() && sockets < MOST_CLIENTS {
             fds.extend(self.places.iter().map(|(socket, _)| input(socket.as_fd())));
         }
@@ -210,6 +233,7 @@ impl Control {
             client.write();
         }
         self.tell_failures();
+        self.tell_stalls();
         if !quit {
             self.begin();
         }
@@ -225,16 +249,15 @@ impl Control {
         }
         let Some(daemon) = self.daemon.take() else { return };
         let next = if std::mem::take(&mut self.departing) { None } else { self.orders.pop_front() };
-        let (ordered_by, order) = next.unzip();
-        self.ordered_by = ordered_by;
-        self.changes.begin(daemon, order);
+        self.ordered_by = next.as_ref().map(|(by, order)| (*by, order.command.name));
+        self.changes.begin(daemon, next.map(|(_, order)| order));
     }
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
         let Done { daemon, view, answer, departed } = done;
         (self.daemon, self.view) = (Some(daemon), view);
-        if let (Some(by), Some(answer)) = (self.ordered_by.take(), answer)
+        if let (Some((by, _)), Some(answer)) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
         {
             client.answer(&answer);
@@ -277,6 +300,12 @@ impl Control {
         for told in told.unwrap_or_default() {
             tracing::warn!("{told}");
             self.announce(&Event::BlockIoError(told));
+        }
+    }
+
+    fn tell_stalls(&mut self) {
+        if let Some(stalls) = self.stalls.clone() {
+            stalls.hear(|stall| self.announce(&Event::Stall(stall)));
         }
     }
 

@@ -7,6 +7,7 @@ use egret_virtio::scsi::LunAddress;
 use serde_json::{Value, json};
 
 use crate::DiskFailure;
+use crate::watchdog::Stall;
 
 /// Something that every monitor is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub enum Event {
         /// Its disk.
         node_name: String,
     },
+    /// An I/O thread is stuck, or goes on.
+    Stall(Stall),
     /// The daemon ends.
     Shutdown {
         /// `host-qmp-quit` or `host-signal`.
@@ -42,6 +45,17 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
         r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report", "nospace", "reason"}"#,
         "A disk could not do what a guest asked for, and the guest was told so. Of each disk the first, and then the \
          newest once a second. `device` is the export, if the disk has one alone; `write` is all that does not read.",
+    ),
+    (
+        "EGRET_IOTHREAD_RESUMED",
+        r#"{"id", "thread-id", "phase", "seconds"}"#,
+        "An I/O thread that was stuck goes on. `phase` is where it was, and `seconds` how long at least.",
+    ),
+    (
+        "EGRET_IOTHREAD_STALLED",
+        r#"{"id", "thread-id", "phase": "wait"|"reap"|"dispatch"|"submit"|"notify", "seconds"}"#,
+        "An I/O thread has not got on for `seconds`, as long as `--watchdog` allows, and does not wait for events: nobody \
+         is served by it. The log says where it is.",
     ),
     (
         "EGRET_LUN_DELETED",
@@ -75,6 +89,10 @@ impl Event {
             Self::LunDeleted { id, at, node_name } => {
                 ("EGRET_LUN_DELETED", json!({ "id": id, "target": at.target, "lun": at.lun, "node-name": node_name }))
             }
+            Self::Stall(Stall { id, thread_id, phase, stood, over }) => (
+                if *over { "EGRET_IOTHREAD_RESUMED" } else { "EGRET_IOTHREAD_STALLED" },
+                json!({ "id": id, "thread-id": thread_id, "phase": phase.word(), "seconds": stood.as_secs_f64() }),
+            ),
             Self::Shutdown { reason } => ("SHUTDOWN", json!({ "guest": false, "reason": reason })),
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

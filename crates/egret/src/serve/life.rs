@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
-use egret_daemon::process::{Inherited, Pidfile, Progress, Readiness, Side, Signals, background, tell_service_manager};
+use egret_daemon::process::{
+    Inherited, Patience, Pidfile, Progress, Readiness, Side, Signals, abort_on_panic, background, tell_service_manager,
+};
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
 use egret_daemon::schema::{Addr, Descriptor};
+use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Config, Daemon};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -37,6 +40,12 @@ pub struct Life {
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
     pub daemonize: bool,
+    /// How long an I/O thread may stand still; for ever, if there is no limit.
+    pub watchdog: Option<Duration>,
+    /// What is done when one has.
+    pub on_stall: OnStall,
+    /// How long its end may take; as long as it takes, if there is no limit.
+    pub shutdown_timeout: Option<Duration>,
     /// Whether to tell how the I/O threads waited.
     pub stats: bool,
     /// Where to write how they waited, wait by wait.
@@ -47,6 +56,7 @@ pub struct Life {
 
 /// Serves `config` until a signal ends it.
 pub fn live(config: &Config, life: Life) -> Result<()> {
+    abort_on_panic();
     let inherited = Inherited::take_over(descriptors(config, &life))?;
     if !life.daemonize {
         return serve(config, &life, inherited, None);
@@ -93,13 +103,16 @@ fn serve(
     let _log = log();
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let daemon = Daemon::start(config, &mut inherited)?;
-    let board = Arc::clone(daemon.board());
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(board, place, &mut inherited)).transpose()?;
+    let board = daemon.board();
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place, &mut inherited));
+    let metrics = metrics.transpose()?;
+    let watchdog = Watchdog::start(Arc::clone(board), life.watchdog, life.on_stall).context("--watchdog")?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     let meter = Meter::new(&daemon);
     let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
+    control.tell_of(watchdog.stalls());
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
@@ -113,17 +126,29 @@ fn serve(
     tell_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
     tell_service_manager(Progress::Stopping);
-    let daemon = control.shut_down(reason);
-    if life.talks && life.stats {
-        print!("{}", waits(&daemon));
-    }
-    if let Some(path) = &life.record_waits {
-        write_recordings(&daemon, path)?;
-    }
-    drop(metrics);
-    drop(daemon);
+    let patience = Patience::new(life.shutdown_timeout, &signals);
+    let ended = end(control, life, reason, &patience);
+    drop((metrics, watchdog));
     drop(pidfile);
-    Ok(())
+    ended
+}
+
+/// Ends what a daemon is made of, within `patience`, and says what has not ended.
+fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>) -> Result<()> {
+    let mut written = Ok(());
+    let ended = control.shut_down(reason, patience).is_some_and(|daemon| {
+        if life.talks && life.stats {
+            print!("{}", waits(&daemon));
+        }
+        if let Some(path) = &life.record_waits {
+            written = write_recordings(&daemon, path);
+        }
+        daemon.end(patience)
+    });
+    if !ended {
+        bail!("not everything has ended as it should, as the log says");
+    }
+    written
 }
 
 /// Lines of the log that wait to be written.

@@ -10,6 +10,7 @@ mod one_disk;
 mod summary;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
@@ -19,6 +20,7 @@ use egret_daemon::listen::Address;
 use egret_daemon::metrics;
 use egret_daemon::qmp::chardev::{self, Place};
 use egret_daemon::schema::{self, Aio, MonitorChoice, PolicyKind, Spelling, words};
+use egret_daemon::watchdog::OnStall;
 
 use announce::announcement;
 use life::Life;
@@ -102,6 +104,16 @@ pub struct Serve {
     /// Go into the background once disks are served
     #[arg(long)]
     pub daemonize: bool,
+    /// Seconds that an I/O thread may stand still before that is told; 0 is for ever
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86400))]
+    pub watchdog: u32,
+    /// What is done about an I/O thread that stands still for longer, beside telling
+    #[arg(long, value_name = "WHAT", default_value = "report", value_parser = ["report", "abort"])]
+    pub on_stall: String,
+    /// Seconds that requests in flight have to end and disks to be made stable, once it is told to end; 0 is as long as it
+    /// takes
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=86400))]
+    pub shutdown_timeout: u32,
     /// Tell also, every few seconds and at the end, how each I/O thread waited
     #[arg(long)]
     pub stats: bool,
@@ -137,7 +149,27 @@ pub fn run(arguments: Serve) -> Result<()> {
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
-    life::live(&config, Life { announcement, monitors, metrics, pidfile, daemonize, stats, record_waits, talks })
+    let (watchdog, shutdown_timeout) = (seconds(arguments.watchdog), seconds(arguments.shutdown_timeout));
+    let on_stall = if arguments.on_stall == "abort" { OnStall::Abort } else { OnStall::Report };
+    let life = Life {
+        announcement,
+        monitors,
+        metrics,
+        pidfile,
+        daemonize,
+        watchdog,
+        on_stall,
+        shutdown_timeout,
+        stats,
+        record_waits,
+        talks,
+    };
+    life::live(&config, life)
+}
+
+/// A limit in seconds, where none is written 0.
+fn seconds(limit: u32) -> Option<Duration> {
+    (limit > 0).then(|| Duration::from_secs(limit.into()))
 }
 
 /// Where to serve metrics: as the option says, or else the file.

@@ -10,11 +10,13 @@
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`vm`] | whether this machine can boot a Linux guest |
 //! | [`http`] | a client that asks for a page |
+//! | [`fate`] | system calls that fail, or never return |
 //! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
 pub mod announced;
 pub mod disk;
+pub mod fate;
 pub mod guest;
 pub mod http;
 pub mod qmp;

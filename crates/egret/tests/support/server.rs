@@ -6,7 +6,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
+use super::fate::Fate;
 use super::{await_some, await_that};
 
 /// A daemon's program and the arguments that always come first.
@@ -14,12 +16,31 @@ use super::{await_some, await_that};
 pub struct Program {
     words: Vec<String>,
     ours: bool,
+    fates: Vec<Fate>,
+    variables: Vec<(&'static str, String)>,
 }
 
 impl Program {
     /// The egret of this build.
     pub fn egret() -> Self {
-        Self { words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()], ours: true }
+        Self {
+            words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()],
+            ours: true,
+            fates: Vec::new(),
+            variables: Vec::new(),
+        }
+    }
+
+    /// The same, with system calls that do not do what they should.
+    pub fn with(mut self, fate: Fate) -> Self {
+        self.fates.push(fate);
+        self
+    }
+
+    /// The same, with a variable in its environment.
+    pub fn with_env(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
+        self
     }
 
     /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
@@ -27,12 +48,17 @@ impl Program {
     pub fn egret_with_small_files() -> Self {
         let egret = Self::egret().words;
         let shell = ["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""].map(Into::into);
-        Self { words: shell.into_iter().chain(egret).collect(), ours: true }
+        Self { words: shell.into_iter().chain(egret).collect(), ours: true, fates: Vec::new(), variables: Vec::new() }
     }
 
     /// A peer, as the words of its command.
     pub fn peer(command: &str) -> Self {
-        Self { words: command.split_whitespace().map(Into::into).collect(), ours: false }
+        Self {
+            words: command.split_whitespace().map(Into::into).collect(),
+            ours: false,
+            fates: Vec::new(),
+            variables: Vec::new(),
+        }
     }
 
     /// What a test runs: egret, or the peer that `EGRET_TEST_SERVER` names.
@@ -51,6 +77,8 @@ impl Program {
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        self.fates.iter().for_each(|fate| fate.befall(&mut command));
         command
     }
 }
@@ -149,6 +177,7 @@ impl Drop for Reaped {
 /// A running daemon; killed and reaped when dropped.
 pub struct Server {
     process: Reaped,
+    reader: Option<JoinHandle<()>>,
     log: Arc<Mutex<Vec<String>>>,
 }
 
@@ -167,10 +196,10 @@ impl Server {
                 lines.lock().expect("no reader panics").push(line);
             }
         });
-        let mut server = Self { process: Reaped(child), log };
+        let mut server = Self { process: Reaped(child), reader: Some(reader), log };
         await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !server.is_alive());
         if !server.is_alive() {
-            reader.join().expect("it only reads");
+            server.await_end();
             panic!("the daemon ended and said {:?}", server.log());
         }
         server
@@ -198,9 +227,23 @@ impl Server {
 
     /// Asks the daemon to end, and waits for it.
     pub fn terminate(mut self) -> ExitStatus {
+        self.ask_to_end();
+        self.await_end()
+    }
+
+    /// Asks the daemon to end.
+    pub fn ask_to_end(&self) {
         let pid = rustix::process::Pid::from_child(&self.process.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
-        await_some("the daemon to end", || self.process.0.try_wait().expect("our child"))
+    }
+
+    /// Waits until the daemon has ended, and all that it said is in the log.
+    pub fn await_end(&mut self) -> ExitStatus {
+        let status = await_some("the daemon to end", || self.process.0.try_wait().expect("our child"));
+        if let Some(reader) = self.reader.take() {
+            reader.join().expect("it only reads");
+        }
+        status
     }
 
     /// How many threads the process has.

@@ -184,10 +184,10 @@ pub fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
             continue;
         }
         for window in [Nanos::ZERO, Nanos::from_micros(100), Nanos::MAX] {
-            let (handle, thread) = spawn(options(monitor, window), |_ring| Echo::default()).unwrap();
+            let (handle, thread) = spawn(options(monitor, window), |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
             test(&handle);
             handle.send(EventLoop::stop);
-            thread.join().unwrap().unwrap();
+            thread.join().unwrap();
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
 use egret_event_loop::ring::{Ring, RingError};
-use egret_event_loop::{EventLoop, MonitorChoice, Source, SourceId};
+use egret_event_loop::{EventLoop, MonitorChoice, Phase, Source, SourceId, spawn};
 use egret_polling::Nanos;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
@@ -349,15 +349,63 @@ fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause(
     });
 }
 
+#[test]
+fn a_loop_that_stands_still_shows_where_and_one_that_waits_that_it_does() {
+    on_every_loop(|handle| {
+        let counters = Arc::clone(handle.counters());
+        let (inside, entered) = channel();
+        let (release, held) = channel::<()>();
+        let (mut bell, outside, hear) = bell();
+        bell.act = Some(Box::new(move |_| {
+            let _ = (inside.send(()), held.recv());
+        }));
+        handle.attach(bell).unwrap();
+        entered.recv_timeout(PATIENCE).expect("it is dispatched");
+        let turns = counters.read().turns;
+        // It has entered, and nobody lets it out.
+        assert_eq!((counters.phase(), counters.read().turns), (Phase::Dispatching, turns));
+        drop(release);
+        outside.ring();
+        hear_work(&hear, 1);
+        let begin = std::time::Instant::now();
+        while counters.phase() != Phase::Waiting {
+            assert!(begin.elapsed() < PATIENCE, "it waits, spinning or asleep, when there is nothing to do");
+        }
+    });
+}
+
+#[test]
+fn a_loop_that_cannot_go_on_tells_who_started_it_why() {
+    for (monitor, call) in [
+        (MonitorChoice::IoUring, libc::SYS_io_uring_enter),
+        (MonitorChoice::Epoll, libc::SYS_epoll_pwait2),
+        (MonitorChoice::Ppoll, libc::SYS_ppoll),
+    ] {
+        let (tell, told) = channel();
+        let made = spawn(options(monitor, Nanos::ZERO), |_ring| Echo::default(), move |e| tell.send(e).unwrap());
+        // Without io_uring there is no such loop.
+        let Ok((handle, thread)) = made else { continue };
+        handle.send(move |_: &mut EventLoop<bell::Bell>| refuse(call, libc::EIO));
+        let error = told.recv_timeout(PATIENCE).expect("it fails");
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{monitor}: {error}");
+        thread.join().unwrap();
+    }
+}
+
+/// Has the kernel refuse a system call to this thread.
+fn refuse(call: libc::c_long, errno: libc::c_int) {
+    let rules = BTreeMap::from([(call, Vec::new())]);
+    let refuse = SeccompAction::Errno(errno as u32);
+    let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
+    let filter: BpfProgram = filter.try_into().expect("a sound filter");
+    apply_filter(&filter).expect("a kernel with seccomp");
+}
+
 /// Runs `test` on a thread to which the kernel refuses io_uring, as it does to containers.
 fn without_io_uring(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
-        let rules = BTreeMap::from([(libc::SYS_io_uring_setup, Vec::new())]);
-        let refuse = SeccompAction::Errno(libc::EPERM as u32);
-        let arch = std::env::consts::ARCH.try_into().expect("a machine with seccomp");
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).expect("a sound filter");
-        let filter: BpfProgram = filter.try_into().expect("a sound filter");
-        apply_filter(&filter).expect("a kernel with seccomp");
+        refuse(libc::SYS_io_uring_setup, libc::EPERM);
         test();
     });
     thread.join().unwrap();

@@ -38,7 +38,7 @@ pub const RING_PACKED: u64 = 1 << 34;
 pub const NEED_REPLY: u32 = 8;
 
 /// A loop on its thread, stopped at the end.
-pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<std::io::Result<()>>>);
+pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<()>>);
 
 impl IoThread {
     pub fn start() -> Self {
@@ -56,7 +56,7 @@ impl IoThread {
             calibrate: false,
         };
         let engines = move |ring| Engines::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
-        let (handle, thread) = spawn(options, engines).unwrap();
+        let (handle, thread) = spawn(options, engines, |e| panic!("{e}")).unwrap();
         Self(handle, Some(thread))
     }
 }
@@ -64,7 +64,7 @@ impl IoThread {
 impl Drop for IoThread {
     fn drop(&mut self) {
         self.0.send(EventLoop::stop);
-        self.1.take().unwrap().join().unwrap().unwrap();
+        self.1.take().unwrap().join().unwrap();
     }
 }
 

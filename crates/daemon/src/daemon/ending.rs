@@ -1,0 +1,192 @@
+//! The daemon's end: everything is told at once, each part ends on a thread of its own, and what does not is named.
+//!
+//! ```text
+//! exports drain, side by side ──▶ a disk that none of them uses any more is made stable
+//!                             ──▶ when all have drained, the I/O threads end
+//! ```
+//!
+//! A disk that hangs holds up its own exports. It does not keep what was written to others from being made stable, nor,
+//! where there is a limit, the process from ending.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use egret_export::QueueCounters;
+
+use super::{Daemon, Departed};
+use crate::process::Patience;
+
+/// What is to end.
+#[derive(Clone, PartialEq, Eq)]
+enum Part {
+    Client(Departed),
+    Disk(String),
+    IoThread(String),
+}
+
+/// What is ending, and what has.
+struct Ending {
+    going: Vec<Part>,
+    tell: Sender<(Part, io::Result<()>)>,
+    told: Receiver<(Part, io::Result<()>)>,
+    bell: Arc<OwnedFd>,
+    well: bool,
+}
+
+impl Ending {
+    fn new(bell: Arc<OwnedFd>) -> Self {
+        let (tell, told) = channel();
+        Self { going: Vec::new(), tell, told, bell, well: true }
+    }
+
+    /// `part` has ended when `end` returns.
+    fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<()> + Send + 'static) {
+        let (tell, bell, what) = (self.tell.clone(), Arc::clone(&self.bell), part.clone());
+        // Handed over afterwards: what `end` holds may not be dropped here, where nobody limits how long that takes.
+        let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
+        let thread = move || {
+            let Ok(end) = take.recv() else { return };
+            let _ = tell.send((what, end()));
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+        };
+        let end = Box::new(end);
+        match std::thread::Builder::new().name("egret-ending".to_owned()).stack_size(256 << 10).spawn(thread) {
+            Ok(_) => {
+                let _ = give.send(end);
+                self.going.push(part);
+            }
+            Err(e) => {
+                std::mem::forget(end);
+                self.fail(format_args!("there is no thread to end something on: {e}"));
+            }
+        }
+    }
+
+    /// Waits until something more has ended; false when patience is over.
+    fn wait(&mut self, patience: &Patience<'_>) -> bool {
+        loop {
+            if let Ok((part, ended)) = self.told.try_recv() {
+                self.going.retain(|going| *going != part);
+                if let (Part::Disk(name), Err(e)) = (part, ended) {
+                    self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"));
+                }
+                return true;
+            }
+            if !patience.wait(self.bell.as_fd()) {
+                return false;
+            }
+            let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        }
+    }
+
+    fn fail(&mut self, line: impl Display) {
+        tracing::error!("{line}");
+        self.well = false;
+    }
+
+    fn has_clients(&self) -> bool {
+        self.going.iter().any(|part| matches!(part, Part::Client(_)))
+    }
+}
+
+impl Daemon {
+    /// Ends everything, within `patience`: exports drain and go, then threads; what was written is made stable. False if
+    /// something has not ended, or not well: the log has a line for each, which names it and says why as far as that is
+    /// known. It goes on in threads that nobody waits for any more, so that the process had better end.
+    #[must_use]
+    pub fn end(mut self, patience: &Patience<'_>) -> bool {
+        self.wind_down(patience)
+    }
+
+    pub(super) fn wind_down(&mut self, patience: &Patience<'_>) -> bool {
+        let mut ending = Ending::new(self.departures.bell());
+        self.board.stop_exports();
+        let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
+        let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
+        self.units.clear();
+        for (id, export) in std::mem::take(&mut self.exports) {
+            let end = move || {
+                drop(export);
+                Ok(())
+            };
+            ending.begin(Part::Client(Departed::Export { id }), end);
+        }
+        for (what, thread) in self.departures.going() {
+            let end = move || {
+                let _ = thread.join();
+                Ok(())
+            };
+            ending.begin(Part::Client(what), end);
+        }
+        loop {
+            for name in self.disks.keys().cloned().collect::<Vec<_>>() {
+                if !ending.going.iter().any(|part| self.uses(part, &name))
+                    && let Some(disk) = self.disks.remove(&name)
+                {
+                    // It is closed there, too, which may take as long.
+                    ending.begin(Part::Disk(name), move || disk.flush());
+                }
+            }
+            if !ending.has_clients() {
+                for (name, io_thread) in std::mem::take(&mut self.io_threads) {
+                    let end = move || {
+                        drop(io_thread);
+                        Ok(())
+                    };
+                    ending.begin(Part::IoThread(name), end);
+                }
+            }
+            if ending.going.is_empty() || !ending.wait(patience) {
+                break;
+            }
+        }
+        // To drop them is to wait for them.
+        std::mem::forget(std::mem::take(&mut self.io_threads));
+        std::mem::forget(std::mem::take(&mut self.disks));
+        let in_flight = |id: &str| {
+            let queues = counters.iter().filter(|(export, _)| export == id).flat_map(|(_, queues)| queues);
+            queues.map(|queue| queue.in_flight.get()).sum()
+        };
+        for part in std::mem::take(&mut ending.going) {
+            ending.fail(self.unfinished(&part, in_flight, patience));
+        }
+        ending.well
+    }
+
+    /// Whether a part may still use a disk.
+    fn uses(&self, part: &Part, node: &str) -> bool {
+        match part {
+            Part::Client(Departed::Export { id }) => {
+                self.config.exports.iter().any(|export| export.id == *id && export.has_node(node))
+            }
+            Part::Client(Departed::Lun { node_name, .. }) => node_name == node,
+            Part::Disk(_) | Part::IoThread(_) => false,
+        }
+    }
+
+    /// What a part has not done.
+    fn unfinished(&self, part: &Part, in_flight: impl Fn(&str) -> u64, patience: &Patience<'_>) -> String {
+        match part {
+            Part::Client(Departed::Export { id }) => {
+                let export = self.config.exports.iter().find(|export| export.id == *id);
+                let disks = export.into_iter().flat_map(|export| export.node_names());
+                let disks = disks.map(|(_, name)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+                match in_flight(id) {
+                    0 => format!("export '{id}': its client's session has not ended {patience}"),
+                    1 => format!("export '{id}': a request has not ended {patience}; blockdev {disks}"),
+                    count => format!("export '{id}': {count} requests have not ended {patience}; blockdev {disks}"),
+                }
+            }
+            Part::Client(Departed::Lun { export, at, node_name }) => {
+                format!("export '{export}': requests for {at} have not ended {patience}; blockdev '{node_name}'")
+            }
+            Part::Disk(name) => format!(
+                "blockdev '{name}': fdatasync has not ended {patience}; what was written may not be on stable storage"
+            ),
+            Part::IoThread(name) => format!("iothread '{name}': its thread has not ended {patience}"),
+        }
+    }
+}

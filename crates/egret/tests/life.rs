@@ -1,0 +1,270 @@
+//! How a daemon ends: in time, whatever its disks do, and by itself when it cannot go on.
+
+mod support;
+
+use std::io::Read as _;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde_json::json;
+
+use support::fate::Fate;
+use support::guest::Guest;
+use support::http::get;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Reaped, Server};
+use support::{PATIENCE, await_some, await_that};
+
+const MIB: u64 = 1 << 20;
+/// A disk that does not answer.
+const HUNG: &str = "latency-ns=3600000000000";
+
+/// The lines of a daemon's last words that complain.
+fn complaints(server: &Server) -> String {
+    server.complaints().join("\n")
+}
+
+/// A guest with two reads in flight that do not end.
+fn hung_guest(socket: &Path) -> Guest {
+    let mut guest = Guest::boot(socket);
+    for head in [0, 3] {
+        guest.describe_read_at(head, 4096);
+        guest.offer(head);
+    }
+    await_that("the daemon to take the reads", || guest.is_taken_up());
+    guest
+}
+
+#[test]
+fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
+    let scratch = Scratch::new();
+    let (socket, pidfile) = (scratch.path("hung"), scratch.path("pid"));
+    let words = [format!("--pidfile={}", pidfile.display()), "--shutdown-timeout=1".to_owned()];
+    let options = Options::new().null("d0", HUNG).export("e0", "d0", &socket, "writable=on").words(words);
+    for _ in 0..2 {
+        let mut server = Server::start(&Program::egret(), &options);
+        let _guest = hung_guest(&socket);
+        server.ask_to_end();
+        assert_eq!(server.await_end().code(), Some(1));
+        let said = complaints(&server);
+        assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(!pidfile.exists());
+        // The socket is left, and the next daemon takes it over.
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_keeps_no_other_export_from_a_clean_end_and_a_second_signal_ends_the_daemon_at_once() {
+    let scratch = Scratch::new();
+    let (hung, other) = (scratch.path("hung"), scratch.path("other"));
+    // What was written to the other disk is to be made stable, which here shows by failing.
+    let program = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EDQUOT));
+    let options = Options::new()
+        .iothread("io0", "")
+        .null("d0", HUNG)
+        .disk("d1", &scratch.image("disk", MIB), "")
+        .export("e0", "d0", &hung, "writable=on,iothread=io0")
+        .export("e1", "d1", &other, "writable=on,iothread=io0")
+        .words(["--shutdown-timeout=0"]);
+    let mut server = Server::start(&program, &options);
+    let _hung = hung_guest(&hung);
+    let mut guest = Guest::boot(&other);
+    guest.read_honestly();
+    server.ask_to_end();
+    await_that("the other client to be let go", || guest.is_over());
+    await_that("the other disk to be made stable", || {
+        complaints(&server).contains("blockdev 'd1': the last flush failed")
+    });
+    assert!(!other.exists());
+    assert!(server.is_alive(), "it waits for the disk that hangs, as long as it takes");
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(1));
+    let said = complaints(&server);
+    assert!(said.contains("export 'e0': 2 requests have not ended before another signal came"), "{said}");
+    assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+#[test]
+fn a_flush_that_does_not_end_does_not_keep_the_daemon_from_ending() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("disk");
+    let program = Program::egret().with(Fate::never(libc::SYS_fdatasync));
+    let options = Options::new()
+        .disk("d0", &scratch.image("disk", MIB), "")
+        .export("e0", "d0", &socket, "writable=on")
+        .words(["--shutdown-timeout=1"]);
+    let mut server = Server::start(&program, &options);
+    Guest::boot(&socket).read_honestly();
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(1));
+    let said = complaints(&server);
+    assert!(said.contains("blockdev 'd0': fdatasync has not ended in 1 s"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_change_that_does_not_end_keeps_neither_clients_from_a_clean_end_nor_the_daemon() {
+    let scratch = Scratch::new();
+    let (socket, monitor) = (scratch.path("disk"), scratch.path("qmp"));
+    let program = Program::egret().with(Fate::never(libc::SYS_ftruncate));
+    let options = Options::new()
+        .disk("d0", &scratch.image("disk", MIB), "")
+        .export("e0", "d0", &socket, "writable=on")
+        .monitor("m", &monitor)
+        .words(["--shutdown-timeout=0"]);
+    let mut server = Server::start(&program, &options);
+    let mut guest = Guest::boot(&socket);
+    guest.read_honestly();
+    let mut qmp = Qmp::connect(&monitor);
+    let order = json!({ "execute": "block_resize", "arguments": { "node-name": "d0", "size": 2 * MIB } });
+    qmp.send(order.to_string().as_bytes());
+    await_that("the change to hang", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+        let calls = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("syscall")).ok());
+        calls.into_iter().any(|call| call.starts_with(&format!("{} ", libc::SYS_ftruncate)))
+    });
+    server.ask_to_end();
+    await_that("the client to be let go", || guest.is_over());
+    await_that("the export to be gone", || !socket.exists());
+    assert!(server.is_alive());
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(1));
+    let said = complaints(&server);
+    assert!(said.contains("block_resize: what a monitor ordered has not ended before another signal came"), "{said}");
+}
+
+/// What ends by SIGABRT leaves no core file behind, here.
+fn no_core_files() {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    setrlimit(Resource::Core, none).unwrap();
+}
+
+/// What a daemon says that ends by itself, by SIGABRT.
+fn aborted(command: &mut Command) -> String {
+    let mut child = Reaped(command.spawn().unwrap());
+    let status = await_some("the daemon to end", || child.0.try_wait().unwrap());
+    assert_eq!(status.signal(), Some(libc::SIGABRT));
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
+/// A daemon whose I/O thread is to be stuck as soon as a guest asks for something.
+fn stuck(scratch: &Scratch, more: &[&str]) -> (Program, Options) {
+    let program = Program::egret().with(Fate::never(libc::SYS_preadv2));
+    let options = Options::new()
+        .iothread("io0", "")
+        .disk("d0", &scratch.image("disk", MIB), "")
+        .export("e0", "d0", &scratch.path("disk.sock"), "writable=on,iothread=io0")
+        .monitor("m", &scratch.path("qmp"))
+        .metrics(&scratch.path("metrics"))
+        .words([format!("--pidfile={}", scratch.path("pid").display())])
+        .words(["--watchdog=1"])
+        .words(more.iter().copied());
+    (program, options)
+}
+
+/// A guest that asks for what does not come.
+fn ask(scratch: &Scratch) -> Guest {
+    let mut guest = Guest::boot(&scratch.path("disk.sock"));
+    guest.describe_read(4096);
+    guest.offer(0);
+    guest
+}
+
+#[test]
+fn an_iothread_that_is_stuck_is_told_of_everywhere_and_the_daemon_still_ends_in_time() {
+    let scratch = Scratch::new();
+    let manager = UnixDatagram::bind(scratch.path("notify")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let heard = |socket: &UnixDatagram| {
+        let mut buffer = [0; 256];
+        socket.recv(&mut buffer).map(|len| String::from_utf8(buffer[..len].to_vec()).unwrap())
+    };
+    let (program, options) = stuck(&scratch, &["--shutdown-timeout=1"]);
+    let program = program.with_env("NOTIFY_SOCKET", &scratch.path("notify").display().to_string());
+    let mut server = Server::start(&program.with_env("WATCHDOG_USEC", "20000"), &options);
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    while !heard(&manager).unwrap().starts_with("READY=1\n") {}
+    for _ in 0..3 {
+        assert_eq!(heard(&manager).unwrap(), "WATCHDOG=1\n");
+    }
+    let stalls = || get(&scratch.path("metrics"), "/metrics").unwrap().1;
+    assert!(stalls().contains("egret_iothread_stalls_total{iothread=\"io0\"} 0\n"));
+
+    let _guest = ask(&scratch);
+    let told = qmp.event("EGRET_IOTHREAD_STALLED");
+    assert_eq!((&told["id"], &told["phase"]), (&json!("io0"), &json!("submit")));
+    assert!(stalls().contains("egret_iothread_stalls_total{iothread=\"io0\"} 1\n"));
+    let call = format!("no turn in 1 s; it is in 'submit', in system call {} (preadv2)", libc::SYS_preadv2);
+    await_that("a line in the log", || complaints(&server).contains(&call));
+    // The manager hears no more of it, but what was on its way.
+    manager.set_nonblocking(true).unwrap();
+    while heard(&manager).is_ok() {}
+    manager.set_nonblocking(false).unwrap();
+    manager.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(heard(&manager).is_err());
+
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(1));
+    let said = complaints(&server);
+    assert!(said.contains("export 'e0': "), "{said}");
+}
+
+#[test]
+fn an_iothread_that_is_stuck_ends_the_daemon_where_asked_for_and_the_next_one_takes_over() {
+    no_core_files();
+    let scratch = Scratch::new();
+    let (program, options) = stuck(&scratch, &["--on-stall=abort"]);
+    let mut server = Server::start(&program, &options);
+    let mut qmp = Qmp::connect(&scratch.path("qmp"));
+    let _guest = ask(&scratch);
+    assert_eq!(qmp.event("EGRET_IOTHREAD_STALLED")["id"], "io0");
+    assert_eq!(server.await_end().signal(), Some(libc::SIGABRT));
+    let said = server.log();
+    let last = said.last().unwrap();
+    assert!(last.starts_with("egret: iothread 'io0' (thread ") && last.contains("(preadv2)"), "{last}");
+    assert!(last.ends_with("; --on-stall=abort ends the process"), "{last}");
+    assert!(scratch.path("pid").exists() && scratch.path("disk.sock").exists(), "nobody cleaned up");
+
+    let next = Server::start(&Program::egret(), &options);
+    Guest::boot(&scratch.path("disk.sock")).read_honestly();
+    assert_eq!(next.terminate().code(), Some(0));
+}
+
+#[test]
+fn an_iothread_that_cannot_go_on_ends_the_daemon_with_one_line() {
+    no_core_files();
+    let scratch = Scratch::new();
+    // Its sleep: until something happens.
+    let program = Program::egret().with(Fate::fails(libc::SYS_epoll_pwait2, libc::EIO).where_zero(3));
+    let options = Options::new().iothread("io0", "fd-monitor=epoll").null("d0", "").export(
+        "e0",
+        "d0",
+        &scratch.path("disk"),
+        "iothread=io0",
+    );
+    assert_eq!(
+        aborted(program.command().args(options.as_words())),
+        "egret: iothread 'io0' cannot go on: Input/output error (os error 5)\n"
+    );
+}
+
+#[test]
+fn a_panic_ends_the_daemon_with_one_line() {
+    no_core_files();
+    let scratch = Scratch::new();
+    let mut command = Program::egret().command();
+    command.arg(scratch.image("disk", MIB)).arg("--socket").arg(scratch.path("socket"));
+    // The library's own: it cannot print.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let said = aborted(command.stdout(full));
+    assert!(said.starts_with("egret: thread 'main' panicked at ") && said.lines().count() == 1, "{said}");
+}
