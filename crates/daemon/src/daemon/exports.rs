@@ -93,6 +93,7 @@ impl Daemon {
     ) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
+        let access = object.access.resolve().map_err(|e| StartError::Access(object.id.clone(), e))?;
         let address = match &object.addr {
             schema::Addr::Unix { path } => Address::Path(path.into()),
             schema::Addr::Fd { fd } => {
@@ -112,13 +113,12 @@ impl Daemon {
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
-                Export::start(
-                    ExportConfig { id, address, device: device(object, &disk), memory, kickless },
-                    disk,
-                    loops,
-                )?
+                let config = ExportConfig { id, address, access, device: device(object, &disk), memory, kickless };
+                Export::start(config, disk, loops)?
             }
-            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address, memory)?, loops)?,
+            schema::ExportType::VhostUserScsi => {
+                Export::start_scsi(self.scsi(object, disks, (address, access), memory)?, loops)?
+            }
         };
         self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);

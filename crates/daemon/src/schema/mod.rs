@@ -11,6 +11,7 @@
 //! against them, so an object that exists has only known keys with values in their ranges. What concerns several
 //! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
 
+pub(crate) mod access;
 mod blockdev;
 mod cpus;
 mod descriptor;
@@ -29,6 +30,7 @@ mod words;
 #[cfg(test)]
 mod tests;
 
+pub use access::Access;
 pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
