@@ -22,6 +22,8 @@ const MOUTHFUL: usize = 4096;
 /// A conversation and the streams that it travels on.
 pub(super) struct Client {
     stream: Stream,
+    /// The place where it was let in, if it came over a socket.
+    place: Option<usize>,
     framer: Framer,
     session: Session,
     /// Read, and not yet looked at.
@@ -41,18 +43,19 @@ enum Stream {
 }
 
 impl Client {
-    pub(super) fn socket(stream: OwnedFd, pretty: bool) -> Self {
-        Self::new(Stream::Socket(stream), pretty)
+    pub(super) fn socket(stream: OwnedFd, place: usize, pretty: bool) -> Self {
+        Self::new(Stream::Socket(stream), Some(place), pretty)
     }
 
     pub(super) fn stdio(pretty: bool) -> Self {
-        Self::new(Stream::Stdio(io::stdin(), io::stdout()), pretty)
+        Self::new(Stream::Stdio(io::stdin(), io::stdout()), None, pretty)
     }
 
-    fn new(stream: Stream, pretty: bool) -> Self {
+    fn new(stream: Stream, place: Option<usize>, pretty: bool) -> Self {
         let (session, greeting) = Session::begin();
         let mut new = Self {
             stream,
+            place,
             framer: Framer::default(),
             session,
             input: Vec::new(),
@@ -187,9 +190,9 @@ impl Client {
         !self.output.is_empty()
     }
 
-    /// Whether it is on a socket, of which there may be several at one place.
-    pub(super) const fn is_socket(&self) -> bool {
-        matches!(self.stream, Stream::Socket(_))
+    /// Whether it was let in at this place.
+    pub(super) fn is_at(&self, place: usize) -> bool {
+        self.place == Some(place)
     }
 }
 
@@ -210,7 +213,7 @@ mod tests {
     fn a_client_that_leaves_its_events_unread_is_given_up() {
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut client = Client::socket(ours.into(), false);
+        let mut client = Client::socket(ours.into(), 0, false);
         let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
         assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
         theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();

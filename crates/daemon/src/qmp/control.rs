@@ -4,7 +4,7 @@
 //! holds up who changes something, and who gave that order, and nobody else.
 //!
 //! What a client may cost is bounded: it has one command in work and one buffer of input, and gives no more while its
-//! answers wait for it to read; events that it does not read cut it off; and there are so many clients and no more,
+//! answers wait for it to read; events that it does not read cut it off; and each socket has so many clients and no more,
 //! the others wait to be let in. Each runs one command in turn, so a client that floods takes its turn like the others.
 
 use std::collections::VecDeque;
@@ -24,8 +24,9 @@ use crate::daemon::{Daemon, Departed, View};
 use crate::listen::Socket;
 use crate::process::Inherited;
 
-/// Clients on sockets that are served at a time.
-const MOST_CLIENTS: usize = 64;
+/// Clients of one socket that are served at a time. Those of another have nothing to do with them: it may be there for
+/// somebody else.
+const MOST_CLIENTS: usize = 32;
 /// How long a place rests where a client could not be let in (no descriptors left, say).
 const REST: Duration = Duration::from_secs(1);
 /// How long clients are given to read their last words.
@@ -157,14 +158,14 @@ impl Control {
     fn wait(&mut self, until: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|end| *end > now);
-        let sockets = self.clients.iter().filter(|(_, client)| client.is_socket()).count();
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(until), input(self.changes.as_fd())];
         if let Some(daemon) = &self.daemon {
             fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
         }
-        if self.resting_until.is_none() && sockets < MOST_CLIENTS {
-            fds.extend(self.places.iter().map(|(socket, _)| input(socket.as_fd())));
+        if self.resting_until.is_none() {
+            let open = (0..self.places.len()).filter(|place| self.has_room(*place));
+            fds.extend(open.map(|place| input(self.places[place].0.as_fd())));
         }
         for (_, client) in &self.clients {
             fds.extend(client.interest().into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
@@ -253,16 +254,21 @@ impl Control {
         self.next_client += 1;
     }
 
+    /// Whether another client may be let in at a place.
+    fn has_room(&self, place: usize) -> bool {
+        self.clients.iter().filter(|(_, client)| client.is_at(place)).count() < MOST_CLIENTS
+    }
+
     fn accept(&mut self) {
         if self.resting_until.is_some() {
             return;
         }
         for at in 0..self.places.len() {
-            if self.clients.iter().filter(|(_, client)| client.is_socket()).count() >= MOST_CLIENTS {
-                return;
+            if !self.has_room(at) {
+                continue;
             }
             let (socket, pretty) = &self.places[at];
-            match socket.accept().map(|client| client.map(|client| Client::socket(client, *pretty))) {
+            match socket.accept().map(|client| client.map(|client| Client::socket(client, at, *pretty))) {
                 Ok(client) => client.into_iter().for_each(|client| self.let_in(client)),
                 Err(e) => {
                     tracing::warn!("a monitor's client cannot be let in: {e}");
