@@ -1,11 +1,14 @@
 //! A client's bytes: read as far as its answers are taken, and kept within bounds both ways.
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::Value;
 
+use super::Descriptors;
 use super::event::Event;
 use super::frame::Framer;
 use super::session::{Heard, Order, Session};
@@ -16,6 +19,8 @@ const GULP: usize = 16 << 10;
 const PATIENT: usize = 64 << 10;
 /// A client that lets so many bytes of events pile up is cut off.
 const MOST_UNREAD: usize = 1 << 20;
+/// Descriptors that are taken in with one message.
+const MOST_SENT: usize = 16;
 /// What a pipe or terminal takes without blocking once it is said to be ready.
 const MOUTHFUL: usize = 4096;
 
@@ -26,6 +31,8 @@ pub(super) struct Client {
     place: Option<usize>,
     framer: Framer,
     session: Session,
+    /// What it has sent beside its commands.
+    descriptors: Descriptors,
     /// Read, and not yet looked at.
     input: Vec<u8>,
     /// Said, and not yet taken.
@@ -58,6 +65,7 @@ impl Client {
             place,
             framer: Framer::default(),
             session,
+            descriptors: Descriptors::default(),
             input: Vec::new(),
             output: Vec::new(),
             pretty,
@@ -103,7 +111,7 @@ impl Client {
         }
         self.input.resize(GULP, 0);
         let read = match &self.stream {
-            Stream::Socket(stream) => rustix::io::read(stream, self.input.as_mut_slice()),
+            Stream::Socket(stream) => receive(stream, &mut self.input, &mut self.descriptors),
             Stream::Stdio(input, _) => rustix::io::read(input, self.input.as_mut_slice()),
         };
         self.input.truncate(read.unwrap_or(0));
@@ -134,6 +142,16 @@ impl Client {
                 Some(order)
             }
         }
+    }
+
+    /// What it has sent beside its commands, which goes with an order and is [put back](Self::put_back) after it.
+    pub(super) fn take_descriptors(&mut self) -> Descriptors {
+        std::mem::take(&mut self.descriptors)
+    }
+
+    /// Gives back what an order has left.
+    pub(super) fn put_back(&mut self, descriptors: Descriptors) {
+        self.descriptors.put_back(descriptors);
     }
 
     /// Tells what came of its order.
@@ -194,6 +212,19 @@ impl Client {
     pub(super) fn is_at(&self, place: usize) -> bool {
         self.place == Some(place)
     }
+}
+
+/// Reads what there is, and the descriptors that came with it; more than [`MOST_SENT`] are closed.
+fn receive(stream: &OwnedFd, input: &mut [u8], descriptors: &mut Descriptors) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let read = recvmsg(stream, &mut [IoSliceMut::new(input)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let rights = |message| match message {
+        RecvAncillaryMessage::ScmRights(received) => Some(received),
+        _ => None,
+    };
+    descriptors.arrive(control.drain().filter_map(rights).flatten().collect());
+    Ok(read.bytes)
 }
 
 /// Whether a stream that is shared with others, and so left blocking, would not block now.

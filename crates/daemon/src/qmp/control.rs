@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::changes::{Changes, Done};
+use super::changes::{Change, Changes, Done};
 use super::chardev::{Monitor, Place};
 use super::client::Client;
 use super::command::{Run, nothing};
@@ -56,6 +56,10 @@ pub struct Control {
     ordered_by: Option<ClientId>,
     /// Exports have gone, and what they used is to be closed.
     departing: bool,
+    /// The last client has left, and what it sent is to be closed.
+    deserted: bool,
+    /// Somebody has been let in since there was nobody.
+    attended: bool,
     places: Vec<(Socket, bool)>,
     clients: Vec<(ClientId, Client)>,
     next_client: ClientId,
@@ -78,6 +82,8 @@ impl Control {
             orders: VecDeque::new(),
             ordered_by: None,
             departing: false,
+            deserted: false,
+            attended: false,
             places: Vec::new(),
             clients: Vec::new(),
             next_client: 0,
@@ -195,7 +201,7 @@ impl Control {
         let mut quit = false;
         for (id, client) in &mut self.clients {
             client.read();
-            if let Some(order) = client.hear() {
+            if let Some(mut order) = client.hear() {
                 match order.command.run {
                     Run::Look(look) => {
                         let outcome = look(&self.view, &order.arguments);
@@ -205,39 +211,52 @@ impl Control {
                         quit = true;
                         client.answer(&order.answer(Ok(nothing())));
                     }
-                    Run::Change(_) => self.orders.push_back((*id, order)),
+                    Run::Change(_) => {
+                        order.descriptors = client.take_descriptors();
+                        self.orders.push_back((*id, order));
+                    }
                 }
             }
             client.write();
         }
         self.tell_failures();
+        self.clients.retain(|(_, client)| !client.is_over());
+        self.deserted |= self.clients.is_empty() && std::mem::take(&mut self.attended);
         if !quit {
             self.begin();
         }
-        self.clients.retain(|(_, client)| !client.is_over());
         quit
     }
 
     /// Begins the next change, if none is in work: what exports leave behind comes first, because orders may depend on
     /// what is free then.
     fn begin(&mut self) {
-        if !self.departing && self.orders.is_empty() {
+        if self.daemon.is_none() {
             return;
         }
-        let Some(daemon) = self.daemon.take() else { return };
-        let next = if std::mem::take(&mut self.departing) { None } else { self.orders.pop_front() };
-        let (ordered_by, order) = next.unzip();
+        let (ordered_by, what) = if std::mem::take(&mut self.departing) {
+            (None, Change::Departures)
+        } else if std::mem::take(&mut self.deserted) {
+            (None, Change::Desertion)
+        } else if let Some((by, order)) = self.orders.pop_front() {
+            (Some(by), Change::Order(order))
+        } else {
+            return;
+        };
         self.ordered_by = ordered_by;
-        self.changes.begin(daemon, order);
+        if let Some(daemon) = self.daemon.take() {
+            self.changes.begin(daemon, what);
+        }
     }
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
         let Done { daemon, view, answer, departed } = done;
         (self.daemon, self.view) = (Some(daemon), view);
-        if let (Some(by), Some(answer)) = (self.ordered_by.take(), answer)
+        if let (Some(by), Some((answer, descriptors))) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
         {
+            client.put_back(descriptors);
             client.answer(&answer);
             client.write();
         }
@@ -252,6 +271,7 @@ impl Control {
     fn let_in(&mut self, client: Client) {
         self.clients.push((self.next_client, client));
         self.next_client += 1;
+        self.attended = true;
     }
 
     /// Whether another client may be let in at a place.

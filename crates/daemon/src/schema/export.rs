@@ -259,7 +259,14 @@ static ADDR: Shape = Shape {
         about: "Kind of address.",
         of: &[
             ("unix", &[Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make.")]),
-            ("fd", &[Key::needed("str", Kind::Descriptor, "A listening UNIX socket that the daemon is started with.")]),
+            (
+                "fd",
+                &[Key::needed(
+                    "str",
+                    Kind::Descriptor,
+                    "A listening UNIX socket that the daemon is started with; with `block-export-add`, the name that `getfd` gave it.",
+                )],
+            ),
         ],
         foreign: &["inet", "vsock"],
         because: "vhost-user hands over file descriptors, which only UNIX sockets carry",

@@ -12,6 +12,7 @@
 //! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
 
 pub(crate) mod access;
+mod add_fd;
 mod blockdev;
 mod cpus;
 mod descriptor;
@@ -31,7 +32,9 @@ mod words;
 mod tests;
 
 pub use access::Access;
-pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
+pub use add_fd::AddFd;
+pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, Null};
+pub(crate) use blockdev::{LARGEST_FD_SET, fd_set_number};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub(crate) use export::VQ_MAPPING;

@@ -222,6 +222,22 @@ fn an_unknown_key_names_the_nearest_known_one() {
 }
 
 #[test]
+fn a_set_of_descriptors_goes_by_its_number() {
+    let set = |text: &str| read::<Blockdev>(text).unwrap();
+    assert_eq!(set("file,node-name=d,filename=/dev/fdset/12").fd_set(), Some(12));
+    let inline = set("raw,node-name=d,file.driver=host_device,file.filename=/dev/fdset/0");
+    assert_eq!(inline.inline_child().unwrap().fd_set(), Some(0));
+    assert_eq!(set("file,node-name=d,filename=/dev/fdset").fd_set(), None);
+    for neither in ["", "x", "-1", "+1", "1/", " 1", "9223372036854775808"] {
+        let line = "filename must be /dev/fdset/ with a number in 0..=9223372036854775807";
+        assert_eq!(
+            error::<Blockdev>(&format!("file,node-name=d,filename=/dev/fdset/{neither}")),
+            format!("blockdev 'd': {line}, got '/dev/fdset/{neither}'")
+        );
+    }
+}
+
+#[test]
 fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
     for (text, line) in [
         (

@@ -18,7 +18,7 @@ use egret_daemon::config::{Config, ConfigFile, effective};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics;
 use egret_daemon::qmp::chardev::{self, Place};
-use egret_daemon::schema::{self, Aio, MonitorChoice, PolicyKind, Spelling, words};
+use egret_daemon::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
 
 use announce::announcement;
 use life::Life;
@@ -83,6 +83,9 @@ pub struct Serve {
     /// Make a place for a monitor: socket,id=...,path=...,server=on,wait=off, or stdio,id=...
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub chardev: Vec<String>,
+    /// Put a descriptor that it is started with into a set, for filename=/dev/fdset/M: fd=N|NAME,set=M[,opaque=TEXT]
+    #[arg(long, value_name = "fd=N,set=M", conflicts_with = "disk")]
+    pub add_fd: Vec<String>,
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
@@ -120,6 +123,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         return Ok(());
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
+    let add_fds = arguments.add_fd.iter().map(|text| AddFd::read(text)).collect::<Result<_, _>>()?;
     let config = config(&arguments)?;
     let metrics = metrics_place(&arguments)?;
     for warning in config.warnings() {
@@ -137,7 +141,10 @@ pub fn run(arguments: Serve) -> Result<()> {
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
-    life::live(&config, Life { announcement, monitors, metrics, pidfile, daemonize, stats, record_waits, talks })
+    life::live(
+        &config,
+        Life { announcement, monitors, metrics, add_fds, pidfile, daemonize, stats, record_waits, talks },
+    )
 }
 
 /// Where to serve metrics: as the option says, or else the file.
