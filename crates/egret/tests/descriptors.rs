@@ -5,7 +5,7 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -249,23 +249,31 @@ fn what_clients_leave_behind_is_closed_and_what_is_used_stays() {
 
 #[test]
 fn a_descriptor_that_the_daemon_is_started_with_is_an_image_by_its_number_or_name() {
-    for fd in ["3", "disk0"] {
+    for (fd, from_the_start) in [("3", true), ("disk0", false)] {
         let scratch = Scratch::new();
         let path = scratch.image("disk", MIB);
-        let options = Options::new()
-            .words([format!("--add-fd=fd={fd},set=4,opaque=mine")])
-            .words(["--blockdev=file,node-name=d0,filename=/dev/fdset/4".to_owned()])
-            .export("e0", "d0", &scratch.path("e0"), "writable=on")
-            .monitor("m", &scratch.path("qmp"));
+        let options =
+            Options::new().words([format!("--add-fd=fd={fd},set=4,opaque=mine")]).monitor("m", &scratch.path("qmp"));
+        let options = match from_the_start {
+            true => options.words(["--blockdev=file,node-name=d0,filename=/dev/fdset/4"]),
+            false => options,
+        };
         let mut daemon = activated("disk0", open(&path, true).into());
         std::fs::remove_file(&path).unwrap();
         let _child = Reaped(daemon.arg("serve").args(options.as_words()).spawn().unwrap());
-        await_that("the daemon to listen", || scratch.path("qmp").exists());
+        await_that("the daemon to listen", || UnixStream::connect(scratch.path("qmp")).is_ok());
         // It stays, however many clients have come and gone.
         for _ in 0..3 {
             let shown = Qmp::connect(&scratch.path("qmp")).run("query-fdsets", json!({}));
             assert_eq!(shown, json!([{"fdset-id": 4, "fds": [{"fd": 3, "opaque": "mine"}]}]));
         }
+        let mut qmp = Qmp::connect(&scratch.path("qmp"));
+        if !from_the_start {
+            qmp.run("blockdev-add", image("d0", 4));
+        }
+        let export = json!({"type": "vhost-user-blk", "id": "e0", "node-name": "d0", "writable": true,
+                            "addr": {"type": "unix", "path": scratch.path("e0")}});
+        qmp.run("block-export-add", export);
         let mut disk = Disk::connect(&scratch.path("e0")).unwrap();
         disk.first().write_pattern(0..MIB, 1).unwrap();
     }
