@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, Descriptor, DetectZeroes, Discard, Driver, Export, IoThread,
-    Object, ObjectError, Problem, hint,
+    Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, DetectZeroes, Discard, Driver, Export, IoThread, Object,
+    ObjectError, Problem, hint,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -212,14 +212,13 @@ impl Config {
     }
 
     fn check_addresses(&self) -> Result<(), ObjectError> {
-        let mut taken: BTreeMap<(PathBuf, Option<&Descriptor>), &Export> = BTreeMap::new();
+        let mut taken: BTreeMap<PathBuf, &Export> = BTreeMap::new();
         for export in &self.exports {
-            let (address, key) = match &export.addr {
-                Addr::Unix { path } => ((absolute(path), None), format!("addr.path {path}")),
-                Addr::Fd { fd } => ((PathBuf::new(), Some(fd)), format!("addr.str {fd}")),
-            };
-            if let Some(other) = taken.insert(address, export) {
-                return Err(export.error(Problem::Together(format!("{key} is taken by {}", other.subject()))));
+            // A descriptor is given to one, and a monitor's client may give its name to the next.
+            let Addr::Unix { path } = &export.addr else { continue };
+            if let Some(other) = taken.insert(absolute(path), export) {
+                let problem = format!("addr.path {path} is taken by {}", other.subject());
+                return Err(export.error(Problem::Together(problem)));
             }
         }
         Ok(())
@@ -228,15 +227,11 @@ impl Config {
 
 /// Rules that concern one layer, and need its parent's settings to be known.
 fn check_layer(blockdev: &Blockdev, layer: Layer) -> Result<(), Problem> {
-    if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver {
-        if image.aio == Aio::Native && !layer.direct {
-            return Err(Problem::Together("aio=native needs cache.direct=on (or use aio=io_uring)".to_owned()));
-        }
-        // QEMU takes this for the number of a set of descriptors that somebody handed to it.
-        if image.filename.starts_with("/dev/fdset/") {
-            let what = format!("filename={}", image.filename);
-            return Err(Problem::NotDone { what, because: "give the path of the file or device".to_owned() });
-        }
+    if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver
+        && image.aio == Aio::Native
+        && !layer.direct
+    {
+        return Err(Problem::Together("aio=native needs cache.direct=on (or use aio=io_uring)".to_owned()));
     }
     if layer.detect_zeroes == DetectZeroes::Unmap && layer.discard == Discard::Ignore {
         return Err(Problem::Together("detect-zeroes=unmap needs discard=unmap".to_owned()));

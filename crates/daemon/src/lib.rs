@@ -35,5 +35,8 @@ pub mod snapshot;
 pub mod watchdog;
 
 pub use config::Config;
-pub use daemon::{Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, StartError, Time, View, Watched};
+pub use daemon::{
+    Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, FdSetError, FdSetShown, StartError, Time, View,
+    Watched,
+};
 pub use egret_export::QueueStats;

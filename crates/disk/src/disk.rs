@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use egret_event_loop::Nanos;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
 
 use crate::error::{OpenCause, OpenError};
 use crate::failure::{Failure, Failures};
@@ -68,8 +70,21 @@ impl Disk {
     ///
     /// One line that names the disk, what is wrong with it and what would be right.
     pub fn open(options: &Options) -> Result<Self, OpenError> {
+        Self::open_handed(options, None)
+    }
+
+    /// As [`open`](Self::open), with a descriptor of the image if somebody has handed one over: the path is then a name in
+    /// messages, and leads nowhere.
+    ///
+    /// The open file description is to be this disk's alone for as long as it is open: locks and O_DIRECT belong to it.
+    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_handed(options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
         let usage = usage(options);
-        let opened = Self::open_backing(options, |file, path| lock::lock(file, path, usage));
+        let opened = Self::open_backing(options, handed, |file, path| lock::lock(file, path, usage));
         opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
     }
 
@@ -80,7 +95,17 @@ impl Disk {
     ///
     /// As [`open`](Self::open); and another image has taken the place of the one that is open.
     pub fn reopen(&self, options: &Options) -> Result<Self, OpenError> {
-        let opened = Self::open_backing(options, |file, path| {
+        self.reopen_handed(options, None)
+    }
+
+    /// As [`reopen`](Self::reopen), with a descriptor that somebody has handed over, as with
+    /// [`open_handed`](Self::open_handed): of another open file description than this disk's.
+    ///
+    /// # Errors
+    ///
+    /// As [`reopen`](Self::reopen).
+    pub fn reopen_handed(&self, options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
+        let opened = Self::open_backing(options, handed, |file, path| {
             let Some(old) = self.file() else { return lock::lock(file, path, usage(options)) };
             let same = geometry::is_same(old, file);
             match same.map_err(|source| OpenCause::Io { what: "identify", path: path.to_owned(), source })? {
@@ -110,6 +135,7 @@ impl Disk {
 
     fn open_backing(
         options: &Options,
+        handed: Option<File>,
         take_locks: impl FnOnce(&File, &Path) -> Result<(), OpenCause>,
     ) -> Result<Self, OpenCause> {
         if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
@@ -123,8 +149,20 @@ impl Disk {
         if options.aio == Aio::Native && !options.direct {
             return Err(OpenCause::NativeNeedsDirect);
         }
-        check_kind(path, device)?;
-        let file = open_file(path, options)?;
+        let file = match handed {
+            None => {
+                // Before it is opened: opening a pipe would wait for its other end.
+                let found = std::fs::metadata(path).map_err(|e| explain(e, path, true))?;
+                check_kind(found.file_type(), path, device)?;
+                open_file(path, options)?
+            }
+            Some(file) => {
+                let found = file.metadata().map_err(|e| explain(e, path, true))?;
+                check_kind(found.file_type(), path, device)?;
+                set_flags(&file, path, options)?;
+                file
+            }
+        };
         let failed = |what| move |source| OpenCause::Io { what, path: path.clone(), source };
         if device && !options.read_only && geometry::is_read_only_device(&file) {
             return Err(OpenCause::ReadOnly(path.clone()));
@@ -347,9 +385,8 @@ fn usage(options: &Options) -> Usage {
     Usage { read_only: options.read_only, locking: options.locking }
 }
 
-/// Refuses what is not what the driver serves, before opening it: opening a pipe would wait for its other end.
-fn check_kind(path: &Path, device: bool) -> Result<(), OpenCause> {
-    let kind = std::fs::metadata(path).map_err(|e| explain(e, path, true))?.file_type();
+/// Refuses what is not what the driver serves.
+fn check_kind(kind: FileType, path: &Path, device: bool) -> Result<(), OpenCause> {
     let path = || path.to_owned();
     match (device, kind) {
         (_, kind) if kind.is_dir() => Err(OpenCause::Directory(path())),
@@ -367,6 +404,15 @@ fn open_file(path: &Path, options: &Options) -> Result<File, OpenCause> {
     opened.map_err(|e| match e.raw_os_error() {
         Some(libc::EINVAL) if options.direct => OpenCause::DirectUnsupported(path.to_owned()),
         _ => explain(e, path, options.read_only),
+    })
+}
+
+/// Makes of a descriptor what [`open_file`] would have opened: a write at an offset must not go to the end of the file.
+fn set_flags(file: &File, path: &Path, options: &Options) -> Result<(), OpenCause> {
+    let flags = if options.direct { OFlags::DIRECT } else { OFlags::empty() };
+    fcntl_setfl(file, flags).map_err(|e| match e {
+        Errno::INVAL if options.direct => OpenCause::DirectUnsupported(path.to_owned()),
+        e => explain(e.into(), path, options.read_only),
     })
 }
 

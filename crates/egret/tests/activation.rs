@@ -69,6 +69,44 @@ fn a_client_that_came_before_the_daemon_is_served_and_the_sockets_outlive_it() {
 }
 
 #[test]
+fn only_users_that_are_named_are_let_in_on_sockets_that_somebody_else_made() {
+    let uid = rustix::process::geteuid().as_raw();
+    for (allowed, is_let_in) in [(uid, true), (uid + 1, false)] {
+        let scratch = Scratch::new();
+        let sockets = [unix(&scratch, "disk"), unix(&scratch, "qmp")];
+        let options = Options::new().null("d0", "").words([
+            format!(
+                "--export=vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=disk,writable=on,allow-uid={allowed}"
+            ),
+            format!("--chardev=socket,id=m,fd=qmp,server=on,wait=off,allow-uid={allowed}"),
+            "--monitor=m".to_owned(),
+        ]);
+        let _child = Reaped(with_sockets("disk:qmp", sockets, &options).spawn().unwrap());
+        assert_eq!(Qmp::connect_only(&scratch.path("qmp")).read().is_some(), is_let_in);
+        assert_eq!(Disk::connect(&scratch.path("disk")).is_ok(), is_let_in);
+    }
+}
+
+#[test]
+fn a_client_that_another_process_took_is_not_waited_for() {
+    let scratch = Scratch::new();
+    let (disk, qmp) = (UnixListener::bind(scratch.path("disk")).unwrap(), unix(&scratch, "qmp"));
+    let shared = disk.try_clone().unwrap();
+    let mut child = Reaped(with_sockets("disk:qmp", [disk.into(), qmp], &disk_and_monitor()).spawn().unwrap());
+    let mut monitor = Qmp::connect(&scratch.path("qmp"));
+    // Whoever is faster takes them: the daemon is woken up for some that are gone, and goes on. Its flag stays taken back.
+    shared.set_nonblocking(false).unwrap();
+    for _ in 0..200 {
+        let _client = UnixStream::connect(scratch.path("disk")).unwrap();
+        shared.set_nonblocking(true).unwrap();
+        let _ = shared.accept();
+        shared.set_nonblocking(false).unwrap();
+    }
+    monitor.run("quit", json!({}));
+    assert!(child.0.wait().unwrap().success());
+}
+
+#[test]
 fn metrics_are_served_on_a_port_that_somebody_else_opened() {
     let scratch = Scratch::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -97,7 +135,7 @@ fn a_socket_that_cannot_be_had_is_named_in_one_line() {
     let connected = || UnixStream::pair().unwrap().0.into();
     let unknown = "no socket of this name was handed over (in $LISTEN_FDNAMES)";
     type Case = (&'static str, fn() -> OwnedFd, Options, String);
-    let cases: [Case; 9] = [
+    let cases: [Case; 10] = [
         ("disk:x", anywhere, of_export("disc"), format!("export 'e0': addr.str disc: {unknown}; did you mean 'disk'?")),
         ("", anywhere, of_chardev("qmp"), format!("inherited socket 'qmp': {unknown}; there are none")),
         ("a:a", anywhere, of_chardev("a"), "several sockets of this name were handed over; give each".to_owned()),
@@ -105,6 +143,7 @@ fn a_socket_that_cannot_be_had_is_named_in_one_line() {
         ("a:b", anywhere, of_chardev("0"), "descriptor 0: it is a standard stream".to_owned()),
         ("a:b", connected, of_chardev("b"), "inherited socket 'b': it does not listen".to_owned()),
         ("a:b", file, of_chardev("b"), "inherited socket 'b': it is not a socket".to_owned()),
+        ("a:b", anywhere, of_chardev("b,force-remote=on,allow-uid=1"), "no UNIX socket, and allow-uid".to_owned()),
         ("a:b", anywhere, of_chardev("b"), "other hosts reach 0.0.0.0; use path".to_owned()),
         ("a:b", anywhere, of_export("b"), "export 'e0': the inherited descriptor is not a UNIX socket".to_owned()),
     ];

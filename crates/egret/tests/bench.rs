@@ -285,7 +285,11 @@ fn resumed(lab: &Lab, kept: &[Cell]) {
 #[test]
 fn a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell() {
     let test = "a_lab_that_is_killed_leaves_nothing_behind_and_loses_no_cell";
-    let kinds = if is_root_or_skips(test) { ["null", "file", "loop"].as_slice() } else { &["null", "file"] };
+    let kinds = if is_root_or_skips(test, "for a loop device") {
+        ["null", "file", "loop"].as_slice()
+    } else {
+        &["null", "file"]
+    };
     for disk in kinds {
         let lab = slow(disk);
         let mut child = started(&lab);
@@ -387,7 +391,7 @@ fn a_result_of_a_newer_lab_is_refused() {
 
 #[test]
 fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
-    if !is_root_or_skips("a_device_that_is_in_use_or_not_empty_is_not_written_to") {
+    if !is_root_or_skips("a_device_that_is_in_use_or_not_empty_is_not_written_to", "for a loop device") {
         return;
     }
     let scratch = Scratch::new();

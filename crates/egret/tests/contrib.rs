@@ -52,22 +52,59 @@ fn the_dashboard_shows_what_a_scrape_has_and_all_of_it() {
     assert_eq!(ids.len(), parsed["panels"].as_array().unwrap().len(), "each panel has an id of its own");
 }
 
+/// The units: the daemon of a host, and that of a tenant.
+const UNITS: [&str; 4] = ["egret.service", "egret.socket", "egret@.service", "egret@.socket"];
+
+/// The tenant of the tests.
+const TENANT: &str = "blue";
+
+/// A file of `contrib/systemd`.
+fn unit(name: &str) -> String {
+    std::fs::read_to_string(format!("{CONTRIB}/systemd/{name}")).unwrap()
+}
+
+/// What a unit says of `key`, in the tenant's instance of it.
+fn said(unit: &str, key: &str) -> Vec<String> {
+    let whole = unit.replace("\\\n", " ");
+    let values = whole.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    values.map(|value| value.replace("%i", TENANT)).collect()
+}
+
+/// As [`said`], of what is said once.
+fn said_once(unit: &str, key: &str) -> String {
+    let [value] = said(unit, key).try_into().unwrap_or_else(|values| panic!("{key}: {values:?}"));
+    value
+}
+
+/// Whether there is a program of systemd's; where this is no CI, a test that lacks it says so and is skipped.
+fn has_or_skips(program: &str, test: &str) -> bool {
+    let has = Command::new(program).arg("--version").output().is_ok();
+    if !has {
+        assert!(std::env::var_os("CI").is_none(), "there is no {program}");
+        let _ = writeln!(std::io::stderr(), "{test}: skipped: there is no {program}");
+    }
+    has
+}
+
 #[test]
 fn systemd_takes_the_units_as_they_are() {
-    let test = "systemd_takes_the_units_as_they_are";
-    if Command::new("systemd-analyze").arg("--version").output().is_err() {
-        assert!(std::env::var_os("CI").is_none(), "there is no systemd-analyze");
-        let _ = writeln!(std::io::stderr(), "{test}: skipped: there is no systemd-analyze");
+    if !has_or_skips("systemd-analyze", "systemd_takes_the_units_as_they_are") {
         return;
     }
     let scratch = Scratch::new();
-    let unit = std::fs::read_to_string(format!("{CONTRIB}/systemd/egret.service")).unwrap();
     // It looks whether the program is there.
     let installed = "/usr/bin/egret";
-    assert!(unit.contains(installed));
-    let paths = ["egret.service", "egret.socket"].map(|name| scratch.path(name));
-    std::fs::write(&paths[0], unit.replace(installed, env!("CARGO_BIN_EXE_egret"))).unwrap();
-    std::fs::copy(format!("{CONTRIB}/systemd/egret.socket"), &paths[1]).unwrap();
+    for name in UNITS {
+        let text = unit(name);
+        assert!(name.ends_with("socket") || text.contains(installed));
+        std::fs::write(scratch.path(name), text.replace(installed, env!("CARGO_BIN_EXE_egret"))).unwrap();
+    }
+    let paths = UNITS.map(|name| scratch.path(&name.replace('@', &format!("@{TENANT}"))));
+    for (path, name) in paths.iter().zip(UNITS) {
+        if name.contains('@') {
+            std::fs::copy(scratch.path(name), path).unwrap();
+        }
+    }
     let said = Command::new("systemd-analyze").arg("verify").args(&paths).output().unwrap();
     let lines = String::from_utf8_lossy(&said.stderr).into_owned();
     // It speaks of this machine's other units, too.
@@ -76,11 +113,94 @@ fn systemd_takes_the_units_as_they_are() {
 }
 
 #[test]
-fn the_service_asks_for_the_socket_that_its_unit_makes() {
-    let read = |name: &str| std::fs::read_to_string(format!("{CONTRIB}/systemd/{name}")).unwrap();
-    let (service, socket) = (read("egret.service"), read("egret.socket"));
-    let name = socket.lines().find_map(|line| line.strip_prefix("FileDescriptorName=")).unwrap();
-    assert!(service.contains(&format!("--chardev socket,id=qmp,fd={name},server=on,wait=off")), "{service}");
+fn each_service_asks_for_the_socket_that_its_unit_makes() {
+    for (service, socket) in [(UNITS[0], UNITS[1]), (UNITS[2], UNITS[3])] {
+        let (text, name) = (unit(service), said_once(&unit(socket), "FileDescriptorName"));
+        assert_eq!(said_once(&text, "Requires"), socket.replace('@', &format!("@{TENANT}")));
+        let chardev = format!("--chardev socket,id=qmp,fd={name},server=on,wait=off");
+        assert!(said_once(&text, "ExecStart").contains(&chardev), "{text}");
+    }
+}
+
+#[test]
+fn who_uses_disks_reaches_no_monitor_and_one_tenants_daemon_has_nothing_of_anothers() {
+    let declared = unit("egret.sysusers");
+    let declares = |kind: &str, name: &str| declared.lines().any(|line| line.starts_with(&format!("{kind} {name} ")));
+    for (service, socket) in [(UNITS[0], UNITS[1]), (UNITS[2], UNITS[3])] {
+        let (service, socket) = (unit(service), unit(socket));
+        let disks = said_once(&service, "Group");
+        let control = said_once(&socket, "SocketGroup");
+        let others = said(&service, "SupplementaryGroups");
+        assert!(disks != control && !others.iter().any(|groups| groups.split(' ').any(|group| group == control)));
+        assert!(declares("g", &control) && said_once(&socket, "SocketMode") == "0660");
+        // The daemon's runtime directory is the disks'; the monitor's socket is in none of those that the daemon has.
+        let directory = format!("/run/{}/", said_once(&service, "RuntimeDirectory"));
+        assert!(directory.ends_with("/disks/") && !said_once(&socket, "ListenStream").starts_with(&directory));
+        assert_eq!(said_once(&service, "StateDirectoryMode"), "0700", "images are not the disks' group's");
+    }
+    assert!(declares("u", &said_once(&unit(UNITS[0]), "User")) && declares("g", &said_once(&unit(UNITS[0]), "Group")));
+    // Nothing that one tenant's daemon has is another's.
+    let tenant = unit(UNITS[2]);
+    for key in ["User", "Group", "RuntimeDirectory", "StateDirectory"] {
+        assert!(said_once(&tenant, key).starts_with("egret-blue"), "{key}");
+    }
+    assert!(said(&tenant, "SupplementaryGroups").is_empty() && said(&tenant, "DeviceAllow").is_empty());
+}
+
+#[test]
+fn sysusers_makes_the_users_and_groups_that_the_units_name() {
+    if !has_or_skips("systemd-sysusers", "sysusers_makes_the_users_and_groups_that_the_units_name") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let root = scratch.path("root");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    let tenant = unit(UNITS[2]);
+    // As the unit tells one to.
+    let line = tenant.split('\'').find(|text| text.starts_with("u egret-NAME")).unwrap().replace("NAME", TENANT);
+    std::fs::write(scratch.path("tenant"), line).unwrap();
+    for config in [format!("{CONTRIB}/systemd/egret.sysusers"), scratch.path("tenant").display().to_string()] {
+        let root = format!("--root={}", root.display());
+        let done = Command::new("systemd-sysusers").args([&root, &config]).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    }
+    let has = |file: &str, name: &str| {
+        let text = std::fs::read_to_string(root.join("etc").join(file)).unwrap();
+        text.lines().any(|line| line.starts_with(&format!("{name}:")))
+    };
+    for (service, socket) in [(UNITS[0], UNITS[1]), (UNITS[2], UNITS[3])] {
+        assert!(has("passwd", &said_once(&unit(service), "User")));
+        assert!(has("group", &said_once(&unit(service), "Group")));
+        assert!(has("group", &said_once(&unit(socket), "SocketGroup")));
+    }
+}
+
+#[test]
+fn a_tenants_daemon_serves_what_its_file_says_and_is_told_more_on_its_own_socket() {
+    let scratch = Scratch::new();
+    let (disks, config) = (scratch.path("disks"), scratch.path("blue.toml"));
+    std::fs::create_dir(&disks).unwrap();
+    // The file is that of the documentation, in this test's places.
+    let docs = std::fs::read_to_string(format!("{CONTRIB}/../docs/watching.md")).unwrap();
+    let (_, rest) = docs.split_once("```toml\n# /etc/egret/blue.toml\n").unwrap();
+    let (file, _) = rest.split_once("```").unwrap();
+    let image = scratch.image("disk0.img", 1 << 20);
+    let file = file.replace("/run/egret-blue/disks", disks.to_str().unwrap());
+    let file = file.replace("/var/lib/egret-blue/disk0.img", image.to_str().unwrap());
+    std::fs::write(&config, file).unwrap();
+    let command = said_once(&unit(UNITS[2]), "ExecStart");
+    let command = command.replace("/etc/egret/blue.toml", config.to_str().unwrap());
+    let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
+    let socket = std::os::unix::net::UnixListener::bind(scratch.path("qmp")).unwrap();
+    let mut daemon = support::server::activated("qmp", socket.into());
+    let mut child = support::server::Reaped(daemon.args(arguments).spawn().unwrap());
+    let mut qmp = support::qmp::Qmp::connect(&scratch.path("qmp"));
+    assert_eq!(qmp.run("query-block-exports", serde_json::json!({}))[0]["id"], "disk0");
+    let mut disk = Disk::connect(&disks.join("disk0.sock")).unwrap();
+    disk.first().write_pattern(0..1 << 20, 1).unwrap();
+    drop(disk);
+    qmp.run("quit", serde_json::json!({}));
+    assert!(child.0.wait().unwrap().success());
 }
 
 #[test]

@@ -76,6 +76,22 @@ fn what_only_looks_is_answered_while_a_change_waits_for_a_file() {
 }
 
 #[test]
+fn clients_that_fill_one_monitor_hold_up_no_other() {
+    let scratch = Scratch::new();
+    let (first, second) = (scratch.path("first"), scratch.path("second"));
+    let options = Options::new().null("n0", "").monitor("m", &first).monitor("n", &second);
+    let _server = Server::start(&Program::egret(), &options);
+    let mut silent: Vec<Qmp> = (0..100).map(|_| Qmp::connect_only(&first)).collect();
+    // So many are let in.
+    silent[..32].iter_mut().for_each(|client| assert!(client.read().unwrap()["QMP"].is_object()));
+    let mut other = Qmp::connect(&second);
+    assert_eq!(other.run("query-named-block-nodes", json!({})).as_array().unwrap().len(), 1);
+    // Who waits at the first is let in when others leave.
+    silent.drain(..99);
+    assert!(silent[0].read().unwrap()["QMP"].is_object());
+}
+
+#[test]
 fn a_disk_that_hangs_holds_up_no_change_of_another() {
     let scratch = Scratch::new();
     let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));

@@ -316,6 +316,26 @@ fn hostile_clients_of_the_metrics_get_their_answer_or_none_and_others_theirs() {
 }
 
 #[test]
+fn clients_of_the_metrics_that_dawdle_hold_up_nobody_however_many_they_are() {
+    let scratch = Scratch::new();
+    let server = daemon(&scratch);
+    let metrics = scratch.path("metrics");
+    // If each had its ten seconds, the scrape would wait for minutes.
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        let mut stream = UnixStream::connect(&metrics).unwrap();
+        // None of it is a whole request.
+        stream.write_all(&b"GET /metrics HTTP/1.1\r\n"[..silent.len() % 24]).unwrap();
+        silent.push(stream);
+    }
+    assert!(scrape(&metrics).contains("egret_build_info"));
+    let kept = server.descriptors();
+    assert!(kept < 60, "{kept} descriptors are open");
+    drop(silent);
+    assert_eq!(server.complaints(), Vec::<String>::new());
+}
+
+#[test]
 fn metrics_that_cannot_be_served_are_refused_in_one_line() {
     let scratch = Scratch::new();
     let taken = scratch.path("file");

@@ -21,6 +21,7 @@ use crate::listener::{Address, ListenError, Listener};
 use crate::peer_log::PeerLog;
 use crate::protocol::{Connection, send_config_change};
 use crate::session::Session;
+use crate::socket::Access;
 use crate::stats::{QueueCounters, QueueStats};
 use crate::worker::{About, Disks, Kickless, VringFds, Worker};
 
@@ -31,6 +32,8 @@ pub struct ExportConfig {
     pub id: String,
     /// Where clients find it.
     pub address: Address,
+    /// Who may connect there.
+    pub access: Access,
     /// What the guest sees.
     pub device: BlkConfig,
     /// What its clients may hand over as guest memory.
@@ -171,14 +174,14 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, device, memory, kickless } = config;
+        let ExportConfig { id, address, access, device, memory, kickless } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, address, Kind::Blk(blk), memory, kickless, vec![Some(disk)], loops)
+        Self::listen(id, (address, access), Kind::Blk(blk), memory, kickless, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         id: String,
-        address: Address,
+        (address, access): (Address, Access),
         kind: Kind,
         memory: MemoryRules,
         kickless: Kickless,
@@ -189,7 +192,7 @@ impl Export {
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?));
         let device = kind.device();
-        let listener = Listener::open(address).map_err(|e| ExportError::Listen(id.clone(), e))?;
+        let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let count = device.num_queues().into();
         let counters = (0..count).map(|_| Arc::default()).collect();
         let queues = Queues {
@@ -269,7 +272,7 @@ fn serve(shared: &Shared, mut listener: Listener, stop: &OwnedFd) {
     let mut budget = ClientBudget::new();
     let log = &shared.log;
     loop {
-        match listener.accept(stop.as_fd()) {
+        match listener.accept(log, stop.as_fd()) {
             Ok(Some(client)) => {
                 log.info(format_args!("a client connected"));
                 match Session::new(shared, Connection::new(client, stop.as_fd()), &mut budget).run() {

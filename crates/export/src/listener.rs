@@ -2,15 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 
-/// The longest path of a UNIX socket, in bytes: `sun_path` less its terminating zero.
-pub const MAX_SOCKET_PATH: usize = 107;
+use crate::peer_log::PeerLog;
+use crate::socket::{Access, Arrival, BindError, UnixSocket, admit};
 
 /// Where clients connect.
 #[derive(Debug)]
@@ -24,93 +23,58 @@ pub enum Address {
 /// Why nobody can connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The path does not fit `sun_path`.
-    #[error("socket path '{0}' is {1} bytes long; the system allows at most {MAX_SOCKET_PATH}")]
-    TooLong(PathBuf, usize),
-    /// Somebody answers on it.
-    #[error("socket '{0}' is in use by a running server; stop that one or choose another path")]
-    InUse(PathBuf),
-    /// Something else is in the way.
-    #[error("'{0}' exists and is not a socket; choose another path")]
-    NotASocket(PathBuf),
-    /// What the system says.
+    /// There is no socket at the path.
     #[error("cannot listen on socket '{0}': {1}")]
-    Bind(PathBuf, #[source] io::Error),
+    Bind(PathBuf, #[source] BindError),
     /// The descriptor is no socket, or one that carries no descriptors.
     #[error("the inherited descriptor is not a UNIX socket")]
     BadFd,
+    /// The descriptor cannot be listened on.
+    #[error("cannot listen on the inherited descriptor: {0}")]
+    Fd(#[source] io::Error),
 }
 
 /// A place to take clients from.
 pub(crate) enum Listener {
-    Socket {
-        socket: UnixListener,
-        /// To be removed at the end, if it was made here.
-        path: Option<PathBuf>,
-    },
-    /// One client, and no other after it.
-    Connected(Option<UnixStream>),
+    Socket(UnixSocket),
+    /// One client, and no other after it; of these users alone.
+    Connected(Option<UnixStream>, Vec<u32>),
 }
 
 impl Listener {
-    pub(crate) fn open(address: Address) -> Result<Self, ListenError> {
+    pub(crate) fn open(address: Address, access: Access) -> Result<Self, ListenError> {
         match address {
             Address::Path(path) => {
-                let socket = bind(&path)?;
-                Ok(Self::Socket { socket, path: Some(path) })
+                UnixSocket::bind(&path, &access).map(Self::Socket).map_err(|e| ListenError::Bind(path, e))
             }
             Address::Fd(fd) if socket_domain(&fd) != Ok(AddressFamily::UNIX) => Err(ListenError::BadFd),
-            Address::Fd(fd) if socket_acceptconn(&fd) == Ok(true) => Ok(Self::Socket { socket: fd.into(), path: None }),
-            Address::Fd(fd) => Ok(Self::Connected(Some(fd.into()))),
+            Address::Fd(fd) if socket_acceptconn(&fd) == Ok(true) => {
+                UnixSocket::adopt(fd, access.uids).map(Self::Socket).map_err(ListenError::Fd)
+            }
+            Address::Fd(fd) => Ok(Self::Connected(Some(fd.into()), access.uids)),
         }
     }
 
-    /// The next client; `None` when there is none to come, or it is time to stop.
-    pub(crate) fn accept(&mut self, stop: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
-        match self {
-            Self::Connected(client) => Ok(client.take()),
-            Self::Socket { socket, .. } => {
-                while crate::protocol::wait_readable(socket.as_fd(), stop)? {
-                    match socket.accept() {
-                        Ok((client, _)) => return Ok(Some(client)),
-                        // It left before it was let in.
-                        Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
-                        Err(e) => return Err(e),
-                    }
+    /// The next client; `None` when there is none to come, or it is time to stop. Who is not let in is told to `log`.
+    pub(crate) fn accept(&mut self, log: &PeerLog, stop: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
+        loop {
+            let arrival = match self {
+                Self::Connected(client, uids) => match client.take() {
+                    Some(client) => admit(client, uids)?,
+                    None => return Ok(None),
+                },
+                Self::Socket(socket) => match crate::protocol::wait_readable(socket.as_fd(), stop)? {
+                    true => socket.accept()?,
+                    false => return Ok(None),
+                },
+            };
+            match arrival {
+                Arrival::Client(client) => return Ok(Some(client)),
+                Arrival::Refused(uid) => {
+                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
                 }
-                Ok(None)
+                Arrival::Nobody => {}
             }
         }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Socket { path: Some(path), .. } = self {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-fn bind(path: &Path) -> Result<UnixListener, ListenError> {
-    let length = path.as_os_str().len();
-    if length > MAX_SOCKET_PATH {
-        return Err(ListenError::TooLong(path.into(), length));
-    }
-    match UnixListener::bind(path) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            let is_socket = |found: std::fs::Metadata| found.file_type().is_socket();
-            if !std::fs::symlink_metadata(path).is_ok_and(is_socket) {
-                return Err(ListenError::NotASocket(path.into()));
-            }
-            // A socket on which nobody listens was left behind by a server that was killed.
-            match UnixStream::connect(path) {
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
-                _ => return Err(ListenError::InUse(path.into())),
-            }
-            let fresh = std::fs::remove_file(path).and_then(|()| UnixListener::bind(path));
-            fresh.map_err(|e| ListenError::Bind(path.into(), e))
-        }
-        other => other.map_err(|e| ListenError::Bind(path.into(), e)),
     }
 }

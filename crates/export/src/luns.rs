@@ -14,6 +14,7 @@ use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{Export, ExportError, Kind, Place, lock};
 use crate::listener::Address;
+use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 
 pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
@@ -28,6 +29,8 @@ pub struct ScsiExportConfig {
     pub id: String,
     /// Where clients find it.
     pub address: Address,
+    /// Who may connect there.
+    pub access: Access,
     /// What the guest sees of it.
     pub device: ScsiConfig,
     /// The logical units that it begins with, which other exports of the same disk may have, too.
@@ -49,7 +52,7 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, device, luns, memory, kickless } = config;
+        let ScsiExportConfig { id, address, access, device, luns, memory, kickless } = config;
         let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
@@ -59,7 +62,7 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, address, Kind::Scsi(scsi), memory, kickless, disks, loops)
+        Self::listen(id, (address, access), Kind::Scsi(scsi), memory, kickless, disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.

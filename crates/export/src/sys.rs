@@ -1,9 +1,11 @@
-//! The system call that no safe crate has.
+//! The system calls that no safe crate has.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::os::fd::AsFd;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::io;
 use rustix::ioctl::{Getter, ioctl};
@@ -21,10 +23,33 @@ pub(crate) fn unreceived(socket: impl AsFd) -> io::Result<c_int> {
     unsafe { ioctl(socket, Getter::<SIOCOUTQ, c_int>::new()) }
 }
 
+/// The user that the peer was when it connected.
+///
+/// rustix has this call with a type that has no room for what the kernel says of a peer in another PID namespace, which
+/// is that its process has the number 0.
+///
+/// # Errors
+///
+/// It is no socket.
+pub(crate) fn peer_uid(stream: &UnixStream) -> std::io::Result<u32> {
+    let mut peer = MaybeUninit::<libc::ucred>::uninit();
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open for as long as `stream` is borrowed, and the kernel writes at most `len` bytes where
+    // `peer` has that many.
+    let done = unsafe {
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(stream.as_raw_fd(), level, option, peer.as_mut_ptr().cast(), &raw mut len)
+    };
+    if done != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it has been written: the kernel writes all of it or fails.
+    Ok(unsafe { peer.assume_init() }.uid)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixStream;
 
     use super::*;
 

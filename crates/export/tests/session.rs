@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, Export, ExportConfig, ExportError, Kickless, ListenError};
+use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, Kickless, ListenError};
 use egret_virtio::blk::BlkConfig;
 use egret_virtio::memory::{MemoryRules, Region};
 use egret_virtio::ring::InflightConfig;
@@ -43,6 +43,7 @@ fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
         ExportConfig {
             id: "e0".into(),
             address,
+            access: Access::default(),
             device,
             memory: MemoryRules::default(),
             kickless: Kickless::default(),
@@ -265,7 +266,7 @@ fn a_socket_is_taken_over_from_the_dead_and_from_nobody_else() {
     let at = || export(&io, Address::Path(path.clone()));
 
     let first = at().unwrap();
-    assert!(matches!(at(), Err(ExportError::Listen(_, ListenError::InUse(_)))));
+    assert!(matches!(at(), Err(ExportError::Listen(_, ListenError::Bind(_, BindError::InUse)))));
     assert!(path.exists(), "the refused one left the other's socket alone");
     drop(first);
     assert!(!path.exists());
@@ -275,11 +276,14 @@ fn a_socket_is_taken_over_from_the_dead_and_from_nobody_else() {
     drop(at().unwrap());
 
     std::fs::write(&path, "precious").unwrap();
-    assert!(matches!(at(), Err(ExportError::Listen(_, ListenError::NotASocket(_)))));
+    assert!(matches!(at(), Err(ExportError::Listen(_, ListenError::Bind(_, BindError::NotASocket)))));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 
     let long = scratch.path().join("x".repeat(108));
-    assert!(matches!(export(&io, Address::Path(long)), Err(ExportError::Listen(_, ListenError::TooLong(..)))));
+    assert!(matches!(
+        export(&io, Address::Path(long)),
+        Err(ExportError::Listen(_, ListenError::Bind(_, BindError::TooLong(_))))
+    ));
 }
 
 #[test]

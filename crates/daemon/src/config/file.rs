@@ -232,6 +232,7 @@ fn json(value: &DeValue<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::Access;
 
     const GOOD: &str = "\
 # Two disks on one thread.
@@ -271,7 +272,10 @@ iothread = \"io0\"
     fn a_file_says_where_metrics_are_served() {
         assert_eq!(ConfigFile::read("egret.toml", GOOD).unwrap().metrics, None);
         let file = ConfigFile::read("egret.toml", "[metrics]\npath = \"/run/m\"\nmode = \"0660\"\n").unwrap();
-        assert_eq!(file.metrics, Some(Address::Unix { path: "/run/m".into(), mode: 0o660, group: None }));
+        assert_eq!(
+            file.metrics,
+            Some(Address::Unix { path: "/run/m".into(), access: Access { mode: Some(0o660), ..Access::default() } })
+        );
     }
 
     #[test]

@@ -120,11 +120,6 @@ fn a_read_only_disk_has_no_writable_export() {
 fn two_exports_do_not_share_an_address() {
     let e1 = "id=e1,node-name=d0,addr.type=unix,addr.path=/./a";
     assert_eq!(error(&[], &[NULL], &[EXPORT, e1]), "export 'e1': addr.path /./a is taken by export 'e0'");
-    let fd = "node-name=d0,addr.type=fd,addr.str=s";
-    assert_eq!(
-        error(&[], &[NULL], &[&format!("id=e0,{fd}"), &format!("id=e1,{fd}")]),
-        "export 'e1': addr.str s is taken by export 'e0'"
-    );
 }
 
 #[test]
@@ -165,14 +160,4 @@ fn a_config_is_shown_with_its_defaults_filled_in() {
     assert_eq!(json["iothreads"][0]["poll-max-ns"], 32_768);
     assert_eq!(json["blockdevs"][0]["size"], 1 << 30);
     assert_eq!(json["exports"][0]["queue-size"], 128);
-}
-
-#[test]
-fn a_set_of_descriptors_is_no_file_wherever_it_is_written() {
-    let line = "filename=/dev/fdset/1 is QEMU's and not done here: give the path of the file or device";
-    assert_eq!(error(&[], &["file,node-name=d,filename=/dev/fdset/1"], &[]), format!("blockdev 'd': {line}"));
-    assert_eq!(
-        error(&[], &["raw,node-name=d,file.driver=file,file.filename=/dev/fdset/1"], &[]),
-        format!("blockdev (file, /dev/fdset/1): {line}")
-    );
 }

@@ -124,8 +124,8 @@ impl Daemon {
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
             }
-            let disk = Disk::open(&wanted)?;
-            self.disks.insert(name.to_owned(), self.introduced(name, disk));
+            let disk = self.open_image(&wanted, None)?;
+            self.disks.insert(name.to_owned(), disk);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
 
+use super::FdSetError;
 use crate::process::InheritError;
 use crate::schema::{Descriptor, ObjectError};
 
@@ -12,6 +13,12 @@ pub enum StartError {
     /// A disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] egret_disk::OpenError),
+    /// A disk cannot be opened through a set of descriptors.
+    #[error("blockdev '{0}': {1}")]
+    FdSet(String, #[source] FdSetError),
+    /// A descriptor for a set is not there.
+    #[error("--add-fd fd={0}: {1}")]
+    AddFd(Descriptor, InheritError),
     /// An I/O thread cannot be started.
     #[error("iothread '{0}': {1}")]
     IoThread(String, String),
@@ -43,6 +50,9 @@ pub enum StartError {
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, Descriptor, InheritError),
+    /// Nobody bears the name of who may connect to an export.
+    #[error("export '{0}': {1}")]
+    Access(String, #[source] std::io::Error),
     /// One of an export's logical units cannot be made.
     #[error("export '{0}': {1}: {2}")]
     Unit(String, LunAddress, ConfigError),
@@ -109,8 +119,8 @@ pub enum ChangeError {
     #[error("iothread '{0}': {1} cannot be changed while the thread runs; make another one")]
     Fixed(String, String),
     /// A descriptor that nobody handed over.
-    #[error("export '{0}': addr.type 'fd' is for the command line: a running daemon inherits no descriptor")]
-    LateDescriptor(String),
+    #[error("export '{0}': addr.type 'fd' needs a socket that was handed over")]
+    NoSocket(String),
     /// An export's queues are not to move.
     #[error("export '{0}': fixed-iothread=on keeps it on iothread '{1}'")]
     FixedExport(String, String),

@@ -1,5 +1,6 @@
 //! Exports: disks offered at an address.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
@@ -9,7 +10,7 @@ use egret_virtio::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
-use crate::process::Inherited;
+use crate::process::InheritError;
 use crate::schema;
 
 /// An export that serves.
@@ -30,6 +31,14 @@ impl Daemon {
     /// # Errors
     /// Its name or address is taken, or what it needs is not there.
     pub fn add_export(&mut self, object: schema::Export) -> Result<(), ChangeError> {
+        self.add_export_on(object, None)
+    }
+
+    /// As [`add_export`](Self::add_export), on a socket that was handed over if its address says so.
+    ///
+    /// # Errors
+    /// As [`add_export`](Self::add_export).
+    pub fn add_export_on(&mut self, object: schema::Export, socket: Option<OwnedFd>) -> Result<(), ChangeError> {
         let known = |id: &str| self.config.exports.iter().any(|export| export.id == id);
         if known(&object.id) {
             return Err(ChangeError::DuplicateExport(object.id));
@@ -41,11 +50,11 @@ impl Daemon {
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
         }
-        if let schema::Addr::Fd { .. } = object.addr {
-            return Err(ChangeError::LateDescriptor(object.id));
+        if matches!(object.addr, schema::Addr::Fd { .. }) && socket.is_none() {
+            return Err(ChangeError::NoSocket(object.id));
         }
         self.config.add_export(object.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_export(&object, &mut Inherited::default()));
+        let started = self.settle_disks().and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
             self.settle_disks_again();
@@ -86,18 +95,15 @@ impl Daemon {
         !self.exports.contains_key(id)
     }
 
-    pub(super) fn start_export(
-        &mut self,
-        object: &schema::Export,
-        inherited: &mut Inherited,
-    ) -> Result<(), StartError> {
+    pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let address = match &object.addr {
-            schema::Addr::Unix { path } => Address::Path(path.into()),
-            schema::Addr::Fd { fd } => {
-                let explain = |e| StartError::Inherit(object.id.clone(), fd.clone(), e);
-                Address::Fd(inherited.take(fd).map_err(explain)?)
+        let access = object.access.resolve().map_err(|e| StartError::Access(object.id.clone(), e))?;
+        let address = match (&object.addr, socket) {
+            (schema::Addr::Unix { path }, _) => Address::Path(path.into()),
+            (schema::Addr::Fd { .. }, Some(socket)) => Address::Fd(socket),
+            (schema::Addr::Fd { fd }, None) => {
+                return Err(StartError::Inherit(object.id.clone(), fd.clone(), InheritError::NotOpen));
             }
         };
         let mut loops = Vec::new();
@@ -112,13 +118,12 @@ impl Daemon {
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
-                Export::start(
-                    ExportConfig { id, address, device: device(object, &disk), memory, kickless },
-                    disk,
-                    loops,
-                )?
+                let config = ExportConfig { id, address, access, device: device(object, &disk), memory, kickless };
+                Export::start(config, disk, loops)?
             }
-            schema::ExportType::VhostUserScsi => Export::start_scsi(self.scsi(object, disks, address, memory)?, loops)?,
+            schema::ExportType::VhostUserScsi => {
+                Export::start_scsi(self.scsi(object, disks, (address, access), memory)?, loops)?
+            }
         };
         self.board.put_up_export(&export);
         self.exports.insert(object.id.clone(), export);

@@ -86,7 +86,7 @@ impl Daemon {
             let exported = changed.exports.iter().any(|export| export.has_node(name));
             let options = options(name, &disk, written, exported);
             if options != *old.options() {
-                exchanges.push(Exchange { old: Arc::clone(old), new: self.introduced(name, old.reopen(&options)?) });
+                exchanges.push(Exchange { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }
         Ok(exchanges)

@@ -6,6 +6,7 @@
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
 //! | `limits` | limits on disks |
+//! | `fd_sets` | descriptors that were handed over, to open images through |
 //! | `failures` | nothing: it tells what disks could not do |
 //! | `live` | nothing: it changes what queues that run are carried by |
 //! | `view` | nothing: it shows what there is |
@@ -22,6 +23,7 @@ mod ending;
 mod error;
 mod exports;
 mod failures;
+mod fd_sets;
 mod io_threads;
 mod limits;
 mod live;
@@ -40,6 +42,7 @@ use egret_virtio::memory::{MemoryBudget, MemoryLimits};
 
 use crate::Config;
 use crate::process::{Inherited, Patience};
+use crate::schema::{AddFd, Addr};
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
@@ -48,6 +51,8 @@ pub use exports::Deletion;
 use exports::RunningExport;
 pub use failures::DiskFailure;
 use failures::Failures;
+use fd_sets::FdSets;
+pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
 pub use view::View;
@@ -71,6 +76,7 @@ pub struct Daemon {
     failures: Failures,
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
+    fd_sets: FdSets,
 }
 
 /// Memory regions mapped for all exports together: half of the mappings that Linux lets a process have by default
@@ -100,13 +106,25 @@ impl Daemon {
                 "daemon",
                 "--memory-max",
             ),
+            fd_sets: FdSets::default(),
         };
+        for AddFd { fd, set, opaque } in inherited.take_sets() {
+            let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
+            new.keep_fd(set, descriptor, opaque);
+        }
         new.settle_disks()?;
         for io_thread in &config.iothreads {
             new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
-            new.start_export(export, inherited)?;
+            let socket = match &export.addr {
+                Addr::Unix { .. } => None,
+                Addr::Fd { fd } => {
+                    let explain = |e| StartError::Inherit(export.id.clone(), fd.clone(), e);
+                    Some(inherited.take(fd).map_err(explain)?)
+                }
+            };
+            new.start_export(export, socket)?;
         }
         Ok(new)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
+use egret_export::{Access, Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 
@@ -20,7 +20,7 @@ impl Daemon {
         &mut self,
         object: &Export,
         disks: Vec<Arc<Disk>>,
-        address: Address,
+        (address, access): (Address, Access),
         memory: MemoryRules,
     ) -> Result<ScsiExportConfig, StartError> {
         let luns = object.luns.iter().zip(disks);
@@ -28,6 +28,7 @@ impl Daemon {
         Ok(ScsiExportConfig {
             id: object.id.clone(),
             address,
+            access,
             device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
             luns: luns.map(unit).collect::<Result<_, StartError>>()?,
             kickless: object.kickless_queues,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use egret_disk::Limits;
 use egret_export::QueueStats;
 
-use super::{Daemon, DiskState, Watched};
+use super::{Daemon, DiskState, FdSetShown, Watched};
 use crate::Config;
 
 /// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
@@ -16,6 +16,7 @@ pub struct View {
     disks: BTreeMap<String, DiskState>,
     limits: BTreeMap<String, (String, Limits)>,
     departing: BTreeSet<String>,
+    fd_sets: Vec<FdSetShown>,
     watched: Arc<Watched>,
 }
 
@@ -29,7 +30,7 @@ impl Daemon {
         let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
         let departing = config.exports.iter().filter(|export| self.is_departing(&export.id));
         let departing = departing.map(|export| export.id.clone()).collect();
-        View { config, disks, limits, departing, watched: self.board.look() }
+        View { config, disks, limits, departing, fd_sets: self.shown_fd_sets(), watched: self.board.look() }
     }
 }
 
@@ -37,6 +38,11 @@ impl View {
     /// The objects that there are.
     pub const fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The sets of descriptors that were handed over.
+    pub fn fd_sets(&self) -> &[FdSetShown] {
+        &self.fd_sets
     }
 
     /// The counters of what runs, which go on.

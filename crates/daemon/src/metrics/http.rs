@@ -1,7 +1,7 @@
 //! As much of an HTTP/1.1 server as a scrape needs: `GET /metrics`, one answer a connection.
 //!
-//! Clients are strangers: each has a little memory and a little time, and costs the others nothing but its place
-//! among a few.
+//! Clients are strangers: each has a little memory and a little time, and one that dawdles loses its place to one that
+//! waits for it. So however many dawdle, the next waits for a moment and not for them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,8 +13,11 @@ use rustix::io::Errno;
 use super::text::CONTENT_TYPE;
 use crate::listen::Socket;
 
-/// Clients that are served at a time; more wait to be let in.
-const MOST_CLIENTS: usize = 8;
+/// Clients that are served at a time; more wait to be let in. Each may have a page of its own that it does not read.
+const MOST_CLIENTS: usize = 16;
+/// How long a client has its place for itself; a scrape takes a few milliseconds. After that the one that
+/// has been there longest makes room when all places are taken and somebody waits.
+const UNDISTURBED: Duration = Duration::from_millis(250);
 /// Bytes of a request's head.
 const LONGEST_HEAD: usize = 8 << 10;
 /// How long a client may take, from being let in to having read its answer.
@@ -25,7 +28,7 @@ const REST: Duration = Duration::from_secs(1);
 /// A conversation of one request.
 struct Client {
     stream: OwnedFd,
-    until: Instant,
+    since: Instant,
     state: State,
 }
 
@@ -42,18 +45,21 @@ enum State {
 
 /// Serves `page` to those who ask for it, until `stop` is readable.
 pub(super) fn serve(socket: &Socket, stop: &OwnedFd, page: &dyn Fn() -> String) {
+    // In the order in which they came.
     let mut clients: Vec<Client> = Vec::new();
     let mut resting_until: Option<Instant> = None;
     loop {
         let now = Instant::now();
         resting_until = resting_until.filter(|end| *end > now);
-        let open = resting_until.is_none() && clients.len() < MOST_CLIENTS;
+        let room_at = clients.first().filter(|_| clients.len() >= MOST_CLIENTS).map(|first| first.since + UNDISTURBED);
+        let room_at = room_at.filter(|at| *at > now);
+        let open = resting_until.is_none() && room_at.is_none();
         let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
         fds.extend(clients.iter().map(|client| PollFd::new(&client.stream, client.interest())));
         if open {
             fds.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
         }
-        let end = clients.iter().map(|client| client.until).chain(resting_until).min();
+        let end = clients.iter().map(|client| client.since + PATIENCE).chain(resting_until).chain(room_at).min();
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -65,12 +71,15 @@ pub(super) fn serve(socket: &Socket, stop: &OwnedFd, page: &dyn Fn() -> String) 
         drop(fds);
         let now = Instant::now();
         clients.iter_mut().for_each(|client| client.go_on(page));
-        clients.retain(|client| client.until > now && !matches!(client.state, State::Over));
+        clients.retain(|client| client.since + PATIENCE > now && !matches!(client.state, State::Over));
         if open {
             match socket.accept() {
                 Ok(None) => {}
                 Ok(Some(stream)) => {
-                    clients.push(Client { stream, until: now + PATIENCE, state: State::Asking(Vec::new()) });
+                    if clients.len() >= MOST_CLIENTS {
+                        clients.remove(0);
+                    }
+                    clients.push(Client { stream, since: now, state: State::Asking(Vec::new()) });
                 }
                 Err(e) => {
                     tracing::warn!("a client of the metrics cannot be let in: {e}");

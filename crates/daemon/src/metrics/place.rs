@@ -7,11 +7,21 @@ use thiserror::Error;
 
 use crate::keyval::{self, KeyvalError};
 use crate::listen::{Address, keys};
-use crate::schema::{Problem, Shape, Spelling, fit_arguments};
+use crate::schema::{Access, Problem, Shape, Spelling, fit_arguments};
 
 /// What says where metrics are served.
 pub static SHAPE: &Shape = &Shape {
-    keys: &[keys::PATH, keys::MODE, keys::GROUP, keys::HOST, keys::PORT, keys::FD, keys::FORCE_REMOTE],
+    keys: &[
+        keys::PATH,
+        keys::MODE,
+        keys::USER,
+        keys::GROUP,
+        keys::ALLOW_UID,
+        keys::HOST,
+        keys::PORT,
+        keys::FD,
+        keys::FORCE_REMOTE,
+    ],
     variants: None,
     foreign: &[],
 };
@@ -51,21 +61,24 @@ pub(crate) fn from_keys(given: Map<String, Value>, spelling: Spelling) -> Result
 pub fn table(address: &Address) -> String {
     let mut text = String::from("[metrics]\n");
     let _ = match address {
-        Address::Unix { path, mode, group } => {
+        Address::Unix { path, access } => {
             let path = toml::Value::from(path.to_string_lossy().into_owned());
-            let group = group.as_ref().map(|group| format!("group = {}\n", toml::Value::from(group.as_str())));
-            write!(text, "path = {path}\nmode = \"{mode:04o}\"\n{}\n", group.unwrap_or_default())
+            write!(text, "path = {path}\n{}\n", who(access))
         }
         Address::Tcp { host, port, remote } => {
             let host = toml::Value::from(host.as_str());
             write!(text, "host = {host}\nport = {port}\nforce-remote = {remote}\n\n")
         }
-        Address::Inherited { fd, remote } => {
+        Address::Inherited { fd, access, remote } => {
             let fd = toml::Value::from(fd.to_string());
-            write!(text, "fd = {fd}\nforce-remote = {remote}\n\n")
+            write!(text, "fd = {fd}\nforce-remote = {remote}\n{}\n", who(access))
         }
     };
     text
+}
+
+fn who(access: &Access) -> String {
+    toml::to_string(access).expect("texts and lists of them are TOML")
 }
 
 /// The short forms as keys.
@@ -88,14 +101,17 @@ fn spelled_out(argument: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::ConfigFile;
-    use crate::schema::Descriptor;
 
     fn tcp(host: &str, port: u16, remote: bool) -> Address {
         Address::Tcp { host: host.to_owned(), port, remote }
     }
 
+    fn inherited(fd: &str, remote: bool) -> Address {
+        Address::Inherited { fd: fd.parse().unwrap(), access: Access::default(), remote }
+    }
+
     fn unix(path: &str, mode: u32) -> Address {
-        Address::Unix { path: path.into(), mode, group: None }
+        Address::Unix { path: path.into(), access: Access { mode: Some(mode), ..Access::default() } }
     }
 
     #[test]
@@ -109,8 +125,8 @@ mod tests {
             ("[::1]:9107", tcp("::1", 9107, false)),
             ("0.0.0.0:9107,force-remote=on", tcp("0.0.0.0", 9107, true)),
             ("host=localhost,port=9107", tcp("localhost", 9107, false)),
-            ("fd:metrics", Address::Inherited { fd: Descriptor::Name("metrics".to_owned()), remote: false }),
-            ("fd=3,force-remote=on", Address::Inherited { fd: Descriptor::Number(3), remote: true }),
+            ("fd:metrics", inherited("metrics", false)),
+            ("fd=3,force-remote=on", inherited("3", true)),
             ("{\"host\": \"localhost\", \"port\": 1}", tcp("localhost", 1, false)),
         ] {
             assert_eq!(place(argument), Ok(expected), "{argument}");
@@ -119,7 +135,13 @@ mod tests {
 
     #[test]
     fn a_place_reads_back_from_a_file_as_itself() {
-        for argument in ["unix:/run/a\"b,mode=0660,group=kvm", "unix:/run/m", "0.0.0.0:9107,force-remote=on", "fd:3"] {
+        for argument in [
+            "unix:/run/a\"b,mode=0660,group=kvm,user=a,allow-uid=7",
+            "fd:m,allow-uid.0=a,allow-uid.1=7",
+            "unix:/run/m",
+            "0.0.0.0:9107,force-remote=on",
+            "fd:3",
+        ] {
             let place = place(argument).unwrap();
             assert_eq!(ConfigFile::read("f", &table(&place)).unwrap().metrics, Some(place));
         }
@@ -132,6 +154,8 @@ mod tests {
             ("localhost:http", "--metrics localhost:http: port must be 1..=65535, got 'http'"),
             ("unix:", "--metrics unix:: path must be text of 1..=107 bytes, got ''"),
             ("unix:/m,mod=0600", "--metrics unix:/m,mod=0600: unknown key 'mod'; did you mean 'mode'?"),
+            ("localhost:1,allow-uid=1", "allow-uid does not go with host: it is about UNIX sockets"),
+            ("fd:m,user=root", "user does not go with fd: it is about sockets that are made here"),
             ("localhost:1,mode=0600", "mode does not go with host: it is about UNIX sockets"),
             ("fd:m,mode=0600", "mode does not go with fd: it is about sockets that are made here"),
             (

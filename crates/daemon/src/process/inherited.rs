@@ -8,7 +8,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use thiserror::Error;
 
 use super::sys;
-use crate::schema::{Descriptor, hint};
+use crate::schema::{AddFd, Descriptor, hint};
 
 /// The number of the first socket that is handed over; the others follow (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
@@ -22,6 +22,8 @@ pub struct Inherited {
     names: Vec<(String, RawFd)>,
     /// `None` is what somebody has taken.
     descriptors: BTreeMap<RawFd, Option<OwnedFd>>,
+    /// Which of them are for sets.
+    sets: Vec<AddFd>,
 }
 
 /// Why a descriptor cannot be had.
@@ -78,6 +80,17 @@ impl Inherited {
         Ok(new)
     }
 
+    /// Says which of them are for sets, through which images are opened.
+    #[must_use]
+    pub fn with_sets(self, sets: Vec<AddFd>) -> Self {
+        Self { sets, ..self }
+    }
+
+    /// Those that are for sets.
+    pub(crate) fn take_sets(&mut self) -> Vec<AddFd> {
+        std::mem::take(&mut self.sets)
+    }
+
     /// Gives one away.
     ///
     /// # Errors
@@ -117,8 +130,11 @@ mod tests {
     fn a_descriptor_is_given_to_one_and_by_one_name() {
         let descriptor = || Some(OwnedFd::from(std::io::pipe().unwrap().0));
         let names = ["qmp", "twice", "twice"].map(str::to_owned).into_iter().zip(FIRST..).collect();
-        let mut inherited =
-            Inherited { names, descriptors: (FIRST..=6).map(|number| (number, descriptor())).collect() };
+        let mut inherited = Inherited {
+            names,
+            descriptors: (FIRST..=6).map(|number| (number, descriptor())).collect(),
+            sets: Vec::new(),
+        };
         let mut take = |wanted: &str| inherited.take(&wanted.parse().unwrap()).map(|_| ());
         assert_eq!(take("qmp"), Ok(()));
         assert_eq!(take("3"), Err(InheritError::Taken));

@@ -118,22 +118,39 @@ pub(super) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// The number of a group, wherever the system has its groups from; `None` if there is none of this name.
 pub(crate) fn group_id(name: &str) -> io::Result<Option<u32>> {
+    // SAFETY: `getgrnam_r` is what `look_up` wants of its caller.
+    unsafe { look_up(name, libc::getgrnam_r, |group: &libc::group| group.gr_gid) }
+}
+
+/// The number of a user, likewise.
+pub(crate) fn user_id(name: &str) -> io::Result<Option<u32>> {
+    // SAFETY: `getpwnam_r` is what `look_up` wants of its caller.
+    unsafe { look_up(name, libc::getpwnam_r, |user: &libc::passwd| user.pw_uid) }
+}
+
+/// A function that looks an entry up by its name: fills the entry in, and the strings that it leads to, as many as fit.
+type LookUp<T> =
+    unsafe extern "C" fn(*const libc::c_char, *mut T, *mut libc::c_char, libc::size_t, *mut *mut T) -> libc::c_int;
+
+/// # Safety
+/// `call` has the contract of getpwnam_r(3).
+unsafe fn look_up<T>(name: &str, call: LookUp<T>, number: impl Fn(&T) -> u32) -> io::Result<Option<u32>> {
     let Ok(name) = std::ffi::CString::new(name) else { return Ok(None) };
-    let mut entry = MaybeUninit::<libc::group>::uninit();
+    let mut entry = MaybeUninit::<T>::uninit();
     let mut found = std::ptr::null_mut();
-    // The group's members come too, and there may be many.
+    // A group's members come too, and there may be many.
     let mut strings = vec![0; 1 << 10];
     loop {
         // SAFETY: the name ends with a zero, and the other pointers are to what the call writes, of the length it is
         // told.
         let error = unsafe {
             let (entry, strings, len) = (entry.as_mut_ptr(), strings.as_mut_ptr(), strings.len());
-            libc::getgrnam_r(name.as_ptr(), entry, strings, len, &raw mut found)
+            call(name.as_ptr(), entry, strings, len, &raw mut found)
         };
         match error {
             0 if found.is_null() => return Ok(None),
             // SAFETY: it points to `entry`, which the call has filled in.
-            0 => return Ok(Some(unsafe { (*found).gr_gid })),
+            0 => return Ok(Some(number(unsafe { &*found }))),
             libc::ERANGE if strings.len() < 1 << 24 => strings.resize(strings.len() * 2, 0),
             // What these mean depends on where groups come from; none is of this name.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),

@@ -8,7 +8,7 @@ use super::command::{Command, Run, Takes, keys, nothing, text};
 use super::{limits, luns};
 use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
 use crate::disk::Bottom;
-use crate::schema::{Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
+use crate::schema::{Addr, Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
 
 static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
 static EXPORT: Shape = keys(&[
@@ -89,7 +89,12 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Offer a disk; it listens when this returns.",
         run: Run::Change(|context, arguments| {
-            context.daemon.add_export(Export::from_value(arguments.into(), Spelling::Typed)?)?;
+            let export = Export::from_value(arguments.into(), Spelling::Typed)?;
+            let socket = match &export.addr {
+                Addr::Unix { .. } => None,
+                Addr::Fd { fd } => Some(context.descriptors.take(fd)?),
+            };
+            context.daemon.add_export_on(export, socket)?;
             Ok(nothing())
         }),
     },

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
-use super::command::Context;
+use super::Descriptors;
 use super::session::Order;
 use crate::daemon::{Daemon, Departed, View};
 use crate::process::Patience;
@@ -24,15 +24,25 @@ pub(super) struct Done {
     pub(super) daemon: Daemon,
     /// How it is now.
     pub(super) view: View,
-    /// What to answer to whoever gave the order, if somebody did.
-    pub(super) answer: Option<Value>,
+    /// What to answer to whoever gave the order, if somebody did, and what is left of the descriptors that it sent.
+    pub(super) answer: Option<(Value, Descriptors)>,
     /// What has gone.
     pub(super) departed: Vec<Departed>,
 }
 
+/// What is to be done.
+pub(super) enum Change {
+    /// What a client asks for.
+    Order(Order),
+    /// To close what exports leave behind that have gone.
+    Departures,
+    /// To close what clients leave behind, who have all gone.
+    Desertion,
+}
+
 /// The thread, as others see it.
 pub(super) struct Changes {
-    orders: Option<Sender<(Daemon, Option<Order>)>>,
+    orders: Option<Sender<(Daemon, Change)>>,
     done: Receiver<Done>,
     bell: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -60,8 +70,8 @@ impl Changes {
         let (their_done, done) = channel();
         let their_bell = Bell(Arc::clone(&bell));
         let work = move || {
-            for (daemon, order) in their_orders {
-                if their_done.send(change(daemon, order)).is_err() {
+            for (daemon, what) in their_orders {
+                if their_done.send(change(daemon, what)).is_err() {
                     return;
                 }
                 their_bell.ring();
@@ -71,13 +81,13 @@ impl Changes {
         Ok(Self { orders: Some(orders), done, bell, thread: Some(thread) })
     }
 
-    /// Begins a change; without an order it is to close what exports that have gone leave behind.
+    /// Begins a change.
     ///
     /// # Panics
     /// When a change before has panicked.
-    pub(super) fn begin(&self, daemon: Daemon, order: Option<Order>) {
+    pub(super) fn begin(&self, daemon: Daemon, what: Change) {
         let orders = self.orders.as_ref().expect("it takes orders until it is dropped");
-        assert!(orders.send((daemon, order)).is_ok(), "a change has panicked, and the daemon is gone with it");
+        assert!(orders.send((daemon, what)).is_ok(), "a change has panicked, and the daemon is gone with it");
     }
 
     /// What was begun, if it is done.
@@ -125,8 +135,15 @@ impl Drop for Changes {
     }
 }
 
-fn change(mut daemon: Daemon, order: Option<Order>) -> Done {
-    let answer = order.map(|order| order.run(&mut Context { daemon: &mut daemon }));
+fn change(mut daemon: Daemon, what: Change) -> Done {
+    let answer = match what {
+        Change::Order(order) => Some(order.run(&mut daemon)),
+        Change::Departures => None,
+        Change::Desertion => {
+            daemon.remove_forsaken_fd_sets();
+            None
+        }
+    };
     let departed = daemon.departed();
     Done { view: daemon.view(), daemon, answer, departed }
 }

@@ -71,7 +71,9 @@ static CHARDEV: Shape = Shape {
                     Key::needed("server", Kind::Flag, "`on`: the daemon listens, and does not connect to others."),
                     keys::PATH,
                     keys::MODE,
+                    keys::USER,
                     keys::GROUP,
+                    keys::ALLOW_UID,
                     keys::HOST,
                     keys::PORT,
                     keys::FD,
@@ -164,6 +166,7 @@ fn chardev(keys: &Map<String, Value>) -> Result<Chardev, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::Access;
 
     fn read(chardevs: &[&str], names: &[&str]) -> Result<Vec<Monitor>, String> {
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
@@ -173,18 +176,27 @@ mod tests {
     #[test]
     fn a_monitor_is_on_a_socket_or_on_the_standard_streams() {
         let monitors = read(&["socket,id=c,path=/q,server=on,wait=off"], &["chardev=c", "stdio"]).unwrap();
-        let socket = Place::Socket(Address::Unix { path: "/q".into(), mode: 0o600, group: None });
+        let socket = Place::Socket(Address::Unix {
+            path: "/q".into(),
+            access: Access { mode: Some(0o600), ..Access::default() },
+        });
         assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), place: socket }, pretty: false });
         assert_eq!(monitors[1].chardev.place, Place::Stdio);
-        let monitors = read(&["socket,id=c,path=/q,server=on,mode=0660,group=kvm"], &["c,pretty=on"]).unwrap();
-        let socket = Place::Socket(Address::Unix { path: "/q".into(), mode: 0o660, group: Some("kvm".into()) });
+        let words = "socket,id=c,path=/q,server=on,mode=0660,group=kvm,user=me,allow-uid.0=me,allow-uid.1=7";
+        let monitors = read(&[words], &["c,pretty=on"]).unwrap();
+        let (user, group) = (Some("me".to_owned()), Some("kvm".to_owned()));
+        let access = Access { mode: Some(0o660), user, group, allow_uid: vec!["me".into(), "7".into()] };
+        let socket = Place::Socket(Address::Unix { path: "/q".into(), access });
         assert!(monitors[0].pretty && monitors[0].chardev.place == socket);
         let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();
         let socket = Place::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
         assert_eq!(monitors[0].chardev.place, socket);
         let monitors = read(&["socket,id=c,fd=egret.socket,server=on,wait=off"], &["c"]).unwrap();
         let fd = "egret.socket".parse().unwrap();
-        assert_eq!(monitors[0].chardev.place, Place::Socket(Address::Inherited { fd, remote: false }));
+        assert_eq!(
+            monitors[0].chardev.place,
+            Place::Socket(Address::Inherited { fd, access: Access::default(), remote: false })
+        );
     }
 
     #[test]

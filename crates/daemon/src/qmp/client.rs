@@ -1,11 +1,14 @@
 //! A client's bytes: read as far as its answers are taken, and kept within bounds both ways.
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::Value;
 
+use super::Descriptors;
 use super::event::Event;
 use super::frame::Framer;
 use super::session::{Heard, Order, Session};
@@ -16,14 +19,20 @@ const GULP: usize = 16 << 10;
 const PATIENT: usize = 64 << 10;
 /// A client that lets so many bytes of events pile up is cut off.
 const MOST_UNREAD: usize = 1 << 20;
+/// Descriptors that are taken in with one message.
+const MOST_SENT: usize = 16;
 /// What a pipe or terminal takes without blocking once it is said to be ready.
 const MOUTHFUL: usize = 4096;
 
 /// A conversation and the streams that it travels on.
 pub(super) struct Client {
     stream: Stream,
+    /// The place where it was let in, if it came over a socket.
+    place: Option<usize>,
     framer: Framer,
     session: Session,
+    /// What it has sent beside its commands.
+    descriptors: Descriptors,
     /// Read, and not yet looked at.
     input: Vec<u8>,
     /// Said, and not yet taken.
@@ -41,20 +50,22 @@ enum Stream {
 }
 
 impl Client {
-    pub(super) fn socket(stream: OwnedFd, pretty: bool) -> Self {
-        Self::new(Stream::Socket(stream), pretty)
+    pub(super) fn socket(stream: OwnedFd, place: usize, pretty: bool) -> Self {
+        Self::new(Stream::Socket(stream), Some(place), pretty)
     }
 
     pub(super) fn stdio(pretty: bool) -> Self {
-        Self::new(Stream::Stdio(io::stdin(), io::stdout()), pretty)
+        Self::new(Stream::Stdio(io::stdin(), io::stdout()), None, pretty)
     }
 
-    fn new(stream: Stream, pretty: bool) -> Self {
+    fn new(stream: Stream, place: Option<usize>, pretty: bool) -> Self {
         let (session, greeting) = Session::begin();
         let mut new = Self {
             stream,
+            place,
             framer: Framer::default(),
             session,
+            descriptors: Descriptors::default(),
             input: Vec::new(),
             output: Vec::new(),
             pretty,
@@ -100,7 +111,7 @@ impl Client {
         }
         self.input.resize(GULP, 0);
         let read = match &self.stream {
-            Stream::Socket(stream) => rustix::io::read(stream, self.input.as_mut_slice()),
+            Stream::Socket(stream) => receive(stream, &mut self.input, &mut self.descriptors),
             Stream::Stdio(input, _) => rustix::io::read(input, self.input.as_mut_slice()),
         };
         self.input.truncate(read.unwrap_or(0));
@@ -131,6 +142,16 @@ impl Client {
                 Some(order)
             }
         }
+    }
+
+    /// What it has sent beside its commands, which goes with an order and is [put back](Self::put_back) after it.
+    pub(super) fn take_descriptors(&mut self) -> Descriptors {
+        std::mem::take(&mut self.descriptors)
+    }
+
+    /// Gives back what an order has left.
+    pub(super) fn put_back(&mut self, descriptors: Descriptors) {
+        self.descriptors.put_back(descriptors);
     }
 
     /// Tells what came of its order.
@@ -187,10 +208,23 @@ impl Client {
         !self.output.is_empty()
     }
 
-    /// Whether it is on a socket, of which there may be several at one place.
-    pub(super) const fn is_socket(&self) -> bool {
-        matches!(self.stream, Stream::Socket(_))
+    /// Whether it was let in at this place.
+    pub(super) fn is_at(&self, place: usize) -> bool {
+        self.place == Some(place)
     }
+}
+
+/// Reads what there is, and the descriptors that came with it; more than [`MOST_SENT`] are closed.
+fn receive(stream: &OwnedFd, input: &mut [u8], descriptors: &mut Descriptors) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let read = recvmsg(stream, &mut [IoSliceMut::new(input)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let rights = |message| match message {
+        RecvAncillaryMessage::ScmRights(received) => Some(received),
+        _ => None,
+    };
+    descriptors.arrive(control.drain().filter_map(rights).flatten().collect());
+    Ok(read.bytes)
 }
 
 /// Whether a stream that is shared with others, and so left blocking, would not block now.
@@ -210,7 +244,7 @@ mod tests {
     fn a_client_that_leaves_its_events_unread_is_given_up() {
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let mut client = Client::socket(ours.into(), false);
+        let mut client = Client::socket(ours.into(), 0, false);
         let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
         assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
         theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{QmpError, block, limits, live, luns, objects, own, stats};
+use super::{Descriptors, QmpError, block, descriptors, limits, live, luns, objects, own, stats};
 use crate::daemon::{Daemon, View};
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
@@ -10,6 +10,8 @@ use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fi
 pub struct Context<'a> {
     /// The objects.
     pub daemon: &'a mut Daemon,
+    /// What the client has sent beside its commands.
+    pub descriptors: &'a mut Descriptors,
 }
 
 /// How a command runs.
@@ -67,6 +69,7 @@ impl Takes {
 /// Every command, in the order of the reference.
 pub fn commands() -> impl Iterator<Item = &'static Command> + Clone {
     let first = own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS).chain(luns::COMMANDS);
+    let first = first.chain(descriptors::COMMANDS);
     first.chain(limits::COMMANDS).chain(live::COMMANDS).chain(stats::COMMANDS)
 }
 

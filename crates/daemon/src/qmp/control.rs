@@ -4,7 +4,7 @@
 //! holds up who changes something, and who gave that order, and nobody else.
 //!
 //! What a client may cost is bounded: it has one command in work and one buffer of input, and gives no more while its
-//! answers wait for it to read; events that it does not read cut it off; and there are so many clients and no more,
+//! answers wait for it to read; events that it does not read cut it off; and each socket has so many clients and no more,
 //! the others wait to be let in. Each runs one command in turn, so a client that floods takes its turn like the others.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::changes::{Changes, Done};
+use super::changes::{Change, Changes, Done};
 use super::chardev::{Monitor, Place};
 use super::client::Client;
 use super::command::{Run, nothing};
@@ -26,8 +26,9 @@ use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
 
-/// Clients on sockets that are served at a time.
-const MOST_CLIENTS: usize = 64;
+/// Clients of one socket that are served at a time. Those of another have nothing to do with them: it may be there for
+/// somebody else.
+const MOST_CLIENTS: usize = 32;
 /// How long a place rests where a client could not be let in (no descriptors left, say).
 const REST: Duration = Duration::from_secs(1);
 /// How long clients are given to read their last words.
@@ -58,6 +59,10 @@ pub struct Control {
     ordered_by: Option<(ClientId, &'static str)>,
     /// Exports have gone, and what they used is to be closed.
     departing: bool,
+    /// The last client has left, and what it sent is to be closed.
+    deserted: bool,
+    /// Somebody has been let in since there was nobody.
+    attended: bool,
     places: Vec<(Socket, bool)>,
     stalls: Option<Stalls>,
     clients: Vec<(ClientId, Client)>,
@@ -82,6 +87,8 @@ impl Control {
             orders: VecDeque::new(),
             ordered_by: None,
             departing: false,
+            deserted: false,
+            attended: false,
             places: Vec::new(),
             stalls: None,
             clients: Vec::new(),
@@ -179,15 +186,15 @@ impl Control {
     fn wait(&mut self, until: BorrowedFd<'_>, deadline: Option<Instant>) -> io::Result<bool> {
         let now = Instant::now();
         self.resting_until = self.resting_until.filter(|end| *end > now);
-        let sockets = self.clients.iter().filter(|(_, client)| client.is_socket()).count();
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(until), input(self.changes.as_fd())];
         if let Some(daemon) = &self.daemon {
             fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
         }
         fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
-        if self.resting_until.is_none() && sockets < MOST_CLIENTS {
-            fds.extend(self.places.iter().map(|(socket, _)| input(socket.as_fd())));
+        if self.resting_until.is_none() {
+            let open = (0..self.places.len()).filter(|place| self.has_room(*place));
+            fds.extend(open.map(|place| input(self.places[place].0.as_fd())));
         }
         for (_, client) in &self.clients {
             fds.extend(client.interest().into_iter().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
@@ -217,7 +224,7 @@ impl Control {
         let mut quit = false;
         for (id, client) in &mut self.clients {
             client.read();
-            if let Some(order) = client.hear() {
+            if let Some(mut order) = client.hear() {
                 match order.command.run {
                     Run::Look(look) => {
                         let outcome = look(&self.view, &order.arguments);
@@ -227,39 +234,53 @@ impl Control {
                         quit = true;
                         client.answer(&order.answer(Ok(nothing())));
                     }
-                    Run::Change(_) => self.orders.push_back((*id, order)),
+                    Run::Change(_) => {
+                        order.descriptors = client.take_descriptors();
+                        self.orders.push_back((*id, order));
+                    }
                 }
             }
             client.write();
         }
         self.tell_failures();
         self.tell_stalls();
+        self.clients.retain(|(_, client)| !client.is_over());
+        self.deserted |= self.clients.is_empty() && std::mem::take(&mut self.attended);
         if !quit {
             self.begin();
         }
-        self.clients.retain(|(_, client)| !client.is_over());
         quit
     }
 
     /// Begins the next change, if none is in work: what exports leave behind comes first, because orders may depend on
     /// what is free then.
     fn begin(&mut self) {
-        if !self.departing && self.orders.is_empty() {
+        if self.daemon.is_none() {
             return;
         }
-        let Some(daemon) = self.daemon.take() else { return };
-        let next = if std::mem::take(&mut self.departing) { None } else { self.orders.pop_front() };
-        self.ordered_by = next.as_ref().map(|(by, order)| (*by, order.command.name));
-        self.changes.begin(daemon, next.map(|(_, order)| order));
+        let (ordered_by, what) = if std::mem::take(&mut self.departing) {
+            (None, Change::Departures)
+        } else if std::mem::take(&mut self.deserted) {
+            (None, Change::Desertion)
+        } else if let Some((by, order)) = self.orders.pop_front() {
+            (Some((by, order.command.name)), Change::Order(order))
+        } else {
+            return;
+        };
+        self.ordered_by = ordered_by;
+        if let Some(daemon) = self.daemon.take() {
+            self.changes.begin(daemon, what);
+        }
     }
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
         let Done { daemon, view, answer, departed } = done;
         (self.daemon, self.view) = (Some(daemon), view);
-        if let (Some((by, _)), Some(answer)) = (self.ordered_by.take(), answer)
+        if let (Some((by, _)), Some((answer, descriptors))) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
         {
+            client.put_back(descriptors);
             client.answer(&answer);
             client.write();
         }
@@ -274,6 +295,12 @@ impl Control {
     fn let_in(&mut self, client: Client) {
         self.clients.push((self.next_client, client));
         self.next_client += 1;
+        self.attended = true;
+    }
+
+    /// Whether another client may be let in at a place.
+    fn has_room(&self, place: usize) -> bool {
+        self.clients.iter().filter(|(_, client)| client.is_at(place)).count() < MOST_CLIENTS
     }
 
     fn accept(&mut self) {
@@ -281,11 +308,11 @@ impl Control {
             return;
         }
         for at in 0..self.places.len() {
-            if self.clients.iter().filter(|(_, client)| client.is_socket()).count() >= MOST_CLIENTS {
-                return;
+            if !self.has_room(at) {
+                continue;
             }
             let (socket, pretty) = &self.places[at];
-            match socket.accept().map(|client| client.map(|client| Client::socket(client, *pretty))) {
+            match socket.accept().map(|client| client.map(|client| Client::socket(client, at, *pretty))) {
                 Ok(client) => client.into_iter().for_each(|client| self.let_in(client)),
                 Err(e) => {
                     tracing::warn!("a monitor's client cannot be let in: {e}");

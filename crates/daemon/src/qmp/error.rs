@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::ChangeError;
+use crate::daemon::{ChangeError, FdSetError};
 use crate::schema::{ObjectError, Problem};
 
 /// QEMU's classes of errors; clients tell errors apart by them, and never by their text.
@@ -66,6 +66,12 @@ impl From<ObjectError> for QmpError {
             problem @ (Problem::Missing { .. } | Problem::UnknownKey { .. }) => problem.into(),
             _ => Self::generic(error.to_string()),
         }
+    }
+}
+
+impl From<FdSetError> for QmpError {
+    fn from(error: FdSetError) -> Self {
+        Self::generic(error.to_string())
     }
 }
 

@@ -109,6 +109,11 @@ impl Types {
                 let list = self.list("str");
                 self.alternate("one-or-more-names", &["str", &list])
             }
+            Kind::Users => {
+                let either = self.alternate("user", &["str", "int"]);
+                let list = self.list(&either);
+                self.alternate("one-or-more-users", &["str", "int", &list])
+            }
             Kind::Cpus => {
                 let list = self.list("int");
                 self.alternate("processors", &["str", &list])

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
 //! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
-//! | [`command`] | the table of commands; `own`, `objects`, `block`, `luns`, `limits`, `live` and `stats` fill it |
+//! | [`command`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
 //! | [`chardev`] | `--chardev` and `--monitor` |
@@ -26,6 +26,7 @@ pub mod chardev;
 mod client;
 pub mod command;
 pub mod control;
+mod descriptors;
 mod error;
 pub mod event;
 pub mod frame;
@@ -41,4 +42,5 @@ mod stats;
 
 pub use chardev::{Chardev, Monitor, MonitorError, Place};
 pub use control::{Control, Woken};
+pub use descriptors::Descriptors;
 pub use error::{Class, QmpError};

@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::command::{self, Arguments, Command, Context};
 use super::frame::FrameError;
-use super::{QmpError, own};
+use super::{Descriptors, QmpError, own};
+use crate::daemon::Daemon;
 
 /// How far a conversation has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,7 @@ pub enum Heard {
 pub struct Order {
     pub(super) command: &'static Command,
     pub(super) arguments: Arguments,
+    pub(super) descriptors: Descriptors,
     id: Option<Value>,
 }
 
@@ -42,10 +44,11 @@ impl Order {
         answer(self.id, outcome)
     }
 
-    /// Runs it, with the daemon at hand; what to say then.
-    pub fn run(self, context: &mut Context<'_>) -> Value {
-        let outcome = self.command.run(context, self.arguments);
-        answer(self.id, outcome)
+    /// Runs it, with the daemon at hand; what to say then, and what is left of what its client sent beside it.
+    pub fn run(mut self, daemon: &mut Daemon) -> (Value, Descriptors) {
+        let mut context = Context { daemon, descriptors: &mut self.descriptors };
+        let outcome = self.command.run(&mut context, self.arguments);
+        (answer(self.id, outcome), self.descriptors)
     }
 }
 
@@ -87,7 +90,9 @@ impl Session {
                 self.take(sent(message)?)
             });
         match taken {
-            Ok(Some((command, arguments))) => Heard::Order(Order { command, arguments, id }),
+            Ok(Some((command, arguments))) => {
+                Heard::Order(Order { command, arguments, descriptors: Descriptors::default(), id })
+            }
             Ok(None) => Heard::Answer(answer(id, Ok(command::nothing()))),
             Err(error) => Heard::Answer(answer(id, Err(error))),
         }

@@ -15,6 +15,10 @@ pub(super) const LONGEST_NODE_NAME: usize = 31;
 const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
+/// The largest number of a set of descriptors: QEMU's.
+pub(crate) const LARGEST_FD_SET: u64 = i64::MAX as u64;
+/// What a filename begins with that names a set.
+const FD_SET: &str = "/dev/fdset/";
 const DEFAULT_NULL_SIZE: u64 = 1 << 30;
 
 /// A disk, or a layer over one.
@@ -71,7 +75,22 @@ pub enum Driver {
     },
 }
 
+/// The set of descriptors that `filename` names, if it does: `/dev/fdset/N`.
+pub(crate) fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
+    let digits = filename.strip_prefix(FD_SET)?;
+    let number = digits.parse().ok().filter(|number| *number <= LARGEST_FD_SET)?;
+    digits.bytes().all(|digit| digit.is_ascii_digit()).then_some(number)
+}
+
 impl Blockdev {
+    /// The set of descriptors that its own image is opened through, if it is.
+    pub(crate) fn fd_set(&self) -> Option<FdSetNumber> {
+        match &self.driver {
+            Driver::File(image) | Driver::HostDevice(image) => fd_set_number(&image.filename),
+            _ => None,
+        }
+    }
+
     /// The name of the blockdev that this one lies over, if that was made elsewhere.
     pub fn child_name(&self) -> Option<&str> {
         match &self.driver {
@@ -93,6 +112,9 @@ impl Driver {
         }
     }
 }
+
+/// The number of a set of descriptors.
+pub type FdSetNumber = u64;
 
 /// A disk below another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -284,7 +306,12 @@ static CACHE: Shape = Shape {
 };
 
 const IMAGE: &[Key] = &[
-    Key::needed("filename", Kind::Text(1, LONGEST_PATH), "Path of the file or device."),
+    Key::needed(
+        "filename",
+        Kind::Text(1, LONGEST_PATH),
+        "Path of the file or device; or `/dev/fdset/N`: a descriptor of the set N, which `add-fd` or `--add-fd` handed \
+         over.",
+    ),
     Key::optional("aio", Kind::Word(words::<Aio>), "threads", "Engine that carries requests to the kernel."),
     Key::optional(
         "aio-max-batch",
@@ -341,6 +368,13 @@ impl Blockdev {
     }
 
     fn check(&self) -> Result<(), Problem> {
+        if let Driver::File(Image { filename, .. }) | Driver::HostDevice(Image { filename, .. }) = &self.driver
+            && filename.starts_with(FD_SET)
+            && fd_set_number(filename).is_none()
+        {
+            let allowed = format!("{FD_SET} with a number in 0..={LARGEST_FD_SET}");
+            return Err(Problem::must("filename", allowed, format!("'{filename}'")));
+        }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())
     }

@@ -6,6 +6,7 @@ use egret_export::Kickless;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::access::{self, Access};
 use super::blockdev::LONGEST_NODE_NAME;
 use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
@@ -72,6 +73,9 @@ pub struct Export {
     pub luns: Vec<Lun>,
     /// Where clients connect.
     pub addr: Addr,
+    /// Who may connect there.
+    #[serde(flatten)]
+    pub access: Access,
     /// Whether clients may write.
     #[serde(default)]
     pub writable: bool,
@@ -142,6 +146,10 @@ static SHAPE: Shape = Shape {
     keys: &[
         Key::needed("id", Kind::Name(usize::MAX), "Name of the export."),
         Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
+        access::mode("as the umask leaves"),
+        access::USER,
+        access::GROUP,
+        access::ALLOW_UID,
         Key::optional("writable", Kind::Flag, "off", "Let clients write."),
         Key::optional(
             "writethrough",
@@ -251,7 +259,14 @@ static ADDR: Shape = Shape {
         about: "Kind of address.",
         of: &[
             ("unix", &[Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make.")]),
-            ("fd", &[Key::needed("str", Kind::Descriptor, "A listening UNIX socket that the daemon is started with.")]),
+            (
+                "fd",
+                &[Key::needed(
+                    "str",
+                    Kind::Descriptor,
+                    "A listening UNIX socket that the daemon is started with; with `block-export-add`, the name that `getfd` gave it.",
+                )],
+            ),
         ],
         foreign: &["inet", "vsock"],
         because: "vhost-user hands over file descriptors, which only UNIX sockets carry",
@@ -282,6 +297,7 @@ impl Export {
             node_name: node_name.into(),
             luns: Vec::new(),
             addr,
+            access: Access::default(),
             writable: false,
             writethrough: false,
             logical_block_size: DEFAULT_BLOCK,
@@ -403,6 +419,11 @@ impl Export {
 
     fn check(&self) -> Result<(), Problem> {
         let together = |problem: String| Err(Problem::Together(problem));
+        if let (Addr::Fd { .. }, Some(key)) = (&self.addr, self.access.about_its_file().next()) {
+            return together(format!(
+                "{key} does not go with addr.type=fd: whoever made that socket has said it; allow-uid does go with it"
+            ));
+        }
         if !self.iothread.is_empty() && !self.iothread_vq_mapping.is_empty() {
             return together("iothread and iothread-vq-mapping say the same thing twice: use one of them".to_owned());
         }

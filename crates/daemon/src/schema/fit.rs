@@ -116,6 +116,7 @@ impl Fitter {
             Kind::Name(most) => parse_name(value.as_str()?, most)?.into(),
             Kind::Names => self.names(value)?,
             Kind::Descriptor => value.as_str()?.parse::<Descriptor>().ok()?.to_string().into(),
+            Kind::Users => self.users(value)?,
             Kind::Cpus => self.cpus(value)?.to_string().into(),
             Kind::Numbers(least, most) => {
                 let numbers = value.as_array()?.iter().map(|value| self.number(value, least, most));
@@ -155,6 +156,18 @@ impl Fitter {
             Value::Array(names) if names.is_empty() => None,
             Value::Array(names) => names.iter().map(name).collect::<Option<Vec<_>>>().map(Value::from),
             one => name(one).map(|name| vec![name].into()),
+        }
+    }
+
+    fn users(&self, value: &Value) -> Option<Value> {
+        let user = |value: &Value| match value {
+            Value::Number(number) => Some(u32::try_from(number.as_u64()?).ok()?.to_string().into()),
+            text => self.leaf(text, &Kind::Text(1, 255)),
+        };
+        match value {
+            Value::Array(users) if users.is_empty() => None,
+            Value::Array(users) => users.iter().map(user).collect::<Option<Vec<_>>>().map(Value::from),
+            one => user(one).map(|user| vec![user].into()),
         }
     }
 

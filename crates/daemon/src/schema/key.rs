@@ -79,6 +79,8 @@ pub enum Kind {
     Names,
     /// A descriptor that the daemon was started with, as text: its number, or its name.
     Descriptor,
+    /// A user, by name or number, or a list of users.
+    Users,
     /// Processor numbers: `0-3,8`, or a list of numbers.
     Cpus,
     /// A list of numbers, inclusive of both ends.
@@ -172,6 +174,7 @@ impl fmt::Display for Kind {
             }
             Self::Names => f.write_str("a name or a list of names"),
             Self::Descriptor => f.write_str("the number of an open file descriptor, or a name of $LISTEN_FDNAMES"),
+            Self::Users => f.write_str("a user's name or number, or a list of them"),
             Self::Cpus => f.write_str("processor numbers (0-3,8) or a list of them"),
             Self::Numbers(least, most) => write!(f, "a list of numbers in {least}..={most}"),
             Self::Object(_) => f.write_str("an object"),

@@ -11,6 +11,8 @@
 //! against them, so an object that exists has only known keys with values in their ranges. What concerns several
 //! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
 
+pub(crate) mod access;
+mod add_fd;
 mod blockdev;
 mod cpus;
 mod descriptor;
@@ -29,7 +31,10 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use blockdev::{Blockdev, Cache, Child, Driver, Image, Null};
+pub use access::Access;
+pub use add_fd::AddFd;
+pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, Null};
+pub(crate) use blockdev::{LARGEST_FD_SET, fd_set_number};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub(crate) use export::VQ_MAPPING;

@@ -41,7 +41,8 @@ const FULL_EXPORT: [&str; 4] = [
     "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
     "vhost-user-scsi,id=e0,addr.type=fd,addr.str=3,num-queues=2,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=16383,\
      luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on",
-    "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b",
+    "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b,mode=0660,user=me,\
+     group=kvm,allow-uid.0=107,allow-uid.1=me",
 ];
 
 const FULL_IOTHREAD: [&str; 2] = [
@@ -221,6 +222,22 @@ fn an_unknown_key_names_the_nearest_known_one() {
 }
 
 #[test]
+fn a_set_of_descriptors_goes_by_its_number() {
+    let set = |text: &str| read::<Blockdev>(text).unwrap();
+    assert_eq!(set("file,node-name=d,filename=/dev/fdset/12").fd_set(), Some(12));
+    let inline = set("raw,node-name=d,file.driver=host_device,file.filename=/dev/fdset/0");
+    assert_eq!(inline.inline_child().unwrap().fd_set(), Some(0));
+    assert_eq!(set("file,node-name=d,filename=/dev/fdset").fd_set(), None);
+    for neither in ["", "x", "-1", "+1", "1/", " 1", "9223372036854775808"] {
+        let line = "filename must be /dev/fdset/ with a number in 0..=9223372036854775807";
+        assert_eq!(
+            error::<Blockdev>(&format!("file,node-name=d,filename=/dev/fdset/{neither}")),
+            format!("blockdev 'd': {line}, got '/dev/fdset/{neither}'")
+        );
+    }
+}
+
+#[test]
 fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
     for (text, line) in [
         (
@@ -297,6 +314,39 @@ fn an_export_has_queues_rings_blocks_and_a_socket_within_their_limits() {
         error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=3abc"),
         "export 'e': addr.str must be the number of an open file descriptor, or a name of $LISTEN_FDNAMES, got '3abc'"
     );
+}
+
+#[test]
+fn who_may_connect_is_said_in_octal_and_by_names_or_numbers_and_only_of_a_socket_that_is_made_here() {
+    let unix = "vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s";
+    let users = "allow-uid must be a user's name or number, or a list of them";
+    let made = "whoever made that socket has said it; allow-uid does go with it";
+    for (text, line) in [
+        ("mode=07777", "mode must be octal permissions (0600), got 07777".to_owned()),
+        ("mode=0668", "mode must be octal permissions (0600), got 0668".to_owned()),
+        ("user=", "user must be text of 1..=255 bytes, got ''".to_owned()),
+        ("allow-uid=", format!("{users}, got ''")),
+        ("allow-uid.0.x=1", format!("{users}, got a list")),
+    ] {
+        assert_eq!(error::<Export>(&format!("{unix},{text}")), format!("export 'e': {line}"));
+    }
+    let fd = "vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=3,allow-uid=7";
+    assert_eq!(read::<Export>(fd).unwrap().access.allow_uid, ["7"]);
+    for key in ["mode=0660", "user=me", "group=kvm"] {
+        let (name, _) = key.split_once('=').unwrap();
+        let line = format!("export 'e': {name} does not go with addr.type=fd: {made}");
+        assert_eq!(error::<Export>(&format!("{fd},{key}")), line);
+    }
+    let typed = |users: Value| {
+        let addr = json!({"type": "unix", "path": "s"});
+        let export = json!({"type": "vhost-user-blk", "id": "e", "node-name": "d", "addr": addr, "allow-uid": users});
+        Export::from_value(export, Spelling::Typed).map(|export| export.access.allow_uid).map_err(|e| e.to_string())
+    };
+    assert_eq!(typed(json!(7)).unwrap(), ["7"]);
+    assert_eq!(typed(json!([7, "me"])).unwrap(), ["7", "me"]);
+    for users in [json!([]), json!([-1]), json!(4_294_967_296_u64), json!([1.5]), json!({})] {
+        assert!(typed(users.clone()).unwrap_err().contains(" must be "), "{users}");
+    }
 }
 
 #[test]

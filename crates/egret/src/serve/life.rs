@@ -14,7 +14,7 @@ use egret_daemon::process::{
 };
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
-use egret_daemon::schema::{Addr, Descriptor};
+use egret_daemon::schema::{AddFd, Addr, Descriptor};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_daemon::{Config, Daemon};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
@@ -36,6 +36,8 @@ pub struct Life {
     pub monitors: Vec<Monitor>,
     /// Where it serves metrics, if it does.
     pub metrics: Option<Address>,
+    /// Descriptors through which images are opened.
+    pub add_fds: Vec<AddFd>,
     /// Where to write the process's number.
     pub pidfile: Option<PathBuf>,
     /// Whether to go into the background.
@@ -57,7 +59,7 @@ pub struct Life {
 /// Serves `config` until a signal ends it.
 pub fn live(config: &Config, life: Life) -> Result<()> {
     abort_on_panic();
-    let inherited = Inherited::take_over(descriptors(config, &life))?;
+    let inherited = Inherited::take_over(descriptors(config, &life))?.with_sets(life.add_fds.clone());
     if !life.daemonize {
         return serve(config, &life, inherited, None);
     }
@@ -76,7 +78,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
     }
 }
 
-/// What is to be served on sockets that somebody else made.
+/// What is to be served on sockets and through descriptors that somebody else made.
 fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &'a Descriptor> {
     let exports = config.exports.iter().filter_map(|export| match &export.addr {
         Addr::Fd { fd } => Some(fd),
@@ -86,6 +88,7 @@ fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &
         Place::Socket(address) => Some(address),
         Place::Stdio => None,
     });
+    let exports = exports.chain(life.add_fds.iter().map(|add| &add.fd));
     exports.chain(places.chain(&life.metrics).filter_map(|address| match address {
         Address::Inherited { fd, .. } => Some(fd),
         Address::Unix { .. } | Address::Tcp { .. } => None,

@@ -19,7 +19,7 @@ use egret_daemon::config::{Config, ConfigFile, effective};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics;
 use egret_daemon::qmp::chardev::{self, Place};
-use egret_daemon::schema::{self, Aio, MonitorChoice, PolicyKind, Spelling, words};
+use egret_daemon::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
 use egret_daemon::watchdog::OnStall;
 
 use announce::announcement;
@@ -85,6 +85,9 @@ pub struct Serve {
     /// Make a place for a monitor: socket,id=...,path=...,server=on,wait=off, or stdio,id=...
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub chardev: Vec<String>,
+    /// Put a descriptor that it is started with into a set, for filename=/dev/fdset/M: fd=N|NAME,set=M[,opaque=TEXT]
+    #[arg(long, value_name = "fd=N,set=M", conflicts_with = "disk")]
+    pub add_fd: Vec<String>,
     /// Take QMP commands: [chardev=]ID|stdio[,pretty=on]
     #[arg(long, help_heading = "qemu-storage-daemon's options")]
     pub monitor: Vec<String>,
@@ -132,6 +135,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         return Ok(());
     }
     let monitors = chardev::monitors(&arguments.chardev, &arguments.monitor)?;
+    let add_fds = arguments.add_fd.iter().map(|text| AddFd::read(text)).collect::<Result<_, _>>()?;
     let config = config(&arguments)?;
     let metrics = metrics_place(&arguments)?;
     for warning in config.warnings() {
@@ -155,6 +159,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         announcement,
         monitors,
         metrics,
+        add_fds,
         pidfile,
         daemonize,
         watchdog,

@@ -1,6 +1,7 @@
 """Drives every command of a daemon with qemu.qmp: SOCKET is its monitor, PLACE a directory for disks and sockets."""
 
 import asyncio
+import socket
 import sys
 
 from qemu.qmp import ExecuteError, QMPClient
@@ -84,6 +85,29 @@ async def main():
         assert gone == {"id": "s0", "target": 0, "lun": 5, "node-name": "d1"}, gone
     await drive("block-export-del", {"id": "s0"})
     await drive("blockdev-del", {"node-name": "d1"})
+
+    await refused(client, "add-fd", {})
+    with open(f"{PLACE}/unit.img", "r+b") as image, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{PLACE}/handed.sock")
+        listener.listen()
+        client.send_fd_scm(image.fileno())
+        handed = await drive("add-fd", {"fdset-id": 3, "opaque": "image"})
+        await run("blockdev-add", {"driver": "file", "node-name": "d2", "filename": "/dev/fdset/3"})
+        sets = [{"fdset-id": 3, "fds": [{"fd": handed["fd"], "opaque": "image"}]}]
+        assert await drive("query-fdsets") == sets
+        client.send_fd_scm(listener.fileno())
+        await drive("getfd", {"fdname": "socket"})
+        await run("block-export-add", {"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "writable": True,
+                                       "addr": {"type": "fd", "str": "socket"}})
+        await refused(client, "closefd", {"fdname": "socket"})
+        client.send_fd_scm(listener.fileno())
+        await run("getfd", {"fdname": "unused"})
+        await drive("closefd", {"fdname": "unused"})
+        with client.listener("BLOCK_EXPORT_DELETED") as deleted:
+            await run("block-export-del", {"id": "e2"})
+            await asyncio.wait_for(deleted.get(), 30)
+        await run("blockdev-del", {"node-name": "d2"})
+        await drive("remove-fd", {"fdset-id": 3})
 
     await refused(client, "no-such-command", {}, "CommandNotFound")
     await refused(client, "qom-get", {"path": "/objects/x", "property": "id"}, "DeviceNotFound")

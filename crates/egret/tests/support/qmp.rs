@@ -1,9 +1,12 @@
 //! A monitor's client: one command at a time, and the events that came meanwhile.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 
 use super::PATIENCE;
@@ -64,6 +67,29 @@ impl Qmp {
                 None => Ok(message["return"].take()),
             };
         }
+    }
+
+    /// Sends descriptors, with the white space before a command: where they come is all the same.
+    pub fn send_descriptors(&mut self, descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        sendmsg(self.stream.get_ref(), &[IoSlice::new(b" ")], &mut control, SendFlags::empty())
+            .expect("the daemon reads");
+    }
+
+    /// As [`try_run`](Self::try_run), with a descriptor.
+    pub fn try_run_with(&mut self, command: &str, arguments: Value, descriptor: impl AsFd) -> Result<Value, String> {
+        self.send_descriptors(&[descriptor.as_fd()]);
+        self.try_run(command, arguments)
+    }
+
+    /// As [`run`](Self::run), with a descriptor.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn run_with(&mut self, command: &str, arguments: Value, descriptor: impl AsFd) -> Value {
+        self.try_run_with(command, arguments, descriptor).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
     /// Waits for an event of this name, unless it has come already: its data.

@@ -50,12 +50,12 @@ impl Scratch {
     }
 }
 
-/// Whether this process may do what needs root; if not, says so under the test's name.
-pub fn is_root_or_skips(test: &str) -> bool {
+/// Whether this process may do what needs root; if not, says so under the test's name, and what for.
+pub fn is_root_or_skips(test: &str, what: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         // Not by `eprintln!`, which the test harness keeps to itself.
-        let _ = writeln!(io::stderr(), "{test}: skipped, because it needs root for a loop device");
+        let _ = writeln!(io::stderr(), "{test}: skipped, because it needs root {what}");
     }
     root
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -162,6 +163,16 @@ impl Options {
 
 fn joined(first: String, more: &str) -> String {
     if more.is_empty() { first } else { format!("{first},{more}") }
+}
+
+/// Egret, to be started with a socket of this name, as systemd hands it over: the shell's number is that of the program
+/// that it becomes.
+pub fn activated(name: &str, socket: OwnedFd) -> Command {
+    const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", HAND_OVER, env!("CARGO_BIN_EXE_egret")]);
+    command.env("LISTEN_FDNAMES", name).stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
 }
 
 /// A process that does not outlive its test.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Address, Export, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
+use egret_export::{Access, Address, Export, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
 use egret_virtio::memory::{GuestMemory, MemoryRules, Region};
 use egret_virtio::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
@@ -218,6 +218,7 @@ pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
     let config = ScsiExportConfig {
         id: "e0".into(),
         address: Address::Fd(theirs.into()),
+        access: Access::default(),
         device: ScsiConfig { num_queues: 1, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
         kickless: Kickless::default(),

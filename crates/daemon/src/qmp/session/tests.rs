@@ -17,7 +17,7 @@ fn answers(messages: &[&str]) -> Vec<Value> {
         while let Some(frame) = framer.take(&mut input) {
             answers.push(match session.hear(frame) {
                 Heard::Answer(answer) => answer,
-                Heard::Order(order) => order.run(&mut Context { daemon: &mut daemon }),
+                Heard::Order(order) => order.run(&mut daemon).0,
             });
         }
     }

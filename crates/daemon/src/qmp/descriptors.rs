@@ -1,0 +1,141 @@
+//! Commands about descriptors, which a client sends beside them (SCM_RIGHTS): a daemon that is handed what it serves needs
+//! no right to open it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use serde_json::{Map, Value, json};
+
+use super::QmpError;
+use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
+use crate::schema::{Descriptor, Key, Kind, LARGEST_FD_SET, Shape};
+
+/// Descriptors that one client may have names for.
+const MOST_NAMED: usize = 64;
+
+static NAME: Shape =
+    keys(&[Key::needed("fdname", Kind::Text(1, 255), "Name of the descriptor, not with a digit first.")]);
+static ADD: Shape = keys(&[
+    Key::optional("fdset-id", SET, "the least that is free", "The set that it is added to."),
+    Key::optional("opaque", Kind::Text(0, 4096), "none", "What to say of it in `query-fdsets`."),
+]);
+static REMOVE: Shape = keys(&[
+    Key::needed("fdset-id", SET, "The set."),
+    Key::optional("fd", Kind::Number(0, i32::MAX as u64, ""), "all of the set", "The descriptor, by its number."),
+]);
+const SET: Kind = Kind::Number(0, LARGEST_FD_SET, "");
+
+/// What a client has sent beside its commands.
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    /// What came last and nothing has taken: a command takes the first.
+    arrived: Vec<OwnedFd>,
+    /// What `getfd` gave a name.
+    named: BTreeMap<String, OwnedFd>,
+}
+
+impl Descriptors {
+    /// As with QEMU, what nothing has taken makes room for what comes next.
+    pub(super) fn arrive(&mut self, arrived: Vec<OwnedFd>) {
+        if !arrived.is_empty() {
+            self.arrived = arrived;
+        }
+    }
+
+    /// Puts back what a command has left; what has arrived meanwhile stays.
+    pub(super) fn put_back(&mut self, Self { arrived, named }: Self) {
+        self.named = named;
+        if self.arrived.is_empty() {
+            self.arrived = arrived;
+        }
+    }
+
+    /// What came with a command; more than one are closed.
+    fn sent(&mut self) -> Result<OwnedFd, QmpError> {
+        let first = std::mem::take(&mut self.arrived).into_iter().next();
+        first.ok_or_else(|| QmpError::generic("No file descriptor supplied via SCM_RIGHTS"))
+    }
+
+    /// Gives one away that has a name.
+    pub(super) fn take(&mut self, wanted: &Descriptor) -> Result<OwnedFd, QmpError> {
+        let missing = || QmpError::generic(format!("File descriptor named '{wanted}' has not been found"));
+        self.named.remove(&wanted.to_string()).ok_or_else(missing)
+    }
+}
+
+pub(super) static COMMANDS: &[Command] = &[
+    Command {
+        name: "getfd",
+        takes: Takes::Keys(&NAME),
+        returns: "{}",
+        about: "Give the descriptor that came with this command a name, in the place of one that has it. It is the \
+                client's own, and goes with it; `block-export-add` takes it by `addr.type=fd,addr.str=NAME`.",
+        run: Run::Change(|context, arguments| {
+            let (name, own) = (text(&arguments, "fdname"), &mut context.descriptors);
+            let descriptor = own.sent()?;
+            if !matches!(name.parse(), Ok(Descriptor::Name(_))) {
+                return Err(QmpError::generic("Parameter 'fdname' expects a name not starting with a digit"));
+            }
+            if own.named.len() >= MOST_NAMED && !own.named.contains_key(name) {
+                return Err(QmpError::generic(format!("{MOST_NAMED} descriptors have names; closefd gives one back")));
+            }
+            own.named.insert(name.to_owned(), descriptor);
+            Ok(nothing())
+        }),
+    },
+    Command {
+        name: "closefd",
+        takes: Takes::Keys(&NAME),
+        returns: "{}",
+        about: "Close a descriptor that has a name.",
+        run: Run::Change(|context, arguments| {
+            let name = text(&arguments, "fdname");
+            let missing = || QmpError::generic(format!("File descriptor named '{name}' not found"));
+            context.descriptors.named.remove(name).map(|_| nothing()).ok_or_else(missing)
+        }),
+    },
+    Command {
+        name: "add-fd",
+        takes: Takes::Keys(&ADD),
+        returns: r#"{"fdset-id", "fd"}"#,
+        about: "Add the descriptor that came with this command to a set; `filename=/dev/fdset/N` of a blockdev is an \
+                image that was opened for it. When the last client of all monitors has left, sets that no blockdev \
+                names are closed.",
+        run: Run::Change(|context, arguments| {
+            let descriptor = context.descriptors.sent()?;
+            let opaque = arguments.get("opaque").and_then(Value::as_str).map(str::to_owned);
+            let (id, number) = context.daemon.add_fd(number(&arguments, "fdset-id"), descriptor, opaque)?;
+            Ok(json!({ "fdset-id": id, "fd": number }))
+        }),
+    },
+    Command {
+        name: "remove-fd",
+        takes: Takes::Keys(&REMOVE),
+        returns: "{}",
+        about: "Close a descriptor of a set, or all of them. What is open through it stays open.",
+        run: Run::Change(|context, arguments| {
+            let id = number(&arguments, "fdset-id").unwrap_or_default();
+            context.daemon.remove_fd(id, number(&arguments, "fd"))?;
+            Ok(nothing())
+        }),
+    },
+    Command {
+        name: "query-fdsets",
+        takes: Takes::NOTHING,
+        returns: r#"[{"fdset-id", "fds": [{"fd", "opaque"}]}]"#,
+        about: "Every set of descriptors.",
+        run: Run::Look(|view, _| {
+            let fd = |(number, opaque): &(i32, Option<String>)| {
+                let mut shown = Map::from_iter([("fd".to_owned(), Value::from(*number))]);
+                shown.extend(opaque.iter().map(|opaque| ("opaque".to_owned(), opaque.as_str().into())));
+                Value::from(shown)
+            };
+            let set = |fds: &[_]| fds.iter().map(fd).collect::<Value>();
+            Ok(view.fd_sets().iter().map(|shown| json!({ "fdset-id": shown.id, "fds": set(&shown.fds) })).collect())
+        }),
+    },
+];
+
+fn number(arguments: &Arguments, key: &str) -> Option<u64> {
+    arguments.get(key).and_then(Value::as_u64)
+}
