@@ -207,8 +207,12 @@ pub struct ScsiQueue {
     /// Where responses are made; without sense data between two of them.
     response: [u8; RESPONSE + LONGEST_SENSE],
     inbox: Arc<Inbox>,
+    /// Functions whose commands are to be looked for at the end of the turn.
+    asked: Vec<Arc<Function>>,
     /// Functions to let go of when the driver has been shown what was done.
     due: Vec<Arc<Function>>,
+    /// Commands that wait are to end early.
+    ends: bool,
     /// Commands that others are in the way of, the oldest first; and who says when they are not any more.
     waiting: VecDeque<Token>,
     bell: Arc<Bell>,
@@ -233,7 +237,9 @@ impl ScsiQueue {
             spare: Vec::with_capacity(size.into()),
             response: [0; RESPONSE + LONGEST_SENSE],
             inbox,
+            asked: Vec::new(),
             due: Vec::new(),
+            ends: false,
             waiting: VecDeque::new(),
             waker: Arc::clone(&bell).into(),
             bell,
@@ -556,15 +562,17 @@ impl Model for ScsiQueue {
             }
             None => {
                 self.inbox.close();
+                self.asked.clear();
                 self.due.clear();
             }
         }
     }
 
     fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
-        if self.obey() {
+        if mem::take(&mut self.ends) {
             self.end_early(memory, into);
         }
+        self.open_inbox();
         // Swapped before anybody tries: who rings while they do wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
             for _ in 0..self.waiting.len() {
@@ -589,6 +597,9 @@ impl Model for ScsiQueue {
         if !self.due.is_empty() {
             self.due.clear();
         }
+        if !self.asked.is_empty() {
+            self.obey();
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -597,11 +608,20 @@ impl Model for ScsiQueue {
 }
 
 impl ScsiQueue {
-    /// Looks for the commands that functions are about; whether some are to end early.
-    fn obey(&mut self) -> bool {
+    /// Takes functions in, some each turn.
+    fn open_inbox(&mut self) {
         let (functions, more) = self.inbox.take(FUNCTIONS_A_TURN);
-        let mut ends = false;
-        for function in functions {
+        self.asked.extend(functions);
+        if more {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    /// Looks for the commands that functions are about. At the end of the turn that took them in: so what the driver made
+    /// available before it asked has been taken in, too, and what has left already it has been shown.
+    #[cold]
+    fn obey(&mut self) {
+        for function in mem::take(&mut self.asked) {
             for slot in &mut self.slots {
                 let Some(unit) = slot.unit else { continue };
                 if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
@@ -611,16 +631,13 @@ impl ScsiQueue {
                 if function.ends.is_some() {
                     slot.ends = function.ends;
                     slot.functions.push(Arc::clone(&function));
-                    ends = true;
+                    self.ends = true;
                 }
             }
-            // What it is about may have left already, and the driver does not know it yet.
-            self.due.push(function);
         }
-        if more {
+        if self.ends {
             self.bell.queue.wake_by_ref();
         }
-        ends
     }
 
     /// Ends those commands that wait and are to end early. Others do when their operation comes back.

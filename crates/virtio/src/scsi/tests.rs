@@ -2,6 +2,7 @@
 
 mod hostile;
 mod managed;
+mod scratch;
 mod shared;
 mod told;
 

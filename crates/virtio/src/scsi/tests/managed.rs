@@ -93,9 +93,11 @@ fn a_function_is_not_complete_before_the_driver_has_been_shown_what_it_ended() {
             assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
             assert!(line.resume().is_empty());
         } else {
+            line.shows = true;
             assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
             assert!(line.resume().is_empty());
-            line.ended(request, Ok(()));
+            line.shows = false;
+            assert_eq!(line.ended(request, Ok(())).response, ABORTED);
         }
         assert!(control.resume().is_empty());
         line.shows = true;
@@ -113,12 +115,28 @@ fn a_command_that_waits_is_aborted_without_having_done_anything() {
     let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
     assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
     assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
+    assert!(line.resume().is_empty() && control.resume().is_empty(), "it is found at the end of the turn");
     let Next::Done(ended) = line.resumed() else { panic!("it is aborted") };
     assert_eq!(line.told(ended).response, ABORTED);
     assert!(matches!(control.resumed(), Next::Done(_)));
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the other goes on") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert!(line.resume().is_empty());
+}
+
+#[test]
+fn a_command_that_is_taken_in_after_the_function_in_the_same_turn_was_there_before_it() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    line.shows = false;
+    assert!(line.resume().is_empty());
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    line.shows = true;
+    line.show();
+    assert!(control.resume().is_empty());
+    assert_eq!(line.ended(request, Ok(())).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Done(_)));
 }
 
 #[test]
