@@ -363,7 +363,6 @@ mod tests {
         assert_eq!((a.take(), b.take()), (0, 0));
     }
 
-    /// One that is refused counts for a moment, and a drain may have seen that.
     #[test]
     fn a_drain_that_is_given_up_wakes_the_next_and_is_not_woken_any_more() {
         let (gate, [(a, waker_a), (b, waker_b)]) = (Gate::default(), places());

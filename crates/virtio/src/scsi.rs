@@ -26,6 +26,7 @@ mod events;
 mod luns;
 mod queue;
 mod tasks;
+mod waiting;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -82,6 +82,27 @@ fn a_function_is_answered_after_a_command_of_another_thread_that_it_ends() {
 }
 
 #[test]
+fn functions_that_come_at_once_are_all_answered_whatever_a_queue_looks_at_in_a_turn() {
+    let io = two_threads();
+    let (mut machine, _export) = two_queues(&io, Nanos::ZERO);
+    let mut request = [0; 24];
+    (request[4], request[8], request[10]) = (QUERY_TASK_SET, 1, 0x40);
+    assert!(machine.memory.write(DATA, &request));
+    for _ in 0..20 {
+        let ring = &mut machine.rings[CONTROL as usize];
+        for at in 0..8 {
+            let answer = Piece { addr: DATA + 0x100 + at, len: 1 };
+            ring.driver.add(&[Piece { addr: DATA, len: 24 }], &[answer], at).unwrap();
+        }
+        ring.driver.publish();
+        ring.kick();
+        for _ in 0..8 {
+            assert_eq!(machine.reap(CONTROL).written, 1);
+        }
+    }
+}
+
+#[test]
 fn a_queue_that_stops_breaks_or_is_left_behind_leaves_no_function_waiting() {
     let io = two_threads();
     type End = fn(&mut Machine);

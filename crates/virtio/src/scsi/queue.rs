@@ -4,13 +4,11 @@ use std::collections::VecDeque;
 use std::mem;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
+use std::sync::atomic::Ordering;
+use std::task::Waker;
 
 use egret_disk::{Completion, IoVec, Op, Request, Token};
-use egret_scsi::{
-    Command, DataOut, DiskOp, Done, Key, MAX_SCRATCH, Memory, Sense, Status as ScsiStatus, Step, Task, absent,
-};
+use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
     VIRTIO_SCSI_S_RESET,
@@ -19,9 +17,10 @@ use virtio_bindings::bindings::virtio_scsi::{
 use super::address::Addressed;
 use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
+use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
 use crate::memory::{GuestMemory, pieces};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
+use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
 use crate::ring::Chain;
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
@@ -35,13 +34,8 @@ const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
 /// The operation code that alone needs to know all units.
 const REPORT_LUNS: u8 = 0xa0;
 
-/// The scratch memory of a device, in bytes, which its queues have in equal parts; but each has room for one operation,
-/// and none for more than [`OPERATIONS`] of the longest, as many as may have something compared in one turn.
-const SCRATCH: u64 = 1 << 20;
-const OPERATIONS: u64 = 4;
-
 /// How many functions a queue looks through its commands for in one turn.
-const FUNCTIONS_A_TURN: usize = 4;
+pub(super) const FUNCTIONS_A_TURN: usize = 4;
 
 /// The longest lists of a chain's pieces that a slot keeps.
 const KEEP_SLOT_PIECES: usize = 8;
@@ -136,60 +130,6 @@ impl DataOut for Given<'_> {
     fn read_at(&self, at: u64, into: &mut [u8]) {
         let len = self.memory.gather_after(self.readable, self.header + at as usize, into);
         into[len..].fill(0);
-    }
-}
-
-/// An operation that needs scratch memory.
-struct Needy {
-    token: Token,
-    disk: DiskKey,
-    op: DiskOp,
-}
-
-/// The scratch memory of a queue: how much of it is free, and which operations wait for some.
-///
-/// It is not the memory but the leave to have it, which [`Command::scratch`] takes and the step after the operation gives
-/// back: a queue without such commands has none. The oldest goes first, and none overtakes it; a command's next operation
-/// is at the end again. So whoever waits has its turn: nobody who has memory waits for anything but the disk.
-struct Scratch {
-    free: u64,
-    waiting: VecDeque<Needy>,
-}
-
-impl Scratch {
-    fn new(queues: u16) -> Self {
-        let free = (SCRATCH / u64::from(queues)).clamp(MAX_SCRATCH, OPERATIONS * MAX_SCRATCH);
-        Self { free, waiting: VecDeque::new() }
-    }
-
-    /// Takes memory for the oldest that waits, if there is enough.
-    fn next(&mut self) -> Option<Needy> {
-        self.free = self.free.checked_sub(self.waiting.front()?.op.len)?;
-        self.waiting.pop_front()
-    }
-}
-
-/// What wakes commands that wait for others: says that it was them, and wakes their queue.
-struct Bell {
-    rung: AtomicBool,
-    queue: Waker,
-}
-
-impl Bell {
-    fn new(queue: Waker) -> Arc<Self> {
-        Arc::new(Self { rung: AtomicBool::new(false), queue })
-    }
-}
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        // Said first: the queue looks when it has been woken.
-        self.rung.store(true, Ordering::Release);
-        self.queue.wake_by_ref();
     }
 }
 

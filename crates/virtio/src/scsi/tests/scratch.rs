@@ -82,12 +82,13 @@ fn commands_that_need_little_memory_take_little_and_who_needs_much_is_not_overta
     line.ended(small.remove(0), Ok(()));
     assert!(line.resume().is_empty(), "not enough yet");
     line.ended(long.remove(0), Ok(()));
+    assert!(begin(&mut line, [verify10(0, 1)]).is_empty(), "those that wait have been woken, and come first");
     let resumed: Vec<u64> = line
         .resume()
         .into_iter()
         .map(|next| if let Next::Submit(_, request) = next { request.len } else { panic!("{next:?}") })
         .collect();
-    assert_eq!(resumed, [MAX_SCRATCH, 512]);
+    assert_eq!(resumed, [MAX_SCRATCH, 512, 512]);
 }
 
 #[test]
