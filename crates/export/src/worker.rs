@@ -247,7 +247,7 @@ impl Worker {
         (self.queue.stop(), self.fds)
     }
 
-    /// Tells the loop that it is going to be attached to: others wake it there.
+    /// Says which loop it is going to be attached to: others wake it there.
     pub(crate) fn set_home(&mut self, home: LoopHandle<Self>) {
         self.home = Some(home);
     }
