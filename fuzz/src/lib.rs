@@ -17,6 +17,7 @@ mod input;
 mod scsi_commands;
 mod scsi_queues;
 mod seeds;
+mod woken;
 
 pub use blk_ring::blk_ring;
 pub use scsi_commands::scsi_commands;

@@ -1,13 +1,17 @@
 //! Commands at a logical unit, as any transport could carry them.
 
 use std::sync::Arc;
+use std::task::Waker;
 
 use egret_disk::Op;
-use egret_scsi::{Command, DataOut, DiskOp, Done, LogicalUnit, Memory, Nexus, NexusId, Status, Step, Task};
+use egret_scsi::{
+    Command, DataOut, DiskOp, Done, LogicalUnit, MAX_SCRATCH, Memory, Nexus, NexusId, Status, Step, Task,
+};
 use rustix::io::Errno;
 
 use crate::input::Input;
 use crate::seeds;
+use crate::woken::Woken;
 
 /// The most commands that are under way at a time.
 const MOST: usize = 4;
@@ -37,6 +41,8 @@ struct Bench {
     unit: LogicalUnit,
     nexuses: [Arc<Nexus>; 2],
     running: Vec<Running>,
+    woken: Arc<Woken>,
+    waker: Waker,
 }
 
 /// A program: what the unit is, and then commands that begin, operations that end, and what happens to the unit.
@@ -47,7 +53,8 @@ pub fn scsi_commands(data: &[u8]) {
     let mut input = Input(data);
     let unit = LogicalUnit::new(seeds::unit(input.u8(), "s")).expect("the configuration is good");
     let nexuses = [1, 2].map(|initiator| unit.attach(NexusId { initiator, port: 1 }));
-    let mut bench = Bench { unit, nexuses, running: Vec::new() };
+    let woken = Arc::<Woken>::default();
+    let mut bench = Bench { unit, nexuses, running: Vec::new(), waker: Arc::clone(&woken).into(), woken };
     while !input.is_over() {
         match input.u8() % 10 {
             0..5 => bench.begin(&mut input),
@@ -75,7 +82,8 @@ impl Bench {
         let pattern = input.bytes(len);
         let given = Given((0..len).map(|at| pattern.get(at).copied().unwrap_or_default()).collect());
         let mut command = Command::new();
-        let task = Task { cdb: &cdb, nexus: &nexus, luns: &[0, 1 << 48], data_in, data_out: len as u64, lane: 0 };
+        let (luns, data_out, waker) = (&[0, 1 << 48], len as u64, &self.waker);
+        let task = Task { cdb: &cdb, nexus: &nexus, luns, data_in, data_out, lane: 0, waker };
         let step = self.unit.begin(&mut command, &task, &given);
         let running = Running { command, nexus, given, data_in, step };
         if self.goes_on(&running) {
@@ -92,15 +100,18 @@ impl Bench {
         let Running { command, nexus, given, step, .. } = &mut self.running[which];
         *step = match step {
             Step::Disk(op) => {
-                if op.op == Op::Read && op.memory == Memory::Scratch {
-                    // What the disk holds: sometimes what the initiator compares it with.
-                    let scratch = command.scratch();
-                    let len = scratch.len().min(given.0.len());
-                    scratch[..len].copy_from_slice(&given.0[..len]);
+                if op.memory == Memory::Scratch {
+                    let scratch = command.scratch(given);
+                    assert_eq!(scratch.len() as u64, op.len);
+                    if op.op == Op::Read {
+                        // What the disk holds: sometimes what the initiator compares it with.
+                        let len = scratch.len().min(given.0.len());
+                        scratch[..len].copy_from_slice(&given.0[..len]);
+                    }
                 }
                 self.unit.step(command, result, given)
             }
-            _ => self.unit.retry(command, nexus),
+            _ => self.unit.retry(command, nexus, &self.waker),
         };
         if !self.goes_on(&self.running[which]) {
             self.running.swap_remove(which);
@@ -134,14 +145,19 @@ impl Bench {
         }
     }
 
-    /// Everything ends, if every operation does.
+    /// Everything ends, if every operation does: those that wait are tried again when they are woken, and not before.
     fn drain(&mut self) {
-        for turn in 0.. {
-            if self.running.is_empty() {
-                return;
+        let mut operations = 0;
+        while !self.running.is_empty() {
+            if self.woken.take() {
+                self.retry();
+                continue;
             }
-            assert!(turn < PATIENCE, "commands wait for ever: {:?}", self.running[0].step);
-            self.go_on(turn, Ok(()));
+            let out = self.running.iter().position(|running| running.step != Step::Wait);
+            let Some(which) = out else { panic!("commands wait, and nobody wakes them") };
+            assert!(operations < PATIENCE, "a command never ends: {:?}", self.running[which].step);
+            operations += 1;
+            self.go_on(which, Ok(()));
         }
     }
 
@@ -183,7 +199,7 @@ impl Bench {
             Memory::None => assert!(matches!(what, Op::Flush | Op::Discard | Op::WriteZeroes { .. })),
             Memory::DataIn => assert!(what == Op::Read && len <= data_in, "{op:?} with room for {data_in}"),
             Memory::DataOut(at) => assert!(at + len <= data_out, "{op:?} with {data_out} bytes"),
-            Memory::Scratch => assert!(matches!(what, Op::Read | Op::Write { .. })),
+            Memory::Scratch => assert!(matches!(what, Op::Read | Op::Write { .. }) && len <= MAX_SCRATCH),
         }
     }
 }

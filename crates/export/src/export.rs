@@ -321,7 +321,8 @@ impl Shared {
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
         let about = About { log: Arc::clone(&self.log), index, kickless: self.kickless };
-        let worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
+        let mut worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
+        worker.set_home(queues.loops[index].clone());
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
     }

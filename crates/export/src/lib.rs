@@ -16,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+mod alarm;
 mod budget;
 mod exchange;
 mod export;

@@ -127,7 +127,8 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
     let home = on.clone();
     on.send(move |target| {
         let begun = clock::now();
-        target.detach(id, move |worker| {
+        target.detach(id, move |mut worker| {
+            worker.set_home(to.clone());
             let drain = clock::now() - begun;
             to.clone().send(move |target| match target.attach(worker) {
                 Ok(id) => {
@@ -141,7 +142,8 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
 }
 
 /// Has a loop take back a worker that could not stay where it was sent.
-fn take_back(queue: usize, worker: Worker, why: io::Error, home: LoopHandle<Worker>, tell: Sender<Moved>) {
+fn take_back(queue: usize, mut worker: Worker, why: io::Error, home: LoopHandle<Worker>, tell: Sender<Moved>) {
+    worker.set_home(home.clone());
     home.clone().send(move |target| {
         let at = target.attach(worker).map(|id| Place { queue, on: home, id }).map_err(|(worker, _)| worker);
         let _ = tell.send(Moved { queue, at, pause: Pause::default(), problem: Some(Problem::System(why)) });

@@ -1,6 +1,5 @@
 //! A queue worker: one guest's queue, run by one loop.
 
-use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -9,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
-use egret_event_loop::{Nanos, Signals, Source, SourceId, Turn};
+use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::ring::{Chain, Queue, QueueConfig};
-use egret_virtio::{DiskKey, Ended, Model, Next, Progress, head_of, token_of};
+use egret_virtio::{DiskKey, Ended, Model, Next};
 use rustix::io::Errno;
 
+use crate::alarm::Alarm;
 use crate::peer_log::PeerLog;
 use crate::stats::QueueCounters;
 
@@ -115,9 +115,6 @@ struct Begun {
     pieces: u32,
 }
 
-/// Chains that wait are tried again so often, should nothing of the queue end meanwhile.
-const RETRY: Nanos = Nanos::from_millis(1);
-
 /// A queue, its device model and its disks, owned by exactly one loop at a time.
 ///
 /// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
@@ -128,8 +125,6 @@ pub struct Worker {
     model: Box<dyn Model>,
     /// The model's [`wanted`](Model::wanted).
     wanted: Option<Arc<AtomicU32>>,
-    /// The model's [`progress`](Model::progress).
-    progress: Option<Arc<Progress>>,
     disks: Disks,
     token_base: u64,
     fds: VringFds,
@@ -140,8 +135,10 @@ pub struct Worker {
     pieces: u32,
     /// Requests that came of completions, to be pushed at the next dispatch.
     follow_ups: Vec<(DiskKey, Request)>,
-    /// Chains that wait, the oldest first.
-    waiting: VecDeque<Token>,
+    /// The loop that it is to be attached to.
+    home: Option<LoopHandle<Self>>,
+    /// Rings when chains that wait may go on, while it is attached.
+    alarm: Option<Arc<Alarm>>,
     in_flight: u32,
     phase: Phase,
     /// When a queue without a kick descriptor is looked at again.
@@ -202,7 +199,6 @@ impl Worker {
             about,
             queue,
             wanted: model.wanted(),
-            progress: model.progress(),
             model,
             disks,
             token_base: 0,
@@ -211,7 +207,8 @@ impl Worker {
             begun,
             pieces: 0,
             follow_ups: Vec::new(),
-            waiting: VecDeque::new(),
+            home: None,
+            alarm: None,
             in_flight: 0,
             phase: Phase::Running,
             look_at: Nanos::ZERO,
@@ -248,6 +245,11 @@ impl Worker {
     /// Stops a drained queue: what it was configured as and where it stands, and the descriptors it was given.
     pub(crate) fn into_parts(self) -> (QueueConfig, VringFds) {
         (self.queue.stop(), self.fds)
+    }
+
+    /// Says which loop it is going to be attached to: others wake it there.
+    pub(crate) fn set_home(&mut self, home: LoopHandle<Self>) {
+        self.home = Some(home);
     }
 
     pub(crate) const fn fds(&mut self) -> &mut VringFds {
@@ -304,42 +306,46 @@ impl Worker {
         self.complete(Completion { token, result: Err(Errno::NODEV), buffers }, now);
     }
 
-    /// Goes on with the chain of `token`, which has been in flight.
+    /// Goes on with a chain that has been in flight.
     #[inline]
-    fn go_on(&mut self, token: Token, next: Next, now: Nanos) {
+    fn go_on(&mut self, next: Next, now: Nanos) {
         match next {
             Next::Done(ended) => {
                 self.in_flight -= 1;
-                let Begun { at, pieces } = self.begun[usize::from(head_of(token))];
+                let Begun { at, pieces } = self.begun[usize::from(ended.head)];
                 self.pieces -= pieces;
                 self.end(&ended, now - at);
             }
             Next::Submit(key, request) => self.follow_ups.push((key, request)),
-            Next::Wait => self.waiting.push_back(token),
+            // The model's, until the alarm rings.
+            Next::Wait => {}
         }
     }
 
-    /// Whether something is to be pushed or tried again.
+    /// Goes on with chains that need not wait any more, where somebody says that there are some. No timer does: who is
+    /// in a chain's way wakes the queue. Without chains that wait this is one look at the alarm.
     #[inline]
-    fn has_more(&self) -> bool {
-        !self.follow_ups.is_empty() || !self.waiting.is_empty()
+    fn answer_alarm(&mut self, now: Nanos) {
+        if self.alarm.as_ref().is_some_and(|alarm| alarm.answer()) {
+            self.resume(now);
+        }
     }
 
-    /// Pushes what came of completions, and has another try at what waits.
     #[cold]
-    fn resume(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
-        let now = turn.now();
-        for _ in 0..self.waiting.len() {
-            let Some(token) = self.waiting.pop_front() else { break };
-            let next = self.model.retry(self.queue.memory(), token);
-            self.go_on(token, next, now);
-        }
+    fn resume(&mut self, now: Nanos) {
+        // As for completions.
+        self.look_for_tears();
+        let mut resumed = Vec::new();
+        self.model.resume(self.queue.memory(), &mut resumed);
+        resumed.into_iter().for_each(|next| self.go_on(next, now));
+    }
+
+    /// Pushes what came of completions.
+    #[cold]
+    fn push_follow_ups(&mut self, engines: &mut Engines, now: Nanos) {
         // A request that is refused may leave another behind, until its command gives up.
         while let Some((key, request)) = self.follow_ups.pop() {
             self.push(engines, key, request, now);
-        }
-        if !self.waiting.is_empty() {
-            turn.set_timer(now + RETRY);
         }
     }
 
@@ -381,11 +387,15 @@ impl Source for Worker {
         self.token_base = u64::from(id.index()) << HEAD_BITS;
         // The last loop's timer is not this one's.
         self.look_at = Nanos::ZERO;
+        self.alarm = self.home.clone().map(|home| Alarm::new(home, id));
+        self.model.set_waker(self.alarm.clone().map(Into::into));
         Source::resume(self, engines);
         Ok(())
     }
 
     fn detached(&mut self, engines: &mut Engines) {
+        self.alarm = None;
+        self.model.set_waker(None);
         self.disks.detach(engines);
     }
 
@@ -394,8 +404,9 @@ impl Source for Worker {
     }
 
     fn dispatch(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
-        if self.has_more() {
-            self.resume(engines, turn);
+        self.answer_alarm(turn.now());
+        if !self.follow_ups.is_empty() {
+            self.push_follow_ups(engines, turn.now());
         }
         if self.fds.kick.is_none() {
             self.look_again(turn);
@@ -407,7 +418,6 @@ impl Source for Worker {
         if self.phase != Phase::Running {
             return;
         }
-        let waited = self.waiting.len();
         let (mut bytes, mut pieces) = (0, 0);
         // Not until there is no more: a driver can make chains available as fast as they are popped. What is left is found
         // by the next turn, since the queue is polled before the loop waits.
@@ -429,7 +439,6 @@ impl Source for Worker {
                 Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
                 Ok(Next::Wait) => {
                     self.begin(head, of_chain, turn.now());
-                    self.waiting.push_back(token_of(Token(self.token_base), head));
                 }
                 Err(why) => {
                     self.queue.abandon(head);
@@ -437,19 +446,15 @@ impl Source for Worker {
                 }
             }
         }
-        if self.waiting.len() > waited {
-            turn.set_timer(turn.now() + RETRY);
-        }
     }
 
     fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
         // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
         self.look_for_tears();
         let was_full = !self.is_wanted();
-        let token = completion.token;
         let next = self.model.end(self.queue.memory(), completion);
-        self.go_on(token, next, now);
-        self.has_more() || was_full
+        self.go_on(next, now);
+        !self.follow_ups.is_empty() || was_full
     }
 
     fn notify(&mut self, signals: &mut Signals) {
@@ -458,9 +463,7 @@ impl Source for Worker {
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.in_flight.into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));
-        if let Some(progress) = &self.progress {
-            progress.show();
-        }
+        self.model.shown();
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));
             signal(signals, self.fds.call.as_ref());

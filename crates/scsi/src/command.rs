@@ -1,6 +1,7 @@
 //! A command under way, and what its caller has to do next.
 
 use std::ops::Range;
+use std::task::Waker;
 
 use egret_disk::Op;
 
@@ -8,7 +9,7 @@ use crate::gate::{Pass, Ticket};
 use crate::nexus::Nexus;
 use crate::sense::{Refusal, Sense, Status};
 use crate::unit::Medium;
-use crate::work::Work;
+use crate::work::{Work, fill};
 
 /// What an initiator asks for.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub struct Task<'a> {
     /// The number of the thread or queue that asks. Those that ask at the same time should have different ones; nothing
     /// but speed depends on it.
     pub lane: usize,
+    /// Is woken when a command that waits is worth another try.
+    pub waker: &'a Waker,
 }
 
 /// The data that an initiator gives with a command.
@@ -50,8 +53,8 @@ impl DataOut for &[u8] {
 pub enum Step {
     /// Run this on the disk; then [`step`](crate::LogicalUnit::step).
     Disk(DiskOp),
-    /// Others are at the same blocks: [`retry`](crate::LogicalUnit::retry) a little later. Nobody says when: it is
-    /// worth a try after each operation that ends, and every millisecond. Who cannot wait may
+    /// Others are at the same blocks: [`retry`](crate::LogicalUnit::retry) when the task's waker has been woken, which
+    /// says that one of all that wait with this waker may have its turn. Who cannot wait may
     /// [`abort`](crate::LogicalUnit::abort) the command and answer [`Status::Busy`].
     Wait,
     /// It is over.
@@ -117,6 +120,8 @@ pub struct Command {
     pub(crate) out: Option<Op>,
     /// Whether anything below may be other than after a reset.
     pub(crate) touched: bool,
+    /// How much scratch memory the operation has that is out, in bytes.
+    pub(crate) piece: usize,
     pub(crate) work: Work,
     pub(crate) admission: Admission,
     /// Whether it ends with a flush.
@@ -154,8 +159,14 @@ pub(crate) enum Hold {
     },
 }
 
-/// The most scratch memory that a command keeps for the next, in bytes.
-const KEEP: usize = 4096;
+/// The most scratch memory that an operation has, in bytes: a multiple of every block size. It is also the most that is
+/// compared in one step.
+pub const MAX_SCRATCH: u64 = 64 << 10;
+
+/// What a command may keep for the next: data-in in bytes, and a number of extents. There are as many commands as a
+/// transport has places for them, and most of them are never again as long as one has been once.
+pub(crate) const KEEP_DATA: usize = 256;
+pub(crate) const KEEP_EXTENTS: usize = 16;
 
 impl Command {
     /// Room for one command at a time.
@@ -175,10 +186,27 @@ impl Command {
         !self.touched
     }
 
-    /// The memory of the disk operation that says [`Memory::Scratch`]. It stays where it is until the command's next
-    /// step, or the command is dropped.
-    pub fn scratch(&mut self) -> &mut [u8] {
+    /// The memory of the disk operation that says [`Memory::Scratch`], as long as the operation and never more than
+    /// [`MAX_SCRATCH`]. `data` is that of [`begin`](crate::LogicalUnit::begin).
+    ///
+    /// It is taken when it is first asked for, so that a caller who has to be sparing with it can put the operation off;
+    /// and it is given back by the command's next step. In between it stays where it is, for whoever runs the operation:
+    /// nothing but [`step`](crate::LogicalUnit::step), [`abort`](crate::LogicalUnit::abort) and dropping the command,
+    /// none of which may come while the operation is out, touches it.
+    pub fn scratch(&mut self, data: &dyn DataOut) -> &mut [u8] {
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; self.piece];
+            if let Work::Fill { block, .. } = self.work {
+                fill(&mut self.scratch, block as usize, data);
+            }
+        }
         &mut self.scratch
+    }
+
+    /// Ready for another, when what [`data_in`](Self::data_in) returns has been given to the initiator; and keeps little
+    /// memory until then.
+    pub fn recycle(&mut self) {
+        self.begin();
     }
 
     /// Ready for another: nothing is to be done after a transfer.
@@ -201,23 +229,29 @@ impl Command {
         self.admission = Admission::None;
         self.flush = false;
         self.medium = None;
+        self.piece = 0;
+        self.scratch = Vec::new();
         self.response.clear();
         self.extents.clear();
-        if self.scratch.capacity() > KEEP {
-            self.scratch = Vec::new();
-        }
+        self.response.shrink_to(KEEP_DATA);
+        self.extents.shrink_to(KEEP_EXTENTS);
     }
 
-    /// Fills the scratch memory with `len` bytes of parameter list, which `task` must have.
-    pub(crate) fn take_list(&mut self, task: &Task<'_>, data: &dyn DataOut, len: usize) -> Result<(), Refusal> {
+    /// The first bytes, at most `most`, of a parameter list of `len` bytes, which `task` must have.
+    pub(crate) fn take_list(
+        &mut self,
+        task: &Task<'_>,
+        data: &dyn DataOut,
+        len: usize,
+        most: usize,
+    ) -> Result<Vec<u8>, Refusal> {
         if len as u64 > task.data_out {
             return Err(Refusal::Overrun(len as u64));
         }
-        self.scratch.clear();
-        self.scratch.resize(len, 0);
-        data.read_at(0, &mut self.scratch);
+        let mut list = vec![0; len.min(most)];
+        data.read_at(0, &mut list);
         self.moved = len as u64;
-        Ok(())
+        Ok(list)
     }
 
     /// Ends the command with what is in `response`, as far as `allocated` and the initiator have room for it (SPC-5,

@@ -1,5 +1,7 @@
 //! A command's way through the logical unit.
 
+use std::task::Waker;
+
 use rustix::io::Errno;
 
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
@@ -60,7 +62,7 @@ impl LogicalUnit {
             }
             Run::Write => {
                 let op = self.write_op(&cdb, task).ok()??;
-                let pass = self.gate.enter(task.lane, &op.range())?;
+                let pass = self.gate.enter(task.lane, &op.range(), task.waker)?;
                 // As in `start`.
                 if task.nexus.flags().has(Flags::NO_WRITE) {
                     self.gate.leave(pass);
@@ -93,14 +95,14 @@ impl LogicalUnit {
         command.moved
     }
 
-    /// Goes on after [`Step::Wait`], with the nexus and data of [`begin`](Self::begin).
+    /// Goes on after [`Step::Wait`], with the nexus of [`begin`](Self::begin) and a waker as there.
     ///
     /// # Panics
     ///
     /// When the command is not waiting.
-    pub fn retry(&self, command: &mut Command, nexus: &Nexus) -> Step {
+    pub fn retry(&self, command: &mut Command, nexus: &Nexus, waker: &Waker) -> Step {
         assert!(command.is_waiting(), "a command that is not waiting cannot be tried again");
-        self.start(command, nexus)
+        self.start(command, nexus, waker)
     }
 
     /// Goes on after [`Step::Disk`], whose operation has ended as `result` says. `data` is that of
@@ -131,14 +133,14 @@ impl LogicalUnit {
     }
 
     /// Lets the command in where it needs that, and begins its work.
-    pub(crate) fn start(&self, command: &mut Command, nexus: &Nexus) -> Step {
-        self.keep_out(command, nexus).unwrap_or_else(|| self.advance(command))
+    pub(crate) fn start(&self, command: &mut Command, nexus: &Nexus, waker: &Waker) -> Step {
+        self.keep_out(command, nexus, waker).unwrap_or_else(|| self.advance(command))
     }
 
     /// Likewise for a command that is one operation and nothing else.
-    pub(crate) fn start_one(&self, command: &mut Command, nexus: &Nexus, op: DiskOp) -> Step {
+    pub(crate) fn start_one(&self, command: &mut Command, task: &Task<'_>, op: DiskOp) -> Step {
         command.moved = op.len;
-        if let Some(step) = self.keep_out(command, nexus) {
+        if let Some(step) = self.keep_out(command, task.nexus, task.waker) {
             command.work = Work::Once(Some(op));
             return step;
         }
@@ -147,11 +149,11 @@ impl LogicalUnit {
     }
 
     /// Why the command does not get in, if it does not.
-    fn keep_out(&self, command: &mut Command, nexus: &Nexus) -> Option<Step> {
+    fn keep_out(&self, command: &mut Command, nexus: &Nexus, waker: &Waker) -> Option<Step> {
         if matches!(command.admission, Admission::None) {
             return None;
         }
-        if !self.admit(command) {
+        if !self.admit(command, waker) {
             return Some(Step::Wait);
         }
         // Only now: who preempts and aborts first keeps the nexus out and then waits for those within, so whoever gets
@@ -163,18 +165,18 @@ impl LogicalUnit {
         None
     }
 
-    /// Asks the gate; false to wait.
-    fn admit(&self, command: &mut Command) -> bool {
+    /// Asks the gate; false to wait until the waker has been woken.
+    fn admit(&self, command: &mut Command, waker: &Waker) -> bool {
         if let Hold::Nothing = command.hold {
             let ticket = match &command.admission {
                 Admission::None => return true,
                 Admission::Change(range, lane) => {
-                    let Some(pass) = self.gate.enter(*lane, range) else { return false };
+                    let Some(pass) = self.gate.enter(*lane, range, waker) else { return false };
                     command.hold = Hold::Pass(pass);
                     return true;
                 }
                 Admission::Alone(range) => {
-                    let Some(ticket) = self.gate.lock(range.clone()) else { return false };
+                    let Some(ticket) = self.gate.lock(range.clone(), waker) else { return false };
                     ticket
                 }
                 Admission::Quiet => self.gate.queue(),
@@ -182,8 +184,8 @@ impl LogicalUnit {
             command.hold = Hold::Ticket { ticket, drained: false };
         }
         let Hold::Ticket { ticket, drained } = &mut command.hold else { return true };
-        *drained = *drained || self.gate.drained(*ticket);
-        *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket))
+        *drained = *drained || self.gate.drained(*ticket, waker);
+        *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket, waker))
     }
 
     fn advance(&self, command: &mut Command) -> Step {
@@ -198,6 +200,7 @@ impl LogicalUnit {
     }
 
     fn release(&self, command: &mut Command) {
+        command.scratch = Vec::new();
         command.admission = Admission::None;
         match std::mem::take(&mut command.hold) {
             Hold::Nothing => {}

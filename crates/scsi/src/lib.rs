@@ -18,6 +18,8 @@
 //! A [`Command`] is the room that one takes while it is under way; it is recycled.
 //!
 //! ```
+//! use std::task::Waker;
+//!
 //! use egret_scsi::{Command, LogicalUnit, LunConfig, NexusId, Status, Step, Task};
 //!
 //! let config = LunConfig { capacity_bytes: 1 << 30, serial: "pond-7".into(), ..LunConfig::default() };
@@ -26,7 +28,8 @@
 //! let mut command = Command::new();
 //!
 //! let read_capacity = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-//! let task = Task { cdb: &read_capacity, nexus: &nexus, luns: &[0], data_in: 8, data_out: 0, lane: 0 };
+//! let cdb = &read_capacity;
+//! let task = Task { cdb, nexus: &nexus, luns: &[0], data_in: 8, data_out: 0, lane: 0, waker: Waker::noop() };
 //! let no_data: &[u8] = &[];
 //! // A new nexus hears of the power on before anything else.
 //! let Step::Done(done) = unit.begin(&mut command, &task, &no_data) else { unreachable!() };
@@ -49,7 +52,16 @@
 //!
 //! COMPARE AND WRITE happens as if alone: a command that would change the same blocks waits for it, and it waits for
 //! every command that was changing the medium before it began. PREEMPT AND ABORT ends when all of those have. Reads
-//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks.
+//! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks, and nobody has to poll: a command that
+//! may have its turn has its task's waker woken.
+//!
+//! # What a command takes
+//!
+//! A command that reads what it does not hand over, or writes what it was not given as it is, needs memory of its own,
+//! at most [`MAX_SCRATCH`] bytes and for one operation at a time. It is taken by [`Command::scratch`], so the caller says
+//! how many commands have any: who has none to give puts the operation off. Nor does a step do more with the initiator's
+//! data than compare that much of it. A parameter list is read as far as it can mean something, and answers are as long as
+//! the room for them.
 //!
 //! All of this is per logical unit, and so are reservations: a disk that is offered twice must be one [`LogicalUnit`] with
 //! two nexuses. Each nexus has its own task set.
@@ -91,7 +103,7 @@ mod unit;
 mod work;
 
 pub use absent::absent;
-pub use command::{Command, DataOut, DiskOp, Done, Memory, Step, Task};
+pub use command::{Command, DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
 pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
 pub use nexus::{Attention, Nexus, NexusId};
 pub use sense::{Code, Key, Pointer, Sense, Status};

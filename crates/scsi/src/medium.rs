@@ -9,7 +9,7 @@ use crate::command::{Admission, DiskOp, Memory, Step, Task};
 use crate::execute::{Answer, Call};
 use crate::sense::{Code, Key, Refusal, Sense};
 use crate::unit::{LogicalUnit, Medium};
-use crate::work::{Against, Phase, Verify, Work};
+use crate::work::{Against, Verify, Work, is_zeroes};
 
 /// FUA, in byte 1.
 const FUA: u8 = 0x08;
@@ -25,7 +25,7 @@ impl LogicalUnit {
     /// READ (6), (10), (12) and (16) (SBC-4).
     pub(crate) fn read(&self, call: Call<'_>) -> Answer {
         let Some(op) = self.read_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
-        Ok(self.start_one(call.command, call.task.nexus, op))
+        Ok(self.start_one(call.command, call.task, op))
     }
 
     /// What a READ asks of the disk; `None` where that is nothing.
@@ -43,7 +43,7 @@ impl LogicalUnit {
     pub(crate) fn write(&self, call: Call<'_>) -> Answer {
         let Some(op) = self.write_op(&call.cdb, call.task)? else { return Ok(Step::good(0)) };
         call.command.admission = Admission::Change(op.range(), call.task.lane);
-        Ok(self.start_one(call.command, call.task.nexus, op))
+        Ok(self.start_one(call.command, call.task, op))
     }
 
     /// What a WRITE asks of the disk; `None` where that is nothing.
@@ -67,7 +67,7 @@ impl LogicalUnit {
         call.command.work = self.verify_work(&range, against, Some(write));
         call.command.moved = write.len;
         call.command.admission = Admission::Change(range, call.task.lane);
-        Ok(self.start(call.command, call.task.nexus))
+        Ok(self.start(call.command, call.task.nexus, call.task.waker))
     }
 
     /// VERIFY (10), (12) and (16) (SBC-4).
@@ -85,7 +85,7 @@ impl LogicalUnit {
         }
         call.command.moved = needed;
         call.command.work = self.verify_work(&range, against, None);
-        Ok(self.start(call.command, call.task.nexus))
+        Ok(self.start(call.command, call.task.nexus, call.task.waker))
     }
 
     /// COMPARE AND WRITE (SBC-4).
@@ -103,17 +103,18 @@ impl LogicalUnit {
         if 2 * len > call.task.data_out {
             return Err(Refusal::Overrun(2 * len));
         }
-        let fua = call.cdb.has(1, FUA) || !self.write_cache();
-        call.command.work = Work::CompareAndWrite { phase: Phase::Read, offset, len, fua };
+        let op = Op::Write { fua: call.cdb.has(1, FUA) || !self.write_cache() };
+        let write = Some(DiskOp { op, offset, len, memory: Memory::DataOut(len) });
+        call.command.work = Work::CompareAndWrite { offset, len, compared: 0, write };
         call.command.moved = 2 * len;
         call.command.admission = Admission::Alone(range);
-        Ok(self.start(call.command, call.task.nexus))
+        Ok(self.start(call.command, call.task.nexus, call.task.waker))
     }
 
     /// SYNCHRONIZE CACHE (10) and (16) (SBC-4): all of the cache, and never before it is done.
     pub(crate) fn synchronize_cache(&self, call: Call<'_>) -> Answer {
         self.range(call.cdb.lba(), call.cdb.blocks())?;
-        Ok(self.start_one(call.command, call.task.nexus, DiskOp::FLUSH))
+        Ok(self.start_one(call.command, call.task, DiskOp::FLUSH))
     }
 
     /// WRITE SAME (10) and (16) (SBC-4). Zeroes are written as such, whether or not the storage is to be
@@ -137,7 +138,7 @@ impl LogicalUnit {
             if self.block() > call.task.data_out {
                 return Err(Refusal::Overrun(self.block()));
             }
-            zeroes = command.take_pattern(call.data, self.block(), len);
+            zeroes = is_zeroes(call.data, self.block());
             command.moved = self.block();
         }
         if zeroes {
@@ -146,10 +147,11 @@ impl LogicalUnit {
             command.extents.push(range.clone());
             command.flush = !self.write_cache();
         } else {
-            command.work = Work::Fill { offset: range.start, left: len, fua: !self.write_cache() };
+            let (block, fua) = (self.block(), !self.write_cache());
+            command.work = Work::Fill { offset: range.start, left: len, block, fua };
         }
         command.admission = Admission::Change(range, call.task.lane);
-        Ok(self.start(command, call.task.nexus))
+        Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
     /// UNMAP (SBC-4). Nothing is unmapped before all of the list is known to be good.
@@ -161,15 +163,16 @@ impl LogicalUnit {
         if len == 0 {
             return Ok(Step::good(0));
         }
-        command.take_list(call.task, call.data, len)?;
+        let most = UNMAP_HEADER + UNMAP_DESCRIPTOR * discard.max_descriptors as usize;
+        let given = command.take_list(call.task, call.data, len, most)?;
         let too_short = Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
-        let Some((header, list)) = command.scratch.split_at_checked(UNMAP_HEADER) else { return too_short };
+        let Some((header, list)) = given.split_at_checked(UNMAP_HEADER) else { return too_short };
         // A descriptor that is not all there does not count.
         let described = usize::from(u16::from_be_bytes([header[2], header[3]])) / UNMAP_DESCRIPTOR * UNMAP_DESCRIPTOR;
-        let Some(list) = list.get(..described) else { return too_short };
-        if list.len() / UNMAP_DESCRIPTOR > discard.max_descriptors as usize {
-            return Err(Sense::list(2).into());
+        if described > len - UNMAP_HEADER {
+            return too_short;
         }
+        let Some(list) = list.get(..described) else { return Err(Sense::list(2).into()) };
         let mut total = 0;
         for (i, descriptor) in list.chunks_exact(UNMAP_DESCRIPTOR).enumerate() {
             let (lba, rest) = descriptor.split_first_chunk().unwrap_or((&[0; 8], &[]));
@@ -189,7 +192,7 @@ impl LogicalUnit {
         let (Some(start), Some(end)) = (start, end) else { return Ok(Step::good(len as u64)) };
         command.work = Work::Ranges { op: Op::Discard, limit: self.whole_blocks(discard.max_bytes) };
         command.admission = Admission::Change(start..end, call.task.lane);
-        Ok(self.start(command, call.task.nexus))
+        Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
     /// START STOP UNIT (SBC-4). Stopping writes the cache first.
@@ -219,7 +222,7 @@ impl LogicalUnit {
         if target != Medium::Ready && !no_flush && !self.config.read_only {
             command.work = Work::Once(Some(DiskOp::FLUSH));
         }
-        Ok(self.start(command, call.task.nexus))
+        Ok(self.start(command, call.task.nexus, call.task.waker))
     }
 
     /// PREVENT ALLOW MEDIUM REMOVAL (SBC-4).
@@ -278,7 +281,7 @@ impl LogicalUnit {
 
     fn verify_work(&self, range: &Range<u64>, against: Against, write: Option<DiskOp>) -> Work {
         let (offset, left) = (range.start, range.end - range.start);
-        Work::Verify(Verify { write, offset, left, done: 0, reading: 0, against, block: self.block() })
+        Work::Verify(Verify { write, offset, left, done: 0, against, block: self.block() })
     }
 
     /// As much of `bytes` as is whole blocks; the configuration has at least one.

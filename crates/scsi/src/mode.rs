@@ -18,6 +18,8 @@ const DPO_FUA: u8 = 0x10;
 const LONG_REQUEST: u8 = 0x10;
 const LONG_LBA: u8 = 0x01;
 const NO_DESCRIPTORS: u8 = 0x08;
+/// The longest parameter list that MODE SELECT takes, in bytes: all pages that there are, several times.
+const LONGEST_LIST: usize = 1024;
 
 impl LogicalUnit {
     /// MODE SENSE (6) and (10) (SPC-5).
@@ -73,9 +75,12 @@ impl LogicalUnit {
         if len == 0 {
             return Ok(Step::good(0));
         }
-        command.take_list(task, data, len)?;
+        if len > LONGEST_LIST {
+            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
+        }
+        let list = command.take_list(task, data, len, LONGEST_LIST)?;
         let before = self.modes();
-        let after = self.selected(&command.scratch, is_short(&cdb))?;
+        let after = self.selected(&list, is_short(&cdb))?;
         if after != before {
             self.set_write_cache(after.write_cache);
             self.set_write_protect(after.protect);
@@ -85,7 +90,7 @@ impl LogicalUnit {
                 command.work = Work::Once(Some(DiskOp::FLUSH));
             }
         }
-        Ok(self.start(command, task.nexus))
+        Ok(self.start(command, task.nexus, task.waker))
     }
 
     fn modes(&self) -> Modes {

@@ -59,8 +59,8 @@ impl LogicalUnit {
         if len != LIST {
             return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
         }
-        command.take_list(task, data, LIST)?;
-        let (keys, flags) = (&command.scratch, command.scratch[20]);
+        let list = command.take_list(task, data, LIST, LIST)?;
+        let (keys, flags) = (&list, list[20]);
         let number = |at: usize| keys[at..at + 8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
         let (key, new) = (number(0), number(8));
         let nexus = task.nexus.id();
@@ -95,7 +95,7 @@ impl LogicalUnit {
         if action == PREEMPT_AND_ABORT {
             command.admission = Admission::Quiet;
         }
-        Ok(self.start(command, task.nexus))
+        Ok(self.start(command, task.nexus, task.waker))
     }
 
     /// RESERVE (6) and (10) (SPC-2): the whole unit, for the nexus that asks.

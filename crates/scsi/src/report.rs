@@ -3,7 +3,7 @@
 use crate::cdb::{ACTION, Spec, TABLE};
 use crate::execute::{Answer, Call};
 use crate::nexus::Attention;
-use crate::sense::Sense;
+use crate::sense::{Refusal, Sense};
 use crate::unit::LogicalUnit;
 
 /// Everything but well known logical units (SPC-5): there are none of those, or of any other special kind.
@@ -139,12 +139,17 @@ pub(crate) fn report_luns(call: Call<'_>) -> Answer {
     if allocated < 16 {
         return Err(Sense::cdb(6).into());
     }
+    // Only as many are listed as there is room for: that costs what the initiator gives.
+    let needed = (8 + 8 * luns.len()).min(allocated);
+    if needed as u64 > call.task.data_in {
+        return Err(Refusal::Overrun(needed as u64));
+    }
     // Whoever asks need not be told (SAM-5, unit attention conditions).
     call.task.nexus.forget(Attention::LunsChanged);
     let data = &mut call.command.response;
     data.extend((8 * luns.len() as u32).to_be_bytes());
     data.extend([0; 4]);
-    data.extend(luns.iter().flat_map(|lun| lun.to_be_bytes()));
+    data.extend(luns.iter().take(needed.div_ceil(8) - 1).flat_map(|lun| lun.to_be_bytes()));
     call.command.respond(call.task, allocated)
 }
 

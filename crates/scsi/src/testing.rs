@@ -1,12 +1,17 @@
 //! A logical unit with a disk of memory behind it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
+use std::task::{Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use egret_disk::Op;
 use rustix::io::Errno;
 
 use crate::{
-    Command, DiscardConfig, DiskOp, Done, LogicalUnit, LunConfig, Memory, Nexus, NexusId, Sense, Status, Step, Task,
+    Command, DiscardConfig, DiskOp, Done, LogicalUnit, LunConfig, MAX_SCRATCH, Memory, Nexus, NexusId, Sense, Status,
+    Step, Task,
 };
 
 /// Blocks of the disk, and bytes of a block.
@@ -108,8 +113,8 @@ impl Rig {
         self.ops.clear();
         let mut command = std::mem::take(&mut self.command);
         let nexus = self.nexus.clone();
-        let task =
-            Task { cdb, nexus: &nexus, luns: &LUNS, data_in: data.len() as u64, data_out: out.len() as u64, lane: 0 };
+        let (data_in, data_out) = (data.len() as u64, out.len() as u64);
+        let task = Task { cdb, nexus: &nexus, luns: &LUNS, data_in, data_out, lane: 0, waker: Waker::noop() };
         let moves = matches!(cdb, [0x08 | 0x0a | 0x28 | 0x2a | 0x88 | 0x8a | 0xa8 | 0xaa, ..]);
         let is_transfer = moves && nexus.flags().is_clear();
         let transfer = self.transfer(&task);
@@ -120,7 +125,9 @@ impl Rig {
             step = match step {
                 Step::Disk(op) => {
                     let result = self.disk(&mut command, op, out, data);
-                    self.unit.step(&mut command, result, &out)
+                    let next = self.unit.step(&mut command, result, &out);
+                    assert_eq!(command.scratch.capacity(), 0, "a step gives back what its operation had");
+                    next
                 }
                 Step::Wait => panic!("nobody else is there to wait for"),
                 Step::Done(done) => break Ok(done),
@@ -150,13 +157,14 @@ impl Rig {
         {
             return Err(errno);
         }
+        assert!(op.memory != Memory::Scratch || op.len <= MAX_SCRATCH);
         let len = op.len as usize;
         let range = op.offset as usize..op.offset as usize + len;
         match (op.op, op.memory) {
             (Op::Read, Memory::DataIn) => data[..len].copy_from_slice(&self.disk[range]),
-            (Op::Read, Memory::Scratch) => command.scratch().copy_from_slice(&self.disk[range]),
+            (Op::Read, Memory::Scratch) => command.scratch(&out).copy_from_slice(&self.disk[range]),
             (Op::Write { .. }, Memory::DataOut(at)) => self.disk[range].copy_from_slice(&out[at as usize..][..len]),
-            (Op::Write { .. }, Memory::Scratch) => self.disk[range].copy_from_slice(command.scratch()),
+            (Op::Write { .. }, Memory::Scratch) => self.disk[range].copy_from_slice(command.scratch(&out)),
             (Op::WriteZeroes { .. }, Memory::None) => self.disk[range].fill(0),
             // Whatever it is: what the disk has of it is undefined.
             (Op::Discard, Memory::None) => self.disk[range].fill(0xdd),
@@ -170,6 +178,44 @@ impl Rig {
     pub(crate) fn blocks(&self, from: usize, count: usize) -> &[u8] {
         &self.disk[from * BLOCK..(from + count) * BLOCK]
     }
+}
+
+/// A waker that counts.
+#[derive(Default)]
+pub(crate) struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    /// How often it has been woken since it was last asked.
+    pub(crate) fn take(&self) -> usize {
+        self.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+struct OfThread(Thread);
+
+impl Wake for OfThread {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A waker that ends this thread's [`await_wake`], or its next one.
+pub(crate) fn waker_of_this_thread() -> Waker {
+    Arc::new(OfThread(thread::current())).into()
+}
+
+#[track_caller]
+pub(crate) fn await_wake() {
+    let patience = Duration::from_secs(60);
+    let begun = Instant::now();
+    thread::park_timeout(patience);
+    assert!(begun.elapsed() < patience, "nobody was woken");
 }
 
 pub(crate) fn nexus(initiator: u64) -> NexusId {

@@ -7,16 +7,18 @@
 //! | WRITE SAME of anything else | writes of the block many times over |
 //! | VERIFY | reads, each compared with the data that was given, if any was |
 //! | WRITE AND VERIFY | a write, then those reads |
-//! | COMPARE AND WRITE | a read, compared; then a write |
+//! | COMPARE AND WRITE | reads, each compared; then a write |
+//!
+//! What is read, or written many times over, is at most [`MAX_SCRATCH`] bytes at a time: neither the memory that a
+//! command takes nor what one step of it compares depends on how much it is about.
 
 use egret_disk::Op;
 
-use crate::command::{Command, DataOut, DiskOp, Memory};
+use crate::command::{Command, DataOut, DiskOp, MAX_SCRATCH, Memory};
 use crate::sense::{Code, Key, Sense};
 
-/// How much is read or written at once by a command that does it piece by piece, in bytes: a multiple of every block
-/// size, and little enough for many commands at a time.
-const PIECE: u64 = 256 << 10;
+/// How much of the initiator's data is looked at at once, in bytes.
+const LOOK: usize = 4096;
 
 /// What is left to do of a command.
 #[derive(Debug, Default)]
@@ -30,27 +32,21 @@ pub(crate) enum Work {
         op: Op,
         limit: u64,
     },
-    /// Writes of the scratch memory, one after the other.
+    /// Writes of the block that the initiator gives, of `block` bytes, one after the other.
     Fill {
         offset: u64,
         left: u64,
+        block: u64,
         fua: bool,
     },
     Verify(Verify),
-    /// A read and a write of `len` bytes.
+    /// Reads of `len` bytes, of which the first `compared` are known to be as they should; then the write.
     CompareAndWrite {
-        phase: Phase,
         offset: u64,
         len: u64,
-        fua: bool,
+        compared: u64,
+        write: Option<DiskOp>,
     },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    Read,
-    Write,
-    End,
 }
 
 /// Reads of a range, and what they are compared with. In bytes.
@@ -62,8 +58,6 @@ pub(crate) struct Verify {
     pub(crate) left: u64,
     /// How much of the range has been compared.
     pub(crate) done: u64,
-    /// How much is being read.
-    pub(crate) reading: u64,
     pub(crate) against: Against,
     pub(crate) block: u64,
 }
@@ -91,21 +85,15 @@ impl Command {
                 DiskOp { op: *op, offset, len, memory: Memory::None }
             }),
             Work::Fill { left: 0, .. } => None,
-            Work::Fill { offset, left, fua } => {
-                let (at, len) = (*offset, (self.scratch.len() as u64).min(*left));
+            Work::Fill { offset, left, fua, .. } => {
+                let (at, len) = (*offset, MAX_SCRATCH.min(*left));
                 (*offset, *left) = (at + len, *left - len);
-                self.scratch.truncate(len as usize);
                 Some(DiskOp { op: Op::Write { fua: *fua }, offset: at, len, memory: Memory::Scratch })
             }
-            Work::Verify(verify) => verify.issue(&mut self.scratch),
-            Work::CompareAndWrite { phase: Phase::End, .. } => None,
-            &mut Work::CompareAndWrite { phase: Phase::Read, offset, len, .. } => {
-                self.scratch.clear();
-                self.scratch.resize(len as usize, 0);
-                Some(DiskOp { op: Op::Read, offset, len, memory: Memory::Scratch })
-            }
-            &mut Work::CompareAndWrite { phase: Phase::Write, offset, len, fua } => {
-                Some(DiskOp { op: Op::Write { fua }, offset, len, memory: Memory::DataOut(len) })
+            Work::Verify(Verify { write: write @ Some(_), .. }) => write.take(),
+            Work::Verify(Verify { offset, left, done, .. }) => read(*offset + *done, *left),
+            Work::CompareAndWrite { offset, len, compared, write } => {
+                read(*offset + *compared, *len - *compared).or_else(|| write.take())
             }
         };
         while self.extents.pop_if(|extent| extent.is_empty()).is_some() {}
@@ -113,45 +101,51 @@ impl Command {
             op = Some(DiskOp::FLUSH);
         }
         self.out = op.map(|op| op.op);
+        self.piece = op.filter(|op| op.memory == Memory::Scratch).map_or(0, |op| op.len as usize);
         op
     }
 
     /// Looks at what the operation has done that [`issue`](Self::issue) returned last.
     pub(crate) fn absorb(&mut self, data: &dyn DataOut) -> Result<(), Sense> {
+        // Given back here: the operation has ended, and nobody else has the memory any more. Empty where the operation
+        // had none of it, as a write of the initiator's data.
+        let (read, len) = (std::mem::take(&mut self.scratch), std::mem::take(&mut self.piece));
+        debug_assert_eq!(read.len(), len, "the operation's memory was not asked for");
         match &mut self.work {
-            Work::Verify(verify) => verify.absorb(&self.scratch, data),
-            Work::CompareAndWrite { phase: phase @ Phase::Read, .. } => {
-                if let Some(at) = difference(&self.scratch, data, 0, u64::MAX) {
+            Work::Verify(verify) => verify.absorb(&read, data),
+            Work::CompareAndWrite { compared, .. } => {
+                if let Some(at) = difference(&read, data, *compared) {
                     // SBC-4, COMPARE AND WRITE: where in the data it is.
-                    return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE).with(at));
+                    return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE).with(*compared + at));
                 }
-                *phase = Phase::Write;
-                Ok(())
-            }
-            Work::CompareAndWrite { phase, .. } => {
-                *phase = Phase::End;
+                *compared += read.len() as u64;
                 Ok(())
             }
             _ => Ok(()),
         }
     }
+}
 
-    /// Makes the scratch memory a piece of as many copies of the block that the initiator gives as `len` bytes have.
-    /// Returns whether the block is all zeroes.
-    pub(crate) fn take_pattern(&mut self, data: &dyn DataOut, block: u64, len: u64) -> bool {
-        self.scratch.clear();
-        self.scratch.resize(block as usize, 0);
-        data.read_at(0, &mut self.scratch);
-        if self.scratch.iter().all(|byte| *byte == 0) {
-            return true;
-        }
-        let copies = len.min(PIECE).max(block) / block;
-        self.scratch.reserve_exact((block * (copies - 1)) as usize);
-        for _ in 1..copies {
-            self.scratch.extend_from_within(..block as usize);
-        }
-        false
-    }
+/// A read of the first of `left` bytes to compare; `None` if there are none left.
+fn read(offset: u64, left: u64) -> Option<DiskOp> {
+    (left > 0).then_some(DiskOp { op: Op::Read, offset, len: left.min(MAX_SCRATCH), memory: Memory::Scratch })
+}
+
+/// Whether the first `len` bytes of the data are all zeroes.
+pub(crate) fn is_zeroes(data: &dyn DataOut, len: u64) -> bool {
+    let mut given = [0; LOOK];
+    (0..len).step_by(LOOK).all(|at| {
+        let given = &mut given[..(len - at).min(LOOK as u64) as usize];
+        data.read_at(at, given);
+        given.iter().all(|byte| *byte == 0)
+    })
+}
+
+/// Fills `scratch` with copies of the first `block` bytes of the data, of which it has a multiple.
+pub(crate) fn fill(scratch: &mut [u8], block: usize, data: &dyn DataOut) {
+    let (first, rest) = scratch.split_at_mut(block);
+    data.read_at(0, first);
+    rest.chunks_exact_mut(block).for_each(|copy| copy.copy_from_slice(first));
 }
 
 impl DiskOp {
@@ -159,53 +153,48 @@ impl DiskOp {
 }
 
 impl Verify {
-    fn issue(&mut self, scratch: &mut Vec<u8>) -> Option<DiskOp> {
-        if let Some(write) = self.write.take() {
-            return Some(write);
-        }
-        let len = self.left.min(PIECE);
-        if len == 0 {
-            return None;
-        }
-        scratch.clear();
-        scratch.resize(len as usize, 0);
-        self.reading = len;
-        Some(DiskOp { op: Op::Read, offset: self.offset + self.done, len, memory: Memory::Scratch })
-    }
-
     fn absorb(&mut self, read: &[u8], data: &dyn DataOut) -> Result<(), Sense> {
-        // Nothing is being read while the write is out.
-        let len = std::mem::take(&mut self.reading);
         let different = match self.against {
-            _ if len == 0 => None,
             Against::Nothing => None,
-            Against::Data => difference(read, data, self.done, u64::MAX),
-            Against::Block => difference(read, data, 0, self.block),
+            Against::Data => difference(read, data, self.done),
+            Against::Block => difference_from_block(read, data, self.block as usize),
         };
         if let Some(at) = different {
             let lba = (self.offset + self.done + at) / self.block;
             return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE).with(lba));
         }
+        let len = read.len() as u64;
         self.done += len;
         self.left -= len;
         Ok(())
     }
 }
 
-/// Where `read` is first different from the data that begins at `at`, which begins anew every `period` bytes.
-fn difference(read: &[u8], data: &dyn DataOut, at: u64, period: u64) -> Option<u64> {
-    let mut given = [0; 4096];
-    let mut done = 0;
-    while done < read.len() {
-        let from = done as u64 % period;
-        let len = (read.len() - done).min(given.len()).min((period - from).min(4096) as usize);
-        data.read_at(at + from, &mut given[..len]);
-        let part = &read[done..done + len];
-        if part != &given[..len] {
-            let first = part.iter().zip(&given).position(|(a, b)| a != b)?;
-            return Some((done + first) as u64);
-        }
-        done += len;
+/// Where `read` is first different from the data from `at` on.
+fn difference(read: &[u8], data: &dyn DataOut, at: u64) -> Option<u64> {
+    let mut given = [0; LOOK];
+    read.chunks(LOOK).enumerate().find_map(|(i, part)| {
+        let (done, given) = (i * LOOK, &mut given[..part.len()]);
+        data.read_at(at + done as u64, given);
+        differs(part, given).map(|first| (done + first) as u64)
+    })
+}
+
+/// Where one of the blocks in `read`, whichever, is first different from the block that the data begins with. Each byte
+/// of the data is read once, however many blocks there are.
+fn difference_from_block(read: &[u8], data: &dyn DataOut, block: usize) -> Option<u64> {
+    let mut given = [0; LOOK];
+    let mut first: Option<usize> = None;
+    for at in (0..block).step_by(LOOK) {
+        let given = &mut given[..(block - at).min(LOOK)];
+        data.read_at(at as u64, given);
+        let starts = (at..read.len()).step_by(block);
+        let found = { starts }.find_map(|start| Some(start + differs(&read[start..start + given.len()], given)?));
+        first = first.into_iter().chain(found).min();
     }
-    None
+    first.map(|at| at as u64)
+}
+
+fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
+    if a == b { None } else { a.iter().zip(b).position(|(a, b)| a != b) }
 }

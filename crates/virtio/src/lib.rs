@@ -31,7 +31,7 @@ pub mod ring;
 pub mod scsi;
 
 pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
-pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
+pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
 
 #[cfg(test)]
 mod testing;

@@ -1,9 +1,10 @@
 //! What a queue worker asks of a device model.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
+use std::task::Waker;
 
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, IoVec, Request, Token};
 use thiserror::Error;
 
 use crate::memory::GuestMemory;
@@ -12,8 +13,9 @@ use crate::ring::Chain;
 /// One queue's half of a device: makes disk requests of a chain, and a used element when it is done with it.
 ///
 /// The worker pops a chain and calls [`begin`](Self::begin), and does what the [`Next`] says until the chain is done: a
-/// request that comes of it goes to a disk and its completion to [`end`](Self::end); a chain that waits is tried again
-/// with [`retry`](Self::retry). The model writes the chain's status itself, before it says that it is done.
+/// request that comes of it goes to a disk and its completion to [`end`](Self::end); a chain that waits is the model's,
+/// which [wakes](Self::set_waker) the worker and goes on with it in [`resume`](Self::resume). The model writes the
+/// chain's status itself, before it says that it is done.
 ///
 /// `memory` is the map that the chain was popped with ([`Queue::memory`](crate::ring::Queue::memory)), in all calls: a
 /// queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
@@ -36,56 +38,38 @@ pub trait Model: Send {
     /// When the token is not of a request that is out: completed twice, or another queue's.
     fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next;
 
-    /// Goes on with a chain that waits: worth a try after each chain that ends, and every millisecond.
-    ///
-    /// # Panics
-    ///
-    /// When the token is not of a chain that waits.
-    fn retry(&mut self, memory: &GuestMemory, token: Token) -> Next;
+    /// How the worker is woken, from any thread, when there is something for [`resume`](Self::resume); before the first
+    /// chain begins. `None` when it is to run nowhere: nothing is in flight then, and the driver has been shown all that
+    /// was done, so that nobody need wait for this queue.
+    fn set_waker(&mut self, _waker: Option<Waker>) {}
+
+    /// Goes on with the chains that wait and need not any more, and appends what becomes of them. To be called when the
+    /// worker has been woken. Its work in one call is bounded; if there is more, it wakes the worker anew.
+    fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
+
+    /// The worker has shown the driver all that was done.
+    fn shown(&mut self) {}
 
     /// How many chains are in flight.
     fn in_flight(&self) -> usize;
 
-    /// How many chains there is a use for now, on a queue whose chains are for the device to send something with.
-    /// `None` on all others, which want every chain.
+    /// How many chains there is a use for now, on a queue whose chains are for the device to send something with, or
+    /// that has only so many under way at a time. `None` on all others, which want every chain.
     fn wanted(&self) -> Option<Arc<AtomicU32>> {
         None
     }
-
-    /// Where the worker notes that it has shown the driver what was done, on a queue where others wait for that.
-    fn progress(&self) -> Option<Arc<Progress>> {
-        None
-    }
 }
 
-/// How far a queue has come: for those who must not speak before it has.
-#[derive(Debug, Default)]
-pub struct Progress {
-    done: AtomicU64,
-    shown: AtomicU64,
-}
+/// The longest list of pieces that is kept for another request.
+pub(crate) const KEEP_PIECES: usize = 128;
 
-impl Progress {
-    /// The queue's model has done another chain.
-    #[inline]
-    pub(crate) fn advance(&self) {
-        self.done.store(self.done.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// How many chains have been done.
-    pub(crate) fn done(&self) -> u64 {
-        self.done.load(Ordering::Acquire)
-    }
-
-    /// Whether the driver has been shown the first `done` of them.
-    pub(crate) fn has_shown(&self, done: u64) -> bool {
-        self.shown.load(Ordering::Acquire) >= done
-    }
-
-    /// The queue's worker has shown the driver all that was done.
-    #[inline]
-    pub fn show(&self) {
-        self.shown.store(self.done.load(Ordering::Relaxed), Ordering::Release);
+/// Keeps a request's buffers for another, unless they have grown to a list that is rarely needed: a driver that has sent
+/// the longest chains once would otherwise have their memory for as long as its queue runs. Only those allocate anew.
+#[inline]
+pub(crate) fn keep(spare: &mut Vec<Vec<IoVec>>, mut buffers: Vec<IoVec>) {
+    if buffers.capacity() <= KEEP_PIECES {
+        buffers.clear();
+        spare.push(buffers);
     }
 }
 
@@ -98,7 +82,7 @@ pub struct DiskKey(pub u32);
 pub enum Next {
     /// This request goes to the disk.
     Submit(DiskKey, Request),
-    /// Others are in its way: [`retry`](Model::retry).
+    /// Others are in its way: [`resume`](Model::resume) has more of it.
     Wait,
     /// It is done: add it to the used ring.
     Done(Ended),

@@ -26,6 +26,7 @@ mod events;
 mod luns;
 mod queue;
 mod tasks;
+mod waiting;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -48,7 +49,7 @@ use crate::model::{DiskKey, Model};
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
-use tasks::Tasks;
+use tasks::Inbox;
 
 /// The queues before the first request queue.
 const FIXED_QUEUES: u16 = 2;
@@ -83,8 +84,8 @@ pub struct Scsi {
     /// Which table is in `luns`, so that queues need not ask.
     version: AtomicU64,
     events: Events,
-    /// The commands of each request queue.
-    tasks: Mutex<Vec<Arc<Tasks>>>,
+    /// What each request queue is asked to do about its commands.
+    inboxes: Mutex<Vec<Arc<Inbox>>>,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +112,7 @@ impl Scsi {
             luns: Mutex::default(),
             version: AtomicU64::new(0),
             events: Events::default(),
-            tasks: Mutex::new((0..config.num_queues).map(|_| Arc::new(Tasks::new(0))).collect()),
+            inboxes: Mutex::new((0..config.num_queues).map(|_| Arc::default()).collect()),
             config,
         }))
     }
@@ -235,17 +236,17 @@ impl Scsi {
         (self.version(), Arc::clone(&luns.table))
     }
 
-    fn tasks(&self) -> MutexGuard<'_, Vec<Arc<Tasks>>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inboxes(&self) -> MutexGuard<'_, Vec<Arc<Inbox>>> {
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The model of a request queue, counted from 0, which has `size` descriptors.
     pub fn request_queue(self: &Arc<Self>, index: u16, size: u16) -> ScsiQueue {
-        let tasks = Arc::new(Tasks::new(size));
-        if let Some(place) = self.tasks().get_mut(usize::from(index)) {
-            *place = Arc::clone(&tasks);
+        let inbox = Arc::<Inbox>::default();
+        if let Some(place) = self.inboxes().get_mut(usize::from(index)) {
+            *place = Arc::clone(&inbox);
         }
-        ScsiQueue::new(Arc::clone(self), index, tasks, size)
+        ScsiQueue::new(Arc::clone(self), index, inbox, size)
     }
 }
 

@@ -67,7 +67,7 @@ pub fn await_signal(fd: &OwnedFd) {
     assert_eq!(signalled, 1, "nobody signalled");
 }
 
-/// A front-end that drives control, event and one request queue.
+/// A front-end that drives control, event and request queues.
 pub struct Machine {
     pub peer: Peer,
     pub memory: Arc<GuestMemory>,
@@ -89,13 +89,14 @@ impl Machine {
             Layout::Packed => (true, PACKED_BASE as u16),
         };
         peer.agree_but(if packed { 0 } else { RING_PACKED });
-        assert_eq!(peer.ask_u64(GET_QUEUE_NUM), 3);
+        let queues = peer.ask_u64(GET_QUEUE_NUM) as u32;
+        assert!(queues > REQUESTS);
         let region = Region::anonymous(MEMORY, 0x20_0000).unwrap();
         let table = [words(&[1, 0]), longs(&[MEMORY, region.size, MEMORY, 0])].concat();
         peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
         let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
         let mut rings = Vec::new();
-        for index in [CONTROL, EVENTS, REQUESTS] {
+        for index in 0..queues {
             let config = DriverConfig { size: 16, packed, event_idx: true, indirect: None, base };
             let at = MEMORY + u64::from(index) * 0x1_0000;
             let driver = ring::Driver::new(&memory, at, config).unwrap();
@@ -125,7 +126,7 @@ impl Machine {
         peer.order(SET_VRING_ENABLE, &words(&[index, 1]))
     }
 
-    fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
+    pub fn offer(&mut self, queue: u32, readable: &[Piece], writable: &[Piece]) {
         let ring = &mut self.rings[queue as usize];
         ring.driver.add(readable, writable, 0).unwrap();
         if ring.driver.publish() {
@@ -133,7 +134,7 @@ impl Machine {
         }
     }
 
-    fn reap(&mut self, queue: u32) -> Used {
+    pub fn reap(&mut self, queue: u32) -> Used {
         let ring = &mut self.rings[queue as usize];
         loop {
             if let Some(used) = ring.driver.reap().unwrap() {
@@ -214,20 +215,30 @@ pub fn started_with(io: &IoThread, disk: Arc<Disk>, layout: Layout) -> (Machine,
 }
 
 pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
+    listening_on(&[io], 1, disk)
+}
+
+/// With that many request queues, dealt out to these threads.
+pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let config = ScsiExportConfig {
         id: "e0".into(),
         address: Address::Fd(theirs.into()),
         access: Access::default(),
-        device: ScsiConfig { num_queues: 1, queue_size: 128 },
+        device: ScsiConfig { num_queues, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
         kickless: Kickless::default(),
         memory: MemoryRules::default(),
     };
-    (ours, Export::start_scsi(config, vec![io.0.clone()]).unwrap())
+    let loops = io.iter().map(|io| io.0.clone()).collect();
+    (ours, Export::start_scsi(config, loops).unwrap())
 }
 
 pub const ABORT_TASK: u8 = 0;
+pub const ABORT_TASK_SET: u8 = 1;
+pub const UNIT_RESET: u8 = 5;
+pub const QUERY_TASK: u8 = 6;
+pub const QUERY_TASK_SET: u8 = 7;
 pub const TEST_UNIT_READY: [u8; 6] = [0; 6];
 pub const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 pub const POWER_ON: (u8, u8, u8) = (0, 2, 0x29);

@@ -5,6 +5,7 @@ mod machine;
 #[path = "../peer/mod.rs"]
 mod peer;
 mod turns;
+mod waiting;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;

@@ -5,13 +5,14 @@ use egret_disk::Op;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb16, config, nexus};
+use crate::command::{KEEP_DATA, KEEP_EXTENTS, MAX_SCRATCH};
+use crate::testing::{BLOCK, BLOCKS, Rig, await_wake, cdb10, cdb16, config, nexus, waker_of_this_thread};
 use crate::{Attention, Done, Key, LunConfig, Memory, Status};
 
 /// Begins a command that is not run to its end.
 fn begin(rig: &Rig, command: &mut Command, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> Step {
     let data_out = out.len() as u64;
-    let task = Task { cdb, nexus, luns: &[], data_in: 1 << 20, data_out, lane: 1 };
+    let task = Task { cdb, nexus, luns: &[], data_in: 1 << 20, data_out, lane: 1, waker: Waker::noop() };
     rig.unit.begin(command, &task, &out)
 }
 
@@ -100,7 +101,7 @@ fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not
     assert!(is_disk(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Op::Read));
     let write = cdb10(0x2a, 0, 4, 2);
     assert_eq!(begin(&rig, &mut over, &rig.nexus, &write, &[1; 2 * BLOCK]), Step::Wait);
-    assert_eq!(rig.unit.retry(&mut over, &rig.nexus), Step::Wait);
+    assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
     assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x2a, 0, 6, 1), &[1; BLOCK]), WRITE));
     assert!(good(rig.unit.step(&mut beside, OK, &&[1; BLOCK][..])));
     // Another one of the same block waits, too; a read does not.
@@ -108,11 +109,11 @@ fn a_write_that_overlaps_a_compare_and_write_waits_for_its_end_and_others_do_not
     rig.unit.abort(&mut beside);
     assert!(is_disk(begin(&rig, &mut beside, &rig.nexus, &cdb10(0x28, 0, 5, 1), &[]), Op::Read));
 
-    alone.scratch().copy_from_slice(&data[..BLOCK]);
+    alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
     assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
-    assert_eq!(rig.unit.retry(&mut over, &rig.nexus), Step::Wait);
+    assert_eq!(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), Step::Wait);
     assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
-    assert!(is_disk(rig.unit.retry(&mut over, &rig.nexus), WRITE));
+    assert!(is_disk(rig.unit.retry(&mut over, &rig.nexus, Waker::noop()), WRITE));
     assert!(good(rig.unit.step(&mut over, OK, &&[1; 2 * BLOCK][..])));
 }
 
@@ -125,7 +126,7 @@ fn a_compare_and_write_waits_for_whatever_was_changing_the_medium_before_it() {
     assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
     assert_eq!(begin(&rig, &mut alone, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
     assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
-    assert!(is_disk(rig.unit.retry(&mut alone, &rig.nexus), Op::Read));
+    assert!(is_disk(rig.unit.retry(&mut alone, &rig.nexus, Waker::noop()), Op::Read));
     rig.unit.abort(&mut alone);
     assert!(is_disk(begin(&rig, &mut write, &rig.nexus, &cdb10(0x2a, 0, 5, 1), &data), WRITE));
     rig.unit.abort(&mut write);
@@ -142,7 +143,7 @@ fn one_that_waits_and_is_aborted_holds_nobody_up() {
     rig.unit.abort(&mut first);
     assert_eq!(begin(&rig, &mut second, &rig.nexus, &compare_and_write(5), &data), Step::Wait);
     assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
-    assert!(is_disk(rig.unit.retry(&mut second, &rig.nexus), Op::Read));
+    assert!(is_disk(rig.unit.retry(&mut second, &rig.nexus, Waker::noop()), Op::Read));
     rig.unit.abort(&mut second);
 }
 
@@ -155,7 +156,8 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing() {
     let (unit, nexus) = (&rig.unit, &rig.nexus);
     let disk = &Mutex::new(vec![0; 4 * BLOCK]);
     let run = |command: &mut Command, cdb: &[u8], data: &[u8], lane: u8| {
-        let task = Task { cdb, nexus, luns: &[], data_in: 0, data_out: data.len() as u64, lane: lane.into() };
+        let waker = &waker_of_this_thread();
+        let task = Task { cdb, nexus, luns: &[], data_in: 0, data_out: data.len() as u64, lane: lane.into(), waker };
         let mut step = unit.begin(command, &task, &data);
         loop {
             step = match step {
@@ -163,7 +165,7 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing() {
                     let (at, len) = (op.offset as usize, op.len as usize);
                     let mut disk = disk.lock().unwrap();
                     match op.memory {
-                        Memory::Scratch => command.scratch().copy_from_slice(&disk[at..at + len]),
+                        Memory::Scratch => command.scratch(&data).copy_from_slice(&disk[at..at + len]),
                         Memory::DataOut(from) => disk[at..at + len].copy_from_slice(&data[from as usize..][..len]),
                         _ => panic!("{op:?}"),
                     }
@@ -172,8 +174,8 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing() {
                     unit.step(command, OK, &data)
                 }
                 Step::Wait => {
-                    thread::yield_now();
-                    unit.retry(command, nexus)
+                    await_wake();
+                    unit.retry(command, nexus, waker)
                 }
                 Step::Done(done) => return done,
                 Step::Overrun { .. } => panic!("the buffers are long enough"),
@@ -230,12 +232,12 @@ fn preempt_and_abort_ends_when_nothing_that_was_begun_before_it_can_write_any_mo
     assert!(is_disk(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 0, 1), &data), WRITE));
     assert_eq!(reserve_out(&rig, &mut preempt, &b, 5, 5, [2, 1]), Step::Wait);
     assert!(good(rig.unit.step(&mut write, OK, &&data[..])));
-    assert_eq!(rig.unit.retry(&mut preempt, &b), Step::Wait, "there is the other one");
-    alone.scratch().copy_from_slice(&data[..BLOCK]);
+    assert_eq!(rig.unit.retry(&mut preempt, &b, Waker::noop()), Step::Wait, "there is the other one");
+    alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
     assert!(is_disk(rig.unit.step(&mut alone, OK, &&data[..]), WRITE));
-    assert_eq!(rig.unit.retry(&mut preempt, &b), Step::Wait);
+    assert_eq!(rig.unit.retry(&mut preempt, &b, Waker::noop()), Step::Wait);
     assert!(good(rig.unit.step(&mut alone, OK, &&data[..])));
-    assert!(good(rig.unit.retry(&mut preempt, &b)));
+    assert!(good(rig.unit.retry(&mut preempt, &b, Waker::noop())));
 }
 
 /// SPC-5, PREEMPT AND ABORT service action.
@@ -249,7 +251,7 @@ fn a_write_that_waits_when_its_nexus_is_preempted_conflicts() {
     assert!(good(reserve_out(&rig, &mut preempt, &b, 4, 5, [2, 1])));
     rig.unit.abort(&mut alone);
     let conflict = Step::refused(Status::ReservationConflict, None);
-    assert_eq!(rig.unit.retry(&mut write, &a), conflict);
+    assert_eq!(rig.unit.retry(&mut write, &a, Waker::noop()), conflict);
 }
 
 #[test]
@@ -264,10 +266,66 @@ fn read_and_write_need_no_memory() {
 /// A command is recycled whatever became of it, and keeps little memory.
 #[test]
 fn a_command_does_not_keep_what_only_one_needed() {
-    let mut rig = Rig::new(config());
+    let discard = config().discard.map(|discard| crate::DiscardConfig { max_descriptors: 100, ..discard });
+    let mut rig = Rig::new(LunConfig { discard, ..config() });
     rig.run(&cdb10(0x2f, 0, 0, BLOCKS as u16), &[], 0).good();
-    rig.run(&[0; 6], &[], 0).good();
-    assert_eq!(rig.command.scratch.capacity(), 0);
+    let all_opcodes = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    assert!(rig.run(&all_opcodes, &[], 4096).good().len() > KEEP_DATA);
+    let ranges = (0..100).flat_map(|lba| [0, 0, 0, 0, 0, 0, 0, lba, 0, 0, 0, 1, 0, 0, 0, 0]);
+    let list: Vec<u8> = [0, 0, 6, 64, 0, 0, 0, 0].into_iter().chain(ranges).collect();
+    rig.run(&cdb10(0x42, 0, 0, list.len() as u16), &list, 0).good();
+    rig.command.recycle();
+    let Command { response, scratch, extents, .. } = &rig.command;
+    let kept = (response.capacity(), scratch.capacity(), extents.capacity());
+    assert!(kept.0 <= KEEP_DATA && kept.1 == 0 && kept.2 <= KEEP_EXTENTS, "{kept:?}");
+}
+
+/// The memory of an operation is there for who runs it, and not before: that an initiator has many commands under way
+/// takes none.
+#[test]
+fn memory_is_taken_when_an_operation_runs_and_given_back_when_it_has_ended() {
+    let rig = Rig::new(config());
+    let block = [7; BLOCK];
+    for cdb in [cdb10(0x2f, 0, 0, 256), cdb10(0x2f, 0x06, 0, 256), cdb10(0x41, 0, 0, 256)] {
+        let mut command = Command::new();
+        let Step::Disk(op) = begin(&rig, &mut command, &rig.nexus, &cdb, &block) else { panic!("{cdb:02x?}") };
+        assert_eq!((op.memory, op.len, command.scratch.capacity()), (Memory::Scratch, MAX_SCRATCH, 0));
+        command.scratch(&&block[..]).iter_mut().for_each(|byte| *byte = 7);
+        assert_eq!(command.scratch(&&block[..]).len() as u64, MAX_SCRATCH);
+        let is_next = matches!(rig.unit.step(&mut command, OK, &&block[..]), Step::Disk(op) if op.len == MAX_SCRATCH);
+        assert!(is_next && command.scratch.capacity() == 0, "{cdb:02x?}");
+        command.scratch(&&block[..]);
+        rig.unit.abort(&mut command);
+        assert_eq!(command.scratch.capacity(), 0);
+    }
+}
+
+/// Data of which it is known how much is looked at.
+struct Counted<'a>(&'a [u8], std::cell::Cell<usize>);
+
+impl DataOut for Counted<'_> {
+    fn read_at(&self, at: u64, into: &mut [u8]) {
+        self.1.set(self.1.get() + into.len());
+        self.0.read_at(at, into);
+    }
+}
+
+#[test]
+fn of_a_parameter_list_no_more_is_read_than_can_mean_something() {
+    let rig = Rig::new(config());
+    let list = vec![0; 0xffff];
+    let parameter_lists = [
+        // UNMAP of at most four ranges, and MODE SELECT.
+        (cdb10(0x42, 0, 0, 0xffff), 8 + 4 * 16),
+        (cdb10(0x55, 0x10, 0, 0xffff), 1024),
+    ];
+    for (cdb, most) in parameter_lists {
+        let given = Counted(&list, std::cell::Cell::new(0));
+        let (waker, data_out) = (Waker::noop(), list.len() as u64);
+        let task = Task { cdb: &cdb, nexus: &rig.nexus, luns: &[], data_in: 0, data_out, lane: 1, waker };
+        let step = rig.unit.begin(&mut Command::new(), &task, &given);
+        assert!(matches!(step, Step::Done(_)) && given.1.get() <= most, "{step:?} {}", given.1.get());
+    }
 }
 
 #[test]

@@ -219,7 +219,8 @@ fn where_there_is_no_unit_inquiry_request_sense_and_report_luns_are_answered_and
     let rig = Rig::new(config());
     let luns = [0, 1 << 48];
     let ask = |cdb: &[u8]| {
-        let task = Task { cdb, nexus: &rig.nexus, luns: &luns, data_in: 255, data_out: 0, lane: 0 };
+        let waker = std::task::Waker::noop();
+        let task = Task { cdb, nexus: &rig.nexus, luns: &luns, data_in: 255, data_out: 0, lane: 0, waker };
         let mut command = Command::new();
         let Step::Done(done) = crate::absent(&mut command, &task, &&[][..]) else { panic!("it is not done") };
         assert_eq!(done.moved, command.data_in().len() as u64);

@@ -1,6 +1,7 @@
 use rustix::io::Errno;
 
 use super::*;
+use crate::command::MAX_SCRATCH;
 use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb12, cdb16, config};
 use crate::{LunConfig, Status};
 
@@ -192,8 +193,8 @@ fn a_failure_of_the_disk_ends_the_command_and_lets_others_go_on() {
 fn verify_reads_all_of_the_medium_piece_by_piece() {
     let mut rig = rig();
     assert_eq!(rig.run(&cdb10(0x2f, 0, 0, BLOCKS as u16), &[], 0).moved, 0);
-    let piece = 256 << 10;
-    assert_eq!(rig.ops, [(Op::Read, 0, piece), (Op::Read, piece, piece)]);
+    let pieces: Vec<_> = (0..8).map(|i| (Op::Read, i * MAX_SCRATCH, MAX_SCRATCH)).collect();
+    assert_eq!(rig.ops, pieces);
     rig.fails = Some((1, Errno::IO));
     assert_eq!(rig.run(&cdb16(0x8f, 0, 0, 1024), &[], 0).sense().code, Code::READ_ERROR);
 }
@@ -222,6 +223,25 @@ fn verify_with_bytchk_11b_compares_every_block_with_one() {
     assert_eq!(rig.run(&cdb10(0x2f, 0x06, 100, 100), &block, 0).moved, BLOCK as u64);
     let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE).with(200);
     assert_eq!(rig.run(&cdb10(0x2f, 0x06, 100, 101), &block, 0).sense(), miscompare);
+}
+
+/// SBC-4, VERIFY (10) command.
+#[test]
+fn the_first_block_that_differs_is_named_wherever_in_its_block_the_difference_is() {
+    const LONG: usize = 8192;
+    let mut rig =
+        Rig::new(LunConfig { logical_block_bytes: LONG as u32, physical_block_bytes: LONG as u32, ..config() });
+    let block: Vec<u8> = (0..LONG).map(|i| (i % 251) as u8).collect();
+    rig.disk.chunks_mut(LONG).for_each(|place| place.copy_from_slice(&block));
+    // Near its end, where the next block is different near its beginning.
+    rig.disk[3 * LONG + 8000] ^= 1;
+    rig.disk[4 * LONG + 5] ^= 1;
+    let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE);
+    for from in 0..=3 {
+        assert_eq!(rig.run(&cdb10(0x2f, 0x06, from, 8), &block, 0).sense(), miscompare.with(3));
+    }
+    assert_eq!(rig.run(&cdb10(0x2f, 0x06, 4, 8), &block, 0).sense(), miscompare.with(4));
+    rig.run(&cdb10(0x2f, 0x06, 5, 40), &block, 0).good();
 }
 
 /// SBC-4, VERIFY (10) command.
@@ -267,6 +287,24 @@ fn compare_and_write_writes_if_and_only_if_all_is_equal() {
     data[BLOCK + 9] ^= 1;
     rig.run(&compare_and_write(7, 2, 0x08), &data, 0).good();
     assert_eq!(rig.ops[1].0, FUA_WRITE);
+}
+
+/// SBC-4, COMPARE AND WRITE command.
+#[test]
+fn compare_and_write_compares_piece_by_piece_and_writes_at_once() {
+    let most = LunConfig { max_compare_and_write_blocks: 255, ..config() };
+    let mut rig = Rig::new(most);
+    let mut data = [rig.blocks(1, 255), &pattern(255)].concat();
+    let (offset, len) = (BLOCK as u64, 255 * BLOCK as u64);
+    let reads = [(Op::Read, offset, MAX_SCRATCH), (Op::Read, offset + MAX_SCRATCH, len - MAX_SCRATCH)];
+    data[200 * BLOCK] ^= 1;
+    let miscompare = Sense::new(Key::Miscompare, Code::MISCOMPARE).with(200 * BLOCK as u64);
+    assert_eq!(rig.run(&compare_and_write(1, 255, 0), &data, 0).sense(), miscompare);
+    assert_eq!(rig.ops, reads);
+    data[200 * BLOCK] ^= 1;
+    rig.run(&compare_and_write(1, 255, 0), &data, 0).good();
+    assert_eq!(rig.ops, [reads[0], reads[1], (WRITE, offset, len)]);
+    assert_eq!(rig.blocks(1, 255), pattern(255));
 }
 
 /// SBC-4, COMPARE AND WRITE command.
@@ -317,8 +355,9 @@ fn write_same_of_anything_else_writes_it_over_and_over() {
     let block = pattern(1);
     rig.run(&cdb16(0x93, 0x08, 8, 600), &block, 0).good();
     assert!(rig.blocks(8, 600).chunks(BLOCK).all(|b| b == block));
-    let k = 1024;
-    assert_eq!(rig.ops, [(WRITE, 4 * k, 256 * k), (WRITE, 260 * k, 44 * k)]);
+    let whole = (0..4).map(|i| (WRITE, 4096 + i * MAX_SCRATCH, MAX_SCRATCH));
+    let rest = (WRITE, 4096 + 4 * MAX_SCRATCH, 600 * BLOCK as u64 - 4 * MAX_SCRATCH);
+    assert_eq!(rig.ops, whole.chain([rest]).collect::<Vec<_>>());
 }
 
 /// SBC-4, WRITE SAME (10) command.

@@ -12,7 +12,7 @@ use virtio_bindings::bindings::virtio_blk::{
 
 use super::{Blk, SECTOR};
 use crate::memory::{GuestMemory, pieces};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
+use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
 use crate::ring::Chain;
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
@@ -209,13 +209,12 @@ impl Model for BlkQueue {
 
     #[inline]
     fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
-        let Completion { token, result, mut buffers } = completion;
+        let Completion { token, result, buffers } = completion;
         let head = head_of(token);
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
         let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
         self.in_flight -= 1;
-        buffers.clear();
-        self.spare.push(buffers);
+        keep(&mut self.spare, buffers);
         let (status, data) = match result {
             // A read is of less than 4 GiB, as its chain is.
             Ok(()) if kind == Kind::Read => (Status::Ok, bytes as u32),
@@ -224,10 +223,6 @@ impl Model for BlkQueue {
         };
         set_status(memory, byte, status);
         Next::Done(Ended { head, written: data + 1, kind, bytes, status })
-    }
-
-    fn retry(&mut self, _memory: &GuestMemory, _token: Token) -> Next {
-        unreachable!("no request of virtio-blk waits for another")
     }
 
     fn in_flight(&self) -> usize {

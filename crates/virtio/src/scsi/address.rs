@@ -31,16 +31,6 @@ impl LunAddress {
         let method = if self.lun < 256 { 0 } else { 0x4000 };
         u64::from(self.lun | method) << 48
     }
-
-    /// A number that no other address has, other than zero.
-    pub(super) fn word(self) -> u32 {
-        1 + (u32::from(self.target) << 14 | u32::from(self.lun))
-    }
-
-    /// Whether the word is of this target.
-    pub(super) fn target_of(word: u32) -> u8 {
-        (word.wrapping_sub(1) >> 14) as u8
-    }
 }
 
 impl fmt::Display for LunAddress {
@@ -101,7 +91,6 @@ mod tests {
             let address = LunAddress { target: 200, lun };
             assert_eq!(Addressed::parse(address.to_bytes()), Addressed::Unit(address));
             assert_eq!(address.to_bytes()[2..4], address.number().to_be_bytes()[..2], "as REPORT LUNS has it");
-            assert_eq!(LunAddress::target_of(address.word()), address.target);
         }
         assert_eq!(LunAddress { target: 3, lun: 255 }.number(), 0x00ff << 48);
         assert_eq!(LunAddress { target: 3, lun: 256 }.number(), 0x4100 << 48);

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
 
 use egret_disk::{Completion, IoVec, Token};
 use virtio_bindings::bindings::virtio_scsi::{
@@ -14,11 +16,11 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::Scsi;
-use super::address::{Addressed, LunAddress};
+use super::address::Addressed;
 use super::luns::Lun;
-use super::tasks::{Abort, TaskId, Tasks};
+use super::tasks::{Abort, About, Ended as EndedFunctions, Function};
 use crate::memory::GuestMemory;
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of};
+use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
 use crate::ring::Chain;
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
@@ -29,19 +31,22 @@ const AN: usize = 16;
 /// The response of a function that was done.
 const FUNCTION_COMPLETE: u32 = VIRTIO_SCSI_S_OK;
 
-/// A function that has ended commands, and waits until they have left and the driver has been shown that: it may give
-/// their memory to others as soon as the function is complete.
+/// How many functions are under way at a time; others stay in the ring. Each holds every command that it is about, and
+/// every queue looks through its commands for it.
+pub(super) const FUNCTIONS: usize = 16;
+
+/// A function that has been passed on to the request queues. One that ends commands is complete when they have left and
+/// the driver has been shown that: it may give their memory to others then.
 struct Waiting {
     response: Vec<IoVec>,
-    tasks: Vec<(Arc<Tasks>, TaskId)>,
-    /// How far each queue had come when all of them had left.
-    shown: Option<Vec<(Arc<Tasks>, u64)>>,
     then: Then,
 }
 
-/// What is done when they have.
+/// What is done when all queues have let go of it.
 enum Then {
-    Nothing,
+    Complete,
+    /// It was a question.
+    Tell,
     ResetUnit(Arc<Lun>),
     ResetNexus(Vec<Arc<Lun>>),
 }
@@ -49,18 +54,26 @@ enum Then {
 /// What becomes of a function.
 enum Outcome {
     Respond(u32),
-    Wait(Vec<(Arc<Tasks>, TaskId)>, Then),
+    Ask(About, Option<Abort>, Then),
 }
 
 /// The model of the control queue. What it does is rare: it takes what memory it needs.
 pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
+    ended: Arc<EndedFunctions>,
+    /// How many functions may begin.
+    wanted: Arc<AtomicU32>,
 }
 
 impl ControlQueue {
     pub(super) fn new(scsi: Arc<Scsi>) -> Self {
-        Self { scsi, waiting: HashMap::new() }
+        let wanted = Arc::new(AtomicU32::new(FUNCTIONS as u32));
+        Self { scsi, waiting: HashMap::new(), ended: Arc::default(), wanted }
+    }
+
+    fn settle(&self) {
+        self.wanted.store(FUNCTIONS.saturating_sub(self.waiting.len()) as u32, Ordering::Release);
     }
 
     fn manage(&self, request: &[u8; TMF]) -> Outcome {
@@ -77,38 +90,31 @@ impl ControlQueue {
         }
         // It is about the whole target, and need not name one of its units.
         if function == VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET {
-            let tasks = self.find(|_, word| LunAddress::target_of(word) == address.target);
-            return abort(tasks, Abort::Reset, Then::ResetNexus(target.to_vec()));
+            let units = target.to_vec();
+            return Outcome::Ask(About::Target(address.target), Some(Abort::Reset), Then::ResetNexus(units));
         }
         let Some(lun) = table.find(address) else { return Outcome::Respond(VIRTIO_SCSI_S_INCORRECT_LUN) };
-        let unit = address.word();
-        let one = || self.find(|its, word| its == tag && word == unit);
-        let all = || self.find(|_, word| word == unit);
-        let query = |tasks: Vec<_>| match tasks.is_empty() {
-            true => Outcome::Respond(FUNCTION_COMPLETE),
-            false => Outcome::Respond(VIRTIO_SCSI_S_FUNCTION_SUCCEEDED),
-        };
+        let (one, all) = (About::Task(address, tag), About::Unit(address));
         match function {
-            VIRTIO_SCSI_T_TMF_ABORT_TASK => abort(one(), Abort::Task, Then::Nothing),
+            VIRTIO_SCSI_T_TMF_ABORT_TASK => Outcome::Ask(one, Some(Abort::Task), Then::Complete),
             // Each nexus has a task set of its own, as the control mode page says.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
-                abort(all(), Abort::Task, Then::Nothing)
+                Outcome::Ask(all, Some(Abort::Task), Then::Complete)
             }
-            VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET => abort(all(), Abort::Reset, Then::ResetUnit(Arc::clone(lun))),
-            VIRTIO_SCSI_T_TMF_QUERY_TASK => query(one()),
-            VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => query(all()),
+            VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET => {
+                Outcome::Ask(all, Some(Abort::Reset), Then::ResetUnit(Arc::clone(lun)))
+            }
+            VIRTIO_SCSI_T_TMF_QUERY_TASK => Outcome::Ask(one, None, Then::Tell),
+            VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => Outcome::Ask(all, None, Then::Tell),
             // CLEAR ACA among them: no unit has auto contingent allegiance.
             _ => Outcome::Respond(VIRTIO_SCSI_S_FUNCTION_REJECTED),
         }
     }
 
-    /// The commands in flight that `wanted` names, of all queues.
-    fn find(&self, wanted: impl Fn(u64, u32) -> bool) -> Vec<(Arc<Tasks>, TaskId)> {
-        let mut found = Vec::new();
-        for tasks in self.scsi.tasks().iter() {
-            found.extend(tasks.find(&wanted).map(|id| (Arc::clone(tasks), id)));
-        }
-        found
+    /// Passes a function on to all request queues. Should none run it ends here.
+    fn ask(&self, head: u16, about: About, ends: Option<Abort>) {
+        let function = Function::new(head, about, ends, &self.ended);
+        self.scsi.inboxes().iter().for_each(|inbox| inbox.post(&function));
     }
 
     /// No unit has events to subscribe to.
@@ -129,20 +135,13 @@ impl ControlQueue {
     }
 }
 
-fn abort(tasks: Vec<(Arc<Tasks>, TaskId)>, how: Abort, then: Then) -> Outcome {
-    for (queue, id) in &tasks {
-        queue.abort(*id, how);
-    }
-    Outcome::Wait(tasks, then)
-}
-
 fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Next {
     let written = memory.scatter(room, response) as u32;
     Next::Done(Ended { head, written, kind: Kind::Other, bytes: 0, status: Status::Ok })
 }
 
 impl Model for ControlQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
         let head = chain.head;
         let mut request = [0; TMF];
         let len = memory.gather(&chain.readable, &mut request);
@@ -162,10 +161,12 @@ impl Model for ControlQueue {
         match kind {
             VIRTIO_SCSI_T_TMF => match self.manage(&request) {
                 Outcome::Respond(response) => Ok(respond(memory, head, &chain.writable, &[response as u8])),
-                Outcome::Wait(tasks, then) => {
+                Outcome::Ask(about, ends, then) => {
                     let response = mem::take(&mut chain.writable);
-                    self.waiting.insert(head, Waiting { response, tasks, shown: None, then });
-                    Ok(self.retry(memory, crate::token_of(base, head)))
+                    self.waiting.insert(head, Waiting { response, then });
+                    self.settle();
+                    self.ask(head, about, ends);
+                    Ok(Next::Wait)
                 }
             },
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
@@ -182,30 +183,32 @@ impl Model for ControlQueue {
         unreachable!("no control request asks anything of a disk")
     }
 
-    fn retry(&mut self, memory: &GuestMemory, token: Token) -> Next {
-        let head = head_of(token);
-        let waiting = self.waiting.get_mut(&head).expect("only what waits is tried again");
-        waiting.tasks.retain(|(queue, id)| queue.has(*id));
-        if !waiting.tasks.is_empty() {
-            return Next::Wait;
+    fn set_waker(&mut self, waker: Option<Waker>) {
+        self.ended.set_waker(waker.unwrap_or_else(|| Waker::noop().clone()));
+    }
+
+    fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        for (head, found) in self.ended.take() {
+            let Some(Waiting { response, then }) = self.waiting.remove(&head) else { continue };
+            let told = match then {
+                Then::Tell if found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
+                _ => FUNCTION_COMPLETE,
+            };
+            match then {
+                Then::Complete | Then::Tell => {}
+                Then::ResetUnit(lun) => lun.unit.reset(),
+                Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
+            }
+            into.push(respond(memory, head, &response, &[told as u8]));
         }
-        let queues = || self.scsi.tasks().iter().map(|queue| (Arc::clone(queue), queue.progress.done())).collect();
-        let shown: &mut Vec<_> = waiting.shown.get_or_insert_with(queues);
-        shown.retain(|(queue, done)| !queue.progress.has_shown(*done));
-        if !shown.is_empty() {
-            return Next::Wait;
-        }
-        match mem::replace(&mut waiting.then, Then::Nothing) {
-            Then::Nothing => {}
-            Then::ResetUnit(lun) => lun.unit.reset(),
-            Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
-        }
-        let next = respond(memory, head, &waiting.response, &[FUNCTION_COMPLETE as u8]);
-        self.waiting.remove(&head);
-        next
+        self.settle();
     }
 
     fn in_flight(&self) -> usize {
         self.waiting.len()
+    }
+
+    fn wanted(&self) -> Option<Arc<AtomicU32>> {
+        Some(Arc::clone(&self.wanted))
     }
 }

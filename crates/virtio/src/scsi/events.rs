@@ -136,10 +136,6 @@ impl Model for EventQueue {
         unreachable!("no event asks anything of a disk")
     }
 
-    fn retry(&mut self, _memory: &GuestMemory, _token: Token) -> Next {
-        unreachable!("no event waits for another")
-    }
-
     fn in_flight(&self) -> usize {
         0
     }

@@ -1,5 +1,6 @@
 //! The logical units of a device, and what one queue sees of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -29,9 +30,20 @@ pub struct Lun {
 pub(super) struct Table {
     /// By address.
     luns: Vec<Arc<Lun>>,
+    /// For REPORT LUNS, made once and not for each who asks: their numbers within their targets, and within the whole
+    /// device, as a driver addresses them.
+    numbers: Vec<u64>,
+    addresses: Vec<u64>,
 }
 
 impl Table {
+    fn of(mut luns: Vec<Arc<Lun>>) -> Self {
+        luns.sort_by_key(|lun| lun.address);
+        let numbers = luns.iter().map(|lun| lun.address.number()).collect();
+        let addresses = luns.iter().map(|lun| u64::from_be_bytes(lun.address.to_bytes())).collect();
+        Self { luns, numbers, addresses }
+    }
+
     pub(super) fn all(&self) -> &[Arc<Lun>] {
         &self.luns
     }
@@ -41,20 +53,31 @@ impl Table {
     }
 
     pub(super) fn of_target(&self, target: u8) -> &[Arc<Lun>] {
+        &self.luns[self.places(target)]
+    }
+
+    /// The units of a target, for REPORT LUNS.
+    pub(super) fn numbers(&self, target: u8) -> &[u64] {
+        &self.numbers[self.places(target)]
+    }
+
+    /// Those of the whole device.
+    pub(super) fn addresses(&self) -> &[u64] {
+        &self.addresses
+    }
+
+    fn places(&self, target: u8) -> Range<usize> {
         let from = self.luns.partition_point(|lun| lun.address.target < target);
         let to = self.luns.partition_point(|lun| lun.address.target <= target);
-        &self.luns[from..to]
+        from..to
     }
 
     pub(super) fn with(&self, lun: Arc<Lun>) -> Self {
-        let mut luns = self.luns.clone();
-        luns.push(lun);
-        luns.sort_by_key(|lun| lun.address);
-        Self { luns }
+        Self::of(self.luns.iter().cloned().chain([lun]).collect())
     }
 
     pub(super) fn without(&self, address: LunAddress) -> Self {
-        Self { luns: self.luns.iter().filter(|lun| lun.address != address).cloned().collect() }
+        Self::of(self.luns.iter().filter(|lun| lun.address != address).cloned().collect())
     }
 }
 
@@ -147,12 +170,10 @@ impl View {
         &self.table
     }
 
-    /// A command for the unit has begun. Returns where drivers find it.
+    /// A command for the unit has begun.
     #[inline(always)]
-    pub(super) fn enter(&mut self, at: usize) -> LunAddress {
-        let seen = self.seen[at].as_mut().expect("a unit stays while there are commands for it");
-        seen.in_flight += 1;
-        seen.lun.address
+    pub(super) fn enter(&mut self, at: usize) {
+        self.seen[at].as_mut().expect("a unit stays while there are commands for it").in_flight += 1;
     }
 
     /// It has ended.

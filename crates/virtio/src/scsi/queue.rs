@@ -1,9 +1,11 @@
 //! One request queue of a virtio-scsi device: chains in, SCSI commands on their way (virtio 1.3, 5.6.6.1).
 
+use std::collections::VecDeque;
 use std::mem;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 
 use egret_disk::{Completion, IoVec, Op, Request, Token};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
@@ -13,11 +15,12 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::address::Addressed;
-use super::luns::{Table, View};
-use super::tasks::{Abort, Tasks};
+use super::luns::View;
+use super::tasks::{Abort, Function, Inbox};
+use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
 use crate::memory::{GuestMemory, pieces};
-use crate::model::{Ended, Kind, Malformed, Model, Next, Progress, Status, head_of, token_of};
+use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
 use crate::ring::Chain;
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
@@ -30,6 +33,12 @@ const LONGEST_SENSE: usize = *config::SENSE_SIZES.end() as usize;
 
 /// The operation code that alone needs to know all units.
 const REPORT_LUNS: u8 = 0xa0;
+
+/// How many functions a queue looks through its commands for in one turn.
+pub(super) const FUNCTIONS_A_TURN: usize = 4;
+
+/// The longest lists of a chain's pieces that a slot keeps.
+const KEEP_SLOT_PIECES: usize = 8;
 
 /// A nothing that was done: for requests that no logical unit has seen.
 const NOT_DONE: Done = Done { status: ScsiStatus::Good, sense: None, moved: 0 };
@@ -47,13 +56,21 @@ struct Slot {
     data_out: u32,
     /// What it asked of the disk.
     bytes: u64,
+    /// What the driver calls it.
+    tag: u64,
     /// The command's unit, as the view has it, while the command is under way.
     unit: Option<u32>,
     kind: Option<Kind>,
+    /// How it is to end early, if it is.
+    ends: Option<Abort>,
     command: Command,
-    /// The chain's pieces, all of them.
+    /// The chain's pieces, all of them, where more than the response is needed.
     readable: Vec<IoVec>,
     writable: Vec<IoVec>,
+    /// The scratch memory of its operation that is out, in bytes.
+    scratch: u64,
+    /// The functions that wait for it to leave.
+    functions: Vec<Arc<Function>>,
 }
 
 /// Where things are in a chain.
@@ -122,7 +139,6 @@ pub struct ScsiQueue {
     lane: usize,
     layout: Layout,
     view: View,
-    tasks: Arc<Tasks>,
     /// By head.
     slots: Box<[Slot]>,
     in_flight: usize,
@@ -130,23 +146,44 @@ pub struct ScsiQueue {
     spare: Vec<Vec<IoVec>>,
     /// Where responses are made; without sense data between two of them.
     response: [u8; RESPONSE + LONGEST_SENSE],
+    inbox: Arc<Inbox>,
+    /// Functions whose commands are to be looked for at the end of the turn.
+    asked: Vec<Arc<Function>>,
+    /// Functions to let go of when the driver has been shown what was done.
+    due: Vec<Arc<Function>>,
+    /// Commands that wait are to end early.
+    ends: bool,
+    /// Commands that others are in the way of, the oldest first; and who says when they are not any more.
+    waiting: VecDeque<Token>,
+    bell: Arc<Bell>,
+    /// The bell's.
+    waker: Waker,
+    scratch: Scratch,
 }
 
 impl ScsiQueue {
-    pub(super) fn new(scsi: Arc<Scsi>, index: u16, tasks: Arc<Tasks>, size: u16) -> Self {
+    pub(super) fn new(scsi: Arc<Scsi>, index: u16, inbox: Arc<Inbox>, size: u16) -> Self {
         let layout = Layout {
             header: FIXED + scsi.cdb_size.load(Ordering::Relaxed) as usize,
             response: RESPONSE + scsi.sense_size.load(Ordering::Relaxed) as usize,
         };
+        let bell = Bell::new(Waker::noop().clone());
         Self {
             lane: index.into(),
             layout,
             view: View::new(&scsi),
-            tasks,
             slots: (0..size).map(|_| Slot::default()).collect(),
             in_flight: 0,
             spare: Vec::with_capacity(size.into()),
             response: [0; RESPONSE + LONGEST_SENSE],
+            inbox,
+            asked: Vec::new(),
+            due: Vec::new(),
+            ends: false,
+            waiting: VecDeque::new(),
+            waker: Arc::clone(&bell).into(),
+            bell,
+            scratch: Scratch::new(scsi.config.num_queues),
             scsi,
         }
     }
@@ -161,7 +198,8 @@ impl ScsiQueue {
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
-        let task = Task { cdb: &header.cdb, nexus: &lun.nexus, luns: &[], data_in, data_out, lane: self.lane };
+        let (cdb, nexus, waker) = (&header.cdb, &lun.nexus, &self.waker);
+        let task = Task { cdb, nexus, luns: &[], data_in, data_out, lane: self.lane, waker };
         let response = pieces::first(&chain.writable, self.layout.response)?;
         let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
         slot.response = Some(response);
@@ -195,14 +233,14 @@ impl ScsiQueue {
         let head = head_of(token);
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
-        let numbers = if cdb[0] == REPORT_LUNS { numbers(self.view.table(), lun.address.target) } else { Vec::new() };
         let task = Task {
             cdb,
             nexus: &lun.nexus,
-            luns: &numbers,
+            luns: if cdb[0] == REPORT_LUNS { self.view.table().numbers(lun.address.target) } else { &[] },
             data_in: slot.data_in.into(),
             data_out: slot.data_out.into(),
             lane: self.lane,
+            waker: &self.waker,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
@@ -222,23 +260,20 @@ impl ScsiQueue {
         }
         let table = self.view.table();
         let (neighbour, numbers) = match Addressed::parse(*lun) {
-            Addressed::Unit(address) => (table.of_target(address.target).first(), numbers(table, address.target)),
-            Addressed::ReportLuns => {
-                // The whole device's, as a driver addresses them.
-                let numbers = table.all().iter().map(|lun| u64::from_be_bytes(lun.address.to_bytes())).collect();
-                (table.all().first(), numbers)
-            }
-            Addressed::Nothing => (None, Vec::new()),
+            Addressed::Unit(address) => (table.of_target(address.target).first(), table.numbers(address.target)),
+            Addressed::ReportLuns => (table.all().first(), table.addresses()),
+            Addressed::Nothing => (None, &[][..]),
         };
         let Some(neighbour) = neighbour else { return self.finish(memory, head, VIRTIO_SCSI_S_BAD_TARGET, NOT_DONE) };
         let slot = &mut self.slots[usize::from(head)];
         let task = Task {
             cdb,
             nexus: &neighbour.nexus,
-            luns: &numbers,
+            luns: numbers,
             data_in: slot.data_in.into(),
             data_out: slot.data_out.into(),
             lane: self.lane,
+            waker: &self.waker,
         };
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         match absent(&mut slot.command, &task, &given) {
@@ -251,24 +286,48 @@ impl ScsiQueue {
     fn proceed(&mut self, memory: &GuestMemory, token: Token, unit: usize, step: Step) -> Next {
         let head = head_of(token);
         match step {
-            Step::Disk(op) => Next::Submit(self.view.lun(unit).disk, self.request(token, op)),
-            Step::Wait => Next::Wait,
+            Step::Disk(op) if op.memory == Memory::Scratch => {
+                self.scratch.waiting.push_back(Needy { token, disk: self.view.lun(unit).disk, op });
+                // It is the oldest's turn. Where that is another, who gives memory back wakes the queue for it.
+                match self.scratch.waiting.len() {
+                    1 => self.next_with_scratch(memory).unwrap_or(Next::Wait),
+                    _ => Next::Wait,
+                }
+            }
+            Step::Disk(op) => Next::Submit(self.view.lun(unit).disk, self.request(memory, token, op)),
+            Step::Wait => {
+                self.waiting.push_back(token);
+                Next::Wait
+            }
             Step::Done(done) => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
             Step::Overrun { .. } => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
         }
     }
 
+    /// Makes a request of the oldest operation that waits for scratch memory, if there is enough.
+    fn next_with_scratch(&mut self, memory: &GuestMemory) -> Option<Next> {
+        let Needy { token, disk, op } = self.scratch.next()?;
+        self.slots[usize::from(head_of(token))].scratch = op.len;
+        Some(Next::Submit(disk, self.request(memory, token, op)))
+    }
+
     /// Makes a request of one operation of a command whose chain is kept.
-    fn request(&mut self, token: Token, DiskOp { op, offset, len, memory }: DiskOp) -> Request {
+    fn request(&mut self, memory: &GuestMemory, token: Token, op: DiskOp) -> Request {
+        let DiskOp { op, offset, len, memory: which } = op;
         let slot = &mut self.slots[usize::from(head_of(token))];
         let mut buffers = self.spare.pop().unwrap_or_default();
-        match memory {
+        match which {
             Memory::None => {}
             Memory::DataIn => pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut buffers),
             Memory::DataOut(at) => {
                 pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut buffers);
             }
-            Memory::Scratch => buffers.push(pieces::own(slot.command.scratch())),
+            // It stays until the command's next step, which is `end`'s, or `abort`'s when the operation has come back;
+            // and with all slots, should the queue go before.
+            Memory::Scratch => {
+                let given = Given { memory, readable: &slot.readable, header: self.layout.header };
+                buffers.push(pieces::own(slot.command.scratch(&given)));
+            }
         }
         slot.kind.get_or_insert(match op {
             Op::Read => Kind::Read,
@@ -283,7 +342,9 @@ impl ScsiQueue {
 
     /// Writes a chain's response, and its data where the disk has not done that.
     fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
-        self.respond(memory, head, response, done)
+        let ended = self.respond(memory, head, response, done);
+        self.slots[usize::from(head)].forget();
+        ended
     }
 
     /// As [`finish`](Self::finish); inlined where it is known that all went well, which leaves little of it.
@@ -314,19 +375,22 @@ impl ScsiQueue {
         let kind = slot.kind.take().unwrap_or(Kind::Other);
         let bytes = mem::take(&mut slot.bytes);
         let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
-        self.tasks.progress.advance();
         if let Some(unit) = slot.unit.take() {
-            self.tasks.end(head);
             self.view.leave(unit as usize);
             self.in_flight -= 1;
         }
         ended
     }
 
-    /// Ends a command that was under way, because it was told to.
+    /// Ends a command that was under way and has no operation out, because it was told to.
     #[cold]
-    fn abort(&mut self, memory: &GuestMemory, head: u16, unit: usize, how: Abort) -> Ended {
-        self.view.lun(unit).unit.abort(&mut self.slots[usize::from(head)].command);
+    fn abort(&mut self, memory: &GuestMemory, head: u16, how: Abort) -> Ended {
+        let unit = self.unit_of(head);
+        let slot = &mut self.slots[usize::from(head)];
+        self.view.lun(unit).unit.abort(&mut slot.command);
+        slot.ends = None;
+        // Who waits for it waits until the driver has been shown that it has left.
+        self.due.append(&mut slot.functions);
         let response = match how {
             Abort::Task => VIRTIO_SCSI_S_ABORTED,
             Abort::Reset => VIRTIO_SCSI_S_RESET,
@@ -341,17 +405,22 @@ impl ScsiQueue {
 }
 
 impl Slot {
-    /// Takes a chain's buffers: more than its response will be needed.
-    fn keep(&mut self, chain: &mut Chain) {
+    /// Copies a chain's buffers: more than its response will be needed. The chain keeps its lists, which are as long as
+    /// its queue's chains usually are.
+    fn keep(&mut self, chain: &Chain) {
         self.response = None;
-        mem::swap(&mut self.readable, &mut chain.readable);
-        mem::swap(&mut self.writable, &mut chain.writable);
+        self.readable.extend_from_slice(&chain.readable);
+        self.writable.extend_from_slice(&chain.writable);
     }
-}
 
-/// The units of a target, for REPORT LUNS.
-fn numbers(table: &Table, target: u8) -> Vec<u64> {
-    table.of_target(target).iter().map(|lun| lun.address.number()).collect()
+    /// Keeps little of what a command needed that has ended: there are as many slots as descriptors.
+    fn forget(&mut self) {
+        self.command.recycle();
+        for pieces in [&mut self.readable, &mut self.writable] {
+            pieces.clear();
+            pieces.shrink_to(KEEP_SLOT_PIECES);
+        }
+    }
 }
 
 /// How statistics have it.
@@ -404,13 +473,13 @@ impl Model for ScsiQueue {
 
     #[inline]
     fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
-        let Completion { token, result, mut buffers } = completion;
-        buffers.clear();
-        self.spare.push(buffers);
+        let Completion { token, result, buffers } = completion;
+        keep(&mut self.spare, buffers);
         let head = head_of(token);
         let unit = self.unit_of(head);
-        if let Some(how) = self.tasks.aborted(head) {
-            return Next::Done(self.abort(memory, head, unit, how));
+        if let Some(how) = self.slots[usize::from(head)].ends {
+            self.give_scratch_back(head);
+            return Next::Done(self.abort(memory, head, how));
         }
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
@@ -420,36 +489,130 @@ impl Model for ScsiQueue {
         }
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.step(&mut slot.command, result, &given);
+        self.give_scratch_back(head);
         self.proceed(memory, token, unit, step)
     }
 
-    fn retry(&mut self, memory: &GuestMemory, token: Token) -> Next {
-        let head = head_of(token);
-        let unit = self.unit_of(head);
-        if let Some(how) = self.tasks.aborted(head) {
-            return Next::Done(self.abort(memory, head, unit, how));
+    fn set_waker(&mut self, waker: Option<Waker>) {
+        match waker {
+            Some(waker) => {
+                self.bell = Bell::new(waker.clone());
+                self.waker = Arc::clone(&self.bell).into();
+                self.inbox.open(waker);
+            }
+            None => {
+                self.inbox.close();
+                self.asked.clear();
+                self.due.clear();
+            }
         }
-        let lun = self.view.lun(unit);
-        let step = lun.unit.retry(&mut self.slots[usize::from(head)].command, &lun.nexus);
-        self.proceed(memory, token, unit, step)
+    }
+
+    fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        if mem::take(&mut self.ends) {
+            self.end_early(memory, into);
+        }
+        self.open_inbox();
+        // Swapped before anybody tries: who rings while they do wakes the queue again.
+        if self.bell.rung.swap(false, Ordering::Acquire) {
+            for _ in 0..self.waiting.len() {
+                let Some(token) = self.waiting.pop_front() else { break };
+                let unit = self.unit_of(head_of(token));
+                let slot = &mut self.slots[usize::from(head_of(token))];
+                let lun = self.view.lun(unit);
+                let step = lun.unit.retry(&mut slot.command, &lun.nexus, &self.waker);
+                let next = self.proceed(memory, token, unit, step);
+                if !matches!(next, Next::Wait) {
+                    into.push(next);
+                }
+            }
+        }
+        while let Some(next) = self.next_with_scratch(memory) {
+            into.push(next);
+        }
+    }
+
+    #[inline]
+    fn shown(&mut self) {
+        if !self.due.is_empty() {
+            self.due.clear();
+        }
+        if !self.asked.is_empty() {
+            self.obey();
+        }
     }
 
     fn in_flight(&self) -> usize {
         self.in_flight
     }
-
-    fn progress(&self) -> Option<Arc<Progress>> {
-        Some(Arc::clone(&self.tasks.progress))
-    }
 }
 
 impl ScsiQueue {
+    /// Takes functions in, some each turn.
+    fn open_inbox(&mut self) {
+        let (functions, more) = self.inbox.take(FUNCTIONS_A_TURN);
+        self.asked.extend(functions);
+        if more {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    /// Looks for the commands that functions are about. At the end of the turn that took them in: so what the driver made
+    /// available before it asked has been taken in, too, and what has left already it has been shown.
+    #[cold]
+    fn obey(&mut self) {
+        for function in mem::take(&mut self.asked) {
+            for slot in &mut self.slots {
+                let Some(unit) = slot.unit else { continue };
+                if !function.about.names(self.view.lun(unit as usize).address, slot.tag) {
+                    continue;
+                }
+                function.find();
+                if function.ends.is_some() {
+                    slot.ends = function.ends;
+                    slot.functions.push(Arc::clone(&function));
+                    self.ends = true;
+                }
+            }
+        }
+        if self.ends {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
+    /// Ends those commands that wait and are to end early. Others do when their operation comes back.
+    fn end_early(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        let slots = &self.slots;
+        let ends = |token: &Token| slots[usize::from(head_of(*token))].ends.is_some();
+        let mut ended: Vec<Token> = Vec::new();
+        ended.extend(self.waiting.iter().filter(|token| ends(token)));
+        ended.extend(self.scratch.waiting.iter().map(|needy| &needy.token).filter(|token| ends(token)));
+        self.waiting.retain(|token| !ends(token));
+        self.scratch.waiting.retain(|needy| !ends(&needy.token));
+        for token in ended {
+            let head = head_of(token);
+            let how = self.slots[usize::from(head)].ends.unwrap_or(Abort::Task);
+            into.push(Next::Done(self.abort(memory, head, how)));
+        }
+    }
+
+    /// The memory of an operation that has come back is free; wakes the queue if somebody waits for it.
+    fn give_scratch_back(&mut self, head: u16) {
+        let scratch = mem::take(&mut self.slots[usize::from(head)].scratch);
+        self.scratch.free += scratch;
+        if scratch > 0 && !self.scratch.waiting.is_empty() {
+            self.bell.queue.wake_by_ref();
+        }
+    }
+
     /// A command is under way.
     #[inline(always)]
     fn enter(&mut self, head: u16, tag: u64, unit: usize) {
-        self.slots[usize::from(head)].unit = Some(unit as u32);
+        let slot = &mut self.slots[usize::from(head)];
+        slot.unit = Some(unit as u32);
+        slot.tag = tag;
         self.in_flight += 1;
-        self.tasks.begin(head, tag, self.view.enter(unit));
+        self.view.enter(unit);
     }
 }
 
@@ -457,6 +620,7 @@ impl Drop for ScsiQueue {
     /// Should a queue go away before its requests have come back, which none does, their memory stays for good: the
     /// kernel may still write to it.
     fn drop(&mut self) {
+        self.inbox.close();
         if self.in_flight > 0 {
             mem::forget(mem::take(&mut self.slots));
         }

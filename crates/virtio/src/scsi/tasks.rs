@@ -1,110 +1,155 @@
-//! The commands that a queue has in flight, for task management to find.
+//! Task management, between the control queue and the request queues, which other threads may run.
 //!
-//! Task management comes in by the control queue, which another thread may run. It neither takes a command away from
-//! its queue nor stops a disk operation: it marks the command, whose queue goes no further with it, and waits until it
-//! has left, and the driver has been shown that it has. For the queue that is two stores when a command begins and a load
-//! and two stores when it ends, to memory that nobody else touches as long as nothing is managed.
+//! ```text
+//!   control queue                       each request queue, on its own thread
+//!   Function ──── Inbox, waker ───────▶ looks for its commands, marks those that are to end, and holds the function
+//!                                       until they have left and the driver has been shown that they have
+//!   response ◀─── Ended, waker ──────── lets go of it: the last one who does has ended it
+//! ```
+//!
+//! Nobody looks at another thread's commands, so that there is nothing to race for, and nobody polls. A function is
+//! complete when nobody holds it any more, which is why it cannot be forgotten: a queue that stops, breaks or goes away
+//! lets go of what it holds, whatever else becomes of it. What a command costs that nobody manages is a look at a byte of
+//! its own when it ends.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use super::LunAddress;
-use crate::model::Progress;
 
 /// How a command is told that it was ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abort {
     /// By itself, or with all commands of its logical unit.
-    Task = 1,
+    Task,
     /// By a reset.
-    Reset = 2,
+    Reset,
 }
 
-/// One queue's commands, by their heads.
-#[derive(Debug)]
-pub(super) struct Tasks {
-    all: Box<[Task]>,
-    pub(super) progress: Arc<Progress>,
+/// Which commands a function is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum About {
+    /// Those of a unit that the driver calls so.
+    Task(LunAddress, u64),
+    /// All of a unit.
+    Unit(LunAddress),
+    /// All of a target's units.
+    Target(u8),
 }
+
+impl About {
+    /// Whether the command with that tag is one of them.
+    pub(super) fn names(self, address: LunAddress, tag: u64) -> bool {
+        match self {
+            Self::Task(of, wanted) => of == address && wanted == tag,
+            Self::Unit(of) => of == address,
+            Self::Target(of) => of == address.target,
+        }
+    }
+}
+
+/// A task management function, while somebody has something to do for it.
+#[derive(Debug)]
+pub(super) struct Function {
+    /// The chain that it came with.
+    head: u16,
+    pub(super) about: About,
+    /// How its commands are to end early, if they are.
+    pub(super) ends: Option<Abort>,
+    /// Whether one of its commands was in flight.
+    found: AtomicBool,
+    ended: Arc<Ended>,
+}
+
+impl Function {
+    pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<Ended>) -> Arc<Self> {
+        Arc::new(Self { head, about, ends, found: AtomicBool::new(false), ended: Arc::clone(ended) })
+    }
+
+    /// One of its commands is in flight.
+    pub(super) fn find(&self) {
+        // Whoever lets go of it last sees this: letting go says in which order.
+        self.found.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        self.ended.add(self.head, *self.found.get_mut());
+    }
+}
+
+/// The functions of a control queue that have come to their end, by their heads, and whether they have found a command.
+#[derive(Debug)]
+pub(super) struct Ended(Mutex<(Vec<(u16, bool)>, Waker)>);
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self(Mutex::new((Vec::new(), Waker::noop().clone())))
+    }
+}
+
+impl Ended {
+    pub(super) fn set_waker(&self, waker: Waker) {
+        lock(&self.0).1 = waker;
+    }
+
+    fn add(&self, head: u16, found: bool) {
+        let mut this = lock(&self.0);
+        this.0.push((head, found));
+        let waker = this.1.clone();
+        drop(this);
+        waker.wake();
+    }
+
+    pub(super) fn take(&self) -> Vec<(u16, bool)> {
+        mem::take(&mut lock(&self.0).0)
+    }
+}
+
+/// What a request queue is asked to do. As long as it runs nowhere it has no commands, and whoever asks need not wait.
+#[derive(Debug, Default)]
+pub(super) struct Inbox(Mutex<Letters>);
 
 #[derive(Debug, Default)]
-struct Task {
-    /// What the driver calls it.
-    tag: AtomicU64,
-    /// Which of the head's commands it is, in the upper half; the address of its unit in the lower one, or zero when it
-    /// is over.
-    now: AtomicU64,
-    /// The upper half of the one that is to end early; and how.
-    abort: AtomicU64,
+struct Letters {
+    /// In the order in which they came.
+    functions: Vec<Arc<Function>>,
+    /// The queue's, while it runs.
+    waker: Option<Waker>,
 }
 
-const HALF: u32 = 32;
+impl Inbox {
+    pub(super) fn open(&self, waker: Waker) {
+        lock(&self.0).waker = Some(waker);
+    }
 
-/// Names a command in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TaskId {
-    head: usize,
-    count: u64,
+    /// Lets go of all that it was asked to do.
+    pub(super) fn close(&self) {
+        let letters = mem::take(&mut *lock(&self.0));
+        drop(letters);
+    }
+
+    pub(super) fn post(&self, function: &Arc<Function>) {
+        let mut letters = lock(&self.0);
+        let Some(waker) = letters.waker.clone() else { return };
+        letters.functions.push(Arc::clone(function));
+        drop(letters);
+        waker.wake();
+    }
+
+    /// The oldest functions, at most `most`; and whether there are more.
+    pub(super) fn take(&self, most: usize) -> (Vec<Arc<Function>>, bool) {
+        let functions = &mut lock(&self.0).functions;
+        let taken = functions.drain(..most.min(functions.len())).collect();
+        (taken, !functions.is_empty())
+    }
 }
 
-impl Tasks {
-    pub(super) fn new(size: u16) -> Self {
-        Self { all: (0..size).map(|_| Task::default()).collect(), progress: Arc::default() }
-    }
-
-    /// A command has begun.
-    #[inline(always)]
-    pub(super) fn begin(&self, head: u16, tag: u64, address: LunAddress) {
-        let task = &self.all[usize::from(head)];
-        let count = (task.now.load(Ordering::Relaxed) >> HALF) + 1;
-        task.tag.store(tag, Ordering::Release);
-        task.now.store(count << HALF | u64::from(address.word()), Ordering::Release);
-    }
-
-    /// How the command at `head` is to end early, if it is.
-    #[inline]
-    pub(super) fn aborted(&self, head: u16) -> Option<Abort> {
-        let task = &self.all[usize::from(head)];
-        let abort = task.abort.load(Ordering::Acquire);
-        if abort >> HALF != task.now.load(Ordering::Relaxed) >> HALF {
-            return None;
-        }
-        match abort as u32 {
-            0 => None,
-            1 => Some(Abort::Task),
-            _ => Some(Abort::Reset),
-        }
-    }
-
-    /// It has ended.
-    #[inline]
-    pub(super) fn end(&self, head: u16) {
-        let now = &self.all[usize::from(head)].now;
-        now.store(now.load(Ordering::Relaxed) >> HALF << HALF, Ordering::Release);
-    }
-
-    /// The commands in flight that `wanted` names, which is given a tag and the word of a unit's address.
-    pub(super) fn find(&self, wanted: impl Fn(u64, u32) -> bool) -> impl Iterator<Item = TaskId> {
-        self.all.iter().enumerate().filter_map(move |(head, task)| {
-            let now = task.now.load(Ordering::Acquire);
-            let tag = task.tag.load(Ordering::Acquire);
-            // The tag is another command's if one has begun meanwhile.
-            let same = task.now.load(Ordering::Acquire) == now;
-            let (count, word) = (now >> HALF, now as u32);
-            (word != 0 && same && wanted(tag, word)).then_some(TaskId { head, count })
-        })
-    }
-
-    /// Has a command end early, if it has not ended.
-    pub(super) fn abort(&self, id: TaskId, how: Abort) {
-        self.all[id.head].abort.store(id.count << HALF | how as u64, Ordering::Release);
-    }
-
-    /// Whether it is still in flight.
-    pub(super) fn has(&self, id: TaskId) -> bool {
-        let now = self.all[id.head].now.load(Ordering::Acquire);
-        now >> HALF == id.count && now as u32 != 0
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -112,24 +157,49 @@ mod tests {
     use super::*;
 
     const UNIT: LunAddress = LunAddress { target: 1, lun: 2 };
+    const ALL: About = About::Unit(UNIT);
 
     #[test]
-    fn a_command_is_found_until_it_ends_and_only_the_one_that_is_meant_is_aborted() {
-        let tasks = Tasks::new(4);
-        tasks.begin(2, 77, UNIT);
-        let found: Vec<_> = tasks.find(|tag, word| tag == 77 && word == UNIT.word()).collect();
-        let [id] = found[..] else { panic!("{found:?}") };
-        assert!(tasks.has(id));
-        assert_eq!(tasks.aborted(2), None);
-        tasks.end(2);
-        assert!(!tasks.has(id));
-        // Too late: its successor is not meant.
-        tasks.abort(id, Abort::Task);
-        tasks.begin(2, 78, UNIT);
-        assert_eq!(tasks.aborted(2), None);
-        let id = tasks.find(|_, _| true).next().unwrap();
-        tasks.abort(id, Abort::Reset);
-        assert_eq!(tasks.aborted(2), Some(Abort::Reset));
-        assert_eq!(tasks.find(|tag, _| tag == 77).count(), 0);
+    fn a_function_is_about_the_commands_that_it_names() {
+        let beside = LunAddress { lun: 3, ..UNIT };
+        let elsewhere = LunAddress { target: 2, ..UNIT };
+        for (about, named) in [
+            (About::Task(UNIT, 7), [true, false, false, false]),
+            (About::Unit(UNIT), [true, true, false, false]),
+            (About::Target(1), [true, true, true, false]),
+        ] {
+            let names = [(UNIT, 7), (UNIT, 8), (beside, 7), (elsewhere, 7)].map(|(at, tag)| about.names(at, tag));
+            assert_eq!(names, named, "{about:?}");
+        }
+    }
+
+    #[test]
+    fn a_function_ends_when_the_last_queue_has_let_go_of_it_and_one_that_does_not_run_is_not_asked() {
+        let (ended, inboxes) = (Arc::<Ended>::default(), [(); 3].map(|()| Inbox::default()));
+        inboxes[0].open(Waker::noop().clone());
+        inboxes[2].open(Waker::noop().clone());
+        let function = Function::new(5, ALL, None, &ended);
+        inboxes.iter().for_each(|inbox| inbox.post(&function));
+        drop(function);
+        let (taken, more) = inboxes[0].take(4);
+        assert_eq!((taken.len(), more, inboxes[1].take(4).0.len()), (1, false, 0));
+        taken[0].find();
+        drop(taken);
+        assert_eq!(ended.take(), []);
+        inboxes[2].close();
+        assert_eq!(ended.take(), [(5, true)]);
+        drop(Function::new(6, ALL, None, &ended));
+        assert_eq!(ended.take(), [(6, false)]);
+    }
+
+    #[test]
+    fn what_is_not_taken_stays_in_its_order() {
+        let (ended, inbox) = (Arc::<Ended>::default(), Inbox::default());
+        inbox.open(Waker::noop().clone());
+        (0..5).for_each(|head| inbox.post(&Function::new(head, ALL, None, &ended)));
+        assert!(inbox.take(2).1);
+        assert_eq!(ended.take(), [(0, false), (1, false)]);
+        assert!(!inbox.take(3).1);
+        assert_eq!(ended.take(), [(2, false), (3, false), (4, false)]);
     }
 }

@@ -2,10 +2,13 @@
 
 mod hostile;
 mod managed;
+mod scratch;
 mod shared;
 mod told;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::task::Wake;
 
 use egret_disk::{Completion, Op, Request, Token};
 use egret_scsi::{LogicalUnit, LunConfig};
@@ -60,8 +63,19 @@ struct Line {
     guest: Guest,
     model: Box<dyn Model>,
     chain: Chain,
+    woken: Arc<Woken>,
     /// Whether the worker says that it has shown what was done.
     shows: bool,
+}
+
+/// A waker that only says that it was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 /// What the driver finds in a response.
@@ -78,8 +92,10 @@ struct Told {
 impl Line {
     fn new(scsi: &Arc<Scsi>, index: u16) -> Self {
         let guest = Guest::new(DriverConfig { size: 64, packed: false, event_idx: false, indirect: None, base: 0 });
-        let model = Arc::clone(scsi).model(index, guest.queue.size());
-        Self { guest, model, chain: Chain::new(), shows: true }
+        let mut model = Arc::clone(scsi).model(index, guest.queue.size());
+        let woken = Arc::<Woken>::default();
+        model.set_waker(Some(Arc::clone(&woken).into()));
+        Self { guest, model, chain: Chain::new(), woken, shows: true }
     }
 
     /// A request queue whose units have told their news.
@@ -108,9 +124,36 @@ impl Line {
         self.guest.queue.add_used(ended.head, ended.written);
         self.guest.queue.publish();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
+        self.show();
+    }
+
+    fn show(&mut self) {
         if self.shows {
-            self.model.progress().into_iter().for_each(|progress| progress.show());
+            self.model.shown();
         }
+    }
+
+    /// A turn of the worker in which nothing came but what woke it, if anything did: what became of what had waited.
+    fn resume(&mut self) -> Vec<Next> {
+        let mut resumed = Vec::new();
+        if self.woken.0.swap(false, Ordering::SeqCst) {
+            self.model.resume(&self.guest.memory, &mut resumed);
+        }
+        for next in &resumed {
+            if let Next::Done(ended) = next {
+                self.use_up(*ended);
+            }
+        }
+        self.show();
+        resumed
+    }
+
+    /// As [`resume`](Self::resume), where one chain goes on.
+    #[track_caller]
+    fn resumed(&mut self) -> Next {
+        let mut resumed = self.resume();
+        assert_eq!(resumed.len(), 1, "{resumed:?}");
+        resumed.remove(0)
     }
 
     fn header(&self, lun: [u8; 8], tag: u64, cdb: &[u8]) -> Piece {
@@ -307,15 +350,12 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
     assert_eq!((read.op, read.buffers.len()), (Op::Read, 1));
     // Meanwhile nobody writes to the block.
-    let second = match line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]).unwrap() {
-        Next::Wait => crate::token_of(BASE, line.chain.head()),
-        other => panic!("it should wait: {other:?}"),
-    };
-    assert!(matches!(line.model.retry(&line.guest.memory, second), Next::Wait));
+    assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
+    assert!(line.resume().is_empty());
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the write follows") };
     assert_eq!((write.op, write.len), (Op::Write { fua: false }, 512));
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
-    let Next::Submit(_, write) = line.model.retry(&line.guest.memory, second) else { panic!("its turn has come") };
+    let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert_eq!(line.model.in_flight(), 0);
 }

@@ -9,15 +9,20 @@ struct Counting;
 /// How often memory was asked for, since the process began.
 pub static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
+/// How much memory there is that was asked for and not given back, in bytes.
+pub static LIVE: AtomicUsize = AtomicUsize::new(0);
+
 // SAFETY: every call is handed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise is the system allocator's condition.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise is the system allocator's condition.
         unsafe { System.dealloc(at, layout) }
     }

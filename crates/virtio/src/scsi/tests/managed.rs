@@ -1,6 +1,8 @@
 //! Task management.
 
 use super::*;
+use crate::scsi::control::FUNCTIONS;
+use crate::scsi::queue::FUNCTIONS_A_TURN;
 
 /// What a function comes to, of which the first bytes of the response are looked at.
 fn tmf(control: &mut Line, function: u32, at: LunAddress, tag: u64) -> Next {
@@ -9,18 +11,29 @@ fn tmf(control: &mut Line, function: u32, at: LunAddress, tag: u64) -> Next {
     request[8..16].copy_from_slice(&at.to_bytes());
     request[16..].copy_from_slice(&tag.to_le_bytes());
     control.guest.write(HEADER, &request);
+    control.guest.write(RESPONSE, &[0xee]);
     control.offer(&[piece(HEADER, 24)], &[piece(RESPONSE, 1)]).unwrap()
 }
 
+/// What a function is answered that is asked while these queues run.
 #[track_caller]
-fn done(control: &mut Line, function: u32, at: LunAddress, tag: u64) -> u8 {
-    match tmf(control, function, at, tag) {
+fn done(control: &mut Line, lines: &mut [&mut Line], function: u32, at: LunAddress, tag: u64) -> u8 {
+    let mut next = tmf(control, function, at, tag);
+    if matches!(next, Next::Wait) {
+        lines.iter_mut().for_each(|line| assert!(line.resume().is_empty()));
+        next = control.resumed();
+    }
+    match next {
         Next::Done(ended) => {
             assert_eq!(ended.written, 1);
             control.guest.read::<1>(RESPONSE)[0]
         }
         other => panic!("not done: {other:?}"),
     }
+}
+
+fn may_begin(control: &Line) -> u32 {
+    control.model.wanted().unwrap().load(Ordering::Acquire)
 }
 
 const ABORT_TASK: u32 = 0;
@@ -44,18 +57,16 @@ fn a_function_ends_when_the_commands_that_it_ends_have_left() {
         let scsi = device();
         let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
         let (_, request) = line.submitted(FIRST, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
-        assert_eq!(done(&mut control, QUERY_TASK, FIRST, 77), SUCCEEDED);
-        assert_eq!(done(&mut control, QUERY_TASK, FIRST, 78), OK);
-        assert_eq!(done(&mut control, QUERY_TASK_SET, FIRST, 0), SUCCEEDED);
-        assert_eq!(done(&mut control, QUERY_TASK_SET, FAR, 0), OK);
+        assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK, FIRST, 77), SUCCEEDED);
+        assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK, FIRST, 78), OK);
+        assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK_SET, FIRST, 0), SUCCEEDED);
+        assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK_SET, FAR, 0), OK);
 
         assert!(matches!(tmf(&mut control, function, FIRST, 77), Next::Wait));
-        let token = crate::token_of(BASE, control.chain.head());
-        assert!(matches!(control.model.retry(&control.guest.memory, token), Next::Wait));
+        assert!(line.resume().is_empty() && control.resume().is_empty());
         let told = line.ended(request, Ok(()));
         assert_eq!((told.response, told.residual), (response, 512));
-        let Next::Done(ended) = control.model.retry(&control.guest.memory, token) else { panic!("it is over") };
-        control.use_up(ended);
+        assert!(matches!(control.resumed(), Next::Done(_)));
         assert_eq!((control.guest.read::<1>(RESPONSE)[0], control.model.in_flight()), (OK, 0));
 
         // What was reset says so, once.
@@ -74,14 +85,26 @@ fn a_function_ends_when_the_commands_that_it_ends_have_left() {
 fn a_function_is_not_complete_before_the_driver_has_been_shown_what_it_ended() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
-    let (_, request) = line.submitted(FIRST, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
-    line.shows = false;
-    line.ended(request, Ok(()));
-    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
-    let token = crate::token_of(BASE, control.chain.head());
-    assert!(matches!(control.model.retry(&control.guest.memory, token), Next::Wait));
-    line.model.progress().unwrap().show();
-    assert!(matches!(control.model.retry(&control.guest.memory, token), Next::Done(_)));
+    // One that ends after the function has come, and one that had ended before, of which the driver does not know.
+    for ends_first in [false, true] {
+        let (_, request) = line.submitted(FIRST, 77, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+        line.shows = false;
+        if ends_first {
+            line.ended(request, Ok(()));
+            assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
+            assert!(line.resume().is_empty());
+        } else {
+            line.shows = true;
+            assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 77), Next::Wait));
+            assert!(line.resume().is_empty());
+            line.shows = false;
+            assert_eq!(line.ended(request, Ok(())).response, ABORTED);
+        }
+        assert!(control.resume().is_empty());
+        line.shows = true;
+        line.show();
+        assert!(matches!(control.resumed(), Next::Done(_)));
+    }
 }
 
 #[test]
@@ -92,24 +115,137 @@ fn a_command_that_waits_is_aborted_without_having_done_anything() {
     line.guest.write(BUFFER, &[0; 1024]);
     let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
     assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
-    let waiting = crate::token_of(BASE, line.chain.head());
     assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
-    let Next::Done(ended) = line.model.retry(&line.guest.memory, waiting) else { panic!("it is aborted") };
-    line.use_up(ended);
+    assert!(line.resume().is_empty() && control.resume().is_empty(), "it is found at the end of the turn");
+    let Next::Done(ended) = line.resumed() else { panic!("it is aborted") };
     assert_eq!(line.told(ended).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Done(_)));
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the other goes on") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
+    assert!(line.resume().is_empty());
+}
+
+#[test]
+fn a_command_that_is_taken_in_after_the_function_in_the_same_turn_was_there_before_it() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    line.shows = false;
+    assert!(line.resume().is_empty());
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    line.shows = true;
+    line.show();
+    assert!(control.resume().is_empty());
+    assert_eq!(line.ended(request, Ok(())).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Done(_)));
 }
 
 #[test]
 fn a_task_that_has_ended_is_no_task_and_what_is_not_there_is_said_not_to_be() {
     let scsi = device();
-    let mut control = Line::new(&scsi, 0);
-    assert_eq!(done(&mut control, ABORT_TASK, FIRST, 5), OK);
-    assert_eq!(done(&mut control, CLEAR_ACA, FIRST, 0), REJECTED);
-    assert_eq!(done(&mut control, 99, FIRST, 0), REJECTED);
-    assert_eq!(done(&mut control, ABORT_TASK, LunAddress { target: 0, lun: 5 }, 5), INCORRECT_LUN);
-    assert_eq!(done(&mut control, ABORT_TASK, LunAddress { target: 5, lun: 0 }, 5), BAD_TARGET);
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FIRST, 5, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    line.ended(request, Ok(()));
+    let lines = &mut [&mut line];
+    assert_eq!(done(&mut control, lines, QUERY_TASK, FIRST, 5), OK);
+    assert_eq!(done(&mut control, lines, ABORT_TASK, FIRST, 5), OK);
+    assert_eq!(done(&mut control, lines, CLEAR_ACA, FIRST, 0), REJECTED);
+    assert_eq!(done(&mut control, lines, 99, FIRST, 0), REJECTED);
+    assert_eq!(done(&mut control, lines, ABORT_TASK, LunAddress { target: 0, lun: 5 }, 5), INCORRECT_LUN);
+    assert_eq!(done(&mut control, lines, ABORT_TASK, LunAddress { target: 5, lun: 0 }, 5), BAD_TARGET);
+}
+
+#[test]
+fn a_function_waits_for_its_own_commands_on_every_queue_and_for_no_others() {
+    let scsi = device();
+    let (mut one, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let mut two = Line::new(&scsi, 3);
+    let room = [piece(BUFFER, 512)];
+    let (_, mine) = one.submitted(FIRST, 1, &read10(0, 1), &[], &room);
+    let (_, beside) = one.submitted(FAR, 1, &read10(0, 1), &[], &room);
+    let (_, theirs) = two.submitted(FIRST, 1, &read10(1, 1), &[], &room);
+    assert!(matches!(tmf(&mut control, ABORT_TASK_SET, FIRST, 0), Next::Wait));
+    assert!(one.resume().is_empty() && two.resume().is_empty());
+    // One that comes later with the same tag is another.
+    let (_, late) = two.submitted(FIRST, 1, &read10(2, 1), &[], &room);
+    assert_eq!(one.ended(mine, Ok(())).response, ABORTED);
+    assert!(control.resume().is_empty());
+    assert_eq!(two.ended(theirs, Ok(())).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Done(_)));
+    for (line, request) in [(&mut one, beside), (&mut two, late)] {
+        assert_eq!(line.ended(request, Ok(())).response, OK);
+    }
+}
+
+#[test]
+fn several_functions_may_wait_for_one_command_and_the_last_says_how_it_ends() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    for function in [ABORT_TASK, UNIT_RESET, ABORT_TASK_SET, NEXUS_RESET] {
+        assert!(matches!(tmf(&mut control, function, FIRST, 1), Next::Wait));
+        assert!(line.resume().is_empty() && control.resume().is_empty());
+    }
+    assert_eq!(line.ended(request, Ok(())).response, RESET);
+    assert_eq!(control.resume().len(), 4);
+    assert_eq!(control.model.in_flight(), 0);
+}
+
+#[test]
+fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_go_of_it() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let leave: [fn(Line); 2] = [|mut line| line.model.set_waker(None), drop];
+    for leave in leave {
+        assert!(matches!(tmf(&mut control, QUERY_TASK_SET, FIRST, 0), Next::Wait));
+        assert!(control.resume().is_empty(), "the queue has not looked yet");
+        leave(std::mem::replace(&mut line, Line::new(&scsi, 3)));
+        line.resume();
+        assert!(matches!(control.resumed(), Next::Done(_)));
+        line = Line::new(&scsi, 2);
+    }
+    // One that comes back, on another loop, has commands again.
+    line.model.set_waker(None);
+    assert_eq!(done(&mut control, &mut [], ABORT_TASK_SET, FIRST, 0), OK);
+    line.model.set_waker(Some(Arc::clone(&line.woken).into()));
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    assert_eq!(done(&mut control, &mut [&mut line], QUERY_TASK, FIRST, 1), SUCCEEDED);
+    line.ended(request, Ok(()));
+}
+
+#[test]
+fn a_unit_that_is_taken_away_meanwhile_keeps_no_function_from_its_end() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FAR, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    assert!(matches!(tmf(&mut control, UNIT_RESET, FAR, 0), Next::Wait));
+    scsi.remove(FAR).unwrap();
+    assert!(line.resume().is_empty());
+    assert_eq!(line.done(FIRST, &[0], &[], &[]).response, OK);
+    assert_eq!(line.ended(request, Ok(())).response, RESET);
+    assert!(matches!(control.resumed(), Next::Done(_)));
+}
+
+#[test]
+fn a_driver_has_so_many_functions_under_way_and_others_stay_in_the_ring() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    for begun in 0..FUNCTIONS {
+        assert_eq!(may_begin(&control) as usize, FUNCTIONS - begun);
+        assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    }
+    assert_eq!(may_begin(&control), 0);
+    // The queue looks at some of them in a turn, and is woken for the others.
+    let mut turns = 0;
+    while line.woken.0.load(Ordering::SeqCst) {
+        turns += 1;
+        assert!(line.resume().is_empty() && control.resume().is_empty());
+    }
+    assert!(turns >= FUNCTIONS / FUNCTIONS_A_TURN, "in {turns} turns");
+    line.ended(request, Ok(()));
+    assert_eq!(control.resume().len(), FUNCTIONS);
+    assert_eq!((may_begin(&control) as usize, control.model.in_flight()), (FUNCTIONS, 0));
 }
 
 #[test]

@@ -82,8 +82,7 @@ fn a_compare_and_write_of_one_guest_holds_up_the_other_s_writes_of_the_same_bloc
     let next = b.command(FIRST, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]).unwrap();
     assert!(matches!(next, Next::Wait));
     assert_eq!(a.ended(request, Err(Errno::IO)).status, CHECK_CONDITION);
-    let token = crate::token_of(BASE, b.chain.head());
-    let Next::Submit(_, request) = b.model.retry(&b.guest.memory, token) else { panic!("it is free") };
+    let Next::Submit(_, request) = b.resumed() else { panic!("it is free") };
     assert_eq!(b.ended(request, Ok(())).status, GOOD);
 }
 
