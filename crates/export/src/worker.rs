@@ -141,6 +141,8 @@ pub struct Worker {
     alarm: Option<Arc<Alarm>>,
     in_flight: u32,
     phase: Phase,
+    /// The last dispatch has left chains in the ring.
+    is_behind: bool,
     /// When a queue without a kick descriptor is looked at again.
     look_at: Nanos,
     /// Something was used that the driver has not been shown.
@@ -211,6 +213,7 @@ impl Worker {
             alarm: None,
             in_flight: 0,
             phase: Phase::Running,
+            is_behind: false,
             look_at: Nanos::ZERO,
             news: false,
             counters,
@@ -415,6 +418,7 @@ impl Source for Worker {
             return;
         }
         self.look_for_tears();
+        self.is_behind = false;
         if self.phase != Phase::Running {
             return;
         }
@@ -424,7 +428,7 @@ impl Source for Worker {
         while bytes < TURN_BYTES && pieces < TURN_PIECES && self.is_wanted() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
-                Ok(false) => break,
+                Ok(false) => return,
                 Err(e) => return self.break_queue(&e),
             }
             let (head, of_chain) = (self.chain.head(), self.chain.pieces());
@@ -446,6 +450,7 @@ impl Source for Worker {
                 }
             }
         }
+        self.is_behind = self.queue.is_available();
     }
 
     fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
@@ -463,7 +468,10 @@ impl Source for Worker {
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.in_flight.into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));
-        self.model.shown();
+        // A function about commands that the driver had made available before is to find them: they are taken in first.
+        if !self.is_behind {
+            self.model.shown();
+        }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));
             signal(signals, self.fds.call.as_ref());

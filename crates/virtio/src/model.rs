@@ -47,7 +47,8 @@ pub trait Model: Send {
     /// worker has been woken. Its work in one call is bounded; if there is more, it wakes the worker anew.
     fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
 
-    /// The worker has shown the driver all that was done.
+    /// The worker has shown the driver all that was done, and has taken in all chains that the driver had made available
+    /// when the turn began.
     fn shown(&mut self) {}
 
     /// How many chains are in flight.

@@ -9,6 +9,9 @@ use egret_virtio::ring::Piece;
 use crate::machine::*;
 use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, longs, words};
 
+/// A task management function.
+const LOGICAL_UNIT_RESET: u8 = 5;
+
 /// Waits for what shows on no descriptor.
 fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
     let patience_ends = Instant::now() + Duration::from_secs(30);
@@ -16,6 +19,17 @@ fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < patience_ends, "waited in vain for {what}");
         std::thread::yield_now();
     }
+}
+
+/// Makes the last command available four times more, all at once, with a mebibyte of data each. Kicks nobody.
+fn repeat_with_a_mebibyte(machine: &mut Machine) {
+    let pieces = [(0x800, 108), (0x1000, 0xF_0000), (0x1000, 0x2_0000)];
+    let pieces = pieces.map(|(at, len)| Piece { addr: DATA + at, len });
+    let ring = &mut machine.rings[REQUESTS as usize];
+    for _ in 0..4 {
+        ring.driver.add(&[Piece { addr: DATA, len: 51 }], &pieces, 0).unwrap();
+    }
+    ring.driver.publish();
 }
 
 #[test]
@@ -27,20 +41,30 @@ fn chains_of_a_mebibyte_are_taken_in_one_a_turn_however_many_are_there() {
         machine.command(FIRST, &READ, 4096);
         let turns = || io.0.counters().turns.get();
         let before = turns();
-        let pieces = [(0x800, 108), (0x1000, 0xF_0000), (0x1000, 0x2_0000)];
-        let pieces = pieces.map(|(at, len)| Piece { addr: DATA + at, len });
-        let ring = &mut machine.rings[REQUESTS as usize];
-        for _ in 0..4 {
-            ring.driver.add(&[Piece { addr: DATA, len: 51 }], &pieces, 0).unwrap();
-        }
-        // All at once.
-        ring.driver.publish();
-        ring.kick();
+        repeat_with_a_mebibyte(&mut machine);
+        machine.rings[REQUESTS as usize].kick();
         for _ in 0..4 {
             machine.answer();
         }
         // A turn counts before what it takes in is used.
         assert!(turns() - before >= 4, "{layout:?}: {} turns", turns() - before);
+    }
+}
+
+#[test]
+fn a_reset_ends_commands_that_were_available_before_it_and_took_more_than_a_turn_to_take_in() {
+    let io = IoThread::start();
+    for layout in [Layout::Split, Layout::Packed] {
+        let (mut machine, _export) = started_with(&io, disk(Nanos::from_millis(20)), layout);
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        machine.command(FIRST, &READ, 4096);
+        repeat_with_a_mebibyte(&mut machine);
+        machine.manage(LOGICAL_UNIT_RESET);
+        assert_eq!(machine.managed(), 0);
+        for _ in 0..4 {
+            assert!(machine.rings[REQUESTS as usize].driver.has_used(), "{layout:?}: its commands come first");
+            assert_eq!(machine.answer(), (4, 0, 0), "{layout:?}: ended by the reset");
+        }
     }
 }
 
