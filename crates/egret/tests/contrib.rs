@@ -148,6 +148,35 @@ fn who_uses_disks_reaches_no_monitor_and_one_tenants_daemon_has_nothing_of_anoth
 }
 
 #[test]
+fn a_tenants_daemon_is_watched_and_confined_as_that_of_a_host_is() {
+    let (host, tenant) = (unit(UNITS[0]), unit(UNITS[2]));
+    let own = [
+        "Description",
+        "Requires",
+        "ExecStart",
+        "User",
+        "Group",
+        "SupplementaryGroups",
+        "RuntimeDirectory",
+        "StateDirectory",
+        "DeviceAllow",
+        "RestrictAddressFamilies",
+        "IPAddressDeny",
+        "IPAddressAllow",
+        "Also",
+    ];
+    let keys = host.lines().filter_map(|line| Some(line.split_once('=')?.0));
+    let shared: Vec<&str> =
+        keys.filter(|key| key.bytes().all(|b| b.is_ascii_alphabetic()) && !own.contains(key)).collect();
+    assert!(shared.contains(&"WatchdogSec") && shared.contains(&"CapabilityBoundingSet"), "{shared:?}");
+    for key in shared {
+        assert_eq!(said(&tenant, key), said(&host, key), "{key}");
+    }
+    assert_eq!(said_once(&tenant, "RestrictAddressFamilies"), "AF_UNIX");
+    assert_eq!(said_once(&tenant, "PrivateNetwork"), "yes");
+}
+
+#[test]
 fn sysusers_makes_the_users_and_groups_that_the_units_name() {
     if !has_or_skips("systemd-sysusers", "sysusers_makes_the_users_and_groups_that_the_units_name") {
         return;
