@@ -88,6 +88,10 @@ pub struct Context {
     size: u32,
 }
 
+// SAFETY: a context is the process's; any of its threads may submit to it and take completions out of its ring, one at a
+// time.
+unsafe impl Send for Context {}
+
 impl Context {
     /// A context for `requests` in the kernel at a time, which count against `/proc/sys/fs/aio-max-nr`.
     ///

@@ -12,6 +12,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
@@ -27,7 +28,8 @@ const TRIES: u32 = 16;
 ///
 /// Nothing is allocated after it was made.
 pub struct Signals {
-    context: Context,
+    /// There until it is dropped.
+    context: Option<Context>,
     /// What is read from: nothing is in it.
     empty: OwnedFd,
     iocbs: Box<[Iocb; BATCH]>,
@@ -41,14 +43,15 @@ impl Signals {
     ///
     /// No context or descriptor left; the message says what to raise.
     pub fn new() -> io::Result<Self> {
-        let context = Context::new(BATCH as u32).map_err(|e| match e {
+        let spare = spare().pop();
+        let context = spare.map_or_else(|| Context::new(BATCH as u32), Ok).map_err(|e| match e {
             AioError::Other(source) => {
                 io::Error::new(source.kind(), format!("no AIO context to signal guests with: {source}"))
             }
             other => io::Error::other(other),
         })?;
         let empty = rustix::fs::memfd_create("egret-signals", MemfdFlags::CLOEXEC)?;
-        Ok(Self { context, empty, iocbs: Box::new([Iocb::default(); BATCH]), pending: 0 })
+        Ok(Self { context: Some(context), empty, iocbs: Box::new([Iocb::default(); BATCH]), pending: 0 })
     }
 
     /// Has `fd` signalled at the next [`submit`](Self::submit), which must come before `fd` is closed: in the same turn's
@@ -77,6 +80,7 @@ impl Signals {
     }
 
     fn submit_pending(&mut self) {
+        let Some(context) = &mut self.context else { return };
         let mut pointers = [ptr::null_mut(); BATCH];
         for (pointer, iocb) in pointers.iter_mut().zip(&mut self.iocbs[..self.pending]) {
             *pointer = ptr::from_mut(iocb);
@@ -85,9 +89,9 @@ impl Signals {
         let mut tries = 0;
         while !left.is_empty() {
             // The requests have completed when the call returns; that they have interests nobody.
-            while self.context.next().is_some() {}
+            while context.next().is_some() {}
             // SAFETY: the iocbs are this object's and live through the call; a read of no bytes touches no memory.
-            let taken = match unsafe { self.context.submit(left) } {
+            let taken = match unsafe { context.submit(left) } {
                 Ok(taken) => taken,
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOMEM) if tries < TRIES => 0,
                 // The first is no eventfd, or closed: its owner's loss.
@@ -98,6 +102,19 @@ impl Signals {
         }
         self.pending = 0;
     }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        spare().extend(self.context.take());
+    }
+}
+
+/// Contexts of loops that have ended, for the next ones: to destroy one takes tens of milliseconds, in which an I/O thread
+/// that is deleted would not be gone. Nothing is in flight in them.
+fn spare() -> MutexGuard<'static, Vec<Context>> {
+    static SPARE: Mutex<Vec<Context>> = Mutex::new(Vec::new());
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
