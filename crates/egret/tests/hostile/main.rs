@@ -12,3 +12,4 @@ mod support;
 
 mod broken;
 mod scene;
+mod torn;
