@@ -12,4 +12,5 @@ mod support;
 
 mod broken;
 mod scene;
+mod signals;
 mod torn;
