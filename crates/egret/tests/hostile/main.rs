@@ -11,6 +11,7 @@
 mod support;
 
 mod broken;
+mod log;
 mod scene;
 mod signals;
 mod torn;
