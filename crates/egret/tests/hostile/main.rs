@@ -11,6 +11,7 @@
 mod support;
 
 mod broken;
+mod budgets;
 mod log;
 mod scene;
 mod signals;
