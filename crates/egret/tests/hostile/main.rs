@@ -16,3 +16,4 @@ mod log;
 mod scene;
 mod signals;
 mod torn;
+mod turns;
