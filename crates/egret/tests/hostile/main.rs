@@ -14,6 +14,7 @@ mod broken;
 mod budgets;
 mod log;
 mod scene;
+mod scsi;
 mod signals;
 mod torn;
 mod turns;
