@@ -12,6 +12,7 @@ mod support;
 
 mod broken;
 mod budgets;
+mod fuse;
 mod log;
 mod scene;
 mod scsi;
