@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench bench-polling bench-live lint deps guest
+.PHONY: build demo test bench bench-polling bench-live bench-neighbours lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
@@ -36,6 +36,10 @@ bench-polling: build
 # How long queues wait when they move, and when their disk is reopened, under load.
 bench-live: build
 	$(CARGO) bench -q -p egret --bench live -- $(BENCH)
+
+# What a hostile tenant costs its neighbour on the same I/O thread. BENCH="--quick" shortens it.
+bench-neighbours: build
+	$(CARGO) bench -q -p egret --bench neighbours -- $(BENCH)
 
 lint:
 	$(CARGO) fmt --all --check

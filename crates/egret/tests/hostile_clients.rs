@@ -8,15 +8,13 @@ mod support;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use support::await_that;
 use support::disk::Disk;
 use support::guest::*;
+use support::neighbour::Neighbour;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::wire::*;
@@ -25,7 +23,7 @@ const MIB: u64 = 1 << 20;
 
 /// A daemon with an export to attack and one to leave alone.
 struct Scene {
-    bystander: Bystander,
+    neighbour: Neighbour,
     server: Server,
     victim: PathBuf,
     _scratch: Scratch,
@@ -39,28 +37,28 @@ impl Scene {
     }
 
     fn open_with(scratch: Scratch, victim_disk: impl FnOnce(Options) -> Options) -> Self {
-        let (victim, bystander) = (scratch.path("victim"), scratch.path("bystander"));
+        let (victim, neighbour) = (scratch.path("victim"), scratch.path("neighbour"));
         let options = victim_disk(Options::new().iothread("io0", ""))
-            .disk("d1", &scratch.image("bystander", MIB), "aio=io_uring,cache.direct=on")
+            .disk("d1", &scratch.image("neighbour", MIB), "aio=io_uring,cache.direct=on")
             .export("e0", "d0", &victim, "writable=on,num-queues=2,iothread=io0")
-            .export("e1", "d1", &bystander, "writable=on,iothread=io0");
+            .export("e1", "d1", &neighbour, "writable=on,iothread=io0");
         let server = Server::start(&Program::under_test(), &options);
-        Self { bystander: Bystander::start(&bystander), server, victim, _scratch: scratch }
+        Self { neighbour: Neighbour::start(&neighbour), server, victim, _scratch: scratch }
     }
 
     /// Attacks, and checks everything that must not have suffered.
-    fn survives(&mut self, what: &str, attack: impl FnOnce(&Path, &Bystander)) {
-        attack(&self.victim, &self.bystander);
+    fn survives(&mut self, what: &str, attack: impl FnOnce(&Path, &Neighbour)) {
+        attack(&self.victim, &self.neighbour);
         assert!(self.server.is_alive(), "the daemon outlives {what}");
-        self.bystander.await_progress();
+        self.neighbour.await_progress();
         let mut next = Disk::connect(&self.victim).unwrap_or_else(|error| panic!("after {what}: {error}"));
         next.first().read(0, 4096).unwrap_or_else(|error| panic!("after {what}: {error}"));
-        self.bystander.await_progress();
+        self.neighbour.await_progress();
         assert!(self.server.is_alive(), "the daemon outlives {what}");
     }
 
     /// [`survives`](Self::survives), with one line in the log.
-    fn endures(&mut self, what: &str, attack: impl FnOnce(&Path, &Bystander)) {
+    fn endures(&mut self, what: &str, attack: impl FnOnce(&Path, &Neighbour)) {
         let complaints = self.server.complaints().len();
         self.survives(what, attack);
         if Program::under_test().is_egret() {
@@ -80,44 +78,6 @@ impl Scene {
                 guest.await_queue_error();
             }
         });
-    }
-}
-
-/// A client that writes and verifies, over and over.
-struct Bystander {
-    rounds: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Bystander {
-    fn start(socket: &Path) -> Self {
-        let mut disk = Disk::connect(socket).expect("a connection");
-        let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, stopped) = (Arc::clone(&rounds), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                let seed = count.load(Ordering::Relaxed);
-                disk.first().write_pattern(0..MIB, seed).expect("the bystander writes");
-                disk.first().verify_pattern(0..MIB, seed).expect("the bystander reads");
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        Self { rounds, stop, thread: Some(thread) }
-    }
-
-    /// Waits until two more rounds are over, the second of which began after this call.
-    fn await_progress(&self) {
-        let before = self.rounds.load(Ordering::Relaxed);
-        await_that("the bystander to go on", || self.rounds.load(Ordering::Relaxed) >= before + 2);
-    }
-}
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().expect("dropped once").join();
-        assert!(ended.is_ok() || std::thread::panicking(), "the bystander saw a failure");
     }
 }
 
@@ -148,10 +108,10 @@ fn a_client_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     let header = u32s(&[SET_FEATURES, 1, 8]);
     let half_a_payload = [&header[..], &[0; 4]].concat();
     for (what, bytes) in [("half a header", &header[..6]), ("a bare header", &header), ("half", &half_a_payload)] {
-        scene.endures(what, |socket, bystander| {
+        scene.endures(what, |socket, neighbour| {
             let mut wire = Wire::connect(socket);
             wire.send_bytes(bytes).expect("the socket takes it");
-            bystander.await_progress();
+            neighbour.await_progress();
         });
     }
 }

@@ -176,12 +176,17 @@ impl Guest {
 
     /// Whether the queue is broken or the session is over.
     pub fn is_over(&self) -> bool {
-        is_readable(&[self.error.as_fd(), self.wire.as_fd()], &Timespec::default())
+        is_over(&self.error, &self.wire)
     }
 
     fn put(&self, region: &Region, at: u64, bytes: &[u8]) {
         region.memory.write_all_at(bytes, at).expect("our own memory");
     }
+}
+
+/// Whether a queue with this error descriptor is broken, or its session is over.
+pub fn is_over(error: &OwnedFd, session: &Wire) -> bool {
+    is_readable(&[error.as_fd(), session.as_fd()], &Timespec::default())
 }
 
 /// Whether any of `fds` becomes readable within `patience`.

@@ -8,6 +8,8 @@
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
+//! | [`neighbour`] | a client that writes and verifies beside whatever a test does to others |
+//! | [`attacker`] | a virtqueue of any layout and device, driven over [`wire`]: what a guest or a front end gone mad can do |
 //! | [`vm`] | whether this machine can boot a Linux guest |
 //! | [`http`] | a client that asks for a page |
 //! | [`fate`] | system calls that fail, or never return |
@@ -15,10 +17,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
 pub mod announced;
+pub mod attacker;
 pub mod disk;
 pub mod fate;
 pub mod guest;
 pub mod http;
+pub mod neighbour;
 pub mod qmp;
 pub mod scratch;
 pub mod server;

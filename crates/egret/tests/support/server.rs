@@ -208,12 +208,29 @@ impl Server {
             }
         });
         let mut server = Self { process: Reaped(child), reader: Some(reader), log };
-        await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !server.is_alive());
-        if !server.is_alive() {
+        if !server.listens(options) {
             server.await_end();
             panic!("the daemon ended and said {:?}", server.log());
         }
         server
+    }
+
+    /// [`start`](Self::start), with standard error going to `stderr`, so that there is no log to look at here.
+    ///
+    /// # Panics
+    /// When the daemon exits instead.
+    pub fn start_logging_to(stderr: impl Into<Stdio>, program: &Program, options: &Options) -> Self {
+        let child = program.command().args(&options.words).stderr(stderr).spawn();
+        let process = Reaped(child.expect("the daemon's program starts"));
+        let mut server = Self { process, reader: None, log: Arc::default() };
+        assert!(server.listens(options), "the daemon listens");
+        server
+    }
+
+    /// Waits until every export listens; false if the process ends instead.
+    fn listens(&mut self, options: &Options) -> bool {
+        await_that("the daemon to listen or to end", || are_listening(&options.sockets) || !self.is_alive());
+        self.is_alive()
     }
 
     /// The process's number.
@@ -267,10 +284,29 @@ impl Server {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the daemon lives").count()
     }
 
+    /// The lines of `/proc/PID/maps`.
+    pub fn maps(&self) -> Vec<String> {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).expect("the daemon lives");
+        maps.lines().map(str::to_owned).collect()
+    }
+
     /// Resident memory in bytes.
     pub fn resident(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives");
-        field(&status, "VmRSS:") * 1024
+        self.status("VmRSS:") * 1024
+    }
+
+    /// The most memory that was ever resident, or was since [`forget_peak`](Self::forget_peak), in bytes.
+    pub fn peak(&self) -> u64 {
+        self.status("VmHWM:") * 1024
+    }
+
+    /// Begins [`peak`](Self::peak) anew.
+    pub fn forget_peak(&self) {
+        fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").expect("our child");
+    }
+
+    fn status(&self, name: &str) -> u64 {
+        field(&fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives"), name)
     }
 
     /// Each thread's name and how often it has gone to sleep by itself, so far.

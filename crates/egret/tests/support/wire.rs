@@ -29,6 +29,7 @@ pub const SET_VRING_ERR: u32 = 14;
 pub const GET_PROTOCOL_FEATURES: u32 = 15;
 pub const SET_PROTOCOL_FEATURES: u32 = 16;
 pub const SET_VRING_ENABLE: u32 = 18;
+pub const SET_BACKEND_REQ_FD: u32 = 21;
 pub const GET_CONFIG: u32 = 24;
 pub const GET_INFLIGHT_FD: u32 = 31;
 pub const SET_INFLIGHT_FD: u32 = 32;
@@ -111,6 +112,9 @@ impl Wire {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = recvmsg(&self.stream, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         assert_eq!(got.bytes, message.len(), "one message, whole");
         assert_eq!(message[..4], GET_INFLIGHT_FD.to_le_bytes(), "the answer is to the last request");
         let mut files = control.drain().filter_map(|part| match part {
@@ -128,17 +132,17 @@ impl Wire {
         }
     }
 
-    /// Waits until the daemon ends the session.
+    /// Waits until the daemon ends the session; returns how many bytes were still to be read.
     ///
     /// # Panics
     /// When it does not.
-    pub fn await_hangup(&mut self) {
-        let mut rest = [0; 256];
+    pub fn await_hangup(&mut self) -> usize {
+        let (mut rest, mut count) = ([0; 256], 0);
         loop {
             match self.stream.read(&mut rest) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if is_hangup(&error) => return,
+                Ok(0) => return count,
+                Ok(read) => count += read,
+                Err(error) if is_hangup(&error) => return count,
                 Err(error) => panic!("the daemon should have ended the session: {error}"),
             }
         }

@@ -1,0 +1,68 @@
+//! Queues that break, or are taken away, with requests in flight.
+
+use crate::scene::{DIRECT, MIB, Scene, Victim, manners};
+use crate::support::attacker::{Ask, Attacker, DATA, Manner};
+use crate::support::wire::{GET_VRING_BASE, u32s};
+
+/// Eight good reads and a chain that breaks the rules, in one kick.
+fn break_with_reads_in_flight(attacker: &mut Attacker) {
+    for slot in 0..8 {
+        attacker.ask(Ask::Read { at: 0 }, &[(DATA + 4096 * slot, 4096)]);
+    }
+    attacker.chain_that_breaks();
+    attacker.publish();
+    attacker.await_end();
+}
+
+#[test]
+fn a_queue_that_breaks_with_requests_in_flight_gives_its_guest_s_memory_back() {
+    for manner in manners() {
+        let mut scene = Scene::open(manner, &DIRECT);
+        scene.survives("50 queues that break with reads in flight", |scene| {
+            for _ in 0..50 {
+                break_with_reads_in_flight(&mut scene.attacker(MIB));
+            }
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn a_queue_that_breaks_with_requests_in_flight_on_any_engine_gives_its_guest_s_memory_back() {
+    for disk in ["aio=threads", "aio=native,cache.direct=on", "aio=io_uring"] {
+        let mut scene = Scene::open(Manner::PLAIN, &Victim::Image(MIB, disk));
+        scene.survives(disk, |scene| {
+            for _ in 0..20 {
+                break_with_reads_in_flight(&mut scene.attacker(MIB));
+            }
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn a_queue_that_is_stopped_and_broken_by_turns_gives_its_guest_s_memory_back() {
+    // A guest that resets its device has its front end ask where the queue stopped.
+    for manner in manners() {
+        let mut scene = Scene::open(manner, &Victim::Null(MIB, "latency-ns=20000000"));
+        scene.survives("resets with requests in flight", |scene| {
+            for is_broken in [true, false].repeat(5) {
+                let mut attacker = scene.attacker(MIB);
+                for slot in 0..8 {
+                    attacker.ask(Ask::Read { at: 0 }, &[(DATA + 4096 * slot, 4096)]);
+                }
+                if is_broken {
+                    attacker.chain_that_breaks();
+                }
+                attacker.publish();
+                if is_broken {
+                    attacker.await_end();
+                }
+                let which = attacker.which()[..4].to_vec();
+                // An answer, or the end of the session: either way nothing of it runs any more.
+                let _ = attacker.wire.ask(GET_VRING_BASE, &[which, u32s(&[0])].concat());
+            }
+        });
+        scene.close();
+    }
+}

@@ -1,0 +1,184 @@
+//! Descriptors of a file system whose process does not answer: what looks at them, reads them or closes them waits for as
+//! long as it likes.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BackgroundSession, FileAttr, FileType, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
+    ReplyStatfs, Request, spawn_mount2,
+};
+
+use crate::scene::{DIRECT, MIB, Scene};
+use crate::support::attacker::{DATA, Manner, Share};
+use crate::support::scratch::is_root_or_skips;
+use crate::support::server::Program;
+use crate::support::wire::*;
+
+/// The one file, and its folder.
+const FILE: u64 = 2;
+const FOLDER: u64 = fuser::FUSE_ROOT_ID;
+
+/// A file system of one file, whose contents never come. While it is told to be silent it answers nothing at all: who has
+/// asked then waits, and not even SIGKILL ends that.
+#[derive(Clone, Default)]
+struct Silent {
+    is_silent: Arc<AtomicBool>,
+    /// Questions that are kept, because one that is dropped is answered.
+    unanswered: Arc<Mutex<Vec<Box<dyn Send>>>>,
+}
+
+impl Silent {
+    fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::SeqCst)
+    }
+
+    fn keep(&self, question: impl Send + 'static) {
+        self.unanswered.lock().expect("no holder panics").push(Box::new(question));
+    }
+
+    fn fall_silent(&self) {
+        self.is_silent.store(true, Ordering::SeqCst);
+    }
+
+    /// Answers what it was asked, with an error, and what it will be.
+    fn speak_again(&self) {
+        self.is_silent.store(false, Ordering::SeqCst);
+        self.unanswered.lock().expect("no holder panics").clear();
+    }
+}
+
+impl Filesystem for Silent {
+    fn lookup(&mut self, _: &Request<'_>, _: u64, _: &OsStr, reply: ReplyEntry) {
+        reply.entry(&Duration::ZERO, &attributes(FILE), 0);
+    }
+
+    fn getattr(&mut self, _: &Request<'_>, inode: u64, _: Option<u64>, reply: ReplyAttr) {
+        if self.is_silent() { self.keep(reply) } else { reply.attr(&Duration::ZERO, &attributes(inode)) }
+    }
+
+    fn statfs(&mut self, _: &Request<'_>, _: u64, reply: ReplyStatfs) {
+        if self.is_silent() { self.keep(reply) } else { reply.statfs(0, 0, 0, 0, 0, 512, 255, 0) }
+    }
+
+    fn read(&mut self, _: &Request<'_>, _: u64, _: u64, _: i64, _: u32, _: i32, _: Option<u64>, reply: ReplyData) {
+        self.keep(reply);
+    }
+
+    // What a close waits for.
+    fn flush(&mut self, _: &Request<'_>, _: u64, _: u64, _: u64, reply: ReplyEmpty) {
+        if self.is_silent() { self.keep(reply) } else { reply.ok() }
+    }
+}
+
+fn attributes(inode: u64) -> FileAttr {
+    let (kind, perm, size) =
+        if inode == FOLDER { (FileType::Directory, 0o755, 0) } else { (FileType::RegularFile, 0o644, MIB) };
+    let time = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: inode,
+        size,
+        blocks: size / 512,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        crtime: time,
+        kind,
+        perm,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// The file system, mounted, and its file.
+struct Mounted {
+    silent: Silent,
+    share: Share,
+    /// Its end would wait for everybody who has the file.
+    _session: ManuallyDrop<BackgroundSession>,
+    folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// `None`, and a word under the test's name, without root and FUSE.
+    fn or_skips(test: &str) -> Option<Self> {
+        if !is_root_or_skips(test, "for a file system of its own") {
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let silent = Silent::default();
+        let session = spawn_mount2(silent.clone(), folder.path(), &[MountOption::RW]);
+        let session = session
+            .inspect_err(|error| {
+                let _ = writeln!(io::stderr(), "{test}: skipped, because it needs FUSE: {error}");
+            })
+            .ok()?;
+        let file = File::options().read(true).write(true).open(folder.path().join("memory")).expect("our own file");
+        let share = Share { file, guest: DATA, len: MIB };
+        Some(Self { silent, share, _session: ManuallyDrop::new(session), folder })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Before anything else: nobody must be left who waits.
+        self.silent.speak_again();
+        let unmounted = Command::new("umount").arg("--lazy").arg(self.folder.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()) || std::thread::panicking(), "it is unmounted");
+    }
+}
+
+#[test]
+fn guest_memory_on_fuse_is_refused() {
+    if !Program::under_test().is_egret() {
+        return;
+    }
+    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let Some(mounted) = Mounted::or_skips("guest_memory_on_fuse_is_refused") else { return };
+    scene.survives("memory whose pages never come", |scene| {
+        let mut wire = Wire::agree(&scene.victim, F_VERSION_1);
+        assert!(wire.refuses(ADD_MEM_REG, &mounted.share.message(), &[mounted.share.file.as_fd()]));
+    });
+    scene.close();
+}
+
+#[test]
+fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
+    let which = u64s(&[0]);
+    let region = u64s(&[0, DATA, MIB, DATA, 0]);
+    let table = [u32s(&[1, 0]), region[8..].to_vec()].concat();
+    for (what, request, payload) in [
+        ("as memory", ADD_MEM_REG, region),
+        ("as all memory", SET_MEM_TABLE, table),
+        ("as a record", SET_INFLIGHT_FD, inflight(8192, 0, 1, 128)),
+        ("to be kicked by", SET_VRING_KICK, which.clone()),
+        ("to be called by", SET_VRING_CALL, which),
+        ("as the channel", SET_BACKEND_REQ_FD, Vec::new()),
+        ("for nothing", SET_OWNER, Vec::new()),
+    ] {
+        let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+        let test = "a_descriptor_that_does_not_answer_holds_up_its_own_session_alone";
+        let Some(mounted) = Mounted::or_skips(test) else { return };
+        scene.survives(what, |scene| {
+            let wire = Wire::agree(&scene.victim, F_VERSION_1);
+            mounted.silent.fall_silent();
+            wire.send(request, &payload, &[mounted.share.file.as_fd()]).expect("the socket takes it");
+            scene.neighbour.await_progress();
+            drop(wire);
+            scene.neighbour.await_progress();
+            drop(mounted);
+        });
+        scene.close();
+    }
+}

@@ -1,0 +1,84 @@
+//! Queues that ask for so much that an I/O thread, or its workers, would be busy with nothing else.
+//!
+//! How long the neighbour waits is for `make bench-neighbours` to say. Here it must get on with its requests while what
+//! was asked for is being done, and not only afterwards.
+
+use std::path::PathBuf;
+
+use crate::scene::{GIB, MIB, Scene, Victim, manners};
+use crate::support::attacker::{Ask, Attacker, DATA, Manner};
+
+/// Buffers of one chain, as many as QEMU's: they are all the same memory.
+const PIECES: usize = 1022;
+/// As many reads of the neighbour's must end meanwhile, one after the other.
+const MEANWHILE: u64 = 64;
+
+/// Publishes `attacker`'s chains, and waits for them; the neighbour must not have to.
+fn leaves_room(scene: &Scene, what: &str, attacker: &mut Attacker) {
+    let meanwhile = scene.neighbour.pages_during(|| {
+        attacker.publish();
+        attacker.await_all_or_end();
+    });
+    assert!(meanwhile >= MEANWHILE, "beside {what}, {:?}, the neighbour did {meanwhile} reads", scene.manner);
+}
+
+#[test]
+fn a_thousand_chains_of_four_gigabytes_leave_room_for_the_neighbour() {
+    for manner in manners() {
+        let disk = Victim::Null(8 * GIB, "");
+        let mut scene = Scene::open(manner, &disk);
+        scene.survives("1024 chains of 4 GiB", |scene| {
+            let mut attacker = scene.attacker(4 * MIB);
+            let buffers = vec![(DATA, 4 * MIB as u32); PIECES];
+            (0..1024).for_each(|_| attacker.ask(Ask::Read { at: 0 }, &buffers));
+            leaves_room(scene, "1024 chains of 4 GiB", &mut attacker);
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn reads_that_the_kernel_copies_at_once_leave_room_for_the_neighbour() {
+    for disk in ["aio=io_uring", "aio=threads"] {
+        let mut scene = Scene::open(Manner::PLAIN, &Victim::Image(64 * MIB, disk));
+        scene.survives("large reads of what is cached", |scene| {
+            let mut attacker = scene.attacker(4 * MIB);
+            let buffers = vec![(DATA, 4 * MIB as u32); 16];
+            (0..96).for_each(|_| attacker.ask(Ask::Read { at: 0 }, &buffers));
+            leaves_room(scene, disk, &mut attacker);
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn large_writes_that_are_looked_at_for_zeroes_leave_room_for_the_neighbour() {
+    for manner in manners().filter(|manner| !manner.packed) {
+        let mut scene = Scene::open(manner, &Victim::Image(64 * MIB, "aio=io_uring,detect-zeroes=on"));
+        scene.survives("large writes of zeroes", |scene| {
+            let mut attacker = scene.attacker(4 * MIB);
+            let buffers = vec![(DATA, 4 * MIB as u32); 16];
+            (0..8).for_each(|_| attacker.ask(Ask::Write { at: 0 }, &buffers));
+            leaves_room(scene, "zero detection", &mut attacker);
+        });
+        scene.close();
+    }
+}
+
+#[test]
+fn zero_fills_on_one_disk_leave_workers_for_another() {
+    // Zeroes have to be written where the file system has no better way: a tmpfs has none but holes.
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let image: PathBuf = folder.path().join("image");
+    std::fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("an image");
+    for manner in manners().filter(|manner| !manner.packed) {
+        let mut scene =
+            Scene::open_beside(manner, &Victim::At(&image, "aio=threads"), "aio=threads,cache.direct=on", None);
+        scene.survives("256 zero-fills", |scene| {
+            let mut attacker = scene.attacker(MIB);
+            (0..256).for_each(|_| attacker.ask(Ask::WriteZeroes { at: 0, len: 32 * MIB }, &[]));
+            leaves_room(scene, "256 zero-fills", &mut attacker);
+        });
+        scene.close();
+    }
+}

@@ -1,0 +1,447 @@
+//! A virtqueue of any layout and device, driven over hand-written messages: what a guest or a front end gone mad can do.
+//!
+//! Every chain is one descriptor of the ring that names an indirect table, so that a chain may have a thousand pieces and
+//! rings of either layout are written alike. Chains have numbers, which name their header, their status and their table.
+//! Unlike [`guest`](super::guest) it drives packed rings and virtio-scsi too, with as much memory as an attack asks for.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
+use rustix::io::Errno;
+
+use super::await_that;
+use super::guest::{INDIRECT, NEXT, USER, WRITE, descriptor, is_over};
+use super::wire::*;
+
+/// Entries of the queue, and chains at a time.
+pub const SIZE: u16 = 1024;
+/// Where an attacker's data begins, as descriptors say it.
+pub const DATA: u64 = 1 << 40;
+/// The name of all memory that an attacker shares, in `/proc/PID/maps` too.
+pub const MEMORY_NAME: &str = "hostile";
+
+/// Where rings, headers and tables lie, as descriptors say it.
+const CONTROL: u64 = 0x1000_0000;
+const AVAILABLE: u64 = 0x8000;
+const USED: u64 = 0x1_0000;
+const HEADERS: u64 = 0x2_0000;
+const STATUSES: u64 = 0x4_0000;
+const TABLES: u64 = 0x10_0000;
+/// From one header to the next, one status to the next, and one table to the next.
+const HEADER: u64 = 64;
+const STATUS: u64 = 128;
+const TABLE: u64 = 16 * 2048;
+const CONTROL_LEN: u64 = TABLES + TABLE * SIZE as u64;
+
+/// `VIRTQ_DESC_F_AVAIL` and `VIRTQ_DESC_F_USED`.
+const PACKED_AVAILABLE: u16 = 1 << 7;
+const PACKED_USED: u16 = 1 << 15;
+/// `VHOST_USER_VRING_NOFD_MASK`.
+const NO_DESCRIPTOR: u64 = 1 << 8;
+const SECTOR: u64 = 512;
+
+/// What an attacker drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Blk,
+    Scsi,
+}
+
+/// How an attacker drives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    pub device: Device,
+    /// Whether its rings are packed.
+    pub packed: bool,
+}
+
+impl Manner {
+    /// Every device over either layout of rings.
+    pub const ALL: [Self; 4] = {
+        let [blk, scsi] = [Device::Blk, Device::Scsi];
+        [
+            Self { device: blk, packed: false },
+            Self { device: blk, packed: true },
+            Self { device: scsi, packed: false },
+            Self { device: scsi, packed: true },
+        ]
+    };
+    /// What every back-end has.
+    pub const PLAIN: Self = Self::ALL[0];
+
+    /// The queue that carries requests.
+    fn queue(self) -> u32 {
+        match self.device {
+            Device::Blk => 0,
+            Device::Scsi => 2,
+        }
+    }
+}
+
+/// What a chain asks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Ask {
+    Read {
+        at: u64,
+    },
+    Write {
+        at: u64,
+    },
+    WriteZeroes {
+        at: u64,
+        len: u64,
+    },
+    /// VERIFY (16): with BYTCHK=1 against the chain's data, else of `len` bytes against nothing.
+    Verify {
+        at: u64,
+        len: u64,
+        against_data: bool,
+    },
+}
+
+impl Ask {
+    const fn is_data_out(self) -> bool {
+        !matches!(self, Self::Read { .. })
+    }
+
+    fn header(self, device: Device, len: u64) -> Vec<u8> {
+        let (blk, cdb, at, len) = match self {
+            Self::Read { at } => (0_u32, [0x88, 0], at, len),
+            Self::Write { at } => (1, [0x8a, 0], at, len),
+            // WRITE SAME (16) without a buffer.
+            Self::WriteZeroes { at, len } => (13, [0x93, 1], at, len),
+            Self::Verify { at, len, against_data } => (u32::MAX, [0x8f, u8::from(against_data) << 1], at, len),
+        };
+        let (sector, sectors) = (at / SECTOR, (len / SECTOR) as u32);
+        if device == Device::Blk {
+            let mut header = [&blk.to_le_bytes()[..], &[0; 4]].concat();
+            let is_ranged = matches!(self, Self::WriteZeroes { .. });
+            header.extend(if is_ranged { 0_u64.to_le_bytes() } else { sector.to_le_bytes() });
+            if is_ranged {
+                header.extend(sector.to_le_bytes());
+                header.extend(sectors.to_le_bytes());
+                header.extend([0; 4]);
+            }
+            return header;
+        }
+        let mut header = [[1, 0, 0x40, 0, 0, 0, 0, 0], [0; 8]].concat();
+        header.extend([0; 3]);
+        header.extend(cdb);
+        header.extend(sector.to_be_bytes());
+        header.extend(sectors.to_be_bytes());
+        header.resize(51, 0);
+        header
+    }
+}
+
+/// Memory that an attacker shares.
+#[derive(Debug)]
+pub struct Share {
+    pub file: File,
+    pub guest: u64,
+    pub len: u64,
+}
+
+impl Share {
+    /// `len` bytes at guest address `guest`, none of which are there before somebody touches them.
+    pub fn new(guest: u64, len: u64) -> Self {
+        let file = File::from(memfd_create(MEMORY_NAME, MemfdFlags::CLOEXEC).expect("a memfd"));
+        file.set_len(len).expect("its length");
+        Self { file, guest, len }
+    }
+
+    /// The payload of `ADD_MEM_REG` and `REM_MEM_REG`.
+    pub fn message(&self) -> Vec<u8> {
+        u64s(&[0, self.guest, self.len, self.guest + USER, 0])
+    }
+
+    /// The payload of `SET_MEM_TABLE`.
+    pub fn table(shares: &[&Self]) -> Vec<u8> {
+        let regions = shares.iter().flat_map(|share| u64s(&[share.guest, share.len, share.guest + USER, 0]));
+        u32s(&[shares.len() as u32, 0]).into_iter().chain(regions).collect()
+    }
+
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, at - self.guest).expect("our own memory");
+    }
+
+    fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.file.read_exact_at(&mut bytes, at - self.guest).expect("our own memory");
+        bytes
+    }
+}
+
+/// The descriptors by which the two sides wake each other.
+#[derive(Debug)]
+pub struct Signals {
+    /// Without one the device is to look for itself.
+    pub kick: Option<OwnedFd>,
+    pub call: OwnedFd,
+    pub error: OwnedFd,
+}
+
+impl Signals {
+    pub fn new() -> Self {
+        Self { kick: Some(new_eventfd()), call: new_eventfd(), error: new_eventfd() }
+    }
+}
+
+/// An eventfd; blocking, as a hostile peer likes it.
+pub fn new_eventfd() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
+}
+
+/// Fills an eventfd's counter and makes it block: whoever writes to it then sleeps.
+pub fn stuff(eventfd: &OwnedFd) {
+    let flags = fcntl_getfl(eventfd).expect("our own eventfd");
+    fcntl_setfl(eventfd, flags | OFlags::NONBLOCK).expect("our own eventfd");
+    loop {
+        // The other side may add to it in between.
+        let _ = rustix::io::read(eventfd, &mut [0; 8]);
+        let _ = rustix::io::write(eventfd, &(u64::MAX - 1).to_ne_bytes());
+        match rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
+            Err(Errno::AGAIN) => break,
+            other => drop(other.expect("our own eventfd")),
+        }
+    }
+    make_block(eventfd);
+}
+
+/// Makes a descriptor block, for everybody who has it: the flag is the open file's.
+pub fn make_block(eventfd: &OwnedFd) {
+    let flags = fcntl_getfl(eventfd).expect("our own eventfd");
+    fcntl_setfl(eventfd, flags & !OFlags::NONBLOCK).expect("our own eventfd");
+}
+
+/// A client, and one queue of its device.
+pub struct Attacker {
+    /// The session, for more messages.
+    pub wire: Wire,
+    pub signals: Signals,
+    /// What it shares beside its rings.
+    pub data: Vec<Share>,
+    control: Share,
+    manner: Manner,
+    /// Chains made so far, and those of them that were published.
+    made: u64,
+    published: u64,
+    /// Chains that were seen used in a packed ring.
+    seen: u64,
+    /// The flags of a packed batch's first descriptor, which go last.
+    first_flags: Option<(u64, u16)>,
+}
+
+impl Attacker {
+    /// Connects, shares `len` bytes of data and starts the queue.
+    pub fn boot(socket: &Path, manner: Manner, len: u64) -> Self {
+        Self::boot_with(socket, manner, vec![Share::new(DATA, len)], Signals::new())
+    }
+
+    /// [`boot`](Self::boot), with that memory and those descriptors.
+    pub fn boot_with(socket: &Path, manner: Manner, data: Vec<Share>, signals: Signals) -> Self {
+        let packed = if manner.packed { F_RING_PACKED } else { 0 };
+        let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
+        let control = Share::new(CONTROL, CONTROL_LEN);
+        let (made, published, seen) = (0, 0, 0);
+        let mut new = Self { wire, signals, data, control, manner, made, published, seen, first_flags: None };
+        new.start();
+        new
+    }
+
+    fn start(&mut self) {
+        let Self { wire, signals, data, control, manner, .. } = self;
+        let queue = manner.queue();
+        let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
+            assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
+        };
+        for share in data.iter().chain([&*control]) {
+            must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
+        }
+        let base = if manner.packed { 0x8000_8000 } else { 0 };
+        let at = CONTROL + USER;
+        let which = u64s(&[queue.into()]);
+        must(SET_VRING_NUM, &u32s(&[queue, SIZE.into()]), &[]);
+        must(SET_VRING_BASE, &u32s(&[queue, base]), &[]);
+        must(SET_VRING_ADDR, &[u32s(&[queue, 0]), u64s(&[at, at + USED, at + AVAILABLE, 0])].concat(), &[]);
+        must(SET_VRING_ERR, &which, &[signals.error.as_fd()]);
+        must(SET_VRING_CALL, &which, &[signals.call.as_fd()]);
+        match &signals.kick {
+            Some(kick) => must(SET_VRING_KICK, &which, &[kick.as_fd()]),
+            None => must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_DESCRIPTOR]), &[]),
+        }
+        must(SET_VRING_ENABLE, &u32s(&[queue, 1]), &[]);
+    }
+
+    /// The payload of messages that name the queue and nothing else.
+    pub fn which(&self) -> Vec<u8> {
+        u64s(&[self.manner.queue().into()])
+    }
+
+    /// Makes a chain that asks for something with these buffers, as addresses and lengths. The device sees it after
+    /// [`publish`](Self::publish).
+    pub fn ask(&mut self, ask: Ask, buffers: &[(u64, u32)]) {
+        let len = buffers.iter().map(|&(_, len)| u64::from(len)).sum();
+        let number = self.made % u64::from(SIZE);
+        let header = ask.header(self.manner.device, len);
+        let (header_at, status_at) = (CONTROL + HEADERS + HEADER * number, CONTROL + STATUSES + STATUS * number);
+        self.control.put(header_at, &header);
+        self.control.put(status_at, &[0xFF; 12]);
+        let status_len = if self.manner.device == Device::Blk { 1 } else { 108 };
+        let data = buffers.iter().map(|&(at, len)| (at, len, !ask.is_data_out()));
+        let (first, status) = ((header_at, header.len() as u32, false), (status_at, status_len, true));
+        let mut pieces = vec![first];
+        // A response comes before what is read, in virtio-scsi; a status after it, in virtio-blk.
+        match (self.manner.device, ask.is_data_out()) {
+            (Device::Scsi, false) => pieces.extend([status].into_iter().chain(data)),
+            _ => pieces.extend(data.chain([status])),
+        }
+        self.chain(&pieces);
+    }
+
+    /// Makes a chain of these pieces: addresses, lengths, and whether the device may write.
+    pub fn chain(&mut self, pieces: &[(u64, u32, bool)]) {
+        let last = pieces.len() - 1;
+        let table = pieces.iter().enumerate().flat_map(|(at, &(addr, len, is_writable))| {
+            let next = if at == last { 0 } else { NEXT };
+            let write = if is_writable { WRITE } else { 0 };
+            self.descriptor(addr, len, next | write, if at == last { 0 } else { at as u16 + 1 })
+        });
+        let table: Vec<u8> = table.collect();
+        let at = CONTROL + TABLES + TABLE * (self.made % u64::from(SIZE));
+        assert!(table.len() as u64 <= TABLE, "a table has its place");
+        self.control.put(at, &table);
+        self.make_available(at, table.len() as u32, INDIRECT);
+    }
+
+    /// Makes a chain that breaks the rules: one that loops, in a split ring; in a packed one, where none can, one whose
+    /// table ends in half a descriptor.
+    pub fn chain_that_breaks(&mut self) {
+        if self.manner.packed {
+            self.make_available(CONTROL + TABLES, 24, INDIRECT);
+        } else {
+            self.make_available(DATA, 512, NEXT | WRITE);
+        }
+    }
+
+    fn make_available(&mut self, addr: u64, len: u32, flags: u16) {
+        let place = self.made % u64::from(SIZE);
+        let desc = CONTROL + 16 * place;
+        if self.manner.packed {
+            let is_odd_lap = (self.made / u64::from(SIZE)).is_multiple_of(2);
+            let flags = flags | if is_odd_lap { PACKED_AVAILABLE } else { PACKED_USED };
+            // All but the flags, and those too unless the device would see the batch's beginning.
+            let bytes = self.descriptor(addr, len, flags, place as u16);
+            if self.made == self.published {
+                self.control.put(desc, &bytes[..14]);
+                self.first_flags = Some((desc + 14, flags));
+            } else {
+                self.control.put(desc, &bytes);
+            }
+        } else {
+            // A descriptor that follows itself, if it has a next one at all.
+            self.control.put(desc, &descriptor(addr, len, flags, place as u16));
+            self.control.put(CONTROL + AVAILABLE + 4 + 2 * place, &(place as u16).to_le_bytes());
+        }
+        self.made += 1;
+    }
+
+    fn descriptor(&self, addr: u64, len: u32, flags: u16, last: u16) -> Vec<u8> {
+        match self.manner.packed {
+            false => descriptor(addr, len, flags, last),
+            // The buffer's ID, and then flags.
+            true => descriptor(addr, len, last, flags),
+        }
+    }
+
+    /// Shows the device what was made, and kicks.
+    pub fn publish(&mut self) {
+        if let Some((at, flags)) = self.first_flags.take() {
+            self.control.put(at, &flags.to_le_bytes());
+        } else if !self.manner.packed {
+            self.control.put(CONTROL + AVAILABLE + 2, &(self.made as u16).to_le_bytes());
+        }
+        self.published = self.made;
+        self.kick();
+    }
+
+    /// Kicks for no reason.
+    pub fn kick(&self) {
+        if let Some(kick) = &self.signals.kick {
+            rustix::io::write(kick, &1_u64.to_ne_bytes()).expect("our own eventfd");
+        }
+    }
+
+    /// How many chains the device has returned.
+    pub fn used(&mut self) -> u64 {
+        if !self.manner.packed {
+            let index = u16::from_le_bytes(self.control.get(CONTROL + USED + 2));
+            // It is at most a queue's size behind what was published.
+            let behind = (self.published as u16).wrapping_sub(index);
+            return self.published - u64::from(behind);
+        }
+        while self.seen < self.published {
+            let flags = u16::from_le_bytes(self.control.get(CONTROL + 16 * (self.seen % u64::from(SIZE)) + 14));
+            let both = PACKED_AVAILABLE | PACKED_USED;
+            let is_odd_lap = (self.seen / u64::from(SIZE)).is_multiple_of(2);
+            if flags & both != if is_odd_lap { both } else { 0 } {
+                break;
+            }
+            self.seen += 1;
+        }
+        self.seen
+    }
+
+    /// Whether all that was published is used.
+    pub fn is_served(&mut self) -> bool {
+        self.used() == self.published
+    }
+
+    /// Waits until all that was published is used.
+    pub fn await_all(&mut self) {
+        await_that("all chains to be used", || self.is_served());
+    }
+
+    /// The status of the last chain: zero is success.
+    pub fn status(&self) -> u8 {
+        let at = CONTROL + STATUSES + STATUS * ((self.made - 1) % u64::from(SIZE));
+        match self.manner.device {
+            Device::Blk => self.control.get::<1>(at)[0],
+            // The command's status, and the transport's.
+            Device::Scsi => self.control.get::<2>(at + 10).into_iter().fold(0, |all, status| all | status),
+        }
+    }
+
+    /// Reads a sector honestly, which shows that the queue works.
+    pub fn read_honestly(&mut self) {
+        // A new initiator is told first that the unit was powered on.
+        for is_last in [self.manner.device == Device::Blk, true] {
+            self.ask(Ask::Read { at: 0 }, &[(DATA, 512)]);
+            self.publish();
+            self.await_all();
+            if is_last {
+                break;
+            }
+        }
+        assert_eq!(self.status(), 0, "an honest read succeeds");
+    }
+
+    /// Whether the queue is broken or the session is over.
+    pub fn is_over(&self) -> bool {
+        is_over(&self.signals.error, &self.wire)
+    }
+
+    /// Waits until the queue is broken or the session is over.
+    pub fn await_end(&self) {
+        await_that("the queue or the session to end", || self.is_over());
+    }
+
+    /// Waits until each chain is used, or the queue or the session is over.
+    pub fn await_all_or_end(&mut self) {
+        await_that("all chains or the queue to end", || self.is_served() || self.is_over());
+    }
+}
