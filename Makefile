@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench bench-polling bench-live bench-neighbours lint deps guest
+.PHONY: build demo test bench bench-polling bench-live bench-neighbours fuzz lint deps guest
 
 build:
 	$(CARGO) build --release --bin egret
@@ -40,6 +40,10 @@ bench-live: build
 # What a hostile tenant costs its neighbour on the same I/O thread. BENCH="--quick" shortens it.
 bench-neighbours: build
 	$(CARGO) bench -q -p egret --bench neighbours -- $(BENCH)
+
+# What hostile guests and clients can send, made up, for so many minutes each: MINUTES=10, and TARGETS="qmp session".
+fuzz:
+	scripts/fuzz $(or $(MINUTES),1) $(TARGETS)
 
 lint:
 	$(CARGO) fmt --all --check

@@ -1,4 +1,4 @@
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 #![allow(missing_docs)]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| egret_fuzz::scsi_commands(data));
+egret_fuzz::target!(scsi_commands);

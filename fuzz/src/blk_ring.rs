@@ -13,7 +13,7 @@ use crate::input::Input;
 use crate::seeds::CAPACITY;
 
 /// Two regions with a hole between them. The first has the ring at its beginning.
-const REGIONS: [(u64, u64); 2] = [(0x1000, 0x4000), (0x8000, 0x2000)];
+pub(crate) const REGIONS: [(u64, u64); 2] = [(0x1000, 0x4000), (0x8000, 0x2000)];
 
 /// A program: what is written where, and when the device looks.
 ///
@@ -21,18 +21,10 @@ const REGIONS: [(u64, u64); 2] = [(0x1000, 0x4000), (0x8000, 0x2000)];
 /// When the device does what it must not.
 pub fn blk_ring(data: &[u8]) {
     let mut input = Input(data);
-    let memory = REGIONS.into_iter().fold(GuestMemory::empty(), |memory, (at, len)| {
-        memory.with(Region::anonymous(at, len).expect("memory")).expect("a map")
-    });
-    let memory = Arc::new(memory);
-    let size = input.one_of(&[1, 2, 8, 32]);
-    let (event_idx, packed) = input.one_of(&[(true, false), (false, false), (true, true), (false, true)]);
-    let start = input.one_of(&[0, 1, u16::MAX]);
-    // A place in the ring and a wrap counter, or any index.
-    let base = if packed { (start & 0x8000) | (start % size) } else { start };
-    let config = DriverConfig { size, packed, event_idx, indirect: None, base };
+    let memory = memory();
+    let config = ring(&mut input);
     let queue = config.queue(REGIONS[0].0);
-    if !packed {
+    if !config.packed {
         assert!(memory.write(queue.avail + 2, &config.base.to_le_bytes()));
     }
     let available = queue.avail;
@@ -45,9 +37,9 @@ pub fn blk_ring(data: &[u8]) {
                 let (at, len) = (REGIONS[0].0 + u64::from(input.u16() % 0x1000), input.u8() % 64);
                 memory.write(at, input.take(len.into()));
             }
-            1 => descriptor(&memory, &config, &mut input),
+            1 => descriptor(&mut |at, bytes| _ = memory.write(at, bytes), &config, &mut input),
             2 => {
-                if !packed {
+                if !config.packed {
                     index = index.wrapping_add(u16::from(input.u8() % 8));
                     memory.write(available + 2, &index.to_le_bytes());
                 }
@@ -63,25 +55,46 @@ pub fn blk_ring(data: &[u8]) {
     assert_eq!((model.in_flight(), queue.in_flight()), (0, 0), "every chain comes back");
 }
 
-fn device(kind: u8) -> Arc<Blk> {
+pub(crate) fn memory() -> Arc<GuestMemory> {
+    let memory = REGIONS.into_iter().fold(GuestMemory::empty(), |memory, (at, len)| {
+        memory.with(Region::anonymous(at, len).expect("memory")).expect("a map")
+    });
+    Arc::new(memory)
+}
+
+/// A ring of any layout and size, at any index.
+pub(crate) fn ring(input: &mut Input<'_>) -> DriverConfig {
+    let size = input.one_of(&[1, 2, 8, 32]);
+    let (event_idx, packed) = input.one_of(&[(true, false), (false, false), (true, true), (false, true)]);
+    let start = input.one_of(&[0, 1, u16::MAX]);
+    // A place in the ring and a wrap counter, or any index.
+    let base = if packed { (start & 0x8000) | (start % size) } else { start };
+    DriverConfig { size, packed, event_idx, indirect: None, base }
+}
+
+pub(crate) fn device(kind: u8) -> Arc<Blk> {
+    Blk::new(configuration(kind, 1)).expect("the configuration is good")
+}
+
+/// What a device is, by the bits of `kind`.
+pub(crate) fn configuration(kind: u8, num_queues: u16) -> BlkConfig {
     let has = |bit: u8| kind & 1 << bit != 0;
-    Blk::new(BlkConfig {
+    BlkConfig {
         capacity_bytes: CAPACITY,
         logical_block_size: 512,
         physical_block_size: 4096,
-        num_queues: 1,
+        num_queues,
         queue_size: 32,
         read_only: has(0) && has(1),
         serial: "s".to_owned(),
         writethrough: has(2),
         discard: has(3).then_some(DiscardLimits { max_sectors: 64, alignment: 8 }),
         write_zeroes: has(4).then_some(WriteZeroesLimits { max_sectors: 64, may_unmap: has(5) }),
-    })
-    .expect("the configuration is good")
+    }
 }
 
 /// Writes a descriptor that may mean something, and what it points at.
-fn descriptor(memory: &GuestMemory, config: &DriverConfig, input: &mut Input<'_>) {
+pub(crate) fn descriptor(put: &mut dyn FnMut(u64, &[u8]), config: &DriverConfig, input: &mut Input<'_>) {
     let size = config.size;
     let (place, addr) = (u64::from(input.u16() % size), 0x2000 + u64::from(input.u16() % 0x8000));
     let (len, flags, next) = (u32::from(input.u16() % 0x2000), u16::from(input.u8() % 8), input.u16() % size);
@@ -96,14 +109,15 @@ fn descriptor(memory: &GuestMemory, config: &DriverConfig, input: &mut Input<'_>
         bytes.extend(flags.to_le_bytes());
         bytes.extend(next.to_le_bytes());
     }
-    memory.write(REGIONS[0].0 + 16 * place, &bytes);
+    put(REGIONS[0].0 + 16 * place, &bytes);
     // A request's header: its kind and its sector.
     let mut header = u64::from(input.one_of(&[0_u8, 1, 4, 8, 11, 13, 99])).to_le_bytes().to_vec();
     header.extend((u64::from(input.u16()) % (CAPACITY / 400)).to_le_bytes());
-    memory.write(addr, &header);
+    put(addr, &header);
 }
 
-fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, out: &mut Vec<Request>) {
+/// Takes in what there is, for as long as the driver keeps to the rules.
+pub(crate) fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, out: &mut Vec<Request>) {
     for _ in 0..queue.size() {
         // A ring that breaks the rules stays broken.
         let Ok(true) = queue.pop(chain) else { return };
@@ -131,7 +145,8 @@ fn check(memory: &GuestMemory, request: &Request) {
     assert!(buffers.iter().all(|piece| memory.holds(piece)), "{request:?} is outside the guest's memory");
 }
 
-fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request>, which: u8) {
+/// Ends one request of those that are under way.
+pub(crate) fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request>, which: u8) {
     if out.is_empty() {
         return;
     }

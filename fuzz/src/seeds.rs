@@ -1,4 +1,4 @@
-//! Where inputs begin: devices, commands that mean something, and inputs that are made of others.
+//! What targets share: devices, and commands that mean something.
 
 use egret_scsi::{DiscardConfig, LunConfig};
 
@@ -99,42 +99,4 @@ pub fn cdb(input: &mut Input<'_>) -> [u8; 32] {
         }
     }
     cdb
-}
-
-/// Inputs without end, each made of bytes at random and of those before it; the same for the same seed.
-pub fn mutants(seed: u64) -> impl Iterator<Item = Vec<u8>> {
-    let mut state = seed | 1;
-    let mut random = move || {
-        // xorshift64*
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
-    };
-    let mut kept: Vec<Vec<u8>> = Vec::new();
-    std::iter::repeat_with(move || {
-        let mut input = match kept.len() as u64 {
-            0 => Vec::new(),
-            len => kept[(random() % len) as usize].clone(),
-        };
-        for _ in 0..=random() % 8 {
-            let at = (random() % (input.len() as u64 + 1)) as usize;
-            match random() % 4 {
-                0 => input.truncate(at),
-                1 => {
-                    input.splice(at..at, (0..random() % 64).map(|_| random() as u8).collect::<Vec<_>>()).for_each(drop)
-                }
-                2 => input.extend((0..random() % 64).map(|_| random() as u8)),
-                _ => input.get_mut(at).into_iter().for_each(|byte| *byte = random() as u8),
-            }
-        }
-        input.truncate(4096);
-        if kept.len() < 64 {
-            kept.push(input.clone());
-        } else {
-            let at = (random() % 64) as usize;
-            kept[at].clone_from(&input);
-        }
-        input
-    })
 }
