@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
@@ -425,6 +426,9 @@ fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
         Some(libc::EBUSY | libc::ETXTBSY) => OpenCause::Busy(owned),
         Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
         Some(libc::EACCES | libc::EPERM) => {
+            if let Some(why) = refusal(path, Use::Image) {
+                return OpenCause::Confined(owned, why);
+            }
             // A device that is write-protected says EACCES, like one that is somebody else's.
             let protected =
                 || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use egret_event_loop::ring::SharedRing;
+use egret_event_loop::ring::{Ring, RingError, SharedRing};
 use egret_event_loop::{Backend, Nanos};
 use rustix::io::Errno;
 
@@ -134,6 +134,8 @@ pub struct Engines {
     in_flight: u32,
     /// When to look at the lanes, if requests wait in one.
     look: Option<Nanos>,
+    /// For an io_uring engine without the loop's ring, made ahead.
+    own_ring: Option<Result<Ring, RingError>>,
     options: EngineOptions,
     counters: Arc<Counters>,
 }
@@ -149,8 +151,17 @@ impl Engines {
             alone: None,
             in_flight: 0,
             look: None,
+            own_ring: None,
             options,
             counters: Arc::default(),
+        }
+    }
+
+    /// Makes the ring of an io_uring engine ahead, if that would be its own: a thread that is confined makes none. A disk
+    /// that needs it is told why it could not be had.
+    pub fn make_ring_ahead(&mut self) {
+        if self.options.ring.is_none() {
+            self.own_ring = Some(Ring::new());
         }
     }
 
@@ -202,7 +213,15 @@ impl Engines {
             Kind::Null => Box::new(Null::new(counters)),
             Kind::Threads => Box::new(Threads::new(options.workers(), counters)?),
             Kind::Native => Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch, counters)?),
-            Kind::Uring => Box::new(Uring::new(options.ring.clone(), counters)?),
+            Kind::Uring => match (options.ring.clone(), self.own_ring.take()) {
+                (Some(shared), _) => Box::new(Uring::shared(shared, counters)),
+                (None, None) => Box::new(Uring::alone(Ring::new()?, counters)?),
+                (None, Some(Ok(own))) => Box::new(Uring::alone(own, counters)?),
+                (None, Some(Err(why))) => {
+                    self.own_ring = Some(Err(why.clone()));
+                    return Err(why.into());
+                }
+            },
         });
         Ok(())
     }

@@ -46,6 +46,9 @@ pub enum OpenCause {
         /// What else would help.
         hint: &'static str,
     },
+    /// Outside of what the sandbox leaves.
+    #[error("cannot open '{0}': {1}")]
+    Confined(PathBuf, String),
     /// A read-only medium.
     #[error("'{0}' is read-only; use read-only=on")]
     ReadOnly(PathBuf),

@@ -219,6 +219,8 @@ fn a_tenants_daemon_serves_what_its_file_says_and_is_told_more_on_its_own_socket
     std::fs::write(&config, file).unwrap();
     let command = said_once(&unit(UNITS[2]), "ExecStart");
     let command = command.replace("/etc/egret/blue.toml", config.to_str().unwrap());
+    let command = command.replace("/run/egret-blue/disks", disks.to_str().unwrap());
+    let command = command.replace("/var/lib/egret-blue", image.parent().unwrap().to_str().unwrap());
     let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
     let socket = std::os::unix::net::UnixListener::bind(scratch.path("qmp")).unwrap();
     let mut daemon = support::server::activated("qmp", socket.into());

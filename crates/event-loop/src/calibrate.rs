@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use egret_polling::{BlockCost, Contention, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock;
@@ -137,7 +137,7 @@ pub(crate) fn thread_cpu() -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// What the kernel keeps about this thread and its core, read now and then.
+/// What the kernel keeps about a thread and its core, read now and then.
 pub(crate) struct Strain {
     schedstat: File,
     status: File,
@@ -145,10 +145,11 @@ pub(crate) struct Strain {
 }
 
 impl Strain {
-    /// Opens the calling thread's own records.
-    pub(crate) fn of_this_thread() -> io::Result<Self> {
-        let schedstat = File::open("/proc/thread-self/schedstat")?;
-        let status = File::open("/proc/thread-self/status")?;
+    /// Opens the records of a thread of this process.
+    pub(crate) fn of(thread: Pid) -> io::Result<Self> {
+        let task = format!("/proc/self/task/{}", thread.as_raw_nonzero());
+        let schedstat = File::open(format!("{task}/schedstat"))?;
+        let status = File::open(format!("{task}/status"))?;
         let mut new = Self { schedstat, status, last: Contention::default() };
         new.last = new.read()?;
         Ok(new)
@@ -195,7 +196,7 @@ mod tests {
 
     #[test]
     fn strain_counts_from_one_reading_to_the_next() {
-        let mut strain = Strain::of_this_thread().unwrap();
+        let mut strain = Strain::of(rustix::thread::gettid()).unwrap();
         while thread_cpu() < Nanos::from_millis(5) {}
         let total = strain.since_last().unwrap();
         assert!(total.ran <= thread_cpu() + Nanos::from_millis(1_000));

@@ -1,7 +1,5 @@
 //! What a block costs this thread: calibrated when it starts, corrected from what the kernel counts while it runs.
 
-use std::io;
-
 use egret_polling::{BlockCost, Contention, Nanos};
 
 use crate::LoopCounters;
@@ -32,11 +30,10 @@ struct Look {
 }
 
 impl RunningCost {
-    /// Of the calling thread, which is the loop's own.
-    pub(crate) fn new(calibration: Calibration) -> io::Result<Self> {
+    /// Of the thread that `strain` is of.
+    pub(crate) fn new(calibration: Calibration, strain: Strain) -> Self {
         let Calibration { cost, waking } = calibration;
-        let strain = Strain::of_this_thread()?;
-        Ok(Self { calibration, strain, own: cost.cpu - waking, told: cost, last: Look::default() })
+        Self { calibration, strain, own: cost.cpu - waking, told: cost, last: Look::default() }
     }
 
     /// What is known now.

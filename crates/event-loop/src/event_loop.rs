@@ -21,6 +21,7 @@ use std::sync::Arc;
 use egret_polling::trace::Trace;
 use egret_polling::{BlockCost, Nanos, Policy};
 
+use crate::calibrate::Strain;
 use crate::entry::{Entry, GENERATIONS, MAILBOX, backend_key, key, slot};
 use crate::mailbox::Mailbox;
 use crate::monitor::{self, Key, Monitor, MonitorChoice};
@@ -159,13 +160,9 @@ impl<S: Source> EventLoop<S> {
         self.polling.block_cost()
     }
 
-    /// Tells the policy what blocking costs, and keeps correcting it from here on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel does not tell threads how they fare.
-    pub fn set_calibration(&mut self, calibration: Calibration) -> io::Result<()> {
-        self.polling.set_calibration(calibration)
+    /// Tells the policy what blocking costs, and keeps correcting it from here on by how this loop's thread fares.
+    pub(crate) fn set_calibration(&mut self, calibration: Calibration, strain: Strain) {
+        self.polling.set_calibration(calibration, strain);
     }
 
     /// Records waits from here on: the newest `capacity` of them, in memory that is taken now.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use egret_confine::{Bounds, Kind};
 use egret_polling::BlockCost;
+use rustix::thread::gettid;
 
-use crate::calibrate::calibrate;
+use crate::calibrate::{Strain, calibrate};
 use crate::mailbox::Mailbox;
 use crate::ring::SharedRing;
 use crate::source::Command;
@@ -102,7 +104,9 @@ impl<S: Source> LoopHandle<S> {
             return Ok(cost);
         }
         let calibration = calibrate()?;
-        self.call(move |target| target.set_calibration(calibration)).map_err(io::Error::other)??;
+        // The loop's thread opens no files.
+        let strain = Strain::of(self.call(|_| gettid()).map_err(io::Error::other)?)?;
+        self.call(move |target| target.set_calibration(calibration, strain)).map_err(io::Error::other)?;
         Ok(calibration.cost)
     }
 
@@ -139,13 +143,14 @@ pub fn spawn<S: Source>(
     on_failure: impl FnOnce(io::Error) + Send + 'static,
 ) -> io::Result<(LoopHandle<S>, JoinHandle<()>)> {
     let (started, start) = mpsc::channel();
+    let bounds = Bounds::of_this_thread();
     let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
         // A deadline means that moment, not one up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let wants_calibration = options.calibrate;
         let made = EventLoop::new(options, backend).and_then(|mut new| {
             if wants_calibration {
-                new.set_calibration(calibrate()?)?;
+                new.set_calibration(calibrate()?, Strain::of(gettid())?);
             }
             Ok(new)
         });
@@ -156,6 +161,8 @@ pub fn spawn<S: Source>(
                 return;
             }
         };
+        // What it takes to make a loop, a loop that runs does not need.
+        bounds.narrow(Kind::Io);
         let _ = started.send(Ok(LoopHandle::new(&new)));
         if let Err(e) = new.run() {
             on_failure(e);

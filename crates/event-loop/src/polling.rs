@@ -1,13 +1,12 @@
 //! A loop's dealings with its policy: asks it before each wait, tells it after, and keeps count.
 
-use std::io;
 use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Done, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::LoopCounters;
-use crate::calibrate::Calibration;
+use crate::calibrate::{Calibration, Strain};
 use crate::cost::RunningCost;
 
 /// The policy, what it has been told, and what came of it.
@@ -48,11 +47,10 @@ impl Polling {
         self.window_max = window_max;
     }
 
-    /// Tells the policy what a block costs, and keeps an eye on it from here on. On the loop's own thread.
-    pub(crate) fn set_calibration(&mut self, calibration: Calibration) -> io::Result<()> {
-        self.cost = Some(RunningCost::new(calibration)?);
+    /// Tells the policy what a block costs, and keeps an eye on it from here on.
+    pub(crate) fn set_calibration(&mut self, calibration: Calibration, strain: Strain) {
+        self.cost = Some(RunningCost::new(calibration, strain));
         self.policy.set_block_cost(calibration.cost);
-        Ok(())
     }
 
     /// What a block costs, as far as it is known.

@@ -9,10 +9,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use egret_confine::rules::register;
 use egret_polling::Nanos;
-use io_uring::{EnterFlags, IoUring, cqueue, squeue, types};
+use io_uring::register::Restriction;
+use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 
 /// A ring shared by the loop's monitor and an engine, both on one thread.
 pub type SharedRing = Rc<RefCell<Ring>>;
@@ -22,13 +25,24 @@ const ENTRIES: u32 = 512;
 /// Completion entries: a request in flight beyond this waits in the kernel's overflow list, none is lost.
 const COMPLETIONS: u32 = 4096;
 
+/// What the loop and the disks' engine submit.
+const OPERATIONS: [u8; 7] = [
+    opcode::PollAdd::CODE,
+    opcode::PollRemove::CODE,
+    opcode::Read::CODE,
+    opcode::Readv::CODE,
+    opcode::Write::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+];
+
 /// The bits of `user_data` that say whose completion it is; the rest is that side's own.
 const OWNER: u64 = 0xff << 56;
 const POLL: u64 = 1 << 56;
 const NOBODY: u64 = 2 << 56;
 
 /// Why a ring could not be had.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum RingError {
     /// The administrator switched io_uring off.
     #[error("io_uring is switched off by sysctl kernel.io_uring_disabled={0}; set it to 0 to allow io_uring")]
@@ -47,7 +61,13 @@ pub enum RingError {
     TooOld(&'static str),
     /// Anything else.
     #[error("io_uring_setup: {0}")]
-    Other(#[source] io::Error),
+    Other(#[source] Arc<io::Error>),
+}
+
+impl From<io::Error> for RingError {
+    fn from(e: io::Error) -> Self {
+        Self::Other(Arc::new(e))
+    }
 }
 
 /// What an io_uring operation pushed by an engine came to.
@@ -117,13 +137,17 @@ impl Ring {
     ///
     /// Says which of sysctl, seccomp, `RLIMIT_MEMLOCK` or the kernel's age stands in the way.
     pub fn new() -> Result<Self, RingError> {
-        let build = |tuned: bool| {
+        let build = |tuned: bool| -> io::Result<IoUring> {
             let mut builder = IoUring::builder();
-            builder.setup_clamp().setup_cqsize(COMPLETIONS);
+            // Disabled until it is restricted; whoever enables it is its single issuer.
+            builder.setup_clamp().setup_cqsize(COMPLETIONS).setup_r_disabled();
             if tuned {
                 builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
             }
-            builder.build(ENTRIES)
+            let uring = builder.build(ENTRIES)?;
+            restrict(&uring)?;
+            uring.submitter().register_enable_rings()?;
+            Ok(uring)
         };
         let uring = match build(true) {
             // Kernels before 6.1 do not know these flags.
@@ -165,14 +189,14 @@ impl Ring {
 
     /// Watches `fd` for input until removed, edge by edge.
     pub(crate) fn poll_add(&mut self, fd: RawFd, data: u64) {
-        let entry = io_uring::opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
+        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).multi(true).build();
         // SAFETY: a poll refers to no memory of ours; a descriptor closed early costs only an error completion.
         unsafe { self.push_raw(entry.user_data(POLL | (data & !OWNER))) }
     }
 
     /// Ends the poll that was added with `data`.
     pub(crate) fn poll_remove(&mut self, data: u64) {
-        let entry = io_uring::opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
+        let entry = opcode::PollRemove::new(POLL | (data & !OWNER)).build().user_data(NOBODY);
         // SAFETY: refers to no memory.
         unsafe { self.push_raw(entry) }
     }
@@ -333,6 +357,17 @@ impl Ring {
     }
 }
 
+/// Leaves a ring the operations that the loop and the disks' engine have for it, and no others: to the kernel a ring is a
+/// second way to call it, past every filter of system calls.
+fn restrict(uring: &IoUring) -> io::Result<()> {
+    let [files, fixed_file] = [squeue::Flags::empty(), squeue::Flags::FIXED_FILE].map(|flags| flags.bits());
+    let operations = OPERATIONS.map(Restriction::sqe_op);
+    let registers = register::OF_A_RING.map(Restriction::register_op);
+    let flags = Restriction::sqe_flags_allowed(files | fixed_file);
+    let mut all: Vec<Restriction> = operations.into_iter().chain(registers).chain([flags]).collect();
+    uring.submitter().register_restrictions(&mut all)
+}
+
 impl AsRawFd for Ring {
     fn as_raw_fd(&self) -> RawFd {
         self.uring.as_raw_fd()
@@ -347,7 +382,7 @@ fn explain(e: io::Error) -> RingError {
             Ok(value) if matches!(value.trim(), "1" | "2") => RingError::Sysctl(value.trim().parse().unwrap_or(2)),
             _ => RingError::Refused,
         },
-        _ => RingError::Other(e),
+        _ => e.into(),
     }
 }
 
@@ -425,5 +460,57 @@ mod tests {
         assert!(ring.has_reports() || poll(&mut fds, None).unwrap() == 1);
         ring.sort();
         assert!(ring.next_poll().is_some_and(|poll| poll.ready));
+    }
+
+    /// What comes back for each of `entries`.
+    fn results(entries: impl IntoIterator<Item = squeue::Entry>) -> Vec<i32> {
+        let mut ring = Ring::new().unwrap();
+        let run = |entry| {
+            // SAFETY: what the entries point at is static.
+            unsafe { ring.push(entry, 0) };
+            loop {
+                ring.wait(None).unwrap();
+                ring.sort();
+                if let Some(done) = ring.next_op() {
+                    return done.result;
+                }
+            }
+        };
+        entries.into_iter().map(run).collect()
+    }
+
+    #[test]
+    fn a_ring_opens_connects_executes_and_sends_nothing() {
+        let path = c"/etc/passwd".as_ptr();
+        let socket = types::Fd(0);
+        let open_now = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path).build();
+        let attacks = [
+            open_now.clone(),
+            opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+            opcode::Connect::new(socket, std::ptr::null(), 0).build(),
+            opcode::Send::new(socket, std::ptr::null(), 0).build(),
+            opcode::SendMsg::new(socket, std::ptr::null()).build(),
+            opcode::UnlinkAt::new(types::Fd(libc::AT_FDCWD), path).build(),
+            opcode::ProvideBuffers::new(std::ptr::null_mut(), 0, 0, 0, 0).build(),
+            opcode::Nop::new().build(),
+            opcode::Close::new(socket).build(),
+            // A flag that nothing here has: after another.
+            opcode::Fsync::new(socket).build().flags(squeue::Flags::IO_LINK),
+        ];
+        for (number, result) in results(attacks).into_iter().enumerate() {
+            assert_eq!(result, -libc::EACCES, "attack {number}");
+        }
+    }
+
+    #[test]
+    fn a_ring_that_is_enabled_takes_no_buffers_personalities_or_other_restrictions() {
+        let ring = Ring::new().unwrap();
+        let submitter = ring.submitter();
+        let refused = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        refused(submitter.register_personality().map(drop));
+        refused(submitter.unregister_buffers());
+        refused(submitter.register_restrictions(&mut []));
+        refused(submitter.register_probe(&mut io_uring::Probe::new()));
+        assert!(submitter.register_files_sparse(4).is_ok());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use egret_confine::Bounds;
 use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::Device;
@@ -216,7 +217,12 @@ impl Export {
         });
         let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
-        let thread = thread.spawn(move || serve(&theirs, listener, &their_stop.0)).map_err(system)?;
+        let bounds = Bounds::of_this_thread();
+        let thread = thread.spawn(move || {
+            bounds.narrow(egret_confine::Kind::Session);
+            serve(&theirs, listener, &their_stop.0);
+        });
+        let thread = thread.map_err(system)?;
         Ok(Self { shared, device: kind, stop, thread: Some(thread) })
     }
 

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use egret_confine::{Use, refusal};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -60,6 +61,9 @@ pub enum BindError {
     /// Likewise.
     #[error("cannot give it to group {0}: {1}; this process must be in that group")]
     Group(u32, #[source] io::Error),
+    /// Outside of what the sandbox leaves.
+    #[error("{0}")]
+    Confined(String),
     /// What the system says.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -116,6 +120,10 @@ impl UnixSocket {
             Err(Errno::ADDRINUSE) => {
                 remove_if_left_behind(path, &address)?;
                 bind(&socket, &address)?;
+            }
+            Err(Errno::ACCESS) => {
+                let confined = refusal(path, Use::Socket).map(BindError::Confined);
+                return Err(confined.unwrap_or(Errno::ACCESS.into()));
             }
             bound => bound?,
         }

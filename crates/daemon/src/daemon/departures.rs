@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use egret_confine::{Bounds, Kind};
 use egret_virtio::scsi::LunAddress;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -50,7 +51,9 @@ impl Departures {
     /// `what` has gone when `leave` returns.
     pub(super) fn add(&mut self, what: Departed, leave: impl FnOnce() + Send + 'static) {
         let (tell, bell, name) = (self.tell.clone(), Arc::clone(&self.bell), what.clone());
+        let bounds = Bounds::of_this_thread();
         let thread = move || {
+            bounds.narrow(Kind::Control);
             leave();
             let _ = tell.send(name);
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use egret_confine::{Bounds, Kind};
 use egret_export::QueueCounters;
 
 use super::{Daemon, Departed};
@@ -47,7 +48,9 @@ impl Ending {
         let (tell, bell, what) = (self.tell.clone(), Arc::clone(&self.bell), part.clone());
         // Handed over afterwards: what `end` holds may not be dropped here, where nobody limits how long that takes.
         let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
+        let bounds = Bounds::of_this_thread();
         let thread = move || {
+            bounds.narrow(Kind::Control);
             let Ok(end) = take.recv() else { return };
             let _ = tell.send((what, end()));
             let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());

@@ -111,13 +111,15 @@ impl RunningIoThread {
             {
                 tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
             }
-            Engines::new(EngineOptions {
+            let mut engines = Engines::new(EngineOptions {
                 ring,
                 thread_pool_min,
                 thread_pool_max,
                 aio_max_batch,
                 ..EngineOptions::default()
-            })
+            });
+            engines.make_ring_ahead();
+            engines
         };
         let name = object.id.clone();
         // Its exports would be there and serve nobody.

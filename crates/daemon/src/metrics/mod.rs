@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use egret_confine::Bounds;
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use families::{FAMILIES, Family, reference, scrape};
@@ -34,7 +35,8 @@ use crate::process::Inherited;
 #[derive(Debug)]
 pub struct Metrics {
     stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    /// It returns the socket, which it could not remove.
+    thread: Option<JoinHandle<Socket>>,
 }
 
 impl Metrics {
@@ -48,7 +50,12 @@ impl Metrics {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let theirs = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);
-        let thread = thread.spawn(move || http::serve(&socket, &theirs, &|| scrape(&board.look())))?;
+        let bounds = Bounds::of_this_thread();
+        let thread = thread.spawn(move || {
+            bounds.narrow(egret_confine::Kind::Metrics);
+            http::serve(&socket, &theirs, &|| scrape(&board.look()));
+            socket
+        })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

@@ -1,7 +1,7 @@
 //! A daemon's life as a process: one of its name, in the background if asked, stopped by a signal.
 //!
 //! In order: [`Inherited::take_over`] before anything is opened; [`background()`] while there is one thread; [`Signals::block`] before there are more, because threads
-//! inherit what is blocked; [`Pidfile::create`]; the daemon's objects; [`Readiness::ready`]; then
+//! inherit what is blocked; [`Pidfile::create`]; [`Sandbox::begin`]; the daemon's objects; [`Readiness::ready`]; then
 //! [`Signals::wait`] until somebody wants it to end.
 
 mod abort;
@@ -10,6 +10,7 @@ mod inherited;
 mod manager;
 mod patience;
 mod pidfile;
+mod sandbox;
 mod signals;
 pub(crate) mod sys;
 
@@ -21,4 +22,5 @@ pub(crate) use manager::watchdog_interval;
 pub use manager::{Progress, tell_service_manager};
 pub use patience::Patience;
 pub use pidfile::{Pidfile, PidfileError};
+pub use sandbox::{Places, Sandbox, SandboxError, give};
 pub use signals::{Signal, Signals};

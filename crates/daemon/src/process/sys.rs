@@ -116,6 +116,35 @@ pub(super) fn inherit(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A user's numbers.
+pub(super) struct User {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// A user, wherever the system has its users from; `None` if there is none of this name.
+pub(super) fn user(name: &str) -> io::Result<Option<User>> {
+    // SAFETY: `getpwnam_r` is what `look_up` wants of its caller.
+    unsafe { look_up(name, libc::getpwnam_r, |user: &libc::passwd| User { uid: user.pw_uid, gid: user.pw_gid }) }
+}
+
+/// The groups that a user is in, `gid` among them.
+pub(super) fn groups_of(user: &str, gid: u32) -> io::Result<Vec<u32>> {
+    let user = std::ffi::CString::new(user)?;
+    let mut groups = vec![0; 64];
+    loop {
+        let mut count = groups.len() as libc::c_int;
+        // SAFETY: the name ends with a zero, and there is room for `count` groups, which the call sets to how many it
+        // wrote or would have written.
+        let found = unsafe { libc::getgrouplist(user.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+        let (room, count) = (groups.len(), usize::try_from(count).unwrap_or(0));
+        groups.resize(count.max(if found < 0 { room * 2 } else { 0 }), 0);
+        if found >= 0 {
+            return Ok(groups);
+        }
+    }
+}
+
 /// The number of a group, wherever the system has its groups from; `None` if there is none of this name.
 pub(crate) fn group_id(name: &str) -> io::Result<Option<u32>> {
     // SAFETY: `getgrnam_r` is what `look_up` wants of its caller.
@@ -124,8 +153,7 @@ pub(crate) fn group_id(name: &str) -> io::Result<Option<u32>> {
 
 /// The number of a user, likewise.
 pub(crate) fn user_id(name: &str) -> io::Result<Option<u32>> {
-    // SAFETY: `getpwnam_r` is what `look_up` wants of its caller.
-    unsafe { look_up(name, libc::getpwnam_r, |user: &libc::passwd| user.pw_uid) }
+    Ok(user(name)?.map(|user| user.uid))
 }
 
 /// A function that looks an entry up by its name: fills the entry in, and the strings that it leads to, as many as fit.
@@ -134,7 +162,7 @@ type LookUp<T> =
 
 /// # Safety
 /// `call` has the contract of getpwnam_r(3).
-unsafe fn look_up<T>(name: &str, call: LookUp<T>, number: impl Fn(&T) -> u32) -> io::Result<Option<u32>> {
+unsafe fn look_up<T, R>(name: &str, call: LookUp<T>, take: impl Fn(&T) -> R) -> io::Result<Option<R>> {
     let Ok(name) = std::ffi::CString::new(name) else { return Ok(None) };
     let mut entry = MaybeUninit::<T>::uninit();
     let mut found = std::ptr::null_mut();
@@ -150,7 +178,7 @@ unsafe fn look_up<T>(name: &str, call: LookUp<T>, number: impl Fn(&T) -> u32) ->
         match error {
             0 if found.is_null() => return Ok(None),
             // SAFETY: it points to `entry`, which the call has filled in.
-            0 => return Ok(Some(number(unsafe { &*found }))),
+            0 => return Ok(Some(take(unsafe { &*found }))),
             libc::ERANGE if strings.len() < 1 << 24 => strings.resize(strings.len() * 2, 0),
             // What these mean depends on where groups come from; none is of this name.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),

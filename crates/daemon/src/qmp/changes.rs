@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use egret_confine::{Bounds, Kind};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::Value;
 
@@ -69,7 +70,9 @@ impl Changes {
         let (orders, their_orders) = channel();
         let (their_done, done) = channel();
         let their_bell = Bell(Arc::clone(&bell));
+        let bounds = Bounds::of_this_thread();
         let work = move || {
+            bounds.narrow(Kind::Control);
             for (daemon, what) in their_orders {
                 if their_done.send(change(daemon, what)).is_err() {
                     return;

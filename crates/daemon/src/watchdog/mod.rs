@@ -20,6 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use egret_confine::{Bounds, Kind};
 use egret_event_loop::Phase;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -95,7 +96,11 @@ impl Watchdog {
             return Ok(Self { stalls, stop, thread: None });
         }
         let (their_stalls, their_stop) = (stalls.clone(), Arc::clone(&stop));
-        let watch = move || watch(&board, &their_stalls, &their_stop, limit, interval, on_stall);
+        let bounds = Bounds::of_this_thread();
+        let watch = move || {
+            bounds.narrow(Kind::Watchdog);
+            watch(&board, &their_stalls, &their_stop, limit, interval, on_stall);
+        };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);
         Ok(Self { stalls, stop, thread: Some(thread.spawn(watch)?) })
     }

@@ -55,21 +55,23 @@ pub(crate) struct Uring {
 }
 
 impl Uring {
-    /// An engine on the loop's ring, or on one of its own.
-    pub(crate) fn new(shared: Option<SharedRing>, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
-        let (ring, event) = match shared {
-            Some(ring) => (ring, None),
-            None => {
-                let mut ring = Ring::new()?;
-                let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                    .map_err(|e| EngineError::Event(e.into()))?;
-                ring.announce_on(event.as_fd()).map_err(RingError::Other)?;
-                (Rc::new(RefCell::new(ring)), Some(event))
-            }
-        };
+    /// An engine on the loop's ring.
+    pub(crate) fn shared(ring: SharedRing, counters: Arc<EngineCounters>) -> Self {
+        Self::on(ring, None, counters)
+    }
+
+    /// An engine on a ring of its own.
+    pub(crate) fn alone(mut ring: Ring, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| EngineError::Event(e.into()))?;
+        ring.announce_on(event.as_fd()).map_err(RingError::from)?;
+        Ok(Self::on(Rc::new(RefCell::new(ring)), Some(event), counters))
+    }
+
+    fn on(ring: SharedRing, event: Option<OwnedFd>, counters: Arc<EngineCounters>) -> Self {
         // Kernels before 5.19 cannot; others may be short of descriptors.
         let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
-        Ok(Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, counters })
+        Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, counters }
     }
 
     /// Waits until the kernel has done what it was given, because it is others' memory that it uses.

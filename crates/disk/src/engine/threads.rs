@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use egret_confine::{Bounds, Kind};
 use egret_event_loop::{Nanos, clock};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -166,8 +167,11 @@ impl Shared {
         queue.starting += 1;
         drop(queue);
         (0..wake).for_each(|_| self.work.notify_one());
-        let shared = Arc::clone(self);
-        let spawned = std::thread::Builder::new().name("disk-worker".into()).spawn(move || work(&shared));
+        let (shared, bounds) = (Arc::clone(self), Bounds::of_this_thread());
+        let spawned = std::thread::Builder::new().name("disk-worker".into()).spawn(move || {
+            bounds.narrow(Kind::Worker);
+            work(&shared);
+        });
         if spawned.is_ok() {
             return;
         }

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use egret_confine::{Bounds, Kind};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
-    Inherited, Patience, Pidfile, Progress, Readiness, Side, Signals, abort_on_panic, background, tell_service_manager,
+    Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
+    give, tell_service_manager,
 };
 use egret_daemon::qmp::chardev::Place;
 use egret_daemon::qmp::{Control, Monitor, Woken};
@@ -40,6 +42,8 @@ pub struct Life {
     pub add_fds: Vec<AddFd>,
     /// Where to write the process's number.
     pub pidfile: Option<PathBuf>,
+    /// What the process is left with.
+    pub sandbox: Sandbox,
     /// Whether to go into the background.
     pub daemonize: bool,
     /// How long an I/O thread may stand still; for ever, if there is no limit.
@@ -84,12 +88,8 @@ fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &
         Addr::Fd { fd } => Some(fd),
         Addr::Unix { .. } => None,
     });
-    let places = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
-        Place::Socket(address) => Some(address),
-        Place::Stdio => None,
-    });
     let exports = exports.chain(life.add_fds.iter().map(|add| &add.fd));
-    exports.chain(places.chain(&life.metrics).filter_map(|address| match address {
+    exports.chain(places(life).addresses.into_iter().filter_map(|address| match address {
         Address::Inherited { fd, .. } => Some(fd),
         Address::Unix { .. } | Address::Tcp { .. } => None,
     }))
@@ -103,8 +103,13 @@ fn serve(
 ) -> Result<()> {
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
-    let _log = log();
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
+    let places = places(life);
+    let (identity, missing) = life.sandbox.begin(config, &places)?;
+    let _log = log()?;
+    if !missing.is_nothing() {
+        tracing::warn!("sandbox: {missing}");
+    }
     let daemon = Daemon::start(config, &mut inherited)?;
     let board = daemon.board();
     let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place, &mut inherited));
@@ -120,12 +125,17 @@ fn serve(
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
     drop(inherited);
+    if let Some(identity) = &identity {
+        give(identity, config, &places)?;
+    }
     if let Some(announcement) = &life.announcement {
         print!("{announcement}");
     }
     if let Some(readiness) = launcher.and_then(Option::take) {
         readiness.ready().context("cannot let go of the terminal")?;
     }
+    // All that was named is open. From here on this thread obeys others.
+    Bounds::of_this_thread().narrow(Kind::Control);
     tell_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
     tell_service_manager(Progress::Stopping);
@@ -160,12 +170,31 @@ const LOG_LINES: usize = 1024;
 /// Begins to log. What is logged is written by a thread of its own, so that nobody else waits for a reader of stderr who
 /// has stopped reading; lines beyond those that may wait for him are lost. Dropping what is returned writes what waits,
 /// and gives up after a second.
-fn log() -> WorkerGuard {
+fn log() -> Result<WorkerGuard> {
     let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
-    let (writer, guard) = writer.finish(std::io::stderr());
+    // The writer's thread is not ours to say what it is. It inherits that from the one that starts it.
+    let starter = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
+        Bounds::default().narrow(Kind::Log);
+        writer.finish(std::io::stderr())
+    });
+    let joined = starter.context("the log's thread")?.join();
+    let (writer, guard) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_writer(writer).compact().init();
-    guard
+    Ok(guard)
+}
+
+/// What is used beside the configuration's objects.
+fn places(life: &Life) -> Places<'_> {
+    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
+        Place::Socket(address) => Some(address),
+        Place::Stdio => None,
+    });
+    Places {
+        addresses: monitors.chain(&life.metrics).collect(),
+        pidfile: life.pidfile.as_deref(),
+        written: life.record_waits.as_deref(),
+    }
 }
 
 /// A trace of each I/O thread: at `path`, with the thread's name behind it where there are several.

@@ -18,6 +18,7 @@ use clap::builder::PossibleValuesParser;
 use egret_daemon::config::{Config, ConfigFile, effective};
 use egret_daemon::listen::Address;
 use egret_daemon::metrics;
+use egret_daemon::process::Sandbox;
 use egret_daemon::qmp::chardev::{self, Place};
 use egret_daemon::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
 use egret_daemon::watchdog::OnStall;
@@ -104,6 +105,18 @@ pub struct Serve {
     /// Map no more guest memory than this at a time, for all exports together [default: 64T]
     #[arg(long, value_name = "SIZE")]
     pub memory_max: Option<String>,
+    /// Leave the daemon only the files, sockets and system calls that it needs
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = PossibleValuesParser::new(["on", "off"]))]
+    pub sandbox: String,
+    /// A directory in which images may be opened and sockets be made that a monitor names later; may be repeated
+    #[arg(long, value_name = "DIR")]
+    pub sandbox_dir: Vec<PathBuf>,
+    /// Go on as this user, by name or number, when all is open
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Go on in this group [default: the user's]
+    #[arg(long, value_name = "GROUP", requires = "user")]
+    pub group: Option<String>,
     /// Go into the background once disks are served
     #[arg(long)]
     pub daemonize: bool,
@@ -152,15 +165,20 @@ pub fn run(arguments: Serve) -> Result<()> {
     // What is printed would get into a program's answers.
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
-    let Serve { pidfile, daemonize, stats, record_waits, .. } = arguments;
+    let Serve { pidfile, daemonize, stats, record_waits, user, group, .. } = arguments;
     let (watchdog, shutdown_timeout) = (seconds(arguments.watchdog), seconds(arguments.shutdown_timeout));
     let on_stall = if arguments.on_stall == "abort" { OnStall::Abort } else { OnStall::Report };
+    let sandbox = Sandbox { on: arguments.sandbox == "on", directories: arguments.sandbox_dir, user, group };
+    if !sandbox.on && !sandbox.directories.is_empty() {
+        bail!("--sandbox-dir says what --sandbox=on leaves, and --sandbox=off leaves everything");
+    }
     let life = Life {
         announcement,
         monitors,
         metrics,
         add_fds,
         pidfile,
+        sandbox,
         daemonize,
         watchdog,
         on_stall,

@@ -13,16 +13,20 @@
 //! | [`vm`] | whether this machine can boot a Linux guest |
 //! | [`http`] | a client that asks for a page |
 //! | [`fate`] | system calls that fail, or never return |
+//! | [`calls`] | the system calls of a daemon's threads, against what they may do |
+//! | [`puppet`] | a thread of a daemon that does what a test wants |
 //! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
 pub mod announced;
 pub mod attacker;
+pub mod calls;
 pub mod disk;
 pub mod fate;
 pub mod guest;
 pub mod http;
 pub mod neighbour;
+pub mod puppet;
 pub mod qmp;
 pub mod scratch;
 pub mod server;

@@ -50,9 +50,14 @@ impl Scratch {
     }
 }
 
+/// Whether this process may do what needs root.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Whether this process may do what needs root; if not, says so under the test's name, and what for.
 pub fn is_root_or_skips(test: &str, what: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
+    let root = is_root();
     if !root {
         // Not by `eprintln!`, which the test harness keeps to itself.
         let _ = writeln!(io::stderr(), "{test}: skipped, because it needs root {what}");

@@ -22,14 +22,15 @@ pub struct Program {
 }
 
 impl Program {
-    /// The egret of this build.
+    /// The egret of this build, which may open at run time what tests make.
     pub fn egret() -> Self {
-        Self {
-            words: vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()],
-            ours: true,
-            fates: Vec::new(),
-            variables: Vec::new(),
-        }
+        Self::egret_alone().with_words(["--sandbox-dir", env!("CARGO_TARGET_TMPDIR")])
+    }
+
+    /// The egret of this build, which opens at run time what is beside its own images and sockets.
+    pub fn egret_alone() -> Self {
+        let words = vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()];
+        Self { words, ours: true, fates: Vec::new(), variables: Vec::new() }
     }
 
     /// The same, with system calls that do not do what they should.
@@ -47,9 +48,19 @@ impl Program {
     /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
     /// what is beyond.
     pub fn egret_with_small_files() -> Self {
-        let egret = Self::egret().words;
-        let shell = ["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""].map(Into::into);
-        Self { words: shell.into_iter().chain(egret).collect(), ours: true, fates: Vec::new(), variables: Vec::new() }
+        Self::egret().after(["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""])
+    }
+
+    /// The same, as the last words of another command.
+    pub fn after<'a>(self, words: impl IntoIterator<Item = &'a str>) -> Self {
+        let words = words.into_iter().map(Into::into).chain(self.words).collect();
+        Self { words, ..self }
+    }
+
+    /// The same, with more options.
+    pub fn with_words<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Self {
+        self.words.extend(words.into_iter().map(Into::into));
+        self
     }
 
     /// A peer, as the words of its command.
@@ -255,14 +266,19 @@ impl Server {
 
     /// Asks the daemon to end, and waits for it.
     pub fn terminate(mut self) -> ExitStatus {
-        self.ask_to_end();
+        self.send(rustix::process::Signal::TERM);
         self.await_end()
     }
 
     /// Asks the daemon to end.
     pub fn ask_to_end(&self) {
+        self.send(rustix::process::Signal::TERM);
+    }
+
+    /// Sends the daemon a signal.
+    pub fn send(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.process.0);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("our child");
+        rustix::process::kill_process(pid, signal).expect("our child");
     }
 
     /// Waits until the daemon has ended, and all that it said is in the log.
@@ -272,6 +288,17 @@ impl Server {
             reader.join().expect("it only reads");
         }
         status
+    }
+
+    /// Has every thread stop in what it does, and go on.
+    pub fn stop_and_continue(&self) {
+        let pid = rustix::process::Pid::from_child(&self.process.0);
+        let signal = |signal| rustix::process::kill_process(pid, signal).expect("our child");
+        signal(rustix::process::Signal::STOP);
+        // Stopped, or stopped for its tracer.
+        let is_stopped = |status: &String| ["State:\tT", "State:\tt"].iter().any(|state| status.contains(state));
+        await_that("the daemon to stop", || self.each_thread("status").iter().all(is_stopped));
+        signal(rustix::process::Signal::CONT);
     }
 
     /// How many threads the process has.
@@ -309,17 +336,20 @@ impl Server {
         field(&fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the daemon lives"), name)
     }
 
+    /// What /proc says about each thread.
+    pub fn each_thread(&self, what: &str) -> Vec<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
+        // A thread may end between the listing and the look.
+        tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(what)).ok()).collect()
+    }
+
     /// Each thread's name and how often it has gone to sleep by itself, so far.
     pub fn sleeps(&self) -> Vec<(String, u64)> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
-        tasks
-            .filter_map(|task| {
-                // A thread may end between the listing and the look.
-                let status = fs::read_to_string(task.ok()?.path().join("status")).ok()?;
-                let name = status.lines().next()?.trim_start_matches("Name:").trim().to_owned();
-                Some((name, field(&status, "voluntary_ctxt_switches:")))
-            })
-            .collect()
+        let sleeps = |status: &String| {
+            let name = status.lines().next()?.trim_start_matches("Name:").trim().to_owned();
+            Some((name, field(status, "voluntary_ctxt_switches:")))
+        };
+        self.each_thread("status").iter().filter_map(sleeps).collect()
     }
 }
 

@@ -1,0 +1,158 @@
+//! Threads say what they are, and are that from then on.
+
+#![forbid(unsafe_code)]
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::OnceLock;
+
+use seccompiler::{BpfProgram, apply_filter};
+
+use crate::files::{Files, FilesError};
+use crate::filter::compile;
+use crate::rights::{self, Identity};
+use crate::rules::Kind;
+
+/// The kernel that the table of calls is about, or a newer one.
+const OLDEST: (u32, u32) = (5, 11);
+
+/// What holds for threads from [`Confinement::begin`] on.
+struct Settled {
+    /// By [`Kind`]; none where threads may make any call.
+    programs: Option<Vec<BpfProgram>>,
+    identity: Option<Identity>,
+}
+
+static SETTLED: OnceLock<Settled> = OnceLock::new();
+
+thread_local! {
+    static KIND: Cell<Option<Kind>> = const { Cell::new(None) };
+}
+
+/// How the daemon is to be confined.
+#[derive(Debug)]
+pub struct Confinement {
+    /// What it may open, if it may not open everything; threads have filters then.
+    pub files: Option<Files>,
+    /// Who its threads are to be, if it is to be somebody else.
+    pub identity: Option<Identity>,
+}
+
+/// Why the daemon is not confined.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfineError {
+    /// What it may open.
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    /// The table of calls.
+    #[error("no filter of system calls for {0} threads: {1}")]
+    Rules(Kind, #[source] seccompiler::BackendError),
+    /// It cannot give up what it was started with.
+    #[error("cannot give up privileges: {0}")]
+    Rights(#[source] std::io::Error),
+}
+
+/// What this kernel cannot do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Missing(Vec<String>);
+
+impl Missing {
+    /// Whether it can do everything.
+    pub fn is_nothing(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, what: impl Into<String>) {
+        self.0.push(what.into());
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl Confinement {
+    /// Confines the calling thread to its files, and has every thread say from here on what it is. Call it once, before
+    /// there are other threads.
+    ///
+    /// # Errors
+    /// A place that it is to reach does not exist, or privileges cannot be given up. What the kernel cannot do is no
+    /// error, and returned.
+    pub fn begin(self) -> Result<Missing, ConfineError> {
+        let mut missing = Missing::default();
+        let mut programs = None;
+        rights::forbid_more().map_err(ConfineError::Rights)?;
+        // rustix asks the kernel for what the process was started with when a clock is first read, which a thread that is
+        // confined may not.
+        let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        if let Some(files) = self.files {
+            files.restrict(&mut missing)?;
+            programs = compile_all(&mut missing)?;
+        }
+        let _ = SETTLED.set(Settled { programs, identity: self.identity });
+        Ok(missing)
+    }
+}
+
+/// The programs, if this kernel takes one.
+fn compile_all(missing: &mut Missing) -> Result<Option<Vec<BpfProgram>>, ConfineError> {
+    // An older one has not all of these calls, and does it by others.
+    let version = rustix::system::uname();
+    let mut numbers =
+        version.release().to_str().unwrap_or_default().split(['.', '-']).map_while(|part| part.parse().ok());
+    if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST {
+        missing.add("threads may make any system call (the kernel is older than Linux 5.11)");
+        return Ok(None);
+    }
+    let programs = Kind::ALL.map(|kind| compile(kind).map_err(|e| ConfineError::Rules(kind, e)));
+    let programs = programs.into_iter().collect::<Result<Vec<_>, _>>()?;
+    // On a thread that has nothing else to do.
+    let trial = programs[Kind::Control as usize].clone();
+    match std::thread::spawn(move || apply_filter(&trial).map_err(|e| e.to_string())).join() {
+        Ok(Err(e)) => {
+            missing.add(format!("threads may make any system call (no seccomp filters: {e})"));
+            Ok(None)
+        }
+        _ => Ok(Some(programs)),
+    }
+}
+
+/// What binds a thread, for those that it starts; by default nothing, as before confinement.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bounds(Option<Kind>);
+
+impl Bounds {
+    /// Of the calling thread, to be taken along by one that it starts.
+    pub fn of_this_thread() -> Self {
+        Self(KIND.get())
+    }
+
+    /// The calling thread, started by whom these bounds are of, is of this kind from here on, for good.
+    ///
+    /// # Panics
+    /// The kernel refuses what it did not refuse when confinement began: it has no memory left. A thread that is not
+    /// confined must not go on.
+    pub fn narrow(self, kind: Kind) {
+        KIND.set(Some(kind));
+        let Some(Settled { programs, identity }) = SETTLED.get() else { return };
+        // A filter comes on top of those that are there: a worker that is started by a worker, and so on, has one.
+        if self.0 == Some(kind) {
+            return;
+        }
+        let confined = match self.0 {
+            None => rights::assume(identity.as_ref(), kind),
+            Some(Kind::Control) => rights::keep_for(kind),
+            Some(_) => Ok(()),
+        };
+        if let Err(e) = confined {
+            panic!("a {kind} thread cannot give up privileges: {e}");
+        }
+        if let Some(programs) = programs
+            && let Err(e) = apply_filter(&programs[kind as usize])
+        {
+            panic!("a {kind} thread cannot be confined: {e}");
+        }
+    }
+}

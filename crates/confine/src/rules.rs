@@ -1,0 +1,474 @@
+//! Which system calls each kind of thread makes, and what for. The table is the whole of it: `filter` adds nothing.
+//!
+//! A thread inherits the filter of the one that starts it, and its own comes on top: what a thread may do is what *all*
+//! filters allow. So a kind is allowed what the kinds are that it [starts](Kind::starts).
+//!
+//! A test runs the daemon through all that it can do and fails for a rule that nothing used
+//! (`crates/egret/tests/sandbox.rs`); what a rule is missing for is an error there, too.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use libc::c_long;
+
+/// What a thread is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of departures.
+    Control,
+    /// Runs a loop.
+    Io,
+    /// Runs requests that block, for an I/O thread.
+    Worker,
+    /// Speaks with an export's clients.
+    Session,
+    /// Serves metrics.
+    Metrics,
+    /// Watches I/O threads.
+    Watchdog,
+    /// Writes the log.
+    Log,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 7] =
+        [Self::Control, Self::Io, Self::Worker, Self::Session, Self::Metrics, Self::Watchdog, Self::Log];
+
+    /// The kinds of threads that threads of this kind start.
+    pub const fn starts(self) -> &'static [Self] {
+        match self {
+            Self::Control => &Self::ALL,
+            Self::Io | Self::Worker => &[Self::Worker],
+            Self::Session | Self::Metrics | Self::Watchdog | Self::Log => &[],
+        }
+    }
+
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Control => "control",
+            Self::Io => "I/O",
+            Self::Worker => "worker",
+            Self::Session => "session",
+            Self::Metrics => "metrics",
+            Self::Watchdog => "watchdog",
+            Self::Log => "log",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A call that threads of some kinds make.
+#[derive(Debug)]
+pub struct Rule {
+    /// Its name.
+    pub call: &'static str,
+    /// Its number.
+    pub number: c_long,
+    /// What its arguments must be, all of them; none: it is allowed whatever they are.
+    pub when: &'static [Argument],
+    /// The same for people.
+    pub shown: &'static str,
+    /// Who makes it.
+    pub who: &'static [Kind],
+    /// What for.
+    pub why: &'static str,
+}
+
+impl Rule {
+    /// Whether threads of a kind may make the call, or those that they start.
+    pub fn is_for(&self, kind: Kind) -> bool {
+        self.who.iter().any(|who| *who == kind || kind.starts().contains(who))
+    }
+
+    /// Whether it allows a call with these arguments in a process of this number.
+    pub fn admits(&self, arguments: &[u64], process: u32) -> bool {
+        let admits = |Argument { index, mask, value }: &Argument| {
+            arguments.get(usize::from(*index)).is_some_and(|argument| argument & mask == value.get(process))
+        };
+        self.when.iter().all(admits)
+    }
+}
+
+/// What an argument of a call must be.
+#[derive(Clone, Copy, Debug)]
+pub struct Argument {
+    /// Which, from 0 on.
+    pub(crate) index: u8,
+    /// The bits that count.
+    pub(crate) mask: u64,
+    /// What they must be.
+    pub(crate) value: Value,
+}
+
+/// A number that may be known only when the daemon runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value {
+    Is(u64),
+    ThisProcess,
+}
+
+impl Value {
+    pub(crate) fn get(self, process: u32) -> u64 {
+        match self {
+            Self::Is(value) => value,
+            Self::ThisProcess => process.into(),
+        }
+    }
+}
+
+/// An `int`: what is above it in the register is anything.
+const fn int(index: u8, value: i64) -> Argument {
+    Argument { index, mask: u32::MAX as u64, value: Value::Is(value as u64 & u32::MAX as u64) }
+}
+
+const fn without(index: u8, bits: libc::c_int) -> Argument {
+    Argument { index, mask: bits as u64, value: Value::Is(0) }
+}
+
+const fn rule(call: &'static str, number: c_long, who: &'static [Kind], why: &'static str) -> Rule {
+    Rule { call, number, when: &[], shown: "", who, why }
+}
+
+/// With a condition.
+const fn only(rule: Rule, shown: &'static str, when: &'static [Argument]) -> Rule {
+    Rule { when, shown, ..rule }
+}
+
+/// A call by its name in libc, which is its name in the table.
+macro_rules! call {
+    ($name:ident, $who:expr, $why:expr) => {
+        rule(stringify!($name).split_at(4).1, libc::$name, $who, $why)
+    };
+    ($name:ident, $who:expr, $why:expr, $shown:expr, $($when:expr),+) => {
+        only(call!($name, $who, $why), $shown, &[$($when),+])
+    };
+}
+
+use Kind::{Control, Io, Log, Metrics, Session, Watchdog, Worker};
+
+const ANY: &[Kind] = &Kind::ALL;
+const STARTERS: &[Kind] = &[Control, Io, Worker, Session, Log];
+const CONFINERS: &[Kind] = &[Control, Io];
+
+/// How the C library starts a thread: with all that threads of a process share, and in no namespace of its own.
+const THREAD: i64 = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID) as i64;
+
+/// What may be registered with a ring (linux/io_uring.h).
+pub mod register {
+    /// Ends `FILES2`.
+    pub const UNREGISTER_FILES: u8 = 3;
+    /// Who announces completions.
+    pub const EVENTFD: u8 = 4;
+    /// A file of the table.
+    pub const FILES_UPDATE: u8 = 6;
+    /// Before a ring is enabled: what it may do then.
+    pub(crate) const RESTRICTIONS: u8 = 11;
+    /// Ends its being made.
+    pub(crate) const ENABLE_RINGS: u8 = 12;
+    /// A table of files.
+    pub const FILES2: u8 = 13;
+
+    /// What is left to a ring that is enabled.
+    pub const OF_A_RING: [u8; 4] = [UNREGISTER_FILES, EVENTFD, FILES_UPDATE, FILES2];
+}
+
+/// With a time that has no end (asm-generic/socket.h).
+const SO_RCVTIMEO_NEW: i64 = 66;
+
+/// From linux/fs.h; `libc` does not have them all.
+const BLKROGET: i64 = 0x125e;
+const BLKSSZGET: i64 = 0x1268;
+const BLKDISCARD: i64 = 0x1277;
+const BLKPBSZGET: i64 = 0x127b;
+const BLKGETSIZE64: i64 = 0x8008_1272;
+
+/// Every rule.
+pub const RULES: &[Rule] = &[
+    // What a thread is made of.
+    call!(SYS_futex, ANY, "waiting for another thread"),
+    call!(SYS_sched_yield, ANY, "waiting for another thread"),
+    call!(SYS_ppoll, ANY, "waiting for descriptors; before the last words of a process that aborts"),
+    call!(SYS_mmap, ANY, "memory; a guest's", "not executable", without(2, libc::PROT_EXEC)),
+    call!(SYS_mprotect, ANY, "memory; the end of a stack", "not executable", without(2, libc::PROT_EXEC)),
+    call!(SYS_munmap, ANY, "memory"),
+    call!(SYS_mremap, ANY, "memory"),
+    call!(SYS_madvise, ANY, "memory; none of a guest's in a core"),
+    call!(SYS_brk, ANY, "memory"),
+    call!(SYS_getrandom, ANY, "keys of hash tables"),
+    call!(SYS_close, ANY, "descriptors"),
+    call!(SYS_write, ANY, "bells, the log"),
+    call!(SYS_rt_sigprocmask, ANY, "starts and ends of threads"),
+    call!(SYS_rt_sigaction, ANY, "the SIGBUS handler", "SIGBUS", int(0, libc::SIGBUS as i64)),
+    call!(SYS_rt_sigreturn, ANY, "the end of the SIGBUS handler"),
+    call!(SYS_restart_syscall, ANY, "waiting on after a stop"),
+    call!(SYS_sigaltstack, ANY, "starts and ends of threads"),
+    call!(SYS_sched_getaffinity, ANY, "starts of threads"),
+    call!(SYS_gettid, ANY, "starts of threads"),
+    call!(SYS_exit, ANY, "the end of a thread"),
+    call!(SYS_getpid, ANY, "raising a signal"),
+    call!(
+        SYS_tgkill,
+        ANY,
+        "raising a signal",
+        "in this process",
+        Argument { index: 0, mask: u32::MAX as u64, value: Value::ThisProcess }
+    ),
+    // Starting threads, and confining them.
+    call!(
+        SYS_clone,
+        STARTERS,
+        "starting a thread",
+        "a thread",
+        Argument { index: 0, mask: u64::MAX, value: Value::Is(THREAD as u64) }
+    ),
+    call!(SYS_set_robust_list, STARTERS, "starting a thread"),
+    call!(SYS_rseq, STARTERS, "starting a thread"),
+    call!(SYS_prctl, STARTERS, "starting a thread", "PR_SET_NAME", int(0, libc::PR_SET_NAME as i64)),
+    call!(SYS_prctl, CONFINERS, "confining a thread", "PR_SET_NO_NEW_PRIVS", int(0, libc::PR_SET_NO_NEW_PRIVS as i64)),
+    call!(
+        SYS_seccomp,
+        CONFINERS,
+        "confining a thread",
+        "SECCOMP_SET_MODE_FILTER, no flags",
+        int(0, libc::SECCOMP_SET_MODE_FILTER as i64),
+        int(1, 0)
+    ),
+    call!(SYS_capget, &[Control], "confining a thread"),
+    call!(SYS_capset, &[Control], "confining a thread"),
+    // I/O threads.
+    call!(SYS_io_uring_enter, &[Io], "the ring: requests, waiting"),
+    call!(SYS_epoll_pwait2, &[Io], "fd-monitor=epoll"),
+    call!(SYS_epoll_ctl, &[Io], "fd-monitor=epoll"),
+    call!(SYS_preadv2, &[Io], "reads that the page cache may answer"),
+    call!(SYS_pread64, &[Io, Control], "how the thread fares; whether an image takes direct I/O"),
+    call!(SYS_clock_gettime, &[Io, Metrics, Control], "processor time of threads"),
+    call!(SYS_eventfd2, &[Io, Control], "bells"),
+    call!(SYS_io_setup, &[Io], "aio=native"),
+    call!(SYS_io_submit, &[Io], "aio=native"),
+    call!(SYS_io_destroy, &[Io], "aio=native"),
+    call!(SYS_io_uring_register, &[Io], "images as the ring's own files", "FILES2", int(1, register::FILES2 as i64)),
+    call!(
+        SYS_io_uring_register,
+        &[Io],
+        "images as the ring's own files",
+        "FILES_UPDATE",
+        int(1, register::FILES_UPDATE as i64)
+    ),
+    call!(
+        SYS_io_uring_register,
+        &[Io],
+        "images as the ring's own files",
+        "UNREGISTER_FILES",
+        int(1, register::UNREGISTER_FILES as i64)
+    ),
+    call!(
+        SYS_io_uring_register,
+        &[Io],
+        "aio=io_uring beside another monitor",
+        "EVENTFD",
+        int(1, register::EVENTFD as i64)
+    ),
+    call!(SYS_sched_setaffinity, &[Io, Control], "cpu-affinity; calibrating"),
+    // An I/O thread starts with these, before it narrows itself.
+    call!(SYS_io_uring_setup, &[Control], "an I/O thread's ring"),
+    call!(
+        SYS_io_uring_register,
+        &[Control],
+        "an I/O thread's ring",
+        "RESTRICTIONS",
+        int(1, register::RESTRICTIONS as i64)
+    ),
+    call!(
+        SYS_io_uring_register,
+        &[Control],
+        "an I/O thread's ring",
+        "ENABLE_RINGS",
+        int(1, register::ENABLE_RINGS as i64)
+    ),
+    call!(SYS_epoll_create1, &[Control], "an I/O thread's monitor"),
+    call!(
+        SYS_prctl,
+        &[Control],
+        "an I/O thread's deadlines",
+        "PR_SET_TIMERSLACK",
+        int(0, libc::PR_SET_TIMERSLACK as i64)
+    ),
+    // Workers.
+    call!(SYS_preadv, &[Worker], "reads of aio=threads, or that cannot be done otherwise"),
+    call!(SYS_pwritev, &[Worker], "writes likewise"),
+    call!(SYS_pwritev2, &[Worker], "writes that are to be stable"),
+    call!(SYS_fdatasync, &[Worker, Control], "flushes; closing an image"),
+    call!(SYS_fallocate, &[Worker], "discards and zeroes in files"),
+    call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
+    // Sessions.
+    call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
+    call!(SYS_recvmsg, &[Session, Control], "messages with descriptors"),
+    call!(SYS_sendmsg, &[Session], "messages with descriptors"),
+    call!(
+        SYS_getsockopt,
+        &[Session, Metrics, Control],
+        "who a client is",
+        "SO_PEERCRED",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_PEERCRED as i64)
+    ),
+    call!(SYS_statx, &[Session, Watchdog, Control], "what an image is, or a socket; how long a file is"),
+    call!(SYS_ioctl, &[Session], "a peer that does not read", "TIOCOUTQ", int(1, libc::TIOCOUTQ as i64)),
+    call!(SYS_fstat, &[Session], "what a peer's memory is"),
+    call!(SYS_memfd_create, &[Session], "the record of requests in flight"),
+    call!(SYS_ftruncate, &[Session, Control], "the record of requests in flight; growing an image"),
+    call!(SYS_fcntl, &[Session], "what a peer's memory is", "F_GET_SEALS", int(1, libc::F_GET_SEALS as i64)),
+    call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
+    // Metrics.
+    call!(SYS_read, &[Metrics, Watchdog, Control], "clients, files of the kernel's, bells"),
+    call!(SYS_sendto, &[Metrics, Watchdog, Control], "answers; the service manager"),
+    call!(
+        SYS_setsockopt,
+        &[Metrics, Control],
+        "clients over TCP",
+        "TCP_NODELAY",
+        int(1, libc::IPPROTO_TCP as i64),
+        int(2, libc::TCP_NODELAY as i64)
+    ),
+    call!(SYS_shutdown, &[Metrics, Session], "clients that were told off, or that do not receive"),
+    call!(
+        SYS_ioctl,
+        &[Metrics, Watchdog, Control],
+        "sockets that do not block",
+        "FIONBIO",
+        int(1, libc::FIONBIO as i64)
+    ),
+    // The watchdog.
+    call!(
+        SYS_openat,
+        &[Watchdog],
+        "where a thread is",
+        "for reading",
+        without(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC)
+    ),
+    // Control.
+    call!(SYS_openat, &[Control], "images, within what Landlock leaves"),
+    call!(SYS_fcntl, &[Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
+    call!(SYS_fcntl, &[Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
+    call!(SYS_ioctl, &[Control], "what a device is", "BLKGETSIZE64", int(1, BLKGETSIZE64)),
+    call!(SYS_ioctl, &[Control], "what a device is", "BLKROGET", int(1, BLKROGET)),
+    call!(SYS_ioctl, &[Control], "what a device is", "BLKSSZGET", int(1, BLKSSZGET)),
+    call!(SYS_ioctl, &[Control], "what a device is", "BLKPBSZGET", int(1, BLKPBSZGET)),
+    call!(SYS_ioctl, &[Control], "whether a terminal is to see what happens", "TCGETS", int(1, libc::TCGETS as i64)),
+    call!(
+        SYS_socket,
+        &[Watchdog, Control],
+        "exports, monitors, the service manager",
+        "AF_UNIX",
+        int(0, libc::AF_UNIX as i64)
+    ),
+    call!(SYS_bind, &[Control], "sockets of exports and monitors"),
+    call!(SYS_listen, &[Control], "sockets of exports and monitors"),
+    call!(SYS_connect, &[Control], "whether somebody listens at a socket that is there"),
+    call!(SYS_flock, &[Control], "making a socket while nobody else does"),
+    call!(SYS_clock_nanosleep, &[Control], "making a socket while nobody else does"),
+    call!(
+        SYS_getsockopt,
+        &[Control],
+        "what a socket is",
+        "SO_ACCEPTCONN",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_ACCEPTCONN as i64)
+    ),
+    call!(
+        SYS_getsockopt,
+        &[Control],
+        "what a socket is",
+        "SO_DOMAIN",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_DOMAIN as i64)
+    ),
+    call!(
+        SYS_setsockopt,
+        &[Control],
+        "a socket that is shared",
+        "SO_RCVTIMEO",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, SO_RCVTIMEO_NEW)
+    ),
+    call!(SYS_fcntl, &[Control], "a descriptor of a set", "F_DUPFD_CLOEXEC", int(1, libc::F_DUPFD_CLOEXEC as i64)),
+    call!(SYS_fcntl, &[Control], "what a descriptor was opened for", "F_GETFL", int(1, libc::F_GETFL as i64)),
+    call!(SYS_fcntl, &[Control], "an image past the page cache", "F_SETFL", int(1, libc::F_SETFL as i64)),
+    call!(SYS_newfstatat, &[Control], "users and groups by name"),
+    call!(SYS_lseek, &[Control], "users and groups by name"),
+    call!(SYS_geteuid, &[Control], "whose a socket is"),
+    call!(SYS_uname, &[Control], "where --record-waits was recorded"),
+    call!(SYS_exit_group, &[Control], "the end"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_readlink, &[Session, Control], "what a descriptor is; where a path leads"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_open, &[Control], "sockets, within what Landlock leaves"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_chmod, &[Control], "who may connect"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_chown, &[Control], "who may connect"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_unlink, &[Session, Control], "sockets, the pidfile"),
+    #[cfg(not(target_arch = "x86_64"))]
+    call!(SYS_readlinkat, &[Session, Control], "what a descriptor is; where a path leads"),
+    #[cfg(not(target_arch = "x86_64"))]
+    call!(SYS_fchmodat, &[Control], "who may connect"),
+    #[cfg(not(target_arch = "x86_64"))]
+    call!(SYS_fchownat, &[Control], "who may connect"),
+    #[cfg(not(target_arch = "x86_64"))]
+    call!(SYS_unlinkat, &[Session, Control], "sockets, the pidfile"),
+    // The standard library of a debug build looks whether what it closes is open.
+    #[cfg(debug_assertions)]
+    call!(SYS_fcntl, ANY, "closing, in a debug build", "F_GETFD", int(1, libc::F_GETFD as i64)),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_that_a_request_needs_has_a_condition() {
+        // The kernel allows the others without running a filter (Linux 5.11).
+        let hot = [
+            libc::SYS_io_uring_enter,
+            libc::SYS_io_submit,
+            libc::SYS_epoll_pwait2,
+            libc::SYS_ppoll,
+            libc::SYS_write,
+            libc::SYS_preadv2,
+            libc::SYS_preadv,
+            libc::SYS_pwritev,
+            libc::SYS_pwritev2,
+            libc::SYS_fdatasync,
+            libc::SYS_futex,
+        ];
+        for rule in RULES.iter().filter(|rule| hot.contains(&rule.number)) {
+            assert!(rule.when.is_empty(), "{} has a condition", rule.call);
+        }
+    }
+
+    #[test]
+    fn nobody_may_execute_trace_or_start_processes() {
+        let never =
+            ["execve", "execveat", "ptrace", "process_vm_readv", "process_vm_writev", "fork", "vfork", "clone3"];
+        assert!(!RULES.iter().any(|rule| never.contains(&rule.call)));
+        let may_clone = |flags: u64| RULES.iter().any(|rule| rule.call == "clone" && rule.admits(&[flags], 1));
+        assert!(may_clone(THREAD as u64) && !may_clone(libc::SIGCHLD as u64));
+    }
+}

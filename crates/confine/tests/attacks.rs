@@ -1,0 +1,165 @@
+//! What somebody who has taken over a thread gains by it: each kind of thread attacks, and nothing succeeds.
+
+use std::ffi::CString;
+use std::path::Path;
+
+use egret_confine::{Bounds, Confinement, Files, Kind};
+use libc::{c_long, syscall};
+
+/// What came of a call: zero or more, or a negated errno.
+fn outcome(result: c_long) -> c_long {
+    if result < 0 { -c_long::from(std::io::Error::last_os_error().raw_os_error().unwrap()) } else { result }
+}
+
+fn is_refused(result: c_long) -> bool {
+    [libc::EPERM, libc::EACCES].contains(&-(outcome(result) as i32))
+}
+
+fn open(path: &Path, flags: libc::c_int) -> c_long {
+    let path = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path ends with a zero.
+    unsafe { syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) }
+}
+
+/// What nobody may do, whatever it is.
+fn attack(kind: Kind, outside: &Path) {
+    let (program, here) = (c"/bin/true".as_ptr(), std::process::id());
+    let none = std::ptr::null::<u8>();
+    let [read, execute] = [libc::PROT_READ, libc::PROT_READ | libc::PROT_EXEC];
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a call that is refused does nothing, and one that is not fails the test; a copy of the process that gets
+    // through ends at once. No pointer is to anything that is changed.
+    let attacks: [(&str, c_long); 26] = unsafe {
+        [
+            ("open for reading", open(outside, libc::O_RDONLY)),
+            ("open for writing", open(outside, libc::O_WRONLY)),
+            ("create", open(&outside.with_file_name("new"), libc::O_WRONLY | libc::O_CREAT)),
+            ("openat2", syscall(libc::SYS_openat2, libc::AT_FDCWD, program, none, 0)),
+            ("socket over TCP", syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0)),
+            ("socket over IPv6", syscall(libc::SYS_socket, libc::AF_INET6, libc::SOCK_STREAM, 0)),
+            ("netlink socket", syscall(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW, 0)),
+            ("vsock", syscall(libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0)),
+            ("execve", syscall(libc::SYS_execve, program, none, none)),
+            ("execveat", syscall(libc::SYS_execveat, libc::AT_FDCWD, program, none, none, 0)),
+            ("ptrace", syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, none, none)),
+            ("process_vm_readv", syscall(libc::SYS_process_vm_readv, here, none, 0, none, 0, 0)),
+            ("process_vm_writev", syscall(libc::SYS_process_vm_writev, here, none, 0, none, 0, 0)),
+            ("pidfd_getfd", syscall(libc::SYS_pidfd_getfd, 0, 0, 0)),
+            ("a process", or_end(syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, 0))),
+            ("a namespace", syscall(libc::SYS_unshare, libc::CLONE_NEWUSER)),
+            ("memory that runs", syscall(libc::SYS_mmap, none, 4096, execute, anonymous, -1, 0)),
+            ("memory that comes to run", {
+                let memory = libc::mmap(std::ptr::null_mut(), 4096, read, anonymous, -1, 0);
+                syscall(libc::SYS_mprotect, memory, 4096, execute)
+            }),
+            ("a signal to another process", syscall(libc::SYS_tgkill, 1, 1, 0)),
+            ("a signal to any process", syscall(libc::SYS_kill, 1, 0)),
+            ("another filter's listener", syscall(libc::SYS_seccomp, 1, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, none)),
+            ("bpf", syscall(libc::SYS_bpf, 0, none, 0)),
+            ("perf_event_open", syscall(libc::SYS_perf_event_open, none, 0, -1, -1, 0)),
+            ("userfaultfd", syscall(libc::SYS_userfaultfd, 0)),
+            ("mount", syscall(libc::SYS_mount, none, program, none, 0, none)),
+            ("setuid", syscall(libc::SYS_setresuid, 0, 0, 0)),
+        ]
+    };
+    for (what, result) in attacks {
+        assert!(is_refused(result), "{kind}: {what}: {result}");
+    }
+    // SAFETY: it is refused.
+    let clone3 = outcome(unsafe { syscall(libc::SYS_clone3, none, 0) });
+    assert_eq!(clone3, -c_long::from(libc::ENOSYS), "{kind}: C libraries go on with clone");
+}
+
+/// The end of a copy that should not be there.
+fn or_end(clone: c_long) -> c_long {
+    if clone == 0 {
+        // SAFETY: it ends.
+        unsafe { libc::_exit(0) };
+    }
+    clone
+}
+
+/// What control threads may do and others may not, and whether it was refused.
+fn privileges(inside: &Path) -> [(&'static str, bool); 4] {
+    // SAFETY: no pointer is to anything that is changed.
+    unsafe {
+        [
+            ("open inside", is_refused(open(inside, libc::O_RDWR))),
+            ("a UNIX socket", is_refused(syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0))),
+            ("a ring", is_refused(syscall(libc::SYS_io_uring_setup, 0, std::ptr::null::<u8>()))),
+            ("connect", is_refused(syscall(libc::SYS_connect, -1, std::ptr::null::<u8>(), 0))),
+        ]
+    }
+}
+
+/// A thread of this kind, started as the daemon starts them.
+fn as_kind<T: Send>(kind: Kind, act: impl FnOnce() -> T + Send) -> T {
+    let bounds = Bounds::of_this_thread();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            bounds.narrow(kind);
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// Workers that start one another, so many generations of them; the last one does it.
+fn worker<T: Send>(generations: u32, act: impl FnOnce() -> T + Send) -> T {
+    as_kind(Kind::Worker, || if generations == 0 { act() } else { worker_dyn(generations - 1, Box::new(act)) })
+}
+
+fn worker_dyn<'a, T: Send>(generations: u32, act: Box<dyn FnOnce() -> T + Send + 'a>) -> T {
+    worker(generations, act)
+}
+
+#[test]
+fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
+    let place = tempfile::tempdir().unwrap();
+    let [inside, outside] = ["inside", "outside"].map(|name| {
+        std::fs::create_dir(place.path().join(name)).unwrap();
+        let file = place.path().join(name).join("file");
+        std::fs::write(&file, "").unwrap();
+        file
+    });
+    let mut files = Files::default();
+    files.image(&inside);
+    let missing = Confinement { files: Some(files), identity: None }.begin().unwrap();
+    if !missing.is_nothing() {
+        eprintln!("not everything is tried: {missing}");
+        return;
+    }
+    let attack_as = |kind| {
+        attack(kind, &outside);
+        for (what, refused) in privileges(&inside) {
+            let is_allowed = kind == Kind::Control || kind == Kind::Watchdog && what == "a UNIX socket";
+            assert_eq!(refused, !is_allowed, "{kind}: {what}");
+        }
+    };
+    // From the main thread, and from a control thread.
+    for kind in Kind::ALL {
+        as_kind(kind, || attack_as(kind));
+        as_kind(Kind::Control, || as_kind(kind, || attack_as(kind)));
+    }
+    as_kind(Kind::Io, || worker(0, || attack_as(Kind::Worker)));
+
+    // A worker that workers have started has no more filters to go through than the first one.
+    let (tell, told) = std::sync::mpsc::channel();
+    let looked_at = std::sync::Barrier::new(2);
+    let deep = {
+        let looked_at = &looked_at;
+        move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            looked_at.wait();
+        }
+    };
+    let filters = std::thread::scope(|scope| {
+        scope.spawn(move || as_kind(Kind::Control, || as_kind(Kind::Io, || worker(50, deep))));
+        let status = format!("/proc/self/task/{}/status", told.recv().unwrap().as_raw_nonzero());
+        let status = std::fs::read_to_string(status).unwrap();
+        looked_at.wait();
+        status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:\t").map(str::to_owned))
+    });
+    // Linux 5.10 tells.
+    assert!(filters.is_none_or(|filters| filters == "3"));
+}

@@ -1,0 +1,432 @@
+//! What the daemon may still do when it serves: its files, its users and its system calls, and that it makes use of all
+//! that it may.
+
+mod support;
+
+use std::fs::{File, Permissions};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+
+use blkio::ReqFlags;
+use egret_lab::disks::LoopDevice;
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Signal, getegid, geteuid};
+use serde_json::{Value, json};
+
+use support::calls::{Calls, has_strace_or_skips};
+use support::disk::Disk;
+use support::guest::Guest;
+#[cfg(target_arch = "x86_64")]
+use support::puppet::Puppet;
+use support::qmp::Qmp;
+use support::scratch::{Scratch, is_root, is_root_or_skips};
+use support::server::{Options, Program, Server};
+use support::wire::{GET_INFLIGHT_FD, SET_VRING_CALL, inflight};
+use support::{await_that, http};
+
+const MIB: u64 = 1 << 20;
+/// How often the watchdog wakes up under `--watchdog 1`, at least.
+const LOOKS_A_SECOND: u64 = 4;
+
+/// A daemon with an I/O thread for each monitor, a disk, metrics and a monitor, under whatever `program` adds.
+fn daemon(scratch: &Scratch, program: &Program) -> (Server, Qmp) {
+    let image = scratch.image("d0", 16 * MIB);
+    let uid = format!("allow-uid={}", geteuid().as_raw());
+    let options = Options::new()
+        .iothread("io0", "fd-monitor=io_uring")
+        .iothread("io1", "fd-monitor=epoll")
+        .iothread("io2", "fd-monitor=ppoll")
+        .disk("d0", &image, "aio=io_uring,cache.direct=on,discard=unmap")
+        .export(
+            "e0",
+            "d0",
+            &scratch.path("e0"),
+            "writable=on,num-queues=3,iothread.0=io0,iothread.1=io1,iothread.2=io2",
+        )
+        .listening(&scratch.path("qmp"))
+        .listening(&scratch.path("metrics"))
+        .words([
+            "--chardev".to_owned(),
+            format!("socket,id=m,path={},server=on,wait=off,{uid}", scratch.path("qmp").display()),
+        ])
+        .words(["--monitor".to_owned(), "m".to_owned()])
+        .words(["--metrics".to_owned(), format!("unix:{},{uid}", scratch.path("metrics").display())])
+        .words(["--watchdog", "1", "--record-waits", scratch.path("waits").to_str().unwrap()]);
+    let server = Server::start(program, &options);
+    let qmp = Qmp::connect(&scratch.path("qmp"));
+    (server, qmp)
+}
+
+fn set(qmp: &mut Qmp, iothread: &str, property: &str, value: Value) {
+    qmp.run("qom-set", json!({"path": format!("/objects/{iothread}"), "property": property, "value": value}));
+}
+
+fn reopen(qmp: &mut Qmp, image: &Path, aio: &str, direct: bool) {
+    let options = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": aio, "discard": "unmap",
+                         "cache": {"direct": direct}});
+    qmp.run("blockdev-reopen", json!({"options": [options]}));
+}
+
+/// Every operation, on each queue.
+fn use_disk(disk: &mut Disk) {
+    for queue in &mut disk.queues {
+        queue.write_pattern(0..MIB, 1).unwrap();
+        queue.verify_pattern(0..MIB, 1).unwrap();
+        queue.write_with(0, &[1; 4096], ReqFlags::FUA).unwrap();
+        // Alone: first looked for in the page cache.
+        queue.read(0, 4096).unwrap();
+        queue.flush().unwrap();
+        queue.discard(4096..64 << 10).unwrap();
+        queue.write_zeroes(512..4096, ReqFlags::empty()).unwrap();
+        queue.write_zeroes(512..4096, ReqFlags::NO_UNMAP).unwrap();
+        let (raw, buffer) = queue.parts();
+        // SAFETY: within the queue's buffer, and nothing is in flight; odd, so that workers copy it.
+        let odd = unsafe { std::slice::from_raw_parts_mut(buffer.add(4097), 1024) };
+        raw.write(512, odd.as_ptr(), odd.len(), 0, ReqFlags::empty());
+        queue.finish().unwrap();
+    }
+}
+
+/// All that a daemon can be asked for, in one life.
+fn live_fully(scratch: &Scratch, program: &Program) {
+    let (server, mut qmp) = daemon(scratch, program);
+    let image = scratch.image_path("d0");
+    let three = support::disk::Client { queues: 3, ..Default::default() };
+    let connect = || Disk::connect_as(&scratch.path("e0"), three).unwrap();
+    for (aio, direct) in [("io_uring", true), ("io_uring", false), ("threads", true), ("native", true)] {
+        reopen(&mut qmp, &image, aio, direct);
+        use_disk(&mut connect());
+    }
+    // How I/O threads wait and where, with another that comes and goes, as do a disk and its export.
+    for cpus in [json!("0"), Value::Null] {
+        set(&mut qmp, "io0", "cpu-affinity", cpus);
+    }
+    for monitor in ["io_uring", "epoll"] {
+        let io3 = json!({"qom-type": "iothread", "id": "io3", "fd-monitor": monitor, "poll-policy": "off"});
+        qmp.run("object-add", io3);
+        set(&mut qmp, "io3", "poll-policy", json!("low-regret"));
+        qmp.run("object-del", json!({"id": "io3"}));
+    }
+    scratch.image("d1", MIB);
+    let d1 = json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("d1"), "aio": "threads"});
+    qmp.run("blockdev-add", d1);
+    leave_a_socket(&scratch.path("e1"));
+    let [ours, group] = [geteuid().as_raw(), getegid().as_raw()];
+    let addr = json!({"type": "unix", "path": scratch.path("e1")});
+    let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d1", "addr": addr, "writable": true,
+                        "writethrough": true, "mode": "0660", "user": ours.to_string(), "group": group.to_string(),
+                        "allow-uid": [ours]});
+    // Another process makes sockets in the same directory, and is waited for.
+    let directory = File::open(scratch.path("e1").parent().unwrap()).unwrap();
+    flock(&directory, FlockOperation::LockExclusive).unwrap();
+    qmp.run("block-export-add", export);
+    drop(directory);
+    use_disk(&mut Disk::connect(&scratch.path("e1")).unwrap());
+    qmp.run("block_resize", json!({"node-name": "d1", "size": 2 * MIB}));
+    // A client that is cut off departs by itself.
+    let mut client = Guest::boot(&scratch.path("e1"));
+    client.read_honestly();
+    client.wire.ask_inflight(1, 128).unwrap();
+    qmp.run("block-export-del", json!({"id": "e1", "mode": "hard"}));
+    qmp.event("BLOCK_EXPORT_DELETED");
+    qmp.run("blockdev-del", json!({"node-name": "d1"}));
+    use_a_device(&mut qmp, scratch);
+    be_handed_descriptors(&mut qmp, scratch);
+    let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
+    qmp.fail("blockdev-add", elsewhere);
+    // A message that takes more memory as it comes.
+    let id = "long".repeat(100_000);
+    qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
+    assert_eq!(qmp.read().unwrap()["id"], id);
+    // A file that is no eventfd, and may take its time to be closed.
+    let client = Guest::boot(&scratch.path("e0"));
+    let file = File::open(&image).unwrap();
+    client.wire.send(SET_VRING_CALL, &0_u64.to_ne_bytes(), &[file.as_fd()]).unwrap();
+    await_that("the session to end", || client.is_over());
+    // A client that does not receive what it asks for.
+    let client = Guest::boot(&scratch.path("e0"));
+    let ask = || client.wire.send(GET_INFLIGHT_FD, &inflight(0, 0, 1, 128), &[]);
+    await_that("the session to end", || ask().is_err());
+    drop(client);
+    // What each thread sleeps in goes on after a stop.
+    server.stop_and_continue();
+    // A guest that takes its memory away.
+    let mut guest = Guest::boot(&scratch.path("e0"));
+    guest.read_honestly();
+    guest.rings.memory.set_len(0).unwrap();
+    await_that("the queue or the session to end", || {
+        guest.kick();
+        guest.is_over()
+    });
+    http::get(&scratch.path("metrics"), "/metrics").unwrap();
+    // The watchdog asks the kernel about threads that have done nothing since it last looked.
+    let looks = || server.sleeps().into_iter().find(|(name, _)| name == "egret-watchdog").unwrap().1;
+    let before = looks();
+    await_that("the watchdog to look", || looks() > before + 2 * LOOKS_A_SECOND);
+    drop(qmp);
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+/// A device of the host, where one can be made.
+fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
+    if !is_root() {
+        return;
+    }
+    let device = LoopDevice::over(&scratch.image("device", MIB)).unwrap();
+    let d2 = json!({"driver": "host_device", "node-name": "d2", "filename": device.path(), "discard": "unmap"});
+    qmp.run("blockdev-add", d2);
+    let addr = json!({"type": "unix", "path": scratch.path("e2")});
+    qmp.run(
+        "block-export-add",
+        json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "addr": addr, "writable": true}),
+    );
+    Disk::connect(&scratch.path("e2")).unwrap().first().discard(0..MIB / 2).unwrap();
+    qmp.run("block-export-del", json!({"id": "e2", "mode": "hard"}));
+    qmp.event("BLOCK_EXPORT_DELETED");
+    qmp.run("blockdev-del", json!({"node-name": "d2"}));
+}
+
+/// An image and a socket that somebody else opened.
+fn be_handed_descriptors(qmp: &mut Qmp, scratch: &Scratch) {
+    let image = File::options().read(true).write(true).open(scratch.image("d4", MIB)).unwrap();
+    qmp.run_with("add-fd", json!({"fdset-id": 4}), &image);
+    qmp.run(
+        "blockdev-add",
+        json!({"driver": "file", "node-name": "d4", "filename": "/dev/fdset/4", "cache": {"direct": true}}),
+    );
+    let listener = UnixListener::bind(scratch.path("e4")).unwrap();
+    qmp.run_with("getfd", json!({"fdname": "socket"}), &listener);
+    let addr = json!({"type": "fd", "str": "socket"});
+    qmp.run(
+        "block-export-add",
+        json!({"type": "vhost-user-blk", "id": "e4", "node-name": "d4", "addr": addr, "writable": true}),
+    );
+    use_disk(&mut Disk::connect(&scratch.path("e4")).unwrap());
+}
+
+/// A disk, and a monitor at a TCP port.
+fn on_tcp(scratch: &Scratch, monitor: u16) -> Options {
+    let chardev = format!("socket,id=m,host=127.0.0.1,port={monitor},server=on,wait=off");
+    let image = scratch.image("d0", MIB);
+    let options = Options::new().iothread("io0", "").disk("d0", &image, "").export(
+        "e0",
+        "d0",
+        &scratch.path("e0"),
+        "iothread=io0,writable=on",
+    );
+    options.words(["--chardev", &chardev, "--monitor", "m"])
+}
+
+fn free_ports() -> [u16; 2] {
+    let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.each_ref().map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// What a daemon that was killed leaves behind.
+fn leave_a_socket(path: &Path) {
+    drop(UnixListener::bind(path).unwrap());
+}
+
+#[test]
+fn every_rule_is_needed_and_none_is_missing() {
+    if !has_strace_or_skips("every_rule_is_needed_and_none_is_missing") {
+        return;
+    }
+    let mut calls = Calls::default();
+    let scratch = Scratch::new();
+    let record = scratch.path("calls");
+    let manager = UnixDatagram::bind(scratch.path("notify")).unwrap();
+    let heard = std::thread::spawn(move || {
+        let mut text = [0; 256];
+        while !text.starts_with(b"STOPPING") {
+            manager.recv(&mut text).unwrap();
+        }
+    });
+    let place = scratch.path("notify").display().to_string();
+    let program = Program::egret()
+        .with_env("NOTIFY_SOCKET", &place)
+        .with_env("WATCHDOG_USEC", "1000000")
+        .with_words(["--sandbox-dir", "/dev"]);
+    live_fully(&scratch, &program.recorded(&record));
+    heard.join().unwrap();
+    calls.add(&record);
+
+    // Over TCP, and ended by a signal that is none of the handler's.
+    let scratch = Scratch::new();
+    let record = scratch.path("calls");
+    let [metrics, monitor] = free_ports();
+    let options = on_tcp(&scratch, monitor).words(["--metrics".to_owned(), format!("127.0.0.1:{metrics}")]);
+    let mut server = Server::start(&Program::egret().recorded(&record), &options);
+    await_that("the monitor to listen, last of all", || TcpStream::connect(("127.0.0.1", monitor)).is_ok());
+    http::get_tcp(metrics, "/metrics").unwrap();
+    Disk::connect(&scratch.path("e0")).unwrap();
+    // Rust's own handler takes one away.
+    await_that("the daemon to end", || {
+        server.send(Signal::BUS);
+        !server.is_alive()
+    });
+    assert_eq!(server.await_end().signal(), Some(Signal::BUS.as_raw()));
+    calls.add(&record);
+
+    assert_eq!(
+        calls.refused.iter().collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "nothing that the daemon does is refused"
+    );
+    assert_eq!(calls.unused(), Vec::<String>::new(), "nothing is allowed that the daemon does not do");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn whoever_takes_over_a_thread_of_a_daemon_that_serves_gets_nowhere_by_it() {
+    let scratch = Scratch::new();
+    let (server, mut qmp) = daemon(&scratch, &Program::egret());
+    // A worker, too, which stays for a while.
+    reopen(&mut qmp, &scratch.image_path("d0"), "threads", true);
+    use_disk(&mut Disk::connect(&scratch.path("e0")).unwrap());
+    let mut attacked = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
+        let task = task.unwrap();
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap().trim().to_owned();
+        let mut puppet = match Puppet::take(task.file_name().to_str().unwrap().parse().unwrap()) {
+            Ok(puppet) => puppet,
+            // Where tracing is not for everybody (Yama).
+            Err(e) => return eprintln!("nothing is attacked: {e}"),
+        };
+        for (what, result) in attack(&mut puppet) {
+            let refused = [libc::EPERM, libc::EACCES].map(|errno| -i64::from(errno)).contains(&result);
+            assert!(refused, "thread '{name}': {what}: {result}");
+        }
+        attacked.push(name);
+    }
+    let threads =
+        ["egret", "log", "io0", "io1", "io2", "disk-worker", "e0", "egret-metrics", "egret-changes", "egret-watchdog"];
+    assert!(threads.iter().all(|name| attacked.iter().any(|attacked| attacked == name)), "{attacked:?}");
+    // The two capabilities of control threads, and none of the others, if it is root's daemon.
+    for status in server.each_thread("status") {
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        let is_control = ["egret", "egret-changes"].contains(&line("Name:").as_str());
+        let kept = if is_root() && is_control { "3" } else { "0" };
+        assert_eq!(
+            [line("CapPrm:"), line("CapEff:")].map(|set| set.trim_start_matches('0').to_owned()),
+            [kept.trim_start_matches('0'); 2],
+            "{status}"
+        );
+        assert_eq!((line("CapBnd:").trim_start_matches('0'), line("NoNewPrivs:").as_str()), ("", "1"), "{status}");
+    }
+    // And it serves as before.
+    use_disk(&mut Disk::connect(&scratch.path("e0")).unwrap());
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+/// What somebody would try first.
+#[cfg(target_arch = "x86_64")]
+fn attack(puppet: &mut Puppet) -> Vec<(&'static str, i64)> {
+    let here = libc::AT_FDCWD as u64;
+    let [stream, run] = [libc::SOCK_STREAM, libc::PROT_READ | libc::PROT_EXEC].map(|flags| flags as u64);
+    let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let shadow = puppet.put("/etc/shadow");
+    let reading = puppet.call(libc::SYS_openat, [here, shadow, libc::O_RDONLY as u64, 0, 0, 0]);
+    let program = puppet.put("/bin/true");
+    let mut call = |number, arguments| puppet.call(number, arguments);
+    vec![
+        ("open", reading),
+        ("open for writing", call(libc::SYS_openat, [here, program, libc::O_WRONLY as u64, 0, 0, 0])),
+        ("socket over TCP", call(libc::SYS_socket, [libc::AF_INET as u64, stream, 0, 0, 0, 0])),
+        ("execve", call(libc::SYS_execve, [program, 0, 0, 0, 0, 0])),
+        ("ptrace", call(libc::SYS_ptrace, [libc::PTRACE_SEIZE.into(), 1, 0, 0, 0, 0])),
+        ("process_vm_readv", call(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0])),
+        ("a process", call(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0])),
+        ("memory that runs", call(libc::SYS_mmap, [0, 4096, run, anonymous, u64::MAX, 0])),
+        ("a signal to another process", call(libc::SYS_kill, [1, 0, 0, 0, 0, 0])),
+    ]
+}
+
+#[test]
+fn what_a_monitor_names_elsewhere_is_refused_with_the_option_that_would_allow_it() {
+    let scratch = Scratch::new();
+    let elsewhere = Scratch::new();
+    let file = |node: &str, image: &Path| json!({"driver": "file", "node-name": node, "filename": image});
+    let export = |node: &str, socket: &Path| json!({"type": "vhost-user-blk", "id": node, "node-name": node, "addr": {"type": "unix", "path": socket}});
+    let others = [elsewhere.image("other", MIB), elsewhere.path("other")];
+    let dirs = others.each_ref().map(|path| path.parent().unwrap().to_str().unwrap());
+    let options = Options::new().disk("d0", &scratch.image("d0", MIB), "").monitor("m", &scratch.path("qmp"));
+    let run = |program: Program| {
+        let server = Server::start(&program, &options);
+        let mut qmp = Qmp::connect(&scratch.path("qmp"));
+        let disk = qmp.try_run("blockdev-add", file("d1", &others[0]));
+        let socket = qmp.try_run("block-export-add", export("d0", &others[1]));
+        // Beside its own there is room for more.
+        qmp.run("blockdev-add", file("d2", &scratch.image("d2", MIB)));
+        qmp.run("block-export-add", export("d2", &scratch.path("d2")));
+        qmp.run("block-export-del", json!({"id": "d2"}));
+        assert_eq!(server.terminate().code(), Some(0));
+        [disk, socket]
+    };
+    let refusal = |dir: &str| format!("the sandbox keeps '{dir}' out of reach; start egret with --sandbox-dir {dir}");
+    let [disk, socket] = run(Program::egret_alone()).map(Result::unwrap_err);
+    assert_eq!(disk, format!("blockdev 'd1': cannot open '{}': {}", others[0].display(), refusal(dirs[0])));
+    assert_eq!(socket, format!("export 'd0': cannot listen on socket '{}': {}", others[1].display(), refusal(dirs[1])));
+    for words in [vec!["--sandbox-dir", dirs[0], "--sandbox-dir", dirs[1]], vec!["--sandbox=off"]] {
+        for done in run(Program::egret_alone().with_words(words)) {
+            done.unwrap();
+        }
+    }
+    assert!(elsewhere.left_behind().is_empty(), "sockets are removed wherever they were made");
+}
+
+/// A user and a group that need not exist.
+const SOMEBODY: &str = "54321";
+
+#[test]
+fn a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behind() {
+    if !is_root_or_skips(
+        "a_daemon_that_gives_up_root_goes_on_with_what_is_open_and_leaves_nothing_behind",
+        "to give it up",
+    ) {
+        return;
+    }
+    for sandbox in ["--sandbox=on", "--sandbox=off"] {
+        let scratch = Scratch::new();
+        let somebody = Some(SOMEBODY.parse().unwrap());
+        let directory = scratch.path("x").parent().unwrap().to_owned();
+        std::os::unix::fs::chown(&directory, somebody, somebody).unwrap();
+        let [image, pidfile] = [scratch.image("d0", MIB), scratch.path("pid")];
+        std::fs::set_permissions(&image, Permissions::from_mode(0o600)).unwrap();
+        let program = Program::egret_alone().with_words([sandbox, "--user", SOMEBODY, "--group", SOMEBODY]);
+        let options = Options::new()
+            .disk("d0", &image, "aio=threads")
+            .export("e0", "d0", &scratch.path("e0"), "writable=on")
+            .monitor("m", &scratch.path("qmp"))
+            .words(["--pidfile", pidfile.to_str().unwrap()]);
+        let server = Server::start(&program, &options);
+        // It is somebody else before it hears of anybody.
+        let mut qmp = Qmp::connect(&scratch.path("qmp"));
+        qmp.run("query-version", json!({}));
+        use_disk(&mut Disk::connect(&scratch.path("e0")).unwrap());
+        for status in server.each_thread("status") {
+            let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+            let ids = [SOMEBODY; 4].join("\t");
+            assert_eq!([line("Uid:"), line("Gid:")], [ids.clone(), ids], "{status}");
+            assert_eq!(line("Groups:"), SOMEBODY);
+            for rights in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+                assert_eq!(line(rights), "0".repeat(16), "{rights} {status}");
+            }
+            assert_eq!(line("NoNewPrivs:"), "1");
+        }
+        for made in [scratch.path("e0"), scratch.path("qmp"), pidfile] {
+            assert_eq!(Some(std::fs::symlink_metadata(&made).unwrap().uid()), somebody, "{}", made.display());
+        }
+        // What is root's own is nothing to it any more.
+        let again = json!({"driver": "file", "node-name": "d1", "filename": image});
+        let refused = qmp.fail("blockdev-add", again);
+        assert!(refused.contains("no permission to open"), "{refused}");
+        drop(qmp);
+        assert_eq!(server.terminate().code(), Some(0));
+        assert_eq!(scratch.left_behind(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,146 @@
+//! The system calls that each kind of thread of a daemon makes, as `strace` tells them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use egret_confine::Kind;
+use egret_confine::rules::{RULES, Rule};
+
+use super::server::Program;
+
+/// Whether there is `strace`; if not, says so under the test's name.
+pub fn has_strace_or_skips(test: &str) -> bool {
+    let there = std::process::Command::new("strace").arg("--version").output().is_ok();
+    if !there {
+        // Not by `eprintln!`, which the test harness keeps to itself.
+        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{test}: skipped, it needs strace\n"));
+    }
+    there
+}
+
+impl Program {
+    /// The same, with every system call written to `record`.
+    pub fn recorded(self, record: &Path) -> Self {
+        let record = record.to_str().expect("our own path");
+        // Numbers as they are, but for the names of files. The daemon stays our child.
+        let strace = "strace -D -f -Y -X raw -e raw=!openat -e signal=none -s 200 -o";
+        self.after(strace.split(' ').chain([record]))
+    }
+}
+
+/// What threads did once they were confined.
+#[derive(Default)]
+pub struct Calls {
+    /// Rules that a call needed, by their place in the table, and the kinds that made it.
+    used: Vec<(usize, Kind)>,
+    /// Calls that no rule allows, and who made them.
+    pub refused: BTreeSet<String>,
+}
+
+impl Calls {
+    /// Adds what was [recorded](Program::recorded) of a daemon that has ended. Its I/O threads are called `io...`, its
+    /// exports `e...`.
+    pub fn add(&mut self, record: &Path) {
+        let text = std::fs::read_to_string(record).expect("a record");
+        let process = text.split_once('<').and_then(|(process, _)| process.parse().ok()).expect("its first line");
+        let parents: BTreeMap<u32, u32> = text.lines().filter_map(birth).collect();
+        let mut kinds: BTreeMap<u32, Kind> = BTreeMap::new();
+        // Of a line that was interrupted by another thread's the beginning tells everything.
+        for Line { thread, name, call, arguments } in text.lines().filter_map(Line::parse) {
+            // A thread inherits what its starter is, and says what it is itself by its filter.
+            let inherited = parents.get(&thread).and_then(|parent| kinds.get(parent)).copied();
+            if let (None, Some(inherited)) = (kinds.get(&thread), inherited) {
+                kinds.insert(thread, inherited);
+            }
+            if let Some(kind) = kinds.get(&thread) {
+                self.note(*kind, call, arguments, process);
+            }
+            if call == "seccomp" {
+                kinds.insert(thread, kind_of(name));
+            }
+        }
+    }
+
+    fn note(&mut self, kind: Kind, call: &str, arguments: &str, process: u32) {
+        let numbers: Vec<u64> = arguments.split(", ").map(number).collect();
+        let mut allowed = false;
+        for (place, rule) in RULES.iter().enumerate().filter(|(_, rule)| rule.call == call && rule.is_for(kind)) {
+            if rule.admits(&numbers, process) {
+                allowed = true;
+                if !self.used.contains(&(place, kind)) {
+                    self.used.push((place, kind));
+                }
+            }
+        }
+        // The C library asks how many processors there are when there is a ninth thread, and goes by another way.
+        let is_harmless = call == "clone3"
+            || ["/sys/devices/system/cpu/online", "/proc/stat"].iter().any(|path| arguments.contains(path));
+        if !allowed && !is_harmless {
+            self.refused.insert(format!("{kind}: {call}({arguments})"));
+        }
+    }
+
+    /// The rules that allow what nobody did, and to whom.
+    pub fn unused(&self) -> Vec<String> {
+        let by = |place: usize, kind: Kind| self.used.contains(&(place, kind));
+        let unused = |(place, rule): (usize, &'static Rule)| {
+            // What every thread may do it is enough for one to have done.
+            let any = rule.who.len() == Kind::ALL.len() && rule.who.iter().any(|kind| by(place, *kind));
+            rule.who
+                .iter()
+                .filter(move |kind| !any && !by(place, **kind))
+                .map(move |kind| format!("{kind}: {} {}", rule.call, rule.shown))
+        };
+        RULES.iter().enumerate().flat_map(unused).collect()
+    }
+}
+
+/// A thread's kind, by its name when it is confined.
+fn kind_of(name: &str) -> Kind {
+    match name {
+        "egret" | "egret-changes" | "egret-departure" | "egret-ending" => Kind::Control,
+        "egret-metrics" => Kind::Metrics,
+        "egret-watchdog" => Kind::Watchdog,
+        "disk-worker" => Kind::Worker,
+        "log" => Kind::Log,
+        name if name.starts_with("io") => Kind::Io,
+        name if name.starts_with('e') => Kind::Session,
+        other => panic!("a thread called {other} is confined"),
+    }
+}
+
+/// One system call, from its beginning.
+struct Line<'a> {
+    thread: u32,
+    name: &'a str,
+    call: &'a str,
+    arguments: &'a str,
+}
+
+impl<'a> Line<'a> {
+    /// `1234<name> call(1, 0x2) = 3`, or without its end.
+    fn parse(line: &'a str) -> Option<Self> {
+        let (thread, rest) = line.split_once('<')?;
+        let (name, rest) = rest.split_once("> ")?;
+        let (call, rest) = rest.trim_start().split_once('(')?;
+        let is_word = |word: &str| word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let end = rest.rfind(") ").unwrap_or(rest.find(" <unfinished").unwrap_or(rest.len()));
+        is_word(call).then_some(Self { thread: thread.parse().ok()?, name, call, arguments: &rest[..end] })
+    }
+}
+
+/// A thread that was started, and by whom.
+fn birth(line: &str) -> Option<(u32, u32)> {
+    let (parent, rest) = line.split_once('<')?;
+    let is_birth = ["> clone", "> <... clone"].iter().any(|call| rest.contains(call));
+    let (_, child) = rest.rsplit_once(" = 0x").filter(|_| is_birth)?;
+    Some((u32::from_str_radix(child, 16).ok()?, parent.parse().ok()?))
+}
+
+fn number(argument: &str) -> u64 {
+    let argument = argument.trim();
+    match argument.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).unwrap_or(u64::MAX),
+        None => argument.parse().unwrap_or(u64::MAX),
+    }
+}
