@@ -91,11 +91,18 @@ struct Shared {
     event: File,
 }
 
+/// Where a disk's jobs wait.
+#[derive(Clone, Copy)]
+struct Lines {
+    large: usize,
+    others: usize,
+}
+
 /// See the module's description.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
-    /// Disks and their lines, by slot.
-    disks: Vec<Option<(Arc<Disk>, usize)>>,
+    /// Disks and their lines, for large jobs and for others, by slot.
+    disks: Vec<Option<(Arc<Disk>, Lines)>>,
     /// Pushed and not submitted, with the lines that they are for.
     pending: Vec<(usize, Handed)>,
     /// Nodes to use again. They are boxed because lists of them go through other threads.
@@ -259,22 +266,26 @@ fn work(shared: &Arc<Shared>) {
 
 impl Engine for Threads {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let line = self.shared.lock().jobs.open(disk);
+        let mut queue = self.shared.lock();
+        let lines = Lines { large: queue.jobs.open_large(disk), others: queue.jobs.open(disk) };
+        drop(queue);
         let slot = slot as usize;
         self.disks.resize(self.disks.len().max(slot + 1), None);
-        self.disks[slot] = Some((Arc::clone(disk), line));
+        self.disks[slot] = Some((Arc::clone(disk), lines));
     }
 
     fn detach(&mut self, slot: u32) {
-        let Some((_, line)) = self.disks[slot as usize].take() else { return };
+        let Some((_, Lines { large, others })) = self.disks[slot as usize].take() else { return };
         let mut queue = self.shared.lock();
-        queue.jobs.close(line);
+        queue.jobs.close(large);
+        queue.jobs.close(others);
         self.shared.call(queue);
     }
 
     fn push(&mut self, job: Job) {
-        let (disk, line) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
-        let (disk, line) = (Arc::as_ptr(disk), *line);
+        let (disk, lines) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
+        let line = if job.request.len > blocking::PART { lines.large } else { lines.others };
+        let disk = Arc::as_ptr(disk);
         let node = Node { job, disk, done: 0, result: Ok(()), next: ptr::null_mut() };
         let node = match self.spare.pop() {
             Some(mut spare) => {

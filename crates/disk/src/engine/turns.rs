@@ -5,6 +5,8 @@
 //! - Where there are several disks, one takes no more places than it leaves free. So one that came first, or that hangs,
 //!   leaves half of them to the others, one that comes then half of those, and so on: as long as fewer disks than that
 //!   keep all of theirs, the next one finds a place at once. A disk that is the only one may have all.
+//! - Large jobs have a line beside the disk's other one, and where there are several disks one place at a time: workers that
+//!   copy without a pause would leave their I/O thread, and the other disks, a small part of its processor only.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +14,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::disk::Disk;
+
+/// As many places as there are.
+const ALL: u32 = u32::MAX;
+/// Places for large jobs of one disk.
+const LARGE: u32 = 1;
 
 /// See the module's description. It allocates nothing in the steady state.
 pub(crate) struct Turns<T> {
@@ -33,6 +40,8 @@ struct Line<T> {
     taken: u32,
     /// Where the disk is, which tells it from others as long as it is attached.
     disk: usize,
+    /// How many places it may take where there are several disks.
+    most: u32,
     /// How many slots stand for the disk; the line is free if none does.
     slots: u32,
 }
@@ -54,18 +63,28 @@ impl<T> Turns<T> {
 
     /// The line of a disk, for one more slot that stands for it.
     pub(crate) fn open(&mut self, disk: &Arc<Disk>) -> usize {
+        self.open_for(disk, ALL)
+    }
+
+    /// Likewise the line of its large jobs.
+    pub(crate) fn open_large(&mut self, disk: &Arc<Disk>) -> usize {
+        self.open_for(disk, LARGE)
+    }
+
+    fn open_for(&mut self, disk: &Arc<Disk>, most: u32) -> usize {
         let disk = Arc::as_ptr(disk).addr();
-        let known = self.lines.iter().position(|line| line.slots > 0 && line.disk == disk);
+        let known = self.lines.iter().position(|line| line.slots > 0 && (line.disk, line.most) == (disk, most));
         let at = known.unwrap_or_else(|| {
-            self.disks += 1;
+            self.disks += u32::from(most == ALL);
             let free = self.lines.iter().position(|line| line.slots == 0);
             free.unwrap_or_else(|| {
-                self.lines.push(Line { waiting: VecDeque::new(), taken: 0, disk, slots: 0 });
+                self.lines.push(Line { waiting: VecDeque::new(), taken: 0, disk, most, slots: 0 });
                 self.lines.len() - 1
             })
         });
-        self.lines[at].disk = disk;
-        self.lines[at].slots += 1;
+        let line = &mut self.lines[at];
+        (line.disk, line.most) = (disk, most);
+        line.slots += 1;
         at
     }
 
@@ -75,7 +94,7 @@ impl<T> Turns<T> {
         line.slots -= 1;
         if line.slots == 0 {
             line.waiting = VecDeque::new();
-            self.disks -= 1;
+            self.disks -= u32::from(line.most == ALL);
         }
     }
 
@@ -145,8 +164,9 @@ impl<T> Turns<T> {
     /// How many places a line could take now, if no other did.
     fn room(&self, at: usize) -> u32 {
         let free = self.places.saturating_sub(self.taken);
+        let Line { taken, most, .. } = self.lines[at];
         // Each that it takes is one more of its own and one less that is free.
-        if self.disks > 1 { free.saturating_sub(self.lines[at].taken).div_ceil(2) } else { free }
+        if self.disks > 1 { free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken)) } else { free }
     }
 }
 
@@ -209,6 +229,22 @@ mod tests {
         assert_eq!(take_all(&mut turns).len(), 0);
         turns.close(1);
         assert_eq!(take_all(&mut turns).len(), 4);
+    }
+
+    #[test]
+    fn large_jobs_of_a_disk_have_one_place_at_a_time_unless_it_is_alone() {
+        let (mut turns, disks) = turns(64, &[2, 0]);
+        let large = turns.open_large(&disks[0]);
+        (0..10).for_each(|_| turns.put(large, large));
+        assert_eq!(turns.wanted(1000), 3);
+        assert_eq!(take_all(&mut turns), [0, large, 0]);
+        turns.leave(large);
+        assert_eq!(take_all(&mut turns), [large]);
+        turns.close(1);
+        assert_eq!(take_all(&mut turns).len(), 8, "it is alone");
+        turns.close(large);
+        turns.close(0);
+        assert_eq!(turns.disks, 0);
     }
 
     #[test]
