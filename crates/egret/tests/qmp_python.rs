@@ -27,12 +27,17 @@ fn python(test: &str) -> Option<String> {
     None
 }
 
+/// A daemon that may open the images that are made beside its sockets.
+fn in_place(scratch: &Scratch) -> Program {
+    Program::egret().with_words(["--sandbox-dir", scratch.path("").to_str().unwrap()])
+}
+
 #[test]
 fn qemus_own_client_drives_every_command() {
     let Some(python) = python("qemus_own_client_drives_every_command") else { return };
     let scratch = Scratch::new();
     let socket = scratch.path("qmp");
-    let mut server = Server::start(&Program::egret(), &Options::new().monitor("m", &socket));
+    let mut server = Server::start(&in_place(&scratch), &Options::new().monitor("m", &socket));
     let script = Path::new(ROOT).join("crates/egret/tests/qmp_client/drive.py");
     let driven =
         Command::new(python).arg(script).arg(&socket).arg(scratch.path("").as_os_str()).output().expect("it runs");
@@ -80,7 +85,7 @@ fn every_command_can_be_typed_into_qmp_shell() {
     let scratch = Scratch::new();
     std::fs::File::create(scratch.path("image")).unwrap().set_len(1 << 20).unwrap();
     let socket = scratch.path("qmp");
-    let mut server = Server::start(&Program::egret(), &Options::new().monitor("m", &socket));
+    let mut server = Server::start(&in_place(&scratch), &Options::new().monitor("m", &socket));
     let known = Qmp::connect(&socket).run("query-commands", json!({}));
     let names = known.as_array().unwrap().iter().map(|command| command["name"].as_str().unwrap());
     // The shell sends no descriptors.
