@@ -414,9 +414,6 @@ impl Source for Worker {
         if self.fds.kick.is_none() {
             self.look_again(turn);
         }
-        if self.phase != Phase::Running {
-            return;
-        }
         self.look_for_tears();
         self.is_behind = false;
         if self.phase != Phase::Running {
@@ -441,9 +438,7 @@ impl Source for Worker {
                     self.push(engines, key, request, turn.now());
                 }
                 Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
-                Ok(Next::Wait) => {
-                    self.begin(head, of_chain, turn.now());
-                }
+                Ok(Next::Wait) => self.begin(head, of_chain, turn.now()),
                 Err(why) => {
                     self.queue.abandon(head);
                     return self.break_queue(&why);
@@ -468,8 +463,9 @@ impl Source for Worker {
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.in_flight.into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));
-        // A function about commands that the driver had made available before is to find them: they are taken in first.
-        if !self.is_behind {
+        // A function about commands that the driver had made available before is to find them: they are taken in first, by a
+        // queue that takes any in.
+        if !(self.is_behind && self.phase == Phase::Running) {
             self.model.shown();
         }
         if wants_call || owes_call {
