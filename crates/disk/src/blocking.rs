@@ -24,6 +24,9 @@ pub(crate) const MAX_IOVECS: usize = 1024;
 /// Bytes that are moved in one go, by a worker or inside an engine's submission: more than Linux puts into one request
 /// (1280 KiB), and little enough for others to wait for.
 pub(crate) const PART: u64 = 2 << 20;
+/// The same for the parts of what is larger, where several disks share the workers: a core that copies for one of them
+/// is had back by the others soon.
+pub(crate) const SHARED_PART: u64 = 256 << 10;
 /// The most memory that a worker keeps for copies, in bytes; what is copied goes in parts of that.
 const SCRATCH: u64 = 1 << 20;
 /// Bytes that the kernel is asked to discard or to zero in one go. Mostly that is a note in a table, and a trim of
@@ -31,16 +34,23 @@ const SCRATCH: u64 = 1 << 20;
 /// should be over in a fraction of a second.
 const EXTENT: u64 = 64 << 20;
 
-/// Memory that a worker keeps from one request to the next.
+/// What a worker keeps from one part of a request to the next.
 #[derive(Default)]
 pub(crate) struct Scratch {
     copy: Option<Aligned>,
+    /// Bytes of the request that is run that are moved in one go.
+    step: u64,
     /// The pieces of a part, where that is not all of its request.
     part: Vec<IoVec>,
     rest: Vec<IoVec>,
 }
 
 impl Scratch {
+    /// As much of `bytes` as goes through memory of ours in one go.
+    fn copied(&self, bytes: Range<u64>) -> Range<u64> {
+        up_to_multiple(bytes, self.step.min(SCRATCH))
+    }
+
     /// Aligned memory of at least `len` bytes (at most [`SCRATCH`]), with anything in it.
     fn copy(&mut self, disk: &Disk, len: u64) -> (&mut Aligned, &mut Vec<IoVec>) {
         debug_assert!(len <= SCRATCH);
@@ -53,9 +63,17 @@ impl Scratch {
     }
 }
 
-/// Runs the next part of a request, of which `done` bytes have been run, and counts them there. Pending if that is not
-/// all of it: between two parts it holds nothing that others wait for, so that they may go first.
-pub(crate) fn run(disk: &Disk, job: &mut Job, done: &mut u64, scratch: &mut Scratch) -> Poll<Result<(), Errno>> {
+/// Runs the next part of a request, of which `done` bytes have been run, and counts them there. What is moved of a
+/// request of more than [`PART`] is no more than `part` bytes. Pending if that is not all of it: between two parts it
+/// holds nothing that others wait for, so that they may go first.
+pub(crate) fn run(
+    disk: &Disk,
+    job: &mut Job,
+    done: &mut u64,
+    part: u64,
+    scratch: &mut Scratch,
+) -> Poll<Result<(), Errno>> {
+    scratch.step = if job.request.len > PART { part } else { PART };
     let ran = run_part(disk, job, *done, scratch);
     // Lists that were longer than a system call takes are not kept.
     for list in [&mut scratch.part, &mut scratch.rest] {
@@ -103,9 +121,10 @@ fn next_part<'a>(
     buffers: &'a [IoVec],
     done: u64,
     bytes: &Range<u64>,
+    step: u64,
     list: &'a mut Vec<IoVec>,
 ) -> (Range<u64>, &'a [IoVec]) {
-    let part = first_part(bytes.clone(), PART);
+    let part = first_part(bytes.clone(), step);
     if done == 0 && part == *bytes {
         return (part, buffers);
     }
@@ -218,25 +237,27 @@ fn alone<T>(disk: &Disk, bytes: &Range<u64>, what: impl FnOnce() -> T) -> T {
 }
 
 fn read(disk: &Disk, buffers: &[IoVec], done: u64, bytes: Range<u64>, scratch: &mut Scratch) -> Result<u64, Errno> {
-    let (part, pieces) = next_part(buffers, done, &bytes, &mut scratch.part);
+    let (part, pieces) = next_part(buffers, done, &bytes, scratch.step, &mut scratch.part);
     if let Backing::Null { .. } = disk.backing {
         buffers::zero(pieces, 0);
     } else if fits(disk, part.start, pieces) {
         transfer(disk, Way::Read, part.start, pieces, &mut scratch.rest)?;
     } else {
-        return read_by_copy(disk, buffers, done, up_to_multiple(bytes, SCRATCH), scratch);
+        return read_by_copy(disk, buffers, done, scratch.copied(bytes), scratch);
     }
     Ok(part.end - part.start)
 }
 
 fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut Scratch) -> Result<u64, Errno> {
     let able = &disk.able.write_through;
-    if job.request.op == (Op::Write { fua: true }) && !able.load(Ordering::Relaxed) {
+    // One sync for all parts.
+    let in_parts = job.request.len > scratch.step;
+    if job.request.op == (Op::Write { fua: true }) && (in_parts || !able.load(Ordering::Relaxed)) {
         (job.request.op, job.sync_after) = (Op::Write { fua: false }, true);
     }
     let way = Way::Write { through: job.request.op == Op::Write { fua: true } };
     let buffers = job.request.buffers.as_slice();
-    let (part, pieces) = next_part(buffers, done, &bytes, &mut scratch.part);
+    let (part, pieces) = next_part(buffers, done, &bytes, scratch.step, &mut scratch.part);
     if job.maybe_zero && buffers::is_zero(pieces, u64::MAX) {
         let unmap = disk.options.detect_zeroes == DetectZeroes::Unmap;
         return write_zeroes(disk, part, unmap, scratch);
@@ -245,7 +266,7 @@ fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut
         let moved = together(disk, &part, || transfer(disk, way, part.start, pieces, &mut scratch.rest));
         moved.map(|()| part.end - part.start)
     } else {
-        write_by_copy(disk, way, Some((buffers, done)), up_to_multiple(bytes, SCRATCH), scratch)
+        write_by_copy(disk, way, Some((buffers, done)), scratch.copied(bytes), scratch)
     };
     match written {
         // The same once more, with a sync at the end.
@@ -376,7 +397,7 @@ fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch: &mut Scrat
     if aligned && !whole.is_empty() && zero_blocks(disk, &whole, unmap)? {
         return Ok(whole.end - whole.start);
     }
-    let written = up_to_multiple(bytes, if aligned { SCRATCH } else { block });
+    let written = if aligned { scratch.copied(bytes) } else { up_to_multiple(bytes, block) };
     write_by_copy(disk, Way::Write { through: false }, None, written, scratch)
 }
 
@@ -424,12 +445,43 @@ mod tests {
         let buffers =
             memory.chunks_exact_mut(512).map(|piece| unsafe { IoVec::new(piece.as_mut_ptr(), 512) }).collect();
         let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
-        let (mut job, mut done, mut scratch) = (Job::new(0, request), 0, Scratch::default());
-        let mut parts = 1;
-        while run(&disk, &mut job, &mut done, &mut scratch).is_pending() {
+        let (mut job, mut scratch) = (Job::new(0, request), Scratch::default());
+        assert_eq!(parts(&disk, &mut job, PART, &mut scratch), 3);
+        assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
+    }
+
+    /// In how many parts a request is run.
+    fn parts(disk: &Disk, job: &mut Job, part: u64, scratch: &mut Scratch) -> u64 {
+        let (mut done, mut parts) = (0, 1);
+        while run(disk, job, &mut done, part, scratch).is_pending() {
             parts += 1;
         }
-        assert_eq!((parts, done), (3, 5 << 20));
-        assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
+        assert_eq!(done, job.request.len);
+        parts
+    }
+
+    #[test]
+    fn parts_are_as_long_as_asked_for_whatever_is_done_and_what_is_not_large_has_none() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(8 << 20).unwrap();
+        let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
+        let disk = Disk::open(&options).unwrap();
+        let mut memory = vec![1u8; 5 << 20];
+        let zeroes = Op::WriteZeroes { unmap: false };
+        disk.able.zero_range.store(false, Ordering::Relaxed);
+        for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, zeroes] {
+            for (len, part, expected) in [(5 << 20, SHARED_PART, 20), (PART, SHARED_PART, 1)] {
+                // SAFETY: the memory outlives the request.
+                let buffers = vec![unsafe { IoVec::new(memory.as_mut_ptr(), len as usize) }];
+                let buffers = if op == zeroes { Vec::new() } else { buffers };
+                let request = Request { op, offset: 0, len, buffers, token: Token(0) };
+                // What the kernel cannot zero is copied, in parts of a worker's memory.
+                let expected = if op == zeroes { expected.max(len / SCRATCH) } else { expected };
+                let mut job = Job::new(0, request);
+                assert_eq!(parts(&disk, &mut job, part, &mut Scratch::default()), expected, "{op:?} of {len}");
+                // One sync makes all parts stable.
+                assert_eq!(job.sync_after, op == (Op::Write { fua: true }) && len > PART);
+            }
+        }
     }
 }

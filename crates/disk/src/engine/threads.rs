@@ -229,13 +229,19 @@ fn work(shared: &Arc<Shared>) {
             break;
         }
         if let Some((line, Handed(node))) = queue.jobs.take() {
+            let part = queue.jobs.part();
             shared.call(queue);
             // SAFETY: taken from the queue, so it is ours; the disk stays attached until the loop has it back.
             let (Node { job, done, result, .. }, disk) = unsafe { (&mut *node, &*(*node).disk) };
-            let ran = blocking::run(disk, job, done, &mut scratch);
+            let ran = blocking::run(disk, job, done, part, &mut scratch);
             if let Poll::Ready(ended) = ran {
                 *result = ended;
                 shared.publish(node);
+            }
+            if ran.is_pending() {
+                // On a processor that it shares with its I/O thread, or with whoever waits for that, it would come back
+                // after milliseconds only.
+                std::thread::yield_now();
             }
             queue = shared.lock();
             queue.jobs.leave(line);

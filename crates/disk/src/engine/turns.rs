@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::blocking;
 use crate::disk::Disk;
 
 /// As many places as there are.
@@ -137,6 +138,16 @@ impl<T> Turns<T> {
         self.taken -= 1;
     }
 
+    /// How many bytes of a large job are moved in a turn.
+    pub(crate) const fn part(&self) -> u64 {
+        if self.are_shared() { blocking::SHARED_PART } else { blocking::PART }
+    }
+
+    /// Whether there are several disks.
+    const fn are_shared(&self) -> bool {
+        self.disks > 1
+    }
+
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.order.is_empty()
@@ -166,7 +177,7 @@ impl<T> Turns<T> {
         let free = self.places.saturating_sub(self.taken);
         let Line { taken, most, .. } = self.lines[at];
         // Each that it takes is one more of its own and one less that is free.
-        if self.disks > 1 { free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken)) } else { free }
+        if self.are_shared() { free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken)) } else { free }
     }
 }
 
@@ -223,12 +234,12 @@ mod tests {
     #[test]
     fn a_disk_that_leaves_makes_room_for_those_that_stay() {
         let (mut turns, disks) = turns(8, &[100, 0]);
-        assert_eq!(take_all(&mut turns).len(), 4);
+        assert_eq!((take_all(&mut turns).len(), turns.part()), (4, blocking::SHARED_PART));
         assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
         turns.close(1);
         assert_eq!(take_all(&mut turns).len(), 0);
         turns.close(1);
-        assert_eq!(take_all(&mut turns).len(), 4);
+        assert_eq!((take_all(&mut turns).len(), turns.part()), (4, blocking::PART));
     }
 
     #[test]

@@ -157,6 +157,13 @@ const ATTACKS: &[Attack] = &[
         round: |scene, attacker| scene.ask(attacker, 8, Ask::Read { at: 0 }, 256, BUFFER),
     },
     Attack {
+        name: "cached reads of 2 MiB, io_uring",
+        manner: Manner::PLAIN,
+        disk: AttackedDisk::Image(64 * MIB, "aio=io_uring"),
+        neighbour: DIRECT,
+        round: |scene, attacker| scene.ask(attacker, 64, Ask::Read { at: 0 }, 1, 2 * MIB),
+    },
+    Attack {
         name: "direct reads of 64 MiB, native",
         manner: Manner::PLAIN,
         disk: AttackedDisk::Image(64 * MIB, "aio=native,cache.direct=on"),
