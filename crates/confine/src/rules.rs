@@ -202,7 +202,7 @@ const BLKGETSIZE64: i64 = 0x8008_1272;
 pub const RULES: &[Rule] = &[
     // What a thread is made of.
     call!(SYS_futex, ANY, "waiting for another thread"),
-    call!(SYS_sched_yield, ANY, "waiting for another thread"),
+    call!(SYS_sched_yield, ANY, "waiting for another thread, or leaving it the processor"),
     call!(SYS_ppoll, ANY, "waiting for descriptors; before the last words of a process that aborts"),
     call!(SYS_mmap, ANY, "memory; a guest's", "not executable", without(2, libc::PROT_EXEC)),
     call!(SYS_mprotect, ANY, "memory; the end of a stack", "not executable", without(2, libc::PROT_EXEC)),
