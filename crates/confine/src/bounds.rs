@@ -3,13 +3,13 @@
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
-use std::fmt;
 use std::sync::OnceLock;
 
 use seccompiler::{BpfProgram, apply_filter};
 
 use crate::files::{Files, FilesError};
 use crate::filter::compile;
+use crate::missing::Missing;
 use crate::rights::{self, Identity};
 use crate::rules::Kind;
 
@@ -50,27 +50,6 @@ pub enum ConfineError {
     /// It cannot give up what it was started with.
     #[error("cannot give up privileges: {0}")]
     Rights(#[source] std::io::Error),
-}
-
-/// What this kernel cannot do.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Missing(Vec<String>);
-
-impl Missing {
-    /// Whether it can do everything.
-    pub fn is_nothing(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn add(&mut self, what: impl Into<String>) {
-        self.0.push(what.into());
-    }
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("; "))
-    }
 }
 
 impl Confinement {

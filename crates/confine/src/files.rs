@@ -12,7 +12,7 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::bounds::Missing;
+use crate::missing::Missing;
 
 /// What is asked of the kernel where it has it: files (1), renames (2), truncation (3), ports (4), ioctls of devices (5),
 /// abstract sockets and signals (6).

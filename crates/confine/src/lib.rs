@@ -16,10 +16,12 @@
 mod bounds;
 mod files;
 mod filter;
+mod missing;
 mod rights;
 pub mod rules;
 
-pub use bounds::{Bounds, ConfineError, Confinement, Missing};
+pub use bounds::{Bounds, ConfineError, Confinement};
 pub use files::{Files, Use, refusal};
+pub use missing::Missing;
 pub use rights::Identity;
 pub use rules::Kind;

@@ -13,9 +13,6 @@ use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
 use crate::schema;
 
-/// An export that serves.
-pub(super) type RunningExport = Export;
-
 /// How an export is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deletion {

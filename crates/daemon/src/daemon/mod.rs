@@ -48,7 +48,6 @@ pub use departures::Departed;
 use departures::Departures;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
-use exports::RunningExport;
 pub use failures::DiskFailure;
 use failures::Failures;
 use fd_sets::FdSets;
@@ -64,7 +63,7 @@ pub(crate) const DEFAULT_IOTHREAD: &str = "io";
 pub struct Daemon {
     /// The objects that there are; they always fit together.
     config: Config,
-    exports: BTreeMap<String, RunningExport>,
+    exports: BTreeMap<String, egret_export::Export>,
     io_threads: BTreeMap<String, RunningIoThread>,
     disks: BTreeMap<String, Arc<Disk>>,
     /// By blockdev; several may have the same.

@@ -7,7 +7,6 @@ use egret_export::{Access, Address, DiscardConfig, LogicalUnit, LunConfig, Naa, 
 use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 
-use super::exports::RunningExport;
 use super::{Daemon, StartError};
 use crate::schema::{Export, Lun};
 
@@ -63,7 +62,7 @@ impl Daemon {
 
     /// Whether an export has the unit now.
     fn exports_unit(&self, unit: &Arc<LogicalUnit>) -> bool {
-        let has_it = |export: &RunningExport| {
+        let has_it = |export: &egret_export::Export| {
             let luns = export.luns().into_iter().filter_map(|at| export.lun(at));
             { luns }.any(|lun| Arc::ptr_eq(&lun.unit, unit))
         };

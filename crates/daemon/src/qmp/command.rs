@@ -1,8 +1,8 @@
-//! The commands: a table, from which they run, and from which help, reference and introspection are made.
+//! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
 use serde_json::{Map, Value};
 
-use super::{Descriptors, QmpError, block, descriptors, limits, live, luns, objects, own, stats};
+use super::{Descriptors, QmpError};
 use crate::daemon::{Daemon, View};
 use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
@@ -12,6 +12,8 @@ pub struct Context<'a> {
     pub daemon: &'a mut Daemon,
     /// What the client has sent beside its commands.
     pub descriptors: &'a mut Descriptors,
+    /// The commands that there are.
+    pub commands: &'static Table,
 }
 
 /// How a command runs.
@@ -21,6 +23,8 @@ pub(super) enum Run {
     Look(fn(&View, &Arguments) -> Result<Value, QmpError>),
     /// It changes objects, or asks them, and waits for the changes before it.
     Change(fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>),
+    /// It tells of the commands themselves.
+    Describe(fn(&Table) -> Value),
     /// It ends the daemon.
     Quit,
 }
@@ -66,16 +70,20 @@ impl Takes {
     pub(super) const EXPORT: Self = Self::Object(Export::SHAPE, None);
 }
 
-/// Every command, in the order of the reference.
-pub fn commands() -> impl Iterator<Item = &'static Command> + Clone {
-    let first = own::COMMANDS.iter().chain(objects::COMMANDS).chain(block::COMMANDS).chain(luns::COMMANDS);
-    let first = first.chain(descriptors::COMMANDS);
-    first.chain(limits::COMMANDS).chain(live::COMMANDS).chain(stats::COMMANDS)
-}
+/// Commands, by what they are about.
+#[derive(Debug)]
+pub struct Table(pub(super) &'static [&'static [Command]]);
 
-/// The command of this name.
-pub fn find(name: &str) -> Option<&'static Command> {
-    commands().find(|command| command.name == name)
+impl Table {
+    /// Every command, in the order of the reference.
+    pub fn iter(&self) -> impl Iterator<Item = &'static Command> + use<> {
+        self.0.iter().copied().flatten()
+    }
+
+    /// The command of this name.
+    pub fn find(&self, name: &str) -> Option<&'static Command> {
+        self.iter().find(|command| command.name == name)
+    }
 }
 
 impl Command {
@@ -92,6 +100,7 @@ impl Command {
         match self.run {
             Run::Look(look) => look(&context.daemon.view(), &checked),
             Run::Change(change) => change(context, checked),
+            Run::Describe(describe) => Ok(describe(context.commands)),
             Run::Quit => Ok(nothing()),
         }
     }

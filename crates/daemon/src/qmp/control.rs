@@ -19,6 +19,7 @@ use super::changes::{Change, Changes, Done};
 use super::chardev::{Monitor, Place};
 use super::client::Client;
 use super::command::{Run, nothing};
+use super::commands::COMMANDS;
 use super::event::Event;
 use super::session::Order;
 use crate::daemon::{Board, Daemon, Departed, View};
@@ -230,6 +231,7 @@ impl Control {
                         let outcome = look(&self.view, &order.arguments);
                         client.answer(&order.answer(outcome));
                     }
+                    Run::Describe(describe) => client.answer(&order.answer(Ok(describe(&COMMANDS)))),
                     Run::Quit => {
                         quit = true;
                         client.answer(&order.answer(Ok(nothing())));

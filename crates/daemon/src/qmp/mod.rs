@@ -9,7 +9,8 @@
 //! |---|---|
 //! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
 //! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
-//! | [`command`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
+//! | [`command`] | what a command is |
+//! | [`commands`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
 //! | [`chardev`] | `--chardev` and `--monitor` |
@@ -25,6 +26,7 @@ mod changes;
 pub mod chardev;
 mod client;
 pub mod command;
+pub mod commands;
 pub mod control;
 mod descriptors;
 mod error;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::command::{Command, Run, Takes, commands};
+use super::command::{Command, Run, Takes};
 use super::introspect::schema;
 
 /// The QEMU whose vocabulary this is.
@@ -21,9 +21,9 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"[{"name"}]"#,
         about: "The names of all commands.",
-        run: Run::Look(|_, _| {
-            let names = ["qmp_capabilities"].into_iter().chain(commands().map(|command| command.name));
-            Ok(names.map(|name| json!({ "name": name })).collect())
+        run: Run::Describe(|commands| {
+            let names = ["qmp_capabilities"].into_iter().chain(commands.iter().map(|command| command.name));
+            names.map(|name| json!({ "name": name })).collect()
         }),
     },
     Command {
@@ -31,7 +31,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"[{"name", "meta-type", ...}]"#,
         about: "The commands, their arguments and the events, for programs.",
-        run: Run::Look(|_, _| Ok(schema())),
+        run: Run::Describe(schema),
     },
     Command {
         name: "quit",

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::command::{Takes, commands};
+use super::command::Takes;
+use super::commands::COMMANDS;
 use super::event::EVENTS;
 use crate::schema::{Shape, reference as table};
 
@@ -10,7 +11,7 @@ use crate::schema::{Shape, reference as table};
 /// `EGRET_BLESS=1` writes it anew.
 pub fn reference() -> String {
     let mut text = String::from("## Commands\n\n");
-    for command in commands() {
+    for command in COMMANDS.iter() {
         let _ = writeln!(text, "### `{}`\n\n{}\n", command.name, command.about);
         let takes = match command.takes {
             Takes::Keys(Shape { keys: [], .. }) => String::new(),

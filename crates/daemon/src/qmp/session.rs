@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::command::{self, Arguments, Command, Context};
+use super::commands::COMMANDS;
 use super::frame::FrameError;
 use super::{Descriptors, QmpError, own};
 use crate::daemon::Daemon;
@@ -46,7 +47,7 @@ impl Order {
 
     /// Runs it, with the daemon at hand; what to say then, and what is left of what its client sent beside it.
     pub fn run(mut self, daemon: &mut Daemon) -> (Value, Descriptors) {
-        let mut context = Context { daemon, descriptors: &mut self.descriptors };
+        let mut context = Context { daemon, descriptors: &mut self.descriptors, commands: &COMMANDS };
         let outcome = self.command.run(&mut context, self.arguments);
         (answer(self.id, outcome), self.descriptors)
     }
@@ -117,7 +118,8 @@ impl Session {
                 Err(QmpError::no_command("Expecting capabilities negotiation with 'qmp_capabilities'"))
             }
             (name, Stage::Commanding) => {
-                let command = command::find(name)
+                let command = COMMANDS
+                    .find(name)
                     .ok_or_else(|| QmpError::no_command(format!("The command {name} has not been found")))?;
                 Ok(Some((command, command.check(sent.arguments)?)))
             }

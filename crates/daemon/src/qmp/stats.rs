@@ -36,15 +36,17 @@ mod tests {
     use super::*;
     use crate::process::Inherited;
     use crate::qmp::Descriptors;
-    use crate::qmp::command::{Arguments, Context, find};
+    use crate::qmp::command::{Arguments, Context};
+    use crate::qmp::commands::COMMANDS;
     use crate::schema::{self, Addr, Blockdev, Driver, Image};
     use crate::{Config, Daemon};
 
     fn ask(daemon: &mut Daemon, arguments: Value) -> Result<Value, QmpError> {
         let arguments: Arguments = arguments.as_object().cloned().unwrap();
-        find("egret-query-stats")
+        COMMANDS
+            .find("egret-query-stats")
             .unwrap()
-            .call(&mut Context { daemon, descriptors: &mut Descriptors::default() }, arguments)
+            .call(&mut Context { daemon, descriptors: &mut Descriptors::default(), commands: &COMMANDS }, arguments)
     }
 
     #[test]

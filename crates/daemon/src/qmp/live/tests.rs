@@ -5,13 +5,15 @@ use serde_json::json;
 use super::*;
 use crate::process::Inherited;
 use crate::qmp::Descriptors;
-use crate::qmp::command::find as find_command;
+use crate::qmp::commands::COMMANDS;
 use crate::{Config, Daemon};
 
 fn run(daemon: &mut Daemon, command: &str, arguments: Value) -> Result<Value, String> {
     let Value::Object(arguments) = arguments else { panic!("{arguments} are no arguments") };
-    let command = find_command(command).expect("the command is there");
-    command.call(&mut Context { daemon, descriptors: &mut Descriptors::default() }, arguments).map_err(|e| e.text)
+    let command = COMMANDS.find(command).expect("the command is there");
+    command
+        .call(&mut Context { daemon, descriptors: &mut Descriptors::default(), commands: &COMMANDS }, arguments)
+        .map_err(|e| e.text)
 }
 
 fn file(node: &str, place: &Path) -> Value {

@@ -171,7 +171,7 @@ fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force
 
 #[test]
 fn every_command_says_what_it_misses_and_what_it_does_not_know() {
-    for command in command::commands() {
+    for command in COMMANDS.iter() {
         let message = json!({"execute": command.name, "arguments": {"no-such-key": 1}}).to_string();
         error(&message);
     }
