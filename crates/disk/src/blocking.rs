@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use crate::buffers::{self, Aligned};
 use crate::disk::{Backing, Disk};
-use crate::engine::Job;
 use crate::geometry::{self, SECTOR};
+use crate::job::Job;
 use crate::options::DetectZeroes;
 use crate::request::{IoVec, Op};
 

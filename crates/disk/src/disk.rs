@@ -22,7 +22,8 @@ use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
-use crate::throttle::{Throttle, ThrottleGroup};
+use crate::request::Op;
+use crate::throttle::{Direction, Throttle, ThrottleGroup};
 
 /// An open image: what it is, and what was learnt about it.
 ///
@@ -337,6 +338,17 @@ impl Disk {
     /// Bytes that offsets and the lengths of buffers should be multiples of, to be moved without a copy.
     pub fn offset_alignment(&self) -> u32 {
         self.alignment.offset
+    }
+
+    /// The direction in which a request counts; `None` if it is not limited. As with QEMU's `throttle` driver: zeroes and
+    /// discards keep a disk as busy as writes do, where they do anything; flushes are left alone.
+    pub(crate) fn throttled(&self, op: Op) -> Option<Direction> {
+        match op {
+            Op::Read => Some(Direction::Read),
+            Op::Write { .. } | Op::WriteZeroes { .. } => Some(Direction::Write),
+            Op::Discard => self.discards().then_some(Direction::Write),
+            Op::Flush => None,
+        }
     }
 
     /// Whether a discard does anything at all.

@@ -15,12 +15,13 @@ use rustix::io::Errno;
 
 use self::cached::Trial;
 use crate::disk::{Backing, Disk};
-use crate::engine::{Engine, Finished, Job, Native, Null, Threads, Uring, native, threads};
+use crate::engine::{Engine, Native, Null, Threads, Uring, WorkerLimits, native};
 use crate::error::EngineError;
+use crate::job::{Finished, Job};
 use crate::options::Aio;
 use crate::request::{Completion, Request};
 use crate::stats::{Counters, ENGINES};
-use crate::throttle::{Lane, direction};
+use crate::throttle::Lane;
 use crate::triage::{self, Verdict};
 
 /// How the engines of an I/O thread are made.
@@ -42,9 +43,9 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    fn workers(&self) -> threads::Limits {
+    fn workers(&self) -> WorkerLimits {
         let Self { thread_pool_min: min, thread_pool_max: max, thread_pool_idle: idle, .. } = *self;
-        threads::Limits { min, max, idle: idle.into() }
+        WorkerLimits { min, max, idle: idle.into() }
     }
 }
 
@@ -326,7 +327,7 @@ impl Engines {
     #[cold]
     fn hold(&mut self, slot: u32, request: Request) {
         let Some(Attached { disk, lane, free, unlimited, .. }) = &mut self.slots[slot as usize] else { return };
-        let limited = direction(disk, request.op).filter(|_| !*unlimited);
+        let limited = disk.throttled(request.op).filter(|_| !*unlimited);
         match limited.and_then(|direction| Some((direction, Lane::current(lane, &disk.throttle, free)?))) {
             Some((direction, lane)) => lane.hold(direction, request),
             None => free.push_back(request),

@@ -31,6 +31,7 @@ mod error;
 mod failure;
 mod gate;
 mod geometry;
+mod job;
 mod lock;
 mod options;
 mod request;

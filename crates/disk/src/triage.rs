@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use crate::blocking::{self, MAX_IOVECS, PART};
 use crate::buffers;
 use crate::disk::{Backing, Disk};
-use crate::engine::Job;
 use crate::geometry::SECTOR;
+use crate::job::Job;
 use crate::options::{DetectZeroes, Discard};
 use crate::request::{Op, Request};
 

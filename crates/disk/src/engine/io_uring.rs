@@ -13,11 +13,12 @@ use egret_event_loop::{Nanos, clock};
 use io_uring::{opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
+use super::Engine;
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
-use super::{Engine, Finished, Job};
 use crate::disk::Disk;
 use crate::error::EngineError;
+use crate::job::{Finished, Job};
 use crate::request::Op;
 use crate::stats::EngineCounters;
 

@@ -23,54 +23,27 @@ pub(crate) mod threads;
 mod transfer;
 mod turns;
 
-use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-
-use egret_event_loop::Nanos;
-use rustix::io::Errno;
+use std::time::Duration;
 
 pub(crate) use self::io_uring::Uring;
 pub(crate) use self::native::Native;
 pub(crate) use self::null::Null;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
-use crate::request::{Op, Request, Token};
+use crate::job::{Finished, Job};
+use egret_event_loop::Nanos;
 
-/// A request on its way through an engine.
-#[derive(Debug)]
-pub(crate) struct Job {
-    /// Which of the attached disks it is for.
-    pub(crate) slot: u32,
-    /// Whether the disk is synced before it completes, because nothing that is done for it does so.
-    pub(crate) sync_after: bool,
-    /// Whether a worker looks for zeroes in what is written: there are some at its beginning.
-    pub(crate) maybe_zero: bool,
-    pub(crate) request: Request,
-}
-
-impl Job {
-    pub(crate) const fn new(slot: u32, request: Request) -> Self {
-        Self { slot, sync_after: false, maybe_zero: false, request }
-    }
-
-    /// The part of the disk that it touches.
-    pub(crate) fn bytes(&self) -> Range<u64> {
-        self.request.offset..self.request.offset + self.request.len
-    }
-
-    /// What is left in the place of a job that was taken out of it.
-    fn nothing() -> Self {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(0) };
-        Self::new(0, request)
-    }
-}
-
-/// A job that has ended.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) job: Job,
-    pub(crate) result: Result<(), Errno>,
+/// How many workers there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkerLimits {
+    /// This many stay.
+    pub(crate) min: u32,
+    /// There are never more.
+    pub(crate) max: u32,
+    /// The others leave after so long without work.
+    pub(crate) idle: Duration,
 }
 
 /// Runs jobs for the disks attached to it.
@@ -127,5 +100,5 @@ pub(crate) trait Engine {
     fn limit_batch(&mut self, _most: u32) {}
 
     /// How many worker threads there may be from here on, where it has any.
-    fn limit_workers(&mut self, _limits: threads::Limits) {}
+    fn limit_workers(&mut self, _limits: WorkerLimits) {}
 }

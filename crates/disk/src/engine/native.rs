@@ -15,12 +15,13 @@ use egret_event_loop::{Nanos, clock};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
+use super::Engine;
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::turns::Turns;
-use super::{Engine, Finished, Job};
 use crate::disk::Disk;
 use crate::error::EngineError;
+use crate::job::{Finished, Job};
 use crate::request::Op;
 use crate::stats::EngineCounters;
 

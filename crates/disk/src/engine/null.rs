@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 
-use super::{Engine, Finished, Job};
+use super::Engine;
 use crate::buffers;
 use crate::disk::{Backing, Disk};
+use crate::job::{Finished, Job};
 use crate::request::Op;
 use crate::stats::EngineCounters;
 

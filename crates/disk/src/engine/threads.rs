@@ -13,7 +13,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
 
 use egret_confine::{Bounds, Kind};
 use egret_event_loop::{Nanos, clock};
@@ -21,24 +20,14 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::turns::Turns;
-use super::{Engine, Finished, Job};
+use super::{Engine, WorkerLimits};
 use crate::blocking::{self, Scratch};
 use crate::disk::Disk;
 use crate::error::EngineError;
+use crate::job::{Finished, Job};
 use crate::stats::EngineCounters;
 
-/// How many workers there are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// This many stay.
-    pub(crate) min: u32,
-    /// There are never more.
-    pub(crate) max: u32,
-    /// The others leave after so long without work.
-    pub(crate) idle: Duration,
-}
-
-impl Limits {
+impl WorkerLimits {
     /// The same, with somebody to do the work.
     fn sound(self) -> Self {
         Self { max: self.max.max(1), ..self }
@@ -67,7 +56,7 @@ struct Handed(*mut Node);
 unsafe impl Send for Handed {}
 
 struct Queue {
-    limits: Limits,
+    limits: WorkerLimits,
     /// The jobs, for as many of which there is a place as there may be workers.
     jobs: Turns<Handed>,
     workers: u32,
@@ -112,7 +101,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    pub(crate) fn new(limits: Limits, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
+    pub(crate) fn new(limits: WorkerLimits, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| EngineError::Event(e.into()))?;
         let queue = Queue {
@@ -229,7 +218,7 @@ fn work(shared: &Arc<Shared>) {
             break;
         }
         if let Some((line, Handed(node))) = queue.jobs.take() {
-            let part = queue.jobs.part();
+            let part = if queue.jobs.are_shared() { blocking::SHARED_PART } else { blocking::PART };
             shared.call(queue);
             // SAFETY: taken from the queue, so it is ours; the disk stays attached until the loop has it back.
             let (Node { job, done, result, .. }, disk) = unsafe { (&mut *node, &*(*node).disk) };
@@ -367,7 +356,7 @@ impl Engine for Threads {
         this.reap(Nanos::ZERO, &mut |finished| left(finished.job));
     }
 
-    fn limit_workers(&mut self, limits: Limits) {
+    fn limit_workers(&mut self, limits: WorkerLimits) {
         let mut queue = self.shared.lock();
         queue.limits = limits.sound();
         queue.jobs.set_places(limits.sound().max);
@@ -386,14 +375,16 @@ impl Drop for Threads {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::request::{Op, Request, Token};
     use crate::{Driver, Options};
 
     const DISKS: u32 = 3;
-    const FEW: Limits = Limits { min: 1, max: 4, idle: Duration::from_millis(1) };
+    const FEW: WorkerLimits = WorkerLimits { min: 1, max: 4, idle: Duration::from_millis(1) };
 
-    fn threads(limits: Limits) -> Threads {
+    fn threads(limits: WorkerLimits) -> Threads {
         let mut threads = Threads::new(limits, Arc::default()).unwrap();
         for slot in 0..DISKS {
             let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
@@ -455,24 +446,24 @@ mod tests {
 
     #[test]
     fn limits_that_change_under_load_hold_at_once_and_leave_no_job_behind() {
-        let long = Limits { idle: Duration::from_secs(100), ..FEW };
-        let mut threads = threads(Limits { max: 8, ..long });
+        let long = WorkerLimits { idle: Duration::from_secs(100), ..FEW };
+        let mut threads = threads(WorkerLimits { max: 8, ..long });
         for round in 0..200 {
             for token in 0..100 {
                 push(&mut threads, token);
             }
             threads.submit(Nanos::ZERO);
             let max = [1, 8, 3][round % 3];
-            threads.limit_workers(Limits { max, ..long });
+            threads.limit_workers(WorkerLimits { max, ..long });
             reap(&mut threads, 100);
         }
-        threads.limit_workers(Limits { min: 0, max: 0, ..long });
+        threads.limit_workers(WorkerLimits { min: 0, max: 0, ..long });
         await_the_last(&mut threads);
     }
 
     #[test]
     fn no_completion_is_lost_between_the_last_look_and_the_block() {
-        let mut threads = threads(Limits { idle: Duration::from_secs(10), ..FEW });
+        let mut threads = threads(WorkerLimits { idle: Duration::from_secs(10), ..FEW });
         for round in 0..5000 {
             push(&mut threads, round);
             threads.submit(Nanos::ZERO);
@@ -485,7 +476,8 @@ mod tests {
     /// A pool of at most `max` workers, and as many disks as files: each with a gate, by which a test holds up those who
     /// write there, and unable to have the kernel zero anything.
     fn gated(max: u32, count: u32) -> (Threads, Vec<Arc<Disk>>, tempfile::TempDir) {
-        let mut threads = Threads::new(Limits { min: 0, max, idle: Duration::from_secs(10) }, Arc::default()).unwrap();
+        let mut threads =
+            Threads::new(WorkerLimits { min: 0, max, idle: Duration::from_secs(10) }, Arc::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let disks: Vec<Arc<Disk>> = (0..count)
             .map(|at| {

@@ -2,8 +2,8 @@
 
 use rustix::io::Errno;
 
-use super::{Finished, Job};
 use crate::buffers;
+use crate::job::{Finished, Job};
 use crate::request::{IoVec, Op};
 
 /// A job in the kernel's hands, and how much of it is done.

@@ -13,7 +13,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::blocking;
 use crate::disk::Disk;
 
 /// As many places as there are.
@@ -138,13 +137,8 @@ impl<T> Turns<T> {
         self.taken -= 1;
     }
 
-    /// How many bytes of a large job are moved in a turn.
-    pub(crate) const fn part(&self) -> u64 {
-        if self.are_shared() { blocking::SHARED_PART } else { blocking::PART }
-    }
-
     /// Whether there are several disks.
-    const fn are_shared(&self) -> bool {
+    pub(crate) const fn are_shared(&self) -> bool {
         self.disks > 1
     }
 
@@ -234,12 +228,12 @@ mod tests {
     #[test]
     fn a_disk_that_leaves_makes_room_for_those_that_stay() {
         let (mut turns, disks) = turns(8, &[100, 0]);
-        assert_eq!((take_all(&mut turns).len(), turns.part()), (4, blocking::SHARED_PART));
+        assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, true));
         assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
         turns.close(1);
         assert_eq!(take_all(&mut turns).len(), 0);
         turns.close(1);
-        assert_eq!((take_all(&mut turns).len(), turns.part()), (4, blocking::PART));
+        assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, false));
     }
 
     #[test]

@@ -11,7 +11,7 @@
 use super::{Attached, Engines, completion};
 use crate::blocking;
 use crate::disk::Disk;
-use crate::engine::Job;
+use crate::job::Job;
 use crate::request::{Op, Request};
 
 /// Bytes of the longest read that is tried: the other queues wait as long as the loop copies.

@@ -5,21 +5,10 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 
-use super::schedule::{ByDirection, LaneId};
-use super::{Direction, Membership, Throttle};
-use crate::disk::Disk;
-use crate::request::{Op, Request};
-
-/// The direction in which a request counts; `None` if it is not limited. As with QEMU's `throttle` driver: zeroes and
-/// discards keep a disk as busy as writes do, where they do anything; flushes are left alone.
-pub(crate) fn direction(disk: &Disk, op: Op) -> Option<Direction> {
-    match op {
-        Op::Read => Some(Direction::Read),
-        Op::Write { .. } | Op::WriteZeroes { .. } => Some(Direction::Write),
-        Op::Discard => disk.discards().then_some(Direction::Write),
-        Op::Flush => None,
-    }
-}
+use super::buckets::Direction;
+use super::group::{Membership, Throttle};
+use super::schedule::{ByDirection, LaneId, Schedule};
+use crate::request::Request;
 
 /// Requests that wait for their turn, the oldest first.
 pub(crate) struct Lane {
@@ -43,12 +32,12 @@ impl Lane {
             if let Some(old) = lane.take() {
                 old.flush(free);
             }
-            *lane = throttle.open_lane().map(Box::new);
+            *lane = throttle.membership().map(|(membership, version)| Box::new(Self::open(membership, version)));
         }
         lane.as_deref_mut()
     }
 
-    pub(super) fn open(membership: Arc<Membership>, version: u64) -> Self {
+    fn open(membership: Arc<Membership>, version: u64) -> Self {
         let id = membership.group.lock().open();
         Self { membership, version, id, waiting: ByDirection::default(), asked: ByDirection::default() }
     }
@@ -88,7 +77,7 @@ impl Lane {
 
 /// Gets tickets for those that have none.
 fn ask(
-    schedule: &mut super::Schedule,
+    schedule: &mut Schedule,
     membership: &Membership,
     id: LaneId,
     waiting: &ByDirection<VecDeque<Request>>,
