@@ -4,10 +4,8 @@ use std::io::Write as _;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_complete::Shell;
-
-use crate::cli::Cli;
 
 /// What `egret completions` is asked.
 #[derive(Args, Debug)]
@@ -18,15 +16,15 @@ pub struct Completions {
     shell: String,
 }
 
-/// Runs `egret completions`.
-pub fn run(asked: &Completions) -> Result<()> {
+/// Runs `egret completions` for the command line that `of` describes.
+pub fn run(asked: &Completions, of: &mut Command) -> Result<()> {
     let shell = match asked.shell.as_str() {
         "zsh" => Shell::Zsh,
         "fish" => Shell::Fish,
         _ => Shell::Bash,
     };
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "egret", &mut script);
+    clap_complete::generate(shell, of, "egret", &mut script);
     std::io::stdout().write_all(&script)?;
     Ok(())
 }

@@ -12,7 +12,7 @@ mod top;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 
 use crate::cli::{Cli, Command};
 
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
-        Command::Completions(arguments) => completions::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments, &mut Cli::command()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,21 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
-use egret_event_loop::{LoopHandle, SourceId};
-
-use crate::worker::Worker;
+use egret_event_loop::{LoopHandle, Source, SourceId};
 
 /// Has a queue dispatched by the loop that it is on. Every stay on a loop has an alarm of its own: one that rings for a
 /// queue which has left does nothing, and need do nothing, because a queue leaves only when nothing of it waits.
-pub(crate) struct Alarm {
-    on: LoopHandle<Worker>,
+pub(crate) struct Alarm<S: Source> {
+    on: LoopHandle<S>,
     id: SourceId,
     /// It has rung, and the queue has not looked. So there is one letter to its loop at a time, whatever others do.
     rung: AtomicBool,
 }
 
-impl Alarm {
-    pub(crate) fn new(on: LoopHandle<Worker>, id: SourceId) -> Arc<Self> {
+impl<S: Source> Alarm<S> {
+    pub(crate) fn new(on: LoopHandle<S>, id: SourceId) -> Arc<Self> {
         Arc::new(Self { on, id, rung: AtomicBool::new(false) })
     }
 
@@ -28,7 +26,7 @@ impl Alarm {
     }
 }
 
-impl Wake for Alarm {
+impl<S: Source + 'static> Wake for Alarm<S> {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use crate::protocol::{ProtocolError, invalid};
+use crate::protocol_error::{ProtocolError, invalid};
 use crate::sys;
 
 /// What a client may order at once: more than a front-end of 256 queues says while it sets its device up.

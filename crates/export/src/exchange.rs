@@ -20,8 +20,9 @@ use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{EventLoop, Nanos, clock};
 use egret_virtio::DiskKey;
 
-use crate::export::{Export, ExportError, Place, Queues, lock};
+use crate::export::{Export, ExportError};
 use crate::moves::{PATIENCE, Pause, take_in};
+use crate::queues::{Place, Queues, lock};
 use crate::worker::Worker;
 
 /// A disk, and the one that takes its place.

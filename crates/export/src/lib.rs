@@ -27,6 +27,8 @@ mod moves;
 mod peer_fd;
 mod peer_log;
 mod protocol;
+mod protocol_error;
+mod queues;
 mod session;
 mod socket;
 mod stats;

@@ -12,8 +12,9 @@ use egret_virtio::DiskKey;
 use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
-use crate::export::{Export, ExportError, Kind, Place, lock};
+use crate::export::{Export, ExportError, Kind};
 use crate::listener::Address;
+use crate::queues::{Place, lock};
 use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 

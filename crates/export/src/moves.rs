@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{LoopHandle, Nanos, clock};
 
-use crate::export::{Export, ExportError, Place, Queues, deal, lock};
+use crate::export::{Export, ExportError};
+use crate::queues::{Place, Queues, deal, lock};
 use crate::worker::Worker;
 
 /// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.

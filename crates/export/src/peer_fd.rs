@@ -8,7 +8,7 @@ use std::thread;
 
 use rustix::fs::fcntl_get_seals;
 
-use crate::protocol::{ProtocolError, invalid};
+use crate::protocol_error::{ProtocolError, invalid};
 
 /// Closes for one session thread that may be under way at a time. Whoever sends more waits for them.
 const MOST_CLOSING: u32 = 4;

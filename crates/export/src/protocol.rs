@@ -18,6 +18,7 @@ use rustix::net::{
 };
 
 use crate::peer_fd::PeerFd;
+use crate::protocol_error::{MESSAGE_TIME, ProtocolError, invalid};
 
 /// Protocol feature bits.
 pub(crate) mod feature {
@@ -39,38 +40,12 @@ pub(crate) const MAX_REGIONS_IN_TABLE: usize = 8;
 const MAX_BODY: usize = 4096;
 const MAX_CONFIG: u32 = 256;
 
-/// How long a message may take to arrive, once it has begun to.
-const MESSAGE_TIME: Duration = Duration::from_secs(5);
-
 const VERSION: u32 = 1;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
 const NO_FD: u64 = 1 << 8;
 
 const BACKEND_CONFIG_CHANGE: u32 = 2;
-
-/// What a peer did wrong, or what became of the connection; either ends the session.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ProtocolError {
-    #[error("{0}")]
-    Invalid(String),
-    #[error("hung up in the middle of a message")]
-    HungUp,
-    #[error("paused for {} s in the middle of a message", MESSAGE_TIME.as_secs())]
-    Late,
-    #[error(transparent)]
-    Io(#[from] io::Error),
-}
-
-pub(crate) fn invalid<T>(what: impl Into<String>) -> Result<T, ProtocolError> {
-    Err(ProtocolError::Invalid(what.into()))
-}
-
-impl From<Errno> for ProtocolError {
-    fn from(e: Errno) -> Self {
-        Self::Io(e.into())
-    }
-}
 
 /// A piece of the peer's memory.
 #[derive(Clone, Copy, Debug)]

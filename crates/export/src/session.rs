@@ -16,11 +16,10 @@ use egret_virtio::{EVENT_IDX, RING_PACKED};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;
-use crate::export::Shared;
 use crate::peer_fd::PeerFd;
-use crate::protocol::{
-    Connection, F_PROTOCOL_FEATURES, InflightAt, Message, ProtocolError, RegionAt, Request, RingAt, feature, invalid,
-};
+use crate::protocol::{Connection, F_PROTOCOL_FEATURES, InflightAt, Message, RegionAt, Request, RingAt, feature};
+use crate::protocol_error::{ProtocolError, invalid};
+use crate::queues::Shared;
 use crate::worker::{VringFds, Worker};
 
 const PROTOCOL_FEATURES: u64 = feature::MQ

@@ -138,7 +138,7 @@ pub struct Worker {
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Self>>,
     /// Rings when chains that wait may go on, while it is attached.
-    alarm: Option<Arc<Alarm>>,
+    alarm: Option<Arc<Alarm<Self>>>,
     in_flight: u32,
     phase: Phase,
     /// The last dispatch has left chains in the ring.

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use super::mark::MARK;
 use super::qemu::APPLICATIONS;
-use super::work::MARK;
 use crate::results::{Latency, Measurement, Operations};
 use crate::stack::Task;
 

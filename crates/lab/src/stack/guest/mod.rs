@@ -14,6 +14,7 @@
 mod agent;
 mod applications;
 mod image;
+mod mark;
 mod memory;
 mod pinning;
 mod qemu;

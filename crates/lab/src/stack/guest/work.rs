@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use super::applications;
+use super::mark::MARK;
 use super::qemu::APPLICATIONS;
 use crate::plan::Load;
 use crate::results::Measurement;
@@ -33,9 +34,6 @@ enum Kind {
     Rsync,
     Pgbench,
 }
-
-/// Tells the host when what is measured begins and ends, with the guest's own account of its processors so far.
-pub const MARK: &str = r#"mark() { echo "mark $JOB $1 $(sed -n 1p /proc/stat)" >&3; }"#;
 
 /// Finds so many disks under test, makes their requests go out as they come in, and prints their paths.
 pub fn find_disks(count: usize) -> Work {

@@ -1,0 +1,209 @@
+//! An export's queues: where each runs, and what is done to those that run.
+
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use egret_disk::Disk;
+use egret_event_loop::{Leaving, LoopHandle, SourceId};
+use egret_virtio::Device;
+use egret_virtio::memory::MemoryRules;
+use egret_virtio::ring::Queue;
+
+use crate::peer_log::PeerLog;
+use crate::protocol::send_config_change;
+use crate::stats::QueueCounters;
+use crate::worker::{About, Disks, Kickless, VringFds, Worker};
+
+/// What an export's conversation needs of it, and what others may ask meanwhile.
+pub(crate) struct Shared {
+    pub(crate) id: String,
+    /// What is written about clients and guests.
+    log: Arc<PeerLog>,
+    kickless: Kickless,
+    device: Arc<dyn Device>,
+    /// What a client may hand over as guest memory.
+    pub(crate) memory: MemoryRules,
+    /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
+    /// other, only while nobody moves it.
+    pub(crate) queues: Mutex<Queues>,
+    /// A queue that was to stop has stopped.
+    pub(crate) stopped: Condvar,
+    /// What each queue counts, whether it runs or not.
+    counters: Vec<Arc<QueueCounters>>,
+    /// A client has left, and what it asked for has not ended yet.
+    draining: AtomicBool,
+    /// Where the client listens to us.
+    channel: Mutex<Option<UnixStream>>,
+}
+
+/// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
+pub(crate) struct Queues {
+    /// The loop of each queue, where it runs or would run.
+    pub(crate) loops: Vec<LoopHandle<Worker>>,
+    /// The running ones.
+    pub(crate) running: Vec<Option<SourceId>>,
+    /// Those that no loop took back after a move that failed.
+    pub(crate) stranded: Vec<(usize, Worker)>,
+    /// How many are on their way to a stop.
+    pub(crate) stopping: usize,
+    /// The device's disks, by their keys.
+    pub(crate) disks: Vec<Option<Arc<Disk>>>,
+}
+
+/// Where a running queue is.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) queue: usize,
+    pub(crate) on: LoopHandle<Worker>,
+    pub(crate) id: SourceId,
+}
+
+impl Queues {
+    /// Where a queue is, if it runs.
+    pub(crate) fn place(&self, queue: usize) -> Option<Place> {
+        Some(Place { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    }
+
+    /// Where the running queues are, from the queue `first` on.
+    pub(crate) fn places(&self, first: u16) -> Vec<Place> {
+        (first.into()..self.running.len()).filter_map(|queue| self.place(queue)).collect()
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no holder of this lock panics")
+}
+
+/// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
+pub(crate) fn deal(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
+    let turn = |queue: u16| usize::from(queue.saturating_sub(device.diskless_queues()));
+    (0..device.num_queues()).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
+}
+
+impl Shared {
+    /// Of an export that begins; it has a queue on each loop in turn.
+    pub(crate) fn new(
+        id: &str,
+        device: Arc<dyn Device>,
+        memory: MemoryRules,
+        kickless: Kickless,
+        disks: Vec<Option<Arc<Disk>>>,
+        loops: &[LoopHandle<Worker>],
+    ) -> Self {
+        let count = device.num_queues().into();
+        let queues = Queues {
+            loops: deal(&*device, loops),
+            running: vec![None; count],
+            stranded: Vec::new(),
+            stopping: 0,
+            disks,
+        };
+        Self {
+            id: id.to_owned(),
+            log: Arc::new(PeerLog::new(id)),
+            kickless,
+            device,
+            memory,
+            counters: (0..count).map(|_| Arc::default()).collect(),
+            queues: Mutex::new(queues),
+            stopped: Condvar::new(),
+            draining: AtomicBool::new(false),
+            channel: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn log(&self) -> &PeerLog {
+        &self.log
+    }
+
+    pub(crate) fn counters(&self) -> &[Arc<QueueCounters>] {
+        &self.counters
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// Makes a worker of a queue, and gives it to its loop.
+    pub(crate) fn run(&self, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
+        let model = Arc::clone(&self.device).model(index as u16, queue.size());
+        let mut queues = lock(&self.queues);
+        let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
+        let counters = Arc::clone(&self.counters[index]);
+        let about = About { log: Arc::clone(&self.log), index, kickless: self.kickless };
+        let mut worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
+        worker.set_home(queues.loops[index].clone());
+        queues.running[index] = Some(queues.loops[index].attach(worker)?);
+        Ok(())
+    }
+
+    /// Has a queue's worker changed, on its loop, if it runs, and waits for that: a peer that orders changes without a
+    /// pause fills nobody's mailbox.
+    ///
+    /// Nothing is locked meanwhile. A queue that has moved on is looked for again.
+    pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
+        loop {
+            let place = lock(&self.queues).place(queue);
+            let Some(Place { on, id, .. }) = place else { return };
+            let changed = on.call(move |target| {
+                let Some(worker) = target.source(id) else { return Err(change) };
+                change(worker);
+                // It may have something to tell.
+                target.wake(id);
+                Ok(())
+            });
+            match changed {
+                Ok(Err(again)) => change = again,
+                Ok(Ok(())) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Waits until every queue that runs has been dispatched since it was started.
+    pub(crate) fn await_turns(&self) {
+        for place in lock(&self.queues).places(0) {
+            // A loop obeys after it has dispatched what was ready, and a source that is new to it is.
+            let _ = place.on.call(|_| ());
+        }
+    }
+
+    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be told when it is there.
+    pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
+        let mut queues = lock(&self.queues);
+        queues.stopping += 1;
+        if let Some(at) = queues.stranded.iter().position(|(stranded, _)| *stranded == queue) {
+            return Leaving::left(queues.stranded.swap_remove(at).1);
+        }
+        match queues.running[queue].take() {
+            Some(id) => queues.loops[queue].detach(id),
+            None => Leaving::none(),
+        }
+    }
+
+    /// A worker that was to stop is back.
+    pub(crate) fn has_stopped(&self) {
+        lock(&self.queues).stopping -= 1;
+        self.stopped.notify_all();
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Release);
+    }
+
+    pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {
+        *lock(&self.channel) = channel;
+    }
+
+    /// Whoever listens for changes is told that there is one; says whether somebody could be told.
+    pub(crate) fn tell_config_change(&self) -> bool {
+        lock(&self.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
+    }
+}
