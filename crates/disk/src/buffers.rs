@@ -10,7 +10,7 @@
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
-use crate::request::IoVec;
+use egret_vring::memory::IoVec;
 
 /// Calls `each` with the pieces of `buffers` that hold bytes `at..at + len` of them.
 fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {

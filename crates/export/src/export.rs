@@ -12,9 +12,9 @@ use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
-use egret_virtio::memory::MemoryRules;
-use egret_virtio::ring::Queue;
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
+use egret_vring::memory::MemoryRules;
+use egret_vring::ring::Queue;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::budget::ClientBudget;

@@ -1,6 +1,6 @@
 //! Narrowing and copying pieces of guest memory.
 
-use egret_disk::IoVec;
+use super::IoVec;
 
 /// The sum of the pieces' lengths in bytes.
 pub fn total(pieces: &[IoVec]) -> u64 {
@@ -16,6 +16,7 @@ pub fn first(pieces: &[IoVec], len: usize) -> Option<IoVec> {
 }
 
 /// Takes the last byte off the end of `pieces`, and off them every empty piece behind it.
+#[inline]
 pub fn take_last_byte(pieces: &mut Vec<IoVec>) -> Option<IoVec> {
     while let Some(last) = pieces.last_mut() {
         let Some(keep) = last.len().checked_sub(1) else {
@@ -36,6 +37,7 @@ pub fn take_last_byte(pieces: &mut Vec<IoVec>) -> Option<IoVec> {
 }
 
 /// Appends to `into` what is left of `pieces` without their first `skip` bytes.
+#[inline]
 pub fn append_after(pieces: &[IoVec], mut skip: usize, into: &mut Vec<IoVec>) {
     for (at, piece) in pieces.iter().enumerate() {
         if skip < piece.len() {
@@ -65,15 +67,6 @@ pub fn append_range(pieces: &[IoVec], mut skip: usize, mut len: usize, into: &mu
         skip = 0;
         len -= part;
     }
-}
-
-/// A piece of our own memory, for a request that moves data which is not the guest's.
-///
-/// Whoever has the request made keeps `bytes` where they are until it has come back, as a queue's model does: it owns
-/// them, touches them not in between, and leaves them behind for good should it have to go first.
-pub(crate) fn own(bytes: &mut [u8]) -> IoVec {
-    // SAFETY: the bytes are there to be read and written, and stay for as long as the caller promises above.
-    unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) }
 }
 
 /// Copies `into.len()` bytes from guest memory.

@@ -10,6 +10,7 @@
 
 mod budget;
 mod fault;
+mod iovec;
 mod mapping;
 pub mod pieces;
 
@@ -22,10 +23,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use egret_disk::IoVec;
 use thiserror::Error;
 
 pub use budget::{MemoryBudget, MemoryLimits, OverBudget};
+pub use iovec::IoVec;
 use mapping::Mapping;
 
 /// What may be guest memory.
