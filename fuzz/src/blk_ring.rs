@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, Token};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue, DiscardLimits, WriteZeroesLimits};
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, DriverConfig, Queue};
 use egret_virtio::{Model, Next};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, DriverConfig, Queue};
 use rustix::io::Errno;
 
 use crate::input::Input;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use egret_disk::Request;
 use egret_virtio::Model as _;
 use egret_virtio::blk::BlkQueue;
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Inflight, InflightConfig, Queue, QueueConfig, Record};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Inflight, InflightConfig, Queue, QueueConfig, Record};
 
 use crate::blk_ring::{REGIONS, descriptor, device, end, memory, ring, serve};
 use crate::input::Input;

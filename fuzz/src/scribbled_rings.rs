@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_virtio::Model as _;
-use egret_virtio::memory::GuestMemory;
-use egret_virtio::ring::{Chain, DriverConfig};
+use egret_vring::memory::GuestMemory;
+use egret_vring::ring::{Chain, DriverConfig};
 
 use crate::blk_ring::{REGIONS, descriptor, device, end, memory, ring, serve};
 use crate::input::Input;

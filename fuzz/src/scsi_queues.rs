@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 
 use egret_disk::{Completion, Request, Token};
 use egret_scsi::LogicalUnit;
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use rustix::io::Errno;
 
 use crate::input::Input;

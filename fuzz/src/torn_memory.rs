@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use egret_virtio::Model as _;
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::Chain;
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::Chain;
 
 use crate::blk_ring::{REGIONS, descriptor, device, end, ring, serve};
 use crate::input::Input;

@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, Engines, IoVec, Op, Options, Request, Token};
+use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, Engines, Op, Options, Request, Token};
 use egret_event_loop::{Backend, Nanos, clock};
+use egret_vring::memory::IoVec;
 
 const BLOCK: usize = 4096;
 

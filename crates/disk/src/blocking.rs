@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
+use egret_vring::memory::IoVec;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -17,7 +18,7 @@ use crate::disk::{Backing, Disk};
 use crate::geometry::{self, SECTOR};
 use crate::job::Job;
 use crate::options::DetectZeroes;
-use crate::request::{IoVec, Op};
+use crate::request::Op;
 
 /// As much as one system call takes (`UIO_MAXIOV`).
 pub(crate) const MAX_IOVECS: usize = 1024;

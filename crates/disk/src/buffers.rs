@@ -1,16 +1,11 @@
 //! Moving bytes in and out of a request's memory, which is usually a guest's and may change at any time.
 //!
-//! All access is by raw pointers and volatile, in words where they are aligned: a reference would promise that nobody
-//! else writes, and a plain copy that what is read twice is the same. What is read while the guest changes it is whatever
-//! it is, and is read once; nothing here decides anything by it except what goes to the guest's own disk.
-//!
-//! Memory whose owner has taken it away makes such an access fault; the process's handler puts zeroes there, and the
-//! access goes on.
+//! All access is [`volatile`]. Nothing here decides anything by what is read except what goes to the guest's own disk.
 
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
-use crate::request::IoVec;
+use egret_vring::memory::{IoVec, volatile};
 
 /// Calls `each` with the pieces of `buffers` that hold bytes `at..at + len` of them.
 fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
@@ -43,15 +38,8 @@ pub(crate) fn cut(buffers: &[IoVec], skip: u64, len: u64, list: &mut Vec<IoVec>)
 /// Fills `buffers` with zeroes from byte `at` to their end.
 pub(crate) fn zero(buffers: &[IoVec], at: u64) {
     pieces(buffers, at, u64::MAX, |base, len| {
-        let (start, words, end) = split(base, len);
-        for byte in start.each().chain(end.each()) {
-            // SAFETY: `IoVec::new` was promised that the piece is mapped and writable, and this byte is in it.
-            unsafe { byte.write_volatile(0) };
-        }
-        for word in words.each() {
-            // SAFETY: as above, for these eight bytes, which are aligned.
-            unsafe { word.write_volatile(0) };
-        }
+        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        unsafe { volatile::zero(base, len) };
     });
 }
 
@@ -59,17 +47,8 @@ pub(crate) fn zero(buffers: &[IoVec], at: u64) {
 pub(crate) fn scatter(buffers: &[IoVec], at: u64, mut from: &[u8]) {
     pieces(buffers, at, from.len() as u64, |base, len| {
         let part = from.split_off(..len).expect("the pieces are not longer than was asked for");
-        let (start, words, end) = split(base, len);
-        let (first, rest) = part.split_at(start.count);
-        let (middle, last) = rest.as_chunks();
-        for (byte, value) in start.each().chain(end.each()).zip(first.iter().chain(last)) {
-            // SAFETY: `IoVec::new` was promised that the piece is mapped and writable, and this byte is in it.
-            unsafe { byte.write_volatile(*value) };
-        }
-        for (word, value) in words.each().zip(middle) {
-            // SAFETY: as above, for these eight bytes, which are aligned.
-            unsafe { word.write_volatile(u64::from_ne_bytes(*value)) };
-        }
+        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        unsafe { volatile::copy_to(base, part) };
     });
 }
 
@@ -77,17 +56,8 @@ pub(crate) fn scatter(buffers: &[IoVec], at: u64, mut from: &[u8]) {
 pub(crate) fn gather(buffers: &[IoVec], at: u64, mut to: &mut [u8]) {
     pieces(buffers, at, to.len() as u64, |base, len| {
         let part = to.split_off_mut(..len).expect("the pieces are not longer than was asked for");
-        let (start, words, end) = split(base, len);
-        let (first, rest) = part.split_at_mut(start.count);
-        let (middle, last) = rest.as_chunks_mut();
-        for (byte, value) in start.each().chain(end.each()).zip(first.iter_mut().chain(last)) {
-            // SAFETY: `IoVec::new` was promised that the piece is mapped and readable, and this byte is in it.
-            *value = unsafe { byte.read_volatile() };
-        }
-        for (word, value) in words.each().zip(middle) {
-            // SAFETY: as above, for these eight bytes, which are aligned.
-            *value = unsafe { word.read_volatile() }.to_ne_bytes();
-        }
+        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        unsafe { volatile::copy_from(base, part) };
     });
 }
 
@@ -96,45 +66,10 @@ pub(crate) fn gather(buffers: &[IoVec], at: u64, mut to: &mut [u8]) {
 pub(crate) fn is_zero(buffers: &[IoVec], len: u64) -> bool {
     let mut zero = true;
     pieces(buffers, 0, len, |base, len| {
-        let (start, words, end) = split(base, len);
-        // SAFETY: `IoVec::new` was promised that the piece is mapped and readable, and this byte is in it.
-        let byte_is_zero = |byte: *mut u8| unsafe { byte.read_volatile() } == 0;
-        // SAFETY: as above, for these eight bytes, which are aligned.
-        let read = |word: *mut u64| unsafe { word.read_volatile() };
-        // Data mostly says at once that it is not zero; what does not is looked at eight words at a time.
-        let part = |at, count| Span { base: words.base.wrapping_add(at), count }.each();
-        let (grouped, rest) = (words.count / 8 * 8, words.count % 8);
-        zero = zero
-            && start.each().all(byte_is_zero)
-            && (0..grouped).step_by(8).all(|at| part(at, 8).fold(0, |all, word| all | read(word)) == 0)
-            && part(grouped, rest).all(|word| read(word) == 0)
-            && end.each().all(byte_is_zero);
+        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        zero = zero && unsafe { volatile::is_zero(base, len) };
     });
     zero
-}
-
-/// Values one behind the other, somewhere.
-#[derive(Clone, Copy)]
-struct Span<T> {
-    base: *mut T,
-    count: usize,
-}
-
-impl<T> Span<T> {
-    /// Where each is.
-    fn each(self) -> impl Iterator<Item = *mut T> {
-        (0..self.count).map(move |at| self.base.wrapping_add(at))
-    }
-}
-
-/// A piece as bytes, aligned words and bytes again.
-fn split(base: *mut u8, len: usize) -> (Span<u8>, Span<u64>, Span<u8>) {
-    let before = base.align_offset(8).min(len);
-    let middle = base.wrapping_add(before);
-    let (words, after) = ((len - before) / 8, (len - before) % 8);
-    let end = middle.wrapping_add(words * 8);
-    let (start, words) = (Span { base, count: before }, Span { base: middle.cast(), count: words });
-    (start, words, Span { base: end, count: after })
 }
 
 /// Memory as direct I/O likes it.

@@ -1,6 +1,6 @@
 //! What a device model asks of a disk, and what it gets back.
 
-use std::fmt;
+use egret_vring::memory::IoVec;
 
 /// Names a request to whoever pushed it; engines carry it and never look inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,48 +25,6 @@ pub enum Op {
         /// The storage behind the range may be given back.
         unmap: bool,
     },
-}
-
-/// One piece of a request's memory, usually guest memory: the kernel's `iovec`.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-pub struct IoVec(libc::iovec);
-
-// SAFETY: an `IoVec` is an address and a length; whoever made it promised (see `IoVec::new`) that the memory stays
-// mapped until the request completes, on whichever thread that is.
-unsafe impl Send for IoVec {}
-
-impl IoVec {
-    /// Describes `len` bytes at `base`.
-    ///
-    /// # Safety
-    ///
-    /// The memory must stay mapped, readable and writable until the request that carries this piece has been handed
-    /// back in a [`Completion`]. Others (the guest) may write to it at any time: it is never turned into a reference.
-    pub const unsafe fn new(base: *mut u8, len: usize) -> Self {
-        Self(libc::iovec { iov_base: base.cast(), iov_len: len })
-    }
-
-    /// Where the piece begins.
-    pub const fn base(&self) -> *mut u8 {
-        self.0.iov_base.cast()
-    }
-
-    /// Its length in bytes.
-    pub const fn len(&self) -> usize {
-        self.0.iov_len
-    }
-
-    /// Whether it is of no length.
-    pub const fn is_empty(&self) -> bool {
-        self.0.iov_len == 0
-    }
-}
-
-impl fmt::Debug for IoVec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:p}+{}", self.base(), self.len())
-    }
 }
 
 /// One request to one disk.

@@ -11,8 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Driver, DriverConfig, PACKED_BASE, Piece};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Driver, DriverConfig, PACKED_BASE, Piece};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use support::PATIENCE;

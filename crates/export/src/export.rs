@@ -10,8 +10,8 @@ use egret_disk::Disk;
 use egret_event_loop::LoopHandle;
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
-use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
+use egret_vring::memory::MemoryRules;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::budget::ClientBudget;

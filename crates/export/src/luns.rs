@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, channel};
 use egret_disk::Disk;
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
-use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
+use egret_vring::memory::MemoryRules;
 
 use crate::export::{Export, ExportError, Kind};
 use crate::listener::Address;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::Device;
-use egret_virtio::memory::MemoryRules;
-use egret_virtio::ring::Queue;
+use egret_vring::memory::MemoryRules;
+use egret_vring::ring::Queue;
 
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egret_event_loop::Leaving;
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_virtio::{EVENT_IDX, RING_PACKED};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
-use egret_virtio::ring::{Chain, Queue, QueueConfig};
 use egret_virtio::{DiskKey, Ended, Model, Next};
+use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
 use crate::alarm::Alarm;

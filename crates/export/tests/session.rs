@@ -13,8 +13,8 @@ use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, Kickless, ListenError};
 use egret_virtio::blk::BlkConfig;
-use egret_virtio::memory::{MemoryRules, Region};
-use egret_virtio::ring::InflightConfig;
+use egret_vring::memory::{MemoryRules, Region};
+use egret_vring::ring::InflightConfig;
 
 use peer::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

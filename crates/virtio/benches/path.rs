@@ -12,10 +12,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use egret_disk::{Completion, Token};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
 use egret_virtio::{Model, Next};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 
 const RING: u64 = 0x10_0000;
 const HEADERS: u64 = 0x100_0000;

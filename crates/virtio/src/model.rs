@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 
-use egret_disk::{Completion, IoVec, Request, Token};
+use egret_disk::{Completion, Request, Token};
+use egret_vring::memory::{GuestMemory, IoVec};
+use egret_vring::ring::Chain;
 use thiserror::Error;
-
-use crate::memory::GuestMemory;
-use crate::ring::Chain;
 
 /// One queue's half of a device: makes disk requests of a chain, and a used element when it is done with it.
 ///
@@ -17,8 +16,8 @@ use crate::ring::Chain;
 /// which [wakes](Self::set_waker) the worker and goes on with it in [`resume`](Self::resume). The model writes the
 /// chain's status itself, before it says that it is done.
 ///
-/// `memory` is the map that the chain was popped with ([`Queue::memory`](crate::ring::Queue::memory)), in all calls: a
-/// queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
+/// `memory` is the map that the chain was popped with ([`Queue::memory`](egret_vring::ring::Queue::memory)), in all
+/// calls: a queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
 pub trait Model: Send {
     /// Looks at a chain, once. It may take the chain's buffers; the next pop fills them anew.
     ///
@@ -28,7 +27,7 @@ pub trait Model: Send {
     /// # Errors
     ///
     /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
-    /// worker [abandons](crate::ring::Queue::abandon) it.
+    /// worker [abandons](egret_vring::ring::Queue::abandon) it.
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed>;
 
     /// Goes on after a request; keeps its buffers for another.

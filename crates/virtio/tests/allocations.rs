@@ -10,10 +10,10 @@ use counting::ALLOCATIONS;
 use egret_disk::{Completion, Token};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Inflight, InflightConfig, Piece};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Driver, DriverConfig, Inflight, InflightConfig, Piece};
 
 const RING: u64 = 0;
 const HEADER: u64 = 0x1_0000;

@@ -9,10 +9,10 @@ use counting::LIVE;
 use egret_disk::{Completion, Request, Token};
 use egret_scsi::{DiscardConfig, LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Driver, DriverConfig, Piece};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Driver, DriverConfig, Piece};
 
 const HEADER: u64 = 0x30_0000;
 const ANSWER: u64 = HEADER + 0x1000;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use egret_disk::Disk;
 use egret_export::{Address, Export, ExportConfig, MAX_MEMORY_SLOTS};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use egret_virtio::memory::{MemoryFiles, MemoryLimits, MemoryRules};
+use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};

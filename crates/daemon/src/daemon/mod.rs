@@ -38,7 +38,7 @@ use std::sync::Arc;
 use egret_disk::{Disk, ThrottleGroup};
 use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
-use egret_virtio::memory::{MemoryBudget, MemoryLimits};
+use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::Config;
 use crate::process::{Inherited, Patience};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_export::{Access, Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
-use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_vring::memory::MemoryRules;
 
 use super::{Daemon, StartError};
 use crate::schema::{Export, Lun};

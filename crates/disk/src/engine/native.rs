@@ -225,8 +225,9 @@ impl Engine for Native {
 mod tests {
     use super::*;
     use crate::buffers::Aligned;
-    use crate::request::{IoVec, Request, Token};
+    use crate::request::{Request, Token};
     use crate::{Driver, Options};
+    use egret_vring::memory::IoVec;
 
     #[test]
     fn a_disk_with_many_requests_leaves_places_in_the_kernel_to_another() {

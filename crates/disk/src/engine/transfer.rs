@@ -1,10 +1,11 @@
 //! A job that the kernel moves in one piece or in several.
 
+use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
 use crate::buffers;
 use crate::job::{Finished, Job};
-use crate::request::{IoVec, Op};
+use crate::request::Op;
 
 /// A job in the kernel's hands, and how much of it is done.
 pub(crate) struct Transfer {

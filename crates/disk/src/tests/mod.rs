@@ -19,11 +19,12 @@ use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, SharedRing};
 use egret_event_loop::{Backend, Nanos, clock};
+use egret_vring::memory::IoVec;
 use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, Engines, IoVec, Op, Options, Request, Token};
+use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, Engines, Op, Options, Request, Token};
 
 /// Long enough for any machine; what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
 use egret_export::{Access, Address, Export, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
-use egret_virtio::memory::{GuestMemory, MemoryRules, Region};
-use egret_virtio::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_vring::memory::{GuestMemory, MemoryRules, Region};
+use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::peer::{

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 
 use egret_event_loop::Nanos;
 use egret_export::ExportError;
-use egret_virtio::memory::Region;
-use egret_virtio::ring::{InflightConfig, PACKED_BASE};
+use egret_vring::memory::Region;
+use egret_vring::ring::{InflightConfig, PACKED_BASE};
 
 use machine::*;
 use peer::{GET_VRING_BASE, IoThread, RING_PACKED, SET_INFLIGHT_FD, longs, words};

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use egret_event_loop::Nanos;
-use egret_virtio::ring::Piece;
+use egret_vring::ring::Piece;
 
 use crate::machine::*;
 use crate::peer::{IoThread, SET_VRING_CALL, SET_VRING_ENABLE, SET_VRING_KICK, longs, words};

@@ -3,8 +3,8 @@
 
 use egret_event_loop::Nanos;
 use egret_export::Export;
-use egret_virtio::ring::Piece;
 use egret_virtio::scsi::LunAddress;
+use egret_vring::ring::Piece;
 
 use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, words};

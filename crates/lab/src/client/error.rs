@@ -2,8 +2,8 @@
 
 use std::io;
 
-use egret_virtio::memory::MemoryError;
-use egret_virtio::ring::RingError;
+use egret_vring::memory::MemoryError;
+use egret_vring::ring::RingError;
 use thiserror::Error;
 
 /// Why a connection did not come about, or is over.

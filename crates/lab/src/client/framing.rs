@@ -5,7 +5,7 @@
 //! | virtio-blk (virtio 1.3, 5.2.6) | kind and sector, 16 bytes | a status byte | before the answer |
 //! | virtio-scsi (5.6.6.1) | a LUN and a CDB, 51 bytes | a response and sense data, 108 bytes | after the answer |
 
-use egret_virtio::ring::Piece;
+use egret_vring::ring::Piece;
 use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 use virtio_bindings::bindings::virtio_scsi::{VIRTIO_SCSI_CDB_DEFAULT_SIZE, VIRTIO_SCSI_SENSE_DEFAULT_SIZE};
 

@@ -9,8 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_virtio::memory::GuestMemory;
-use egret_virtio::ring::{Driver, DriverConfig, Piece, RingError};
+use egret_vring::memory::GuestMemory;
+use egret_vring::ring::{Driver, DriverConfig, Piece, RingError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{DriverConfig, PACKED_BASE};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{DriverConfig, PACKED_BASE};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::framing::{READ_CAPACITY, TEST_UNIT_READY};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_virtio::memory::{GuestMemory, Region};
-use egret_virtio::ring::{Chain, Queue, QueueConfig};
+use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 

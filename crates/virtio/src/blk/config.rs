@@ -91,7 +91,7 @@ impl BlkConfig {
         if self.num_queues == 0 {
             return Err(BlkError::NoQueues);
         }
-        if !self.queue_size.is_power_of_two() || !(4..=crate::ring::MAX_SIZE).contains(&self.queue_size) {
+        if !self.queue_size.is_power_of_two() || !(4..=egret_vring::ring::MAX_SIZE).contains(&self.queue_size) {
             return Err(BlkError::QueueSize(self.queue_size));
         }
         if !self.serial.is_ascii() || self.serial.len() > SERIAL_BYTES {

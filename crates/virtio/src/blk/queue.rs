@@ -3,7 +3,9 @@
 use std::mem;
 use std::sync::Arc;
 
-use egret_disk::{Completion, IoVec, Op, Request, Token};
+use egret_disk::{Completion, Op, Request, Token};
+use egret_vring::memory::{GuestMemory, IoVec, pieces};
+use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -11,9 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::{Blk, SECTOR};
-use crate::memory::{GuestMemory, pieces};
 use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
-use crate::ring::Chain;
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -75,11 +75,11 @@ impl BlkQueue {
         let (request, sector) = (word as u32, (word >> 64) as u64);
         match request {
             VIRTIO_BLK_T_IN => {
-                let len = u64::from(chain.writable_len - 1);
+                let len = u64::from(chain.writable_len() - 1);
                 self.transfer(Kind::Read, Op::Read, sector, len)
             }
             VIRTIO_BLK_T_OUT => {
-                let len = u64::from(chain.readable_len) - HEADER as u64;
+                let len = u64::from(chain.readable_len()) - HEADER as u64;
                 let op = Op::Write { fua: self.blk.is_write_through() };
                 if self.blk.config.read_only {
                     return Err(Refused { kind: Kind::Write, bytes: len, status: Status::IoError });
@@ -88,7 +88,7 @@ impl BlkQueue {
             }
             VIRTIO_BLK_T_FLUSH => Ok(Asked::Disk { kind: Kind::Flush, op: Op::Flush, offset: 0, len: 0 }),
             VIRTIO_BLK_T_GET_ID => {
-                let written = memory.scatter(&chain.writable, &self.blk.serial) as u32;
+                let written = memory.scatter(chain.writable(), &self.blk.serial) as u32;
                 Ok(Asked::Nothing { kind: Kind::Other, bytes: 0, written })
             }
             VIRTIO_BLK_T_DISCARD => self.discard(memory, chain),
@@ -152,9 +152,9 @@ impl BlkQueue {
         max_sectors: u32,
         known: u32,
     ) -> Result<(u64, u64, u32), Refused> {
-        let data = chain.readable_len as usize - HEADER;
+        let data = chain.readable_len() as usize - HEADER;
         let mut both = [0; HEADER + SEGMENT];
-        if !data.is_multiple_of(SEGMENT) || memory.gather(&chain.readable, &mut both) != both.len() {
+        if !data.is_multiple_of(SEGMENT) || memory.gather(chain.readable(), &mut both) != both.len() {
             return Err(Refused { kind, bytes: 0, status: Status::IoError });
         }
         let word = u128::from_le_bytes(both[HEADER..].try_into().expect("a segment is 16 bytes"));
@@ -173,21 +173,21 @@ impl BlkQueue {
 impl Model for BlkQueue {
     #[inline]
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
-        let head = chain.head;
+        let head = chain.head();
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
-        let Some(status) = pieces::take_last_byte(&mut chain.writable) else {
+        let Some(status) = pieces::take_last_byte(chain.writable_mut()) else {
             return Err(Malformed::NoStatus);
         };
         let mut header = [0; HEADER];
-        if memory.gather(&chain.readable, &mut header) != HEADER {
-            return Err(Malformed::ShortHeader { len: chain.readable_len, needed: HEADER as u32 });
+        if memory.gather(chain.readable(), &mut header) != HEADER {
+            return Err(Malformed::ShortHeader { len: chain.readable_len(), needed: HEADER as u32 });
         }
         Ok(match self.understand(memory, chain, header) {
             Ok(Asked::Disk { kind, op, offset, len }) => {
                 let mut buffers = self.spare.pop().unwrap_or_default();
                 match op {
-                    Op::Read => mem::swap(&mut buffers, &mut chain.writable),
-                    Op::Write { .. } => pieces::append_after(&chain.readable, HEADER, &mut buffers),
+                    Op::Read => mem::swap(&mut buffers, chain.writable_mut()),
+                    Op::Write { .. } => pieces::append_after(chain.readable(), HEADER, &mut buffers),
                     Op::Flush | Op::Discard | Op::WriteZeroes { .. } => {}
                 }
                 let slot = &mut self.pending[usize::from(head)];

@@ -1,15 +1,16 @@
 //! Request by request, what virtio 1.3 says the driver is told.
 
+mod random;
 mod space;
 
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, Token};
+use egret_vring::ring::{Chain, DriverConfig, Piece};
+use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::ring::{Chain, DriverConfig, Piece};
-use crate::testing::{DATA, Guest, piece};
 use crate::{Ended, Kind, Malformed, Model, Next, Status, head_of};
 
 const OK: u8 = 0;

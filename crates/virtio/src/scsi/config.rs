@@ -48,7 +48,7 @@ impl ScsiConfig {
         if !(1..=MAX_REQUEST_QUEUES).contains(&self.num_queues) {
             return Err(ScsiError::Queues(self.num_queues));
         }
-        if !self.queue_size.is_power_of_two() || !(4..=crate::ring::MAX_SIZE).contains(&self.queue_size) {
+        if !self.queue_size.is_power_of_two() || !(4..=egret_vring::ring::MAX_SIZE).contains(&self.queue_size) {
             return Err(ScsiError::QueueSize(self.queue_size));
         }
         Ok(())

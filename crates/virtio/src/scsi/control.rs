@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
-use egret_disk::{Completion, IoVec, Token};
+use egret_disk::{Completion, Token};
+use egret_vring::memory::{GuestMemory, IoVec};
+use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FUNCTION_REJECTED, VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
     VIRTIO_SCSI_S_INCORRECT_LUN, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_T_AN_QUERY, VIRTIO_SCSI_T_AN_SUBSCRIBE,
@@ -19,9 +21,7 @@ use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
 use super::tasks::{Abort, About, Ended as EndedFunctions, Function};
-use crate::memory::GuestMemory;
 use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
-use crate::ring::Chain;
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
 const TMF: usize = 24;
@@ -142,9 +142,9 @@ fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> 
 
 impl Model for ControlQueue {
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
-        let head = chain.head;
+        let head = chain.head();
         let mut request = [0; TMF];
-        let len = memory.gather(&chain.readable, &mut request);
+        let len = memory.gather(chain.readable(), &mut request);
         let kind = u32::from_le_bytes([request[0], request[1], request[2], request[3]]);
         let (needed, room) = match kind {
             VIRTIO_SCSI_T_TMF => (TMF, 1),
@@ -153,16 +153,16 @@ impl Model for ControlQueue {
             _ => (4, 0),
         };
         if len < needed {
-            return Err(Malformed::ShortHeader { len: chain.readable_len, needed: needed as u32 });
+            return Err(Malformed::ShortHeader { len: chain.readable_len(), needed: needed as u32 });
         }
-        if (chain.writable_len as usize) < room {
+        if (chain.writable_len() as usize) < room {
             return Err(Malformed::NoStatus);
         }
         match kind {
             VIRTIO_SCSI_T_TMF => match self.manage(&request) {
-                Outcome::Respond(response) => Ok(respond(memory, head, &chain.writable, &[response as u8])),
+                Outcome::Respond(response) => Ok(respond(memory, head, chain.writable(), &[response as u8])),
                 Outcome::Ask(about, ends, then) => {
-                    let response = mem::take(&mut chain.writable);
+                    let response = mem::take(chain.writable_mut());
                     self.waiting.insert(head, Waiting { response, then });
                     self.settle();
                     self.ask(head, about, ends);
@@ -170,7 +170,7 @@ impl Model for ControlQueue {
                 }
             },
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
-                Ok(respond(memory, head, &chain.writable, &self.notification(&request)))
+                Ok(respond(memory, head, chain.writable(), &self.notification(&request)))
             }
             _ => {
                 let status = Status::Unsupported;

@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Completion, Token};
 use egret_scsi::Code;
+use egret_vring::memory::GuestMemory;
+use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_T_EVENTS_MISSED, VIRTIO_SCSI_T_NO_EVENT,
     VIRTIO_SCSI_T_PARAM_CHANGE, VIRTIO_SCSI_T_TRANSPORT_RESET,
 };
 
 use super::address::LunAddress;
-use crate::memory::GuestMemory;
 use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
-use crate::ring::Chain;
 
 /// The length of `struct virtio_scsi_event`.
 pub(super) const EVENT: usize = 16;
@@ -122,12 +122,12 @@ pub(super) struct EventQueue(pub(super) Arc<super::Scsi>);
 impl Model for EventQueue {
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
         let events = &self.0.events;
-        let mut ended = Ended { head: chain.head, written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
-        if (chain.writable_len as usize) < EVENT {
+        let mut ended = Ended { head: chain.head(), written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
+        if (chain.writable_len() as usize) < EVENT {
             events.lose();
             ended.status = Status::IoError;
         } else {
-            ended.written = memory.scatter(&chain.writable, &events.take()) as u32;
+            ended.written = memory.scatter(chain.writable(), &events.take()) as u32;
         }
         Ok(Next::Done(ended))
     }

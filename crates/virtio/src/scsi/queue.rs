@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-use egret_disk::{Completion, IoVec, Op, Request, Token};
+use egret_disk::{Completion, Op, Request, Token};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
+use egret_vring::memory::{GuestMemory, IoVec, pieces};
+use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
     VIRTIO_SCSI_S_RESET,
@@ -19,9 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::memory::{GuestMemory, pieces};
 use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
-use crate::ring::Chain;
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -200,12 +200,12 @@ impl ScsiQueue {
         let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
         let (cdb, nexus, waker) = (&header.cdb, &lun.nexus, &self.waker);
         let task = Task { cdb, nexus, luns: &[], data_in, data_out, lane: self.lane, waker };
-        let response = pieces::first(&chain.writable, self.layout.response)?;
+        let response = pieces::first(chain.writable(), self.layout.response)?;
         let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
         slot.response = Some(response);
         let (kind, from, skip) = match op {
-            Op::Read => (Kind::Read, &chain.writable, self.layout.response),
-            _ => (Kind::Write, &chain.readable, self.layout.header),
+            Op::Read => (Kind::Read, chain.writable(), self.layout.response),
+            _ => (Kind::Write, chain.readable(), self.layout.header),
         };
         (slot.kind, slot.bytes) = (Some(kind), len);
         // Filled where it lies: one that has just been filled is one to wait for when it is moved.
@@ -326,7 +326,7 @@ impl ScsiQueue {
             // and with all slots, should the queue go before.
             Memory::Scratch => {
                 let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-                buffers.push(pieces::own(slot.command.scratch(&given)));
+                buffers.push(own(slot.command.scratch(&given)));
             }
         }
         slot.kind.get_or_insert(match op {
@@ -409,8 +409,8 @@ impl Slot {
     /// its queue's chains usually are.
     fn keep(&mut self, chain: &Chain) {
         self.response = None;
-        self.readable.extend_from_slice(&chain.readable);
-        self.writable.extend_from_slice(&chain.writable);
+        self.readable.extend_from_slice(chain.readable());
+        self.writable.extend_from_slice(chain.writable());
     }
 
     /// Keeps little of what a command needed that has ended: there are as many slots as descriptors.
@@ -421,6 +421,14 @@ impl Slot {
             pieces.shrink_to(KEEP_SLOT_PIECES);
         }
     }
+}
+
+/// A piece of our own memory, for a request that moves data which is not the guest's.
+#[allow(unsafe_code)]
+fn own(scratch: &mut [u8]) -> IoVec {
+    // SAFETY: a command's scratch memory stays where it is, and nobody touches it, until its next step, which is not
+    // taken before the request has come back; and a model that goes before leaves all of its commands behind for good.
+    unsafe { IoVec::new(scratch.as_mut_ptr(), scratch.len()) }
 }
 
 /// How statistics have it.
@@ -441,20 +449,20 @@ fn told(response: u32, done: &Done) -> Status {
 impl Model for ScsiQueue {
     #[inline]
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
-        let head = chain.head;
+        let head = chain.head();
         let Layout { header: header_len, response: response_len } = self.layout;
         let header =
-            (chain.readable_len as usize >= header_len).then(|| Header::read(memory, &chain.readable)).flatten();
+            (chain.readable_len() as usize >= header_len).then(|| Header::read(memory, chain.readable())).flatten();
         let Some(header) = header else {
-            return Err(Malformed::ShortHeader { len: chain.readable_len, needed: header_len as u32 });
+            return Err(Malformed::ShortHeader { len: chain.readable_len(), needed: header_len as u32 });
         };
-        if (chain.writable_len as usize) < response_len {
+        if (chain.writable_len() as usize) < response_len {
             return Err(Malformed::NoStatus);
         }
         let slot = &mut self.slots[usize::from(head)];
         debug_assert!(slot.unit.is_none(), "a queue pops no head twice");
-        slot.data_out = chain.readable_len - header_len as u32;
-        slot.data_in = chain.writable_len - response_len as u32;
+        slot.data_out = chain.readable_len() - header_len as u32;
+        slot.data_in = chain.writable_len() - response_len as u32;
         let both = slot.data_in > 0 && slot.data_out > 0;
         self.view.refresh(&self.scsi);
         let unit = self.view.find(header.lun).filter(|_| !both);

@@ -12,11 +12,11 @@ use std::task::Wake;
 
 use egret_disk::{Completion, Op, Request, Token};
 use egret_scsi::{LogicalUnit, LunConfig};
+use egret_vring::ring::{Chain, DriverConfig, Piece};
+use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::ring::{Chain, DriverConfig, Piece};
-use crate::testing::{DATA, Guest, piece};
 use crate::{Ended, Malformed, Next};
 
 const OK: u8 = 0;

@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
 use loom::thread;
 
-use egret_virtio::ring::need_event;
+use egret_vring::ring::need_event;
 
 /// One chain made available while the device goes to sleep. Whether it always wakes: because it saw the chain itself,
 /// or because the driver kicked.

@@ -9,7 +9,7 @@ use virtio_queue::mock::MockSplitQueue;
 use virtio_queue::{DescriptorChain, Queue as TheirQueue, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
-use egret_disk::IoVec;
+use crate::memory::IoVec;
 
 use crate::memory::{GuestMemory, Region};
 use crate::ring::{Chain, Driver, DriverConfig, Piece, Queue, QueueConfig};

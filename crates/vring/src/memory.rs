@@ -10,8 +10,10 @@
 
 mod budget;
 mod fault;
+mod iovec;
 mod mapping;
 pub mod pieces;
+pub mod volatile;
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -22,10 +24,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use egret_disk::IoVec;
 use thiserror::Error;
 
 pub use budget::{MemoryBudget, MemoryLimits, OverBudget};
+pub use iovec::IoVec;
 use mapping::Mapping;
 
 /// What may be guest memory.
@@ -367,7 +369,7 @@ impl GuestMemory {
     pub fn read(&self, guest_addr: u64, into: &mut [u8]) -> bool {
         if let Some(piece) = self.slice(guest_addr, into.len()) {
             // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
-            unsafe { pieces::copy_from(piece.base(), into) };
+            unsafe { volatile::copy_from(piece.base(), into) };
             return true;
         }
         let mut pieces = Vec::new();
@@ -381,7 +383,7 @@ impl GuestMemory {
     pub fn write(&self, guest_addr: u64, bytes: &[u8]) -> bool {
         if let Some(piece) = self.slice(guest_addr, bytes.len()) {
             // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
-            unsafe { pieces::copy_to(piece.base(), bytes) };
+            unsafe { volatile::copy_to(piece.base(), bytes) };
             return true;
         }
         let mut pieces = Vec::new();
@@ -420,7 +422,7 @@ impl GuestMemory {
             && self.holds(piece)
         {
             // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
-            unsafe { pieces::copy_from(piece.base(), into) };
+            unsafe { volatile::copy_from(piece.base(), into) };
             return into.len();
         }
         self.gather_after(pieces, 0, into)
@@ -441,7 +443,7 @@ impl GuestMemory {
             }
             // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
             // borrowed.
-            unsafe { pieces::copy_from(piece.base().add(from), &mut into[done..done + len]) };
+            unsafe { volatile::copy_from(piece.base().add(from), &mut into[done..done + len]) };
             done += len;
         }
         done
@@ -457,7 +459,7 @@ impl GuestMemory {
             && self.holds(piece)
         {
             // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
-            unsafe { pieces::copy_to(piece.base(), bytes) };
+            unsafe { volatile::copy_to(piece.base(), bytes) };
             return bytes.len();
         }
         self.scatter_after(pieces, 0, bytes)
@@ -478,7 +480,7 @@ impl GuestMemory {
             }
             // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
             // borrowed.
-            unsafe { pieces::copy_to(piece.base().add(from), &bytes[done..done + len]) };
+            unsafe { volatile::copy_to(piece.base().add(from), &bytes[done..done + len]) };
             done += len;
         }
         done

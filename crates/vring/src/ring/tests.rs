@@ -5,5 +5,4 @@ mod hostile;
 mod inflight;
 mod oracle;
 mod packed;
-mod random;
 mod threads;

@@ -7,8 +7,9 @@ use crate::ring::{Driver, DriverConfig, Piece, Queue};
 
 /// Where the ring is.
 pub const RING: u64 = 0x10_0000;
-/// Where buffers are, and how much room there is for them.
+/// Where buffers are.
 pub const DATA: u64 = 0x40_0000;
+/// Its length in bytes.
 pub const DATA_LEN: u64 = 0x40_0000;
 
 /// Ring and data in one region that begins at `RING`.
@@ -17,17 +18,27 @@ pub fn memory() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::empty().with(region).unwrap())
 }
 
+/// A buffer of a chain.
 pub fn piece(addr: u64, len: u32) -> Piece {
     Piece { addr, len }
 }
 
+/// Both halves of a ring.
 pub struct Guest {
+    /// The memory that the ring and its buffers are in.
     pub memory: Arc<GuestMemory>,
+    /// The driver's half.
     pub driver: Driver,
+    /// The device's half.
     pub queue: Queue,
 }
 
 impl Guest {
+    /// A ring at [`RING`].
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be had, as in all that follows.
     pub fn new(config: DriverConfig) -> Self {
         let memory = memory();
         let driver = Driver::new(&memory, RING, config).unwrap();
@@ -35,12 +46,14 @@ impl Guest {
         Self { memory, driver, queue }
     }
 
+    /// What is at `addr`.
     pub fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
         let mut bytes = [0; N];
         assert!(self.memory.read(addr, &mut bytes));
         bytes
     }
 
+    /// Writes to `addr`.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         assert!(self.memory.write(addr, bytes));
     }

@@ -1,11 +1,10 @@
 //! A descriptor chain, followed once and copied out.
 
-use egret_disk::IoVec;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use super::area::{Descriptor, Descriptors};
 use super::{MAX_INDIRECT, MAX_PIECES, RingError};
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, IoVec};
 
 pub(super) const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 pub(super) const WRITE: u16 = VRING_DESC_F_WRITE as u16;
@@ -17,12 +16,12 @@ pub(super) const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 /// The pieces are good while the queue that filled it keeps its memory, which it does until the chain is used.
 #[derive(Debug, Default)]
 pub struct Chain {
-    pub(crate) head: u16,
-    pub(crate) readable: Vec<IoVec>,
-    pub(crate) writable: Vec<IoVec>,
+    pub(super) head: u16,
+    pub(super) readable: Vec<IoVec>,
+    pub(super) writable: Vec<IoVec>,
     /// The sums of the pieces' lengths, as they were popped.
-    pub(crate) readable_len: u32,
-    pub(crate) writable_len: u32,
+    pub(super) readable_len: u32,
+    pub(super) writable_len: u32,
 }
 
 impl Chain {
@@ -32,26 +31,49 @@ impl Chain {
     }
 
     /// The index of its first descriptor, or its buffer ID in a packed ring: its name until it is used.
+    #[inline]
     pub fn head(&self) -> u16 {
         self.head
     }
 
     /// What the device may read. A buffer that lies in two adjacent regions is two pieces.
+    #[inline]
     pub fn readable(&self) -> &[IoVec] {
         &self.readable
     }
 
     /// What the device may write.
+    #[inline]
     pub fn writable(&self) -> &[IoVec] {
         &self.writable
     }
 
+    /// What the device may write, to be taken, or narrowed, by who goes on without the chain.
+    #[inline]
+    pub fn writable_mut(&mut self) -> &mut Vec<IoVec> {
+        &mut self.writable
+    }
+
+    /// How many bytes the device may read, in the chain as it was popped.
+    #[inline]
+    pub fn readable_len(&self) -> u32 {
+        self.readable_len
+    }
+
+    /// How many bytes the device may write, in the chain as it was popped.
+    #[inline]
+    pub fn writable_len(&self) -> u32 {
+        self.writable_len
+    }
+
     /// How many pieces of guest memory it has.
+    #[inline]
     pub fn pieces(&self) -> u32 {
         (self.readable.len() + self.writable.len()) as u32
     }
 
     /// How many bytes these have.
+    #[inline]
     pub fn bytes(&self) -> u64 {
         u64::from(self.readable_len) + u64::from(self.writable_len)
     }

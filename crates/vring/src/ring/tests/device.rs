@@ -34,7 +34,7 @@ fn a_chain_comes_out_as_it_was_put_in() {
         assert!(guest.queue.is_available());
         assert!(guest.queue.pop(&mut chain).unwrap());
         let host = |Piece { addr, len }: Piece| guest.memory.slice(addr, len as usize).unwrap();
-        let same = |ours: &[egret_disk::IoVec], theirs: &[Piece]| {
+        let same = |ours: &[crate::memory::IoVec], theirs: &[Piece]| {
             let theirs = theirs.iter().map(|&piece| host(piece));
             assert!(ours.iter().map(|p| (p.base(), p.len())).eq(theirs.map(|p| (p.base(), p.len()))));
         };

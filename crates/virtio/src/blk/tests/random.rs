@@ -1,12 +1,12 @@
 //! Random bytes for rings and requests: nothing panics, and nothing outside the map is ever named.
 
+use egret_vring::ring::{Chain, DriverConfig};
+use egret_vring::testing::{DATA, DATA_LEN, Guest, RING, descriptor};
 use proptest::prelude::*;
 
 use egret_disk::{Completion, Token};
 
 use crate::blk::{Blk, BlkConfig, DiscardLimits, WriteZeroesLimits};
-use crate::ring::{Chain, DriverConfig};
-use crate::testing::{DATA, DATA_LEN, Guest, RING, descriptor};
 use crate::{Model, Next};
 
 /// An address that is rather in memory than not, and rather near one of its ends.

@@ -87,6 +87,4 @@ fn what_crosses_threads_may() {
     is_send::<Driver>();
     is_send::<Chain>();
     is_shared::<GuestMemory>();
-    is_shared::<crate::blk::Blk>();
-    is_send::<crate::blk::BlkQueue>();
 }

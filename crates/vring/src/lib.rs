@@ -1,0 +1,22 @@
+//! Guest memory, split and packed rings, and the record of what is in flight.
+//!
+//! ```text
+//!   driver ── add ──▶ ring in GuestMemory ── pop ──▶ Chain, of pieces of the memory ──▶ a device model, a disk
+//!      ▲                                                                                     │
+//!      └── reap ◀──── ring in GuestMemory ◀── publish ◀── add_used ◀─────────────────────────┘
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
+//! | [`ring`] | the device's half of a split or packed ring, and the driver's half for tests and load |
+//!
+//! It knows neither devices nor disks nor sockets: a daemon that serves a ring and a program that loads one both build
+//! on it. Everything that the other side can write is read once, checked, and never read again. Nothing here allocates,
+//! locks or logs per request.
+
+pub mod memory;
+pub mod ring;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
