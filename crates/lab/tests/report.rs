@@ -7,11 +7,11 @@ use std::fs;
 use browser::Browser;
 use egret_lab::analysis::{Analysis, Standing};
 use egret_lab::plan::{Metric, Plan};
-use egret_lab::random::Random;
 use egret_lab::results::{
     Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Limit, Measurement, Operations, Outcome, Run, Warning,
 };
 use egret_lab::statistics::Verdict;
+use egret_loadgen::random::Random;
 
 const PLAN: &str = r#"
 name = "made-up"

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use egret_lab::plan::{BUILT_IN, Plan, Stack, expand};
 use egret_lab::process::Keeper;
-use egret_lab::random::mix;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, Runner, Wish};
 use egret_lab::{import, machine, report, stack};
+use egret_loadgen::random::mix;
 
 use crate::serve::{self, Serve};
 use progress::Bar;
