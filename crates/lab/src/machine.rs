@@ -4,17 +4,6 @@ use std::fs;
 
 use egret_loadgen::machine::{allowed, on_cores};
 
-/// Year, month and day of a day counted from 1970-01-01: years begin in March, so that leap days end them.
-pub fn civil(day: u64) -> (u64, u64, u64) {
-    let day = day + 719_468;
-    let (era, of_era) = (day / 146_097, day % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let march = (5 * of_year + 2) / 153;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, of_year - (153 * march + 2) / 5 + 1)
-}
-
 /// Who runs where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
