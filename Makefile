@@ -6,13 +6,13 @@ SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/g
 .PHONY: build demo test bench bench-polling bench-live bench-neighbours fuzz lint deps guest
 
 build:
-	$(CARGO) build --release --bin egret
+	$(CARGO) build --locked --release --bin egret
 
 # Serves a file, loads it with a real client, and prints that next to the host's own figure; then has the lab compare
 # the I/O modes, in short runs, and write a report.
 demo:
-	$(CARGO) bench -p egret --bench demo
-	$(CARGO) run -q --release --bin egret -- bench quick --scale 0.25
+	$(CARGO) bench --locked -p egret --bench demo
+	$(CARGO) run -q --locked --release --bin egret -- bench quick --scale 0.25
 
 # What the tests need from Debian: QEMU, fio, a kernel for the guest. Asks for root only where something is missing.
 deps:
@@ -23,23 +23,23 @@ guest: deps
 	scripts/make-apps
 
 test: guest
-	$(CARGO) test --workspace --no-fail-fast
+	$(CARGO) test --locked --workspace --no-fail-fast
 
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
-	$(CARGO) bench -q -p egret --bench peers -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench peers -- $(BENCH)
 
 # Polling policies side by side, and against their goals. BENCH="--quick", or BENCH='--only "loop QD1"', shortens it.
 bench-polling: build
-	$(CARGO) bench -q -p egret --bench polling -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench polling -- $(BENCH)
 
 # How long queues wait when they move, and when their disk is reopened, under load.
 bench-live: build
-	$(CARGO) bench -q -p egret --bench live -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench live -- $(BENCH)
 
 # What a hostile tenant costs its neighbour on the same I/O thread. BENCH="--quick" shortens it.
 bench-neighbours: build
-	$(CARGO) bench -q -p egret --bench neighbours -- $(BENCH)
+	$(CARGO) bench -q --locked -p egret --bench neighbours -- $(BENCH)
 
 # What hostile guests and clients can send, made up, for so many minutes each: MINUTES=10, and TARGETS="qmp session".
 fuzz:
@@ -47,7 +47,9 @@ fuzz:
 
 lint:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items
+	scripts/check-msrv
+	scripts/check-dependencies
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS); \
 	else echo "shellcheck is missing: the scripts were not looked at"; fi

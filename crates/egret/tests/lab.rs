@@ -4,8 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use egret_lab::client::{Client, ClientError, Manner, Shape};
-use egret_lab::load::{self, Job, LoadError, Process, Rate, Span, Spec, SpecError, Stamp, Waiting};
+use egret_loadgen::client::{Client, ClientError, Manner, Shape};
+use egret_loadgen::load::{self, Job, LoadError, Process, Rate, Span, Spec, SpecError, Stamp, Waiting};
 use support::disk::{self, BLOCK, Disk};
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use egret_lab::client::{Client, Manner};
-use egret_lab::load::{self, Job, Span, Spec, Waiting};
+use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::load::{self, Job, Span, Spec, Waiting};
 use serde_json::{Value, json};
 use support::disk::{self, BLOCK, Disk};
 use support::guest::Guest;

@@ -13,7 +13,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
 
-use crate::load::Edge;
+use egret_loadgen::load::Edge;
+
 use crate::results::Ledger;
 
 /// What a thread's time counts as.
@@ -317,8 +318,8 @@ mod tests {
         let mut meter = Meter::new();
         meter.follow(std::process::id(), |_, _| Role::Load);
         meter.edge(Edge::Begin);
-        let begin = crate::machine::thread_cpu_time_ns();
-        while crate::machine::thread_cpu_time_ns() - begin < 20_000_000 {}
+        let begin = egret_loadgen::machine::thread_cpu_time_ns();
+        while egret_loadgen::machine::thread_cpu_time_ns() - begin < 20_000_000 {}
         meter.edge(Edge::End);
         assert!(meter.ledger().load.unwrap() > 0);
         assert!(meter.seconds() > 0.0);

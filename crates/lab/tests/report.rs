@@ -7,11 +7,11 @@ use std::fs;
 use browser::Browser;
 use egret_lab::analysis::{Analysis, Standing};
 use egret_lab::plan::{Metric, Plan};
-use egret_lab::random::Random;
 use egret_lab::results::{
     Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Limit, Measurement, Operations, Outcome, Run, Warning,
 };
 use egret_lab::statistics::Verdict;
+use egret_loadgen::random::Random;
 
 const PLAN: &str = r#"
 name = "made-up"
@@ -203,12 +203,22 @@ fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
     let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
     let measured = run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count();
     assert_eq!(csv.lines().count(), 1 + measured);
-    let columns = csv.lines().map(|line| line.split(',').count());
-    assert!(columns.min() == columns_of(&csv) && csv.starts_with("load,subject,"), "{csv}");
+    let columns = || csv.lines().map(|line| line.split(',').count());
+    assert!(columns().min() == columns().max() && csv.starts_with("load,subject,"), "{csv}");
 }
 
-fn columns_of(csv: &str) -> Option<usize> {
-    csv.lines().map(|line| line.split(',').count()).max()
+#[test]
+fn a_field_with_commas_or_quotes_is_one_field() {
+    let run = run(|cell| {
+        if let Outcome::Measured(measured) = &mut cell.outcome {
+            measured.limit = Some(Limit::Device("as fast as \"fio\", and no faster".into()));
+        }
+    });
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
+    let row = csv.lines().nth(1).expect("a cell");
+    assert!(row.ends_with(r#","device: as fast as ""fio"", and no faster",false"#), "{row}");
 }
 
 #[test]

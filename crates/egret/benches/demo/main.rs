@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use egret_lab::machine;
+use egret_loadgen::machine;
 use load::{Load, Outcome, Tally};
 use support::announced::Announced;
 use support::disk::{BLOCK, DEPTH, Disk, pattern};

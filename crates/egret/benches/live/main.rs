@@ -13,9 +13,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use egret_lab::client::{Client, Manner};
-use egret_lab::load::{self, Job, Rw, Span, Spec, Tally, Waiting};
-use egret_lab::machine::{self, Cores};
+use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::load::{self, Job, Rw, Span, Spec, Tally, Waiting};
+use egret_loadgen::machine::{self, Cores};
 use serde_json::{Value, json};
 
 use disk::Disk;

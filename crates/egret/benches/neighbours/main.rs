@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use egret_lab::client::{Client, Manner as ClientManner};
-use egret_lab::load::{self, Job, LoadError, Span, Spec, Tally, Waiting};
-use egret_lab::machine::{self, Cores};
+use egret_loadgen::client::{Client, Manner as ClientManner};
+use egret_loadgen::load::{self, Job, LoadError, Span, Spec, Tally, Waiting};
+use egret_loadgen::machine::{self, Cores};
 
 use disk::Disk;
 use support::attacker::{Ask, Attacker, DATA, Device, Manner, Share, Signals, stuff};
@@ -311,7 +311,7 @@ fn measure(
 ) -> Result<[Had; 2], LoadError> {
     let scratch = Scratch::new();
     let [victim, neighbour] = ["victim", "neighbour"].map(|name| scratch.path(name));
-    let in_memory = tempfile::tempdir_in("/dev/shm").map_err(egret_lab::client::ClientError::from)?;
+    let in_memory = tempfile::tempdir_in("/dev/shm").map_err(egret_loadgen::client::ClientError::from)?;
     let options = attacked(attack, &scratch, in_memory.path().join("image"))
         .iothread("io0", "")
         .disk("neighbour", disk.path(), attack.neighbour)

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use egret_lab::machine::{self, Cores};
-use egret_lab::random::Shuffle;
+use egret_loadgen::machine::{self, Cores};
+use egret_loadgen::random::Shuffle;
 
 use crate::disk::Disk;
 use crate::load::{self, Load, Outcome, Tally};

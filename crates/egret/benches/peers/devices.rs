@@ -5,11 +5,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use egret_lab::client::{Client, Disk as Connection, Manner};
-use egret_lab::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
-use egret_lab::machine::{self, Cores};
-use egret_lab::random::Shuffle;
 use egret_lab::statistics::{median, spread};
+use egret_loadgen::client::{Client, Disk as Connection, Manner};
+use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
+use egret_loadgen::machine::{self, Cores};
+use egret_loadgen::random::Shuffle;
 
 use crate::cells::{SLICES, WARM_UP};
 use crate::support::scratch::Scratch;

@@ -30,8 +30,8 @@ use clap::Parser;
 
 use cells::{Cell, Contender, How, Measured, Role};
 use disk::Disk;
-use egret_lab::machine::{self, Cores};
-use egret_lab::random::Shuffle;
+use egret_loadgen::machine::{self, Cores};
+use egret_loadgen::random::Shuffle;
 use support::server::Program;
 
 /// Measures egret beside a peer.

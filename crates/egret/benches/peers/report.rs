@@ -1,7 +1,7 @@
 //! Medians and ratios: the table, and every sample as JSON.
 
-use egret_lab::machine;
 use egret_lab::statistics::{Agreement, agreement, median, spread};
+use egret_loadgen::machine;
 use serde_json::json;
 
 use crate::cells::{Cell, Contender, Idle, Measured, Role};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use egret_lab::load::{Process, Rate, Spec, Waiting};
-use egret_lab::machine::Cores;
+use egret_loadgen::load::{Process, Rate, Spec, Waiting};
+use egret_loadgen::machine::Cores;
 
 use crate::support::server::Options;
 

@@ -5,7 +5,7 @@ use egret_lab::statistics::{Agreement, agreement, median};
 use crate::cells::{Cell, Demand, Placement, Under};
 use crate::report::{Measured, of, ratios, with_policy};
 use crate::stage::{Contender, Outcome};
-use egret_lab::load::Waiting;
+use egret_loadgen::load::Waiting;
 
 /// A goal that every one of some cells is to reach.
 struct Goal<'a> {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use egret_lab::machine::Cores;
-use egret_lab::random::Shuffle;
+use egret_loadgen::machine::Cores;
+use egret_loadgen::random::Shuffle;
 
 use crate::cells::{Cell, Demand, Placement, Under};
 use crate::stage::{Contender, Outcome, Plan, set_up_or_say, take_turns};
-use egret_lab::load::Waiting;
+use egret_loadgen::load::Waiting;
 
 /// How many idle disks, of 32 queues each.
 const COMPANY: [usize; 4] = [0, 1, 10, 100];

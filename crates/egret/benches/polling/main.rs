@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use egret_lab::machine::{self, Cores};
-use egret_lab::random::Shuffle;
+use egret_loadgen::machine::{self, Cores};
+use egret_loadgen::random::Shuffle;
 
 use cells::{Cell, Under};
 use disk::Disk;

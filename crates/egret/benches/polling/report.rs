@@ -2,8 +2,8 @@
 //!
 //! A ratio is of two measurements of one repetition; what is shown is the median and, behind it, the whole range.
 
-use egret_lab::machine;
 use egret_lab::statistics::{median, spread};
+use egret_loadgen::machine;
 use serde_json::json;
 
 use crate::cells::Cell;

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use egret_lab::client::{Client, Disk, Manner, Shape};
-use egret_lab::load::{Edge, Job, LoadError, Span, Spec, Tally};
-use egret_lab::machine::{self, Cores};
-use egret_lab::random::Shuffle;
+use egret_loadgen::client::{Client, Disk, Manner, Shape};
+use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
+use egret_loadgen::machine::{self, Cores};
+use egret_loadgen::random::Shuffle;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cells::{Cell, Placement};

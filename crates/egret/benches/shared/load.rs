@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 use blkio::ReqFlags;
-use egret_lab::random::Random;
+use egret_loadgen::random::Random;
 use hdrhistogram::Histogram;
 
 use crate::support::disk::DiskQueue;

@@ -12,10 +12,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use egret_lab::plan::{BUILT_IN, Plan, Stack, expand};
 use egret_lab::process::Keeper;
-use egret_lab::random::mix;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, Runner, Wish};
-use egret_lab::{import, machine, report, stack};
+use egret_lab::{import, report, stack};
+use egret_loadgen::random::mix;
+use time::OffsetDateTime;
 
 use crate::serve::{self, Serve};
 use progress::Bar;
@@ -86,7 +87,10 @@ pub fn run(asked: &Bench) -> Result<()> {
             print!("{}", dry_run(&plan, asked));
             continue;
         }
-        let directory = asked.output.clone().unwrap_or_else(|| Path::new("egret-bench").join(dated(&plan.name)));
+        let directory = asked
+            .output
+            .clone()
+            .unwrap_or_else(|| Path::new("egret-bench").join(dated(&plan.name, OffsetDateTime::now_utc())));
         let runs = directory.join(runner::RESULT).exists();
         if runs {
             let before = runner::read(&directory)?;
@@ -249,17 +253,18 @@ fn summary(run: &Run, directory: &Path) -> String {
 
 fn bring_in(asked: &Bench) -> Result<()> {
     let run = import::import(&asked.import).map_err(anyhow::Error::msg)?;
-    let directory = asked.output.clone().unwrap_or_else(|| Path::new("egret-bench").join(dated("import")));
+    let directory = asked
+        .output
+        .clone()
+        .unwrap_or_else(|| Path::new("egret-bench").join(dated("import", OffsetDateTime::now_utc())));
     drop(runner::Journal::create(&directory, &run)?);
     finish(&run, &directory)
 }
 
-/// `NAME-20260102-030405`, in UTC.
-fn dated(name: &str) -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (year, month, day) = machine::civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{name}-{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+/// `NAME-20260102-030405`.
+fn dated(name: &str, now: OffsetDateTime) -> String {
+    let ((year, month, day), (hour, minute, second)) = (now.to_calendar_date(), now.to_hms());
+    format!("{name}-{year:04}{:02}{day:02}-{hour:02}{minute:02}{second:02}", u8::from(month))
 }
 
 #[cfg(test)]
@@ -280,6 +285,12 @@ mod tests {
             assert!(list.lines().any(|line| line.starts_with(name)), "{name}");
         }
         assert!(list.contains("cells, about "));
+    }
+
+    #[test]
+    fn a_runs_directory_is_named_after_its_plan_and_when_it_began() {
+        let began = OffsetDateTime::from_unix_timestamp(951_868_799).unwrap();
+        assert_eq!(dated("quick", began), "quick-20000229-235959");
     }
 
     #[test]

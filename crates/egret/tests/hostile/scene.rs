@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
-use egret_lab::client::{Client, Manner as ClientManner, Op, Shape};
+use egret_loadgen::client::{Client, Manner as ClientManner, Op, Shape};
 
 use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, Manner, SIZE};
 use crate::support::await_that;

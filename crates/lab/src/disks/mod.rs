@@ -16,11 +16,11 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
 use crate::plan::{DiskKind, DiskPlan, Plan, expand};
 use crate::process::{Keeper, Scratch};
-use crate::random::mix;
 use crate::results::Warning;
 use crate::stack::Disk;
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use egret_loadgen::load::Rw;
+
 use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject, expand};
-use crate::load::Rw;
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,8 @@
 //! The machine's fingerprint, in rows.
 
+use time::OffsetDateTime;
+
 use super::tables::Grid;
-use crate::machine::civil;
 use crate::results::Run;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -71,10 +72,12 @@ pub fn line(run: &Run) -> String {
     )
 }
 
-/// `2026-11-21 04:36 UTC`.
-pub fn date(seconds: u64) -> String {
-    let (year, month, day) = civil(seconds / 86_400);
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600 % 24, seconds / 60 % 60)
+/// `2026-11-21 04:36 UTC`; seconds that no calendar has are shown as they are.
+fn date(seconds: u64) -> String {
+    let time = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
+    let Some(time) = time else { return format!("@{seconds}") };
+    let (date, (hour, minute, _)) = (time.date(), time.to_hms());
+    format!("{date} {hour:02}:{minute:02} UTC")
 }
 
 #[cfg(test)]
@@ -87,5 +90,6 @@ mod tests {
         assert_eq!(date(951_782_399), "2000-02-28 23:59 UTC");
         assert_eq!(date(951_782_400), "2000-02-29 00:00 UTC");
         assert_eq!(date(1_795_235_760), "2026-11-21 04:36 UTC");
+        assert_eq!(date(u64::MAX), "@18446744073709551615");
     }
 }

@@ -3,7 +3,7 @@
 //! The page is one file that asks the network for nothing: its script, ECharts and the figures are in it. What it says is
 //! computed here and is in its tables; the script draws it, and answers the reader's constraints.
 
-mod csv;
+mod cells;
 mod html;
 mod machine;
 mod markdown;
@@ -28,5 +28,5 @@ pub fn write(run: &Run, directory: &Path) -> io::Result<()> {
     let analysis = Analysis::new(run);
     fs::write(directory.join(PAGE), html::page(&analysis))?;
     fs::write(directory.join("report.md"), markdown::text(&analysis))?;
-    fs::write(directory.join("cells.csv"), csv::cells(run))
+    cells::write(run, fs::File::create(directory.join("cells.csv"))?)
 }

@@ -1,5 +1,7 @@
 //! Figures that others published, with ours beside them where the plan measured the same.
 
+use csv::StringRecord;
+
 use super::tables::{Grid, interval};
 use crate::analysis::{Analysis, Place, figure};
 use crate::plan::{Load, Metric, Subject};
@@ -37,19 +39,17 @@ pub struct Beside {
 /// The named table beside ours; `None` of a name that nobody published.
 pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
     let source = SOURCES.iter().find(|source| source.name == name)?;
-    let mut lines = source.csv.lines();
-    let columns: Vec<&str> = lines.next()?.split(',').collect();
+    let mut reader = csv::Reader::from_reader(source.csv.as_bytes());
+    let columns = reader.headers().ok()?.clone();
     let ours = ours(name, analysis);
     let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
     let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
     let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
-    for line in lines {
-        let fields: Vec<&str> = line.split(',').collect();
-        let field = |column: &str| columns.iter().position(|one| *one == column).map_or("", |index| fields[index]);
-        let mut cells: Vec<String> =
-            fields.iter().map(|field| if field.is_empty() { "–".into() } else { (*field).into() }).collect();
-        cells.extend(ours.iter().map(|(_, value)| value(&field).unwrap_or_else(|| "not measured".into())));
-        grid.push(cells);
+    for fields in reader.records() {
+        let row = Row { columns: &columns, fields: &fields.ok()? };
+        let shown = row.fields.iter().map(|field| if field.is_empty() { "–" } else { field }.to_owned());
+        let here = ours.iter().map(|(_, value)| value(&row).unwrap_or_else(|| "not measured".into()));
+        grid.push(shown.chain(here).collect());
     }
     let remark = match name {
         "s3_busy" => {
@@ -63,7 +63,19 @@ pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
     Some(Beside { title: source.title, grid, remark })
 }
 
-type Column<'a> = (String, Box<dyn Fn(&dyn Fn(&'static str) -> &'a str) -> Option<String> + 'a>);
+/// A row of a published table.
+struct Row<'a> {
+    columns: &'a StringRecord,
+    fields: &'a StringRecord,
+}
+
+impl Row<'_> {
+    fn field(&self, column: &str) -> &str {
+        self.columns.iter().position(|one| one == column).map_or("", |index| &self.fields[index])
+    }
+}
+
+type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<String> + 'a>);
 
 fn ours<'a>(name: &str, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     match name {
@@ -101,13 +113,13 @@ fn judged(analysis: &Analysis<'_>, load: &str, subject: &str, metric: Metric) ->
 fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |line: &'a str, is_first: bool| -> Column<'a> {
         let heading = if is_first { format!("{line}, IOPS") } else { format!("{line}, difference") };
-        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
+        let value = move |row: &Row<'_>| {
             let same = |load: &&Load| {
                 let keys = [load.rw.clone(), load.bs.to_string(), load.numjobs.to_string()];
-                keys == [field("rw"), field("bs"), field("numjobs")] && load.iodepth == 8
+                keys == [row.field("rw"), row.field("bs"), row.field("numjobs")] && load.iodepth == 8
             };
             let load = analysis.loads.iter().find(same)?;
-            let subject = on_line(analysis, line, field("iothreads"))?;
+            let subject = on_line(analysis, line, row.field("iothreads"))?;
             if !is_first {
                 return judged(analysis, &load.name, &subject.name, Metric::Iops);
             }
@@ -121,8 +133,8 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 
 fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |line: &'a str| -> Column<'a> {
-        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
-            let iothreads = field("iothreads");
+        let value = move |row: &Row<'_>| {
+            let iothreads = row.field("iothreads");
             let subject = on_line(analysis, line, iothreads)?;
             let cpus = analysis.loads.iter().filter_map(|load| {
                 let place = Place { load: &load.name, subject: &subject.name, point: 0 };
@@ -140,8 +152,8 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 /// poll-weight 3 is the weighted policy's own, and the baseline here.
 fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |metric: Metric| -> Column<'a> {
-        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
-            let weight = field("weight");
+        let value = move |row: &Row<'_>| {
+            let weight = row.field("weight");
             let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
             let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
             let of_load = |load: &Load| judged(analysis, &load.name, &subject.name, metric);
@@ -154,8 +166,8 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 
 fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
-        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
-            let name = field("symbol");
+        let value = move |row: &Row<'_>| {
+            let name = row.field("symbol");
             let places = analysis.table.places().filter(|place| place.subject == subject);
             let measured = places.flat_map(|place| analysis.table.measured(place));
             let shares = measured.flat_map(|(_, one)| &one.symbols).filter(|symbol| symbol.name == name);
@@ -169,9 +181,9 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
 
 fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
-        let value = move |field: &dyn Fn(&'static str) -> &'a str| {
-            let devices: u16 = field("devices").parse().ok()?;
-            let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == field("rw");
+        let value = move |row: &Row<'_>| {
+            let devices: u16 = row.field("devices").parse().ok()?;
+            let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
             let load = analysis.loads.iter().find(same)?;
             let place = Place { load: &load.name, subject, point: 0 };
             analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))

@@ -28,10 +28,11 @@ use crate::fingerprint;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan, expand};
 use crate::process::{Keeper, Scratch, short_directory};
-use crate::random::mix;
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Disk, Stage, Task, Unable};
 
+use egret_loadgen::machine::allow_many_descriptors;
+use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
 pub use marks::{mark_device_bound, noise};
 pub use order::{AGAIN, Step, steps};
@@ -174,7 +175,7 @@ impl Runner {
         wish: &Wish,
         keeper: &Arc<Keeper>,
     ) -> io::Result<Self> {
-        machine::allow_many_descriptors();
+        allow_many_descriptors();
         fs::create_dir_all(wish.directory.join("raw"))?;
         let scratch = Scratch::new(&short_directory(), keeper)?;
         let loads = run.plan.loads.iter().flat_map(expand).collect();

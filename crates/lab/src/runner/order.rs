@@ -7,8 +7,9 @@
 //!
 //! The order follows from the run's seed, so that a run that is resumed goes on in the same one.
 
+use egret_loadgen::random::{Shuffle, mix};
+
 use crate::plan::{Load, Plan, expand};
-use crate::random::{Shuffle, mix};
 use crate::results::CellId;
 
 /// What the baseline's second measurement is called.

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use egret_loadgen::load::Edge;
+
 use super::{Context, Disk, Stage, Task, Unable, fio};
 use crate::ledger::{Meter, Role};
-use crate::load::Edge;
 use crate::plan::{Load, Subject};
 use crate::process::Process;
 use crate::results::Measurement;

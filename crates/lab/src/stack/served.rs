@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use egret_loadgen::client::{self, Client, ClientError, Manner, Shape};
+use egret_loadgen::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
-use crate::client::{self, Client, ClientError, Manner, Shape};
 use crate::ledger::{Meter, Role, threads_of};
-use crate::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
 use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
 use crate::process::Process;
 use crate::results::{Latency, Limit, Measurement, Operations};
@@ -66,7 +67,7 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     let cores = if subject.cpus.is_empty() { &context.placement.server } else { &subject.cpus };
     let start = |mut command: Command| {
         command.stdout(Stdio::piped());
-        crate::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
+        egret_loadgen::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
     };
     let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     await_listeners(&mut servers, &all)?;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
+use egret_loadgen::load::Edge;
 use serde_json::{Value, json};
 
-use crate::load::Edge;
 use crate::qmp::{PATIENCE, Qmp};
 use crate::results::{Ledger, Measurement, Polling};
 

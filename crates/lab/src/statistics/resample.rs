@@ -1,7 +1,8 @@
 //! The bootstrap: how a median would have come out had other repetitions of the same kind been measured.
 
+use egret_loadgen::random::Random;
+
 use super::median;
-use crate::random::Random;
 
 /// The central interval of `confidence` of what `statistic` is for samples drawn from `samples`, each from its own, with
 /// replacement: Efron's percentile bootstrap. The same for the same values, whenever it is computed.

@@ -1,7 +1,8 @@
 //! What the method does to pairs of which the truth is known.
 
+use egret_loadgen::random::Random;
+
 use super::{Estimate, Family, Limit, Verdict, deviation, median};
-use crate::random::Random;
 
 /// What a plan like `quick` makes: loads, subjects beside the baseline, judged metrics, repetitions.
 const LOADS: usize = 6;

@@ -25,6 +25,8 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use egret_loadgen::load::Edge;
+use egret_loadgen::machine::on_cores;
 use serde_json::json;
 
 use self::agent::AgentError;
@@ -37,8 +39,6 @@ use super::served::await_listeners;
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::ledger::{Meter, Role};
-use crate::load::Edge;
-use crate::machine;
 use crate::plan::{Load, Server, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
@@ -153,7 +153,7 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
     let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
-    let mut process = machine::on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
+    let mut process = on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
     await_listeners(std::slice::from_mut(&mut process), &all)?;
     let telemetry = Telemetry::connect(&qmp).map_err(Unable::failed)?;
     Ok((Egret { process, telemetry }, sockets))

@@ -1,17 +1,17 @@
 //! Loads the disk at a vhost-user-blk socket, or LUN 0 at a vhost-user-scsi socket, in fio's words.
 //!
 //! ```text
-//! cargo run --release -p egret-lab --example load -- disk.sock rw=randread bs=4096 iodepth=64 runtime=5 polling
-//! cargo run --release -p egret-lab --example load -- disk.sock rw=randrw verify=1 rate_iops=5000 poisson cpu=0 pid=1234
+//! cargo run --release -p egret-loadgen --example load -- disk.sock rw=randread bs=4096 iodepth=64 runtime=5 polling
+//! cargo run --release -p egret-loadgen --example load -- disk.sock rw=randrw verify=1 rate_iops=5000 poisson cpu=0 pid=1234
 //! ```
 
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
-use egret_lab::client::{Client, Manner};
-use egret_lab::load::{self, Edge, Process, Rate, Spec, Waiting};
-use egret_lab::machine;
+use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::load::{self, Edge, Process, Rate, Spec, Waiting};
+use egret_loadgen::machine;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<_> = std::env::args().skip(1).collect();

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use counting::ALLOCATIONS;
-use egret_lab::client::{Client, Manner};
-use egret_lab::load::{Edge, Process, Rate, Span, Spec, Waiting};
+use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::load::{Edge, Process, Rate, Span, Spec, Waiting};
 use support::{Device, Manners, Puppet};
 
 #[test]

@@ -4,8 +4,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use egret_lab::client::{Client, Manner};
-use egret_lab::load::{Edge, Process, Rate, Span, Spec, Waiting};
+use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::load::{Edge, Process, Rate, Span, Spec, Waiting};
 use support::{Manners, Puppet};
 
 const STALL: Duration = Duration::from_millis(100);

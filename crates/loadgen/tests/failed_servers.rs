@@ -6,8 +6,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use egret_lab::client::{Client, ClientError, Manner, Shape};
-use egret_lab::load::{Job, LoadError, Mismatch, Span, Spec, Waiting};
+use egret_loadgen::client::{Client, ClientError, Manner, Shape};
+use egret_loadgen::load::{Job, LoadError, Mismatch, Span, Spec, Waiting};
 use support::{Device, Manners, PATIENCE, Puppet};
 
 const MANNER: Manner = Manner { patience: PATIENCE, event_idx: true, packed: false };
