@@ -23,6 +23,8 @@ pub const LONGEST_SOCKET_PATH: usize = egret_export::MAX_SOCKET_PATH;
 const MOST_QUEUES: u64 = 256;
 /// Likewise, with a control and an event queue beside them.
 const MOST_SCSI_QUEUES: u16 = 254;
+/// What a request needs beside data are two descriptors, and powers of two have none between that and this.
+const SMALLEST_QUEUE: u64 = 4;
 const LARGEST_QUEUE: u64 = 1024;
 const LARGEST_BLOCK: u64 = 2 << 20;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
@@ -166,7 +168,7 @@ static SHAPE: Shape = Shape {
         Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
         Key::optional(
             "queue-size",
-            Kind::PowerOfTwo(2, LARGEST_QUEUE),
+            Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE),
             "128",
             "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A \
              client may set up rings of any size up to 1024. Egret's own for this type.",

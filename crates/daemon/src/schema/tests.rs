@@ -290,8 +290,9 @@ fn an_export_has_queues_rings_blocks_and_a_socket_within_their_limits() {
     for (text, line) in [
         ("num-queues=0", "num-queues must be 1..=256, got 0"),
         ("num-queues=257", "num-queues must be 1..=256, got 257"),
-        ("queue-size=100", "queue-size must be a power of two in 2..=1024, got 100"),
-        ("queue-size=2048", "queue-size must be a power of two in 2..=1024, got 2048"),
+        ("queue-size=2", "queue-size must be a power of two in 4..=1024, got 2"),
+        ("queue-size=100", "queue-size must be a power of two in 4..=1024, got 100"),
+        ("queue-size=2048", "queue-size must be a power of two in 4..=1024, got 2048"),
         ("logical-block-size=1000", "logical-block-size must be a power of two in 512..=2097152 bytes, got 1000"),
         ("logical-block-size=4M", "logical-block-size must be a power of two in 512..=2097152 bytes, got '4M'"),
         ("serial=123456789012345678901", "serial must be text of at most 20 bytes, got 123456789012345678901"),
