@@ -10,6 +10,7 @@ use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
 
 use super::{ChangeError, Daemon, StartError};
+use super::io_threads::batch;
 use crate::disk::{self, Bottom};
 use crate::schema::{self, Blockdev, Object as _};
 
@@ -224,6 +225,7 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported
     if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
         options.aio = image.aio;
         options.locking = if exported { image.locking } else { Locking::Off };
+        options.aio_max_batch = batch(image.aio_max_batch);
     }
     options.direct = disk.direct;
     options.no_flush = disk.no_flush;

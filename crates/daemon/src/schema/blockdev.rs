@@ -317,8 +317,8 @@ const IMAGE: &[Key] = &[
         "aio-max-batch",
         Kind::Number(0, LARGEST_DISK, "requests"),
         "0",
-        "Most requests of this disk handed to the kernel in one system call; the smaller of this and the I/O thread's \
-         counts, and 0 does not.",
+        "Most requests of this disk handed to the kernel in one system call (`aio=native`); the smaller of this and the \
+         I/O thread's counts, and 0 does not.",
     ),
     Key::optional(
         "locking",
@@ -377,6 +377,13 @@ impl Blockdev {
         }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())
+        if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
+            && image.aio_max_batch > 0
+            && image.aio != Aio::Native
+        {
+            let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
+            return Err(Problem::Together(line));
+        }
     }
 }
 

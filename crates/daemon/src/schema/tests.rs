@@ -194,6 +194,16 @@ fn a_polling_property_belongs_to_the_policy_that_is_named_with_it() {
 }
 
 #[test]
+fn a_batch_is_limited_of_the_engine_that_has_batches() {
+    for (aio, named) in [("", "threads"), (",aio=io_uring", "io_uring")] {
+        let line = format!("aio-max-batch has no effect on aio={named}; it belongs to native");
+        let text = format!("file,node-name=d,filename=x{aio},aio-max-batch");
+        assert_eq!(error::<Blockdev>(&format!("{text}=1")), format!("blockdev 'd': {line}"));
+        read::<Blockdev>(&format!("{text}=0")).unwrap();
+    }
+}
+
+#[test]
 fn an_unknown_key_names_the_nearest_known_one() {
     for (text, line) in [
         ("file,node-name=d,filenam=x", "blockdev 'd': unknown key 'filenam'; did you mean 'filename'?"),
