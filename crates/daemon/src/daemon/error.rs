@@ -37,7 +37,7 @@ pub enum StartError {
     /// An export that writes, of a disk that others read and that is open for reading.
     #[error(
         "export '{export}': blockdev '{node}' is open for reading, because export '{reader}' came first; \
-         delete that one, or make the export that writes before it"
+         delete that one, make the export that writes before it, or give the blockdev auto-read-only=off"
     )]
     OpenForReading {
         /// The export that writes.

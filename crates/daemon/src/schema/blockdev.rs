@@ -189,8 +189,10 @@ pub(super) static SHAPE: Shape = Shape {
         Key::optional(
             "auto-read-only",
             Kind::Flag,
-            "off; inline: the parent's",
-            "Open the image for reading alone as long as no writable export uses it.",
+            "on; inline: the parent's",
+            "Open the image for reading alone as long as no writable export uses it. With `off` it is opened, and locked, \
+             for writing from the start, unless `read-only` says otherwise: a disk that cannot be written to is refused, \
+             and one that is read can get an export that writes.",
         ),
         Key::optional(
             "discard",
@@ -375,8 +377,6 @@ impl Blockdev {
             let allowed = format!("{FD_SET} with a number in 0..={LARGEST_FD_SET}");
             return Err(Problem::must("filename", allowed, format!("'{filename}'")));
         }
-        // What its values must agree on depends on what it inherits: `Config` knows.
-        Ok(())
         if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
             && image.aio_max_batch > 0
             && image.aio != Aio::Native
@@ -384,6 +384,8 @@ impl Blockdev {
             let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
             return Err(Problem::Together(line));
         }
+        // What its values must agree on depends on what it inherits: `Config` knows.
+        Ok(())
     }
 }
 
