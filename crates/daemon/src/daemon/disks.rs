@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
+use egret_vocabulary::disk::{self, Bottom};
+use egret_vocabulary::schema::{self, Blockdev, Object as _};
 
 use super::io_threads::batch;
 use super::{ChangeError, Daemon, StartError};
-use crate::disk::{self, Bottom};
-use crate::schema::{self, Blockdev, Object as _};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.

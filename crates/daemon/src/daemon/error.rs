@@ -2,10 +2,10 @@
 
 use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{Descriptor, ObjectError};
 
 use super::FdSetError;
 use crate::process::InheritError;
-use crate::schema::{Descriptor, ObjectError};
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
 #[derive(Debug, thiserror::Error)]

@@ -4,14 +4,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig, MAX_MEMORY_SLOTS};
+use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::memory::{MemoryFiles, MemoryLimits, MemoryRules};
+use egret_vocabulary::schema;
 
 use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
-use crate::schema;
 
 /// An export that serves.
 pub(super) type RunningExport = Export;
@@ -24,6 +24,9 @@ pub enum Deletion {
     /// At once; its client is cut off when what is in flight has ended.
     Hard,
 }
+
+// A path that an option may hold is one that a socket can have.
+const _: () = assert!(schema::LONGEST_SOCKET_PATH == MAX_SOCKET_PATH);
 
 impl Daemon {
     /// Adds an export, which listens when this returns.
@@ -98,7 +101,7 @@ impl Daemon {
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let access = object.access.resolve().map_err(|e| StartError::Access(object.id.clone(), e))?;
+        let access = crate::access::resolve(&object.access).map_err(|e| StartError::Access(object.id.clone(), e))?;
         let address = match (&object.addr, socket) {
             (schema::Addr::Unix { path }, _) => Address::Path(path.into()),
             (schema::Addr::Fd { .. }, Some(socket)) => Address::Fd(socket),
@@ -114,7 +117,7 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), object.kickless_queues);
+        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), kickless(object));
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
@@ -146,6 +149,14 @@ impl Daemon {
         self.start_io_thread(&object)?;
         self.config.iothreads.push(object);
         Ok(())
+    }
+}
+
+/// What becomes of queues that clients ask to be polled.
+pub(super) const fn kickless(object: &schema::Export) -> Kickless {
+    match object.kickless_queues {
+        schema::Kickless::Timer => Kickless::Timer,
+        schema::Kickless::Busy => Kickless::Busy,
     }
 }
 

@@ -10,10 +10,10 @@ use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spa
 use egret_export::Worker;
 use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
+use egret_vocabulary::schema::{Cpus, IoThread};
 
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::process::abort;
-use crate::schema::{Cpus, IoThread};
 
 /// How long a thread may take to answer when the daemon is about to end.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ impl Daemon {
         if !self.io_threads.contains_key(id) {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
-        let uses = |export: &crate::schema::Export| {
+        let uses = |export: &egret_vocabulary::schema::Export| {
             (0..export.num_queues).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
         };
         if self.config.exports.iter().any(uses) {

@@ -39,10 +39,10 @@ use egret_disk::{Disk, ThrottleGroup};
 use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 use egret_virtio::memory::{MemoryBudget, MemoryLimits};
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{AddFd, Addr};
 
-use crate::Config;
 use crate::process::{Inherited, Patience};
-use crate::schema::{AddFd, Addr};
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;

@@ -6,10 +6,10 @@ use egret_disk::Disk;
 use egret_export::{Access, Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 use egret_virtio::memory::MemoryRules;
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_vocabulary::schema::{Export, Lun};
 
-use super::exports::RunningExport;
+use super::exports::{RunningExport, kickless};
 use super::{Daemon, StartError};
-use crate::schema::{Export, Lun};
 
 /// How many ranges one UNMAP may have: as many as Linux's own drivers ask for at a time.
 const UNMAP_RANGES: u32 = 256;
@@ -31,7 +31,7 @@ impl Daemon {
             access,
             device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
             luns: luns.map(unit).collect::<Result<_, StartError>>()?,
-            kickless: object.kickless_queues,
+            kickless: kickless(object),
             memory,
         })
     }

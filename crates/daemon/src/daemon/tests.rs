@@ -1,10 +1,10 @@
 use std::path::Path;
 
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 use rustix::event::{PollFd, PollFlags};
 
 use super::*;
-use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 
 fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()

@@ -1,10 +1,10 @@
 //! The commands: a table, from which they run, and from which help, reference and introspection are made.
 
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 use serde_json::{Map, Value};
 
 use super::{Descriptors, QmpError, block, descriptors, limits, live, luns, objects, own, stats};
 use crate::daemon::{Daemon, View};
-use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
 /// What a change may use.
 pub struct Context<'a> {

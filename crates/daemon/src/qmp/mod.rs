@@ -12,7 +12,6 @@
 //! | [`command`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
-//! | [`chardev`] | `--chardev` and `--monitor` |
 //! | [`control`] | the thread that serves all monitors, with a bound on what each may cost |
 //! | `changes` | the thread that changes objects |
 //!
@@ -22,7 +21,6 @@
 
 mod block;
 mod changes;
-pub mod chardev;
 mod client;
 pub mod command;
 pub mod control;
@@ -40,7 +38,6 @@ pub mod reference;
 pub mod session;
 mod stats;
 
-pub use chardev::{Chardev, Monitor, MonitorError, Place};
 pub use control::{Control, Woken};
 pub use descriptors::Descriptors;
 pub use error::{Class, QmpError};

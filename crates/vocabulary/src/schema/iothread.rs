@@ -234,7 +234,7 @@ impl IoThread {
     }
 
     /// Sets what was left unset to what is in force, as far as the policy has a use for it.
-    pub(crate) fn fill_in(&mut self) {
+    pub fn fill_in(&mut self) {
         let policy = self.policy();
         let in_force = |property: Property| {
             let value = self.effective(property);

@@ -16,7 +16,7 @@ const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
 /// The largest number of a set of descriptors: QEMU's.
-pub(crate) const LARGEST_FD_SET: u64 = i64::MAX as u64;
+pub const LARGEST_FD_SET: u64 = i64::MAX as u64;
 /// What a filename begins with that names a set.
 const FD_SET: &str = "/dev/fdset/";
 const DEFAULT_NULL_SIZE: u64 = 1 << 30;
@@ -76,7 +76,7 @@ pub enum Driver {
 }
 
 /// The set of descriptors that `filename` names, if it does: `/dev/fdset/N`.
-pub(crate) fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
+pub fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
     let digits = filename.strip_prefix(FD_SET)?;
     let number = digits.parse().ok().filter(|number| *number <= LARGEST_FD_SET)?;
     digits.bytes().all(|digit| digit.is_ascii_digit()).then_some(number)
@@ -84,7 +84,7 @@ pub(crate) fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
 
 impl Blockdev {
     /// The set of descriptors that its own image is opened through, if it is.
-    pub(crate) fn fd_set(&self) -> Option<FdSetNumber> {
+    pub fn fd_set(&self) -> Option<FdSetNumber> {
         match &self.driver {
             Driver::File(image) | Driver::HostDevice(image) => fd_set_number(&image.filename),
             _ => None,

@@ -441,7 +441,10 @@ fn the_reference_is_in_step_with_the_tables() {
         std::fs::write(path, &blessed).unwrap();
         return;
     }
-    assert!(text == blessed, "docs/options.md is out of step; EGRET_BLESS=1 cargo test -p egret-daemon writes it anew");
+    assert!(
+        text == blessed,
+        "docs/options.md is out of step; EGRET_BLESS=1 cargo test -p egret-vocabulary writes it anew"
+    );
 }
 
 #[test]
