@@ -1,6 +1,6 @@
 //! The text of a configuration file.
 
-use egret_daemon::config::{ConfigFile, effective};
+use egret_vocabulary::config::{ConfigFile, effective};
 
 /// Text of a configuration file, or bytes that are none.
 ///

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::schema::{Addr, Export, ExportType};
+use egret_vocabulary::schema::{Addr, Export, ExportType};
 
 /// The ring size that QEMU, and libvirt with it, sets up when told nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
@@ -97,8 +97,9 @@ fn xml_text(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use egret_vocabulary::schema::Descriptor;
+
     use super::*;
-    use crate::schema::Descriptor;
 
     fn export(path: &str) -> Export {
         let addr = Addr::Unix { path: path.to_owned() };

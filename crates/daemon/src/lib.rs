@@ -1,11 +1,7 @@
-//! Objects (iothread, blockdev, export), their one vocabulary, and a daemon's life as a process.
+//! Objects (iothread, blockdev, export) brought to life, and a daemon's life as a process.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`schema`] | the three objects: their keys, ranges and defaults, checked one by one |
-//! | [`keyval`] | QEMU's `key=value,...` syntax, from text to a tree of values |
-//! | [`config`] | a set of objects that fit together: [`Config`] |
-//! | [`disk`] | what a blockdev comes to when it is looked at from an export |
 //! | [`attach`] | the lines that attach an export in QEMU, libvirt and cloud-hypervisor |
 //! | [`probe`] | which engine suits an image, where nobody chose |
 //! | [`Daemon`] | a configuration brought to life |
@@ -18,23 +14,19 @@
 
 #![deny(unsafe_code)]
 
+mod access;
 pub mod attach;
-pub mod config;
 pub(crate) mod daemon;
-pub mod disk;
 #[cfg(test)]
 mod docs;
-pub mod keyval;
 pub mod listen;
 pub mod metrics;
 pub mod probe;
 pub mod process;
 pub mod qmp;
-pub mod schema;
 pub mod snapshot;
 pub mod watchdog;
 
-pub use config::Config;
 pub use daemon::{
     Board, ChangeError, Daemon, Deletion, DiskFailure, DiskState, FdSetError, FdSetShown, StartError, Time, View,
     Watched,

@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use egret_event_loop::ring::Ring;
+use egret_vocabulary::schema::Aio;
 use rustix::fs::{Mode, OFlags};
-
-use crate::schema::Aio;
 
 /// Whether the file system behind `path` lets the page cache be bypassed.
 ///

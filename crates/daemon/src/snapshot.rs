@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use egret_event_loop::{LoopStats, clock};
 use egret_export::{OpStats, QueueStats};
 use egret_virtio::Kind;
+use egret_vocabulary::schema;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::{DEFAULT_IOTHREAD, IoThreadCounters, View};
-use crate::schema;
 
 /// A daemon's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

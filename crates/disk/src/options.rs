@@ -17,6 +17,8 @@ pub struct Options {
     pub driver: Driver,
     /// Which engine runs the requests; the null driver has its own.
     pub aio: Aio,
+    /// The most requests of this disk that `aio=native` gives to the kernel in one system call; 0 leaves it to the engine.
+    pub aio_max_batch: u32,
     /// Go past the host's page cache (`O_DIRECT`).
     pub direct: bool,
     /// Ignore flushes: fast, and everything is lost when the host goes down.
@@ -38,6 +40,7 @@ impl Options {
             node_name: node_name.into(),
             driver,
             aio: Aio::default(),
+            aio_max_batch: 0,
             direct: false,
             no_flush: false,
             read_only: false,

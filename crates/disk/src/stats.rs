@@ -106,7 +106,7 @@ impl EngineCounters {
         self.longest_submission.set(self.longest_submission.get().max(time.0));
     }
 
-    fn read(&self) -> EngineStats {
+    pub(crate) fn read(&self) -> EngineStats {
         EngineStats {
             engine: self.name,
             requests: self.requests.get(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use egret_daemon::config::ConfigFile;
+use egret_vocabulary::config::ConfigFile;
 
 /// What `egret config` is asked.
 #[derive(Args, Debug)]

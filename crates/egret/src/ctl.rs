@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use egret_daemon::keyval;
 use egret_lab::qmp::Qmp;
+use egret_vocabulary::keyval;
 use serde_json::Value;
 
 /// What `egret ctl` is asked.

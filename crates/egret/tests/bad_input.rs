@@ -104,6 +104,7 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         (with_blockdev(",cache.direct=maybe"), &["cache.direct", "maybe", "on"]),
         (format!("{DISK} {EXPORT},num-queues=0"), &["e0", "num-queues", "0"]),
         (format!("{DISK} {EXPORT},num-queues=100000"), &["e0", "num-queues", "100000"]),
+        (format!("{DISK} {EXPORT},queue-size=2"), &["e0", "queue-size", "4"]),
         (format!("{DISK} {EXPORT},queue-size=100"), &["e0", "queue-size", "100"]),
         (format!("{DISK} {EXPORT},queue-size=2048"), &["e0", "queue-size", "2048", "1024"]),
         (format!("{DISK} {EXPORT},logical-block-size=1000"), &["e0", "logical-block-size", "1000"]),
@@ -114,6 +115,7 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         ("--blockdev driver=file,filename=$image".into(), &["node-name"]),
         (with_disk("type=vhost-user-blk,id=e0,node-name=d0"), &["e0", "addr"]),
         // What contradicts itself.
+        (with_blockdev(",aio=threads,aio-max-batch=4"), &["d0", "aio-max-batch", "native"]),
         (with_blockdev(",aio=native"), &["d0", "aio=native", "cache.direct=on"]),
         (format!("{DISK},read-only=on {EXPORT},writable=on"), &["e0", "d0", "read-only"]),
         ("--blockdev {\"driver\":\"file\"".into(), &["--blockdev"]),

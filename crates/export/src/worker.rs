@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -60,28 +59,6 @@ pub enum Kickless {
     Timer,
     /// Its I/O thread does not sleep while it runs.
     Busy,
-}
-
-impl Kickless {
-    /// Every choice, the default first.
-    pub const ALL: [Self; 2] = [Self::Timer, Self::Busy];
-
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Timer => "timer",
-            Self::Busy => "busy",
-        }
-    }
-}
-
-impl FromStr for Kickless {
-    type Err = String;
-
-    fn from_str(word: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|choice| choice.as_str() == word);
-        known.ok_or_else(|| format!("kickless-queues must be timer or busy, got '{word}'"))
-    }
 }
 
 /// What a worker is told of its queue beside the ring.

@@ -1,17 +1,19 @@
 //! Images: which are open, how they are opened, and how they grow.
 //!
 //! Open are those that are exported, and those that no other blockdev lies over: a blockdev below another is opened
-//! with that one. An image is open for writing while an export writes, and locked while it is exported: as in QEMU, a
-//! blockdev that nobody uses keeps nobody else from its image, another blockdev of this daemon's among them.
+//! with that one. An image is open for writing while an export writes, or always where `auto-read-only=off` asks for
+//! that, and locked while it is exported: as in QEMU, a blockdev that nobody uses keeps nobody else from its image,
+//! another blockdev of this daemon's among them.
 
 use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
+use egret_vocabulary::disk::{self, Bottom};
+use egret_vocabulary::schema::{self, Blockdev, Object as _};
 
+use super::io_threads::batch;
 use super::{ChangeError, Daemon, StartError};
-use crate::disk::{self, Bottom};
-use crate::schema::{self, Blockdev, Object as _};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -208,8 +210,8 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
     }
 }
 
-/// How the image at the bottom of `disk` is opened: for writing only if an export writes, and with locks only if there
-/// is one.
+/// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes, and with
+/// locks only if there is one.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
     let mut options = Options::new(
         name,
@@ -223,11 +225,12 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported
     );
     if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
         options.aio = image.aio;
+        options.aio_max_batch = batch(image.aio_max_batch);
         options.locking = if exported { image.locking } else { Locking::Off };
     }
     options.direct = disk.direct;
     options.no_flush = disk.no_flush;
-    options.read_only = disk.read_only || !written;
+    options.read_only = disk.read_only || (disk.auto_read_only && !written);
     options.discard = disk.discard;
     options.detect_zeroes = disk.detect_zeroes;
     options

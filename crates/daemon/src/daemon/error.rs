@@ -2,10 +2,10 @@
 
 use egret_export::ConfigError;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{Descriptor, ObjectError};
 
 use super::FdSetError;
 use crate::process::InheritError;
-use crate::schema::{Descriptor, ObjectError};
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum StartError {
     /// An export that writes, of a disk that others read and that is open for reading.
     #[error(
         "export '{export}': blockdev '{node}' is open for reading, because export '{reader}' came first; \
-         delete that one, or make the export that writes before it"
+         delete that one, make the export that writes before it, or give the blockdev auto-read-only=off"
     )]
     OpenForReading {
         /// The export that writes.

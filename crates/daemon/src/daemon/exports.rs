@@ -4,14 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig, MAX_MEMORY_SLOTS};
+use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
+use egret_virtio::scsi::ScsiConfig;
+use egret_vocabulary::schema;
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::departures::Departed;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
-use crate::schema;
 
 /// How an export is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub enum Deletion {
     /// At once; its client is cut off when what is in flight has ended.
     Hard,
 }
+
+// A path that an option may hold is one that a socket can have.
+const _: () = assert!(schema::LONGEST_SOCKET_PATH == MAX_SOCKET_PATH);
 
 impl Daemon {
     /// Adds an export, which listens when this returns.
@@ -95,7 +99,7 @@ impl Daemon {
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let access = object.access.resolve().map_err(|e| StartError::Access(object.id.clone(), e))?;
+        let access = crate::access::resolve(&object.access).map_err(|e| StartError::Access(object.id.clone(), e))?;
         let address = match (&object.addr, socket) {
             (schema::Addr::Unix { path }, _) => Address::Path(path.into()),
             (schema::Addr::Fd { .. }, Some(socket)) => Address::Fd(socket),
@@ -111,7 +115,7 @@ impl Daemon {
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), object.kickless_queues);
+        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), kickless(object));
         let export = match object.kind {
             schema::ExportType::VhostUserBlk => {
                 let disk = Arc::clone(&disks[0]);
@@ -119,7 +123,10 @@ impl Daemon {
                 Export::start(config, disk, loops)?
             }
             schema::ExportType::VhostUserScsi => {
-                Export::start_scsi(self.scsi(object, disks, (address, access), memory)?, loops)?
+                let luns = self.units(object, disks)?;
+                let device = ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size };
+                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory };
+                Export::start_scsi(config, loops)?
             }
         };
         self.board.put_up_export(&export);
@@ -143,6 +150,14 @@ impl Daemon {
         self.start_io_thread(&object)?;
         self.config.iothreads.push(object);
         Ok(())
+    }
+}
+
+/// What becomes of queues that clients ask to be polled.
+const fn kickless(object: &schema::Export) -> Kickless {
+    match object.kickless_queues {
+        schema::Kickless::Timer => Kickless::Timer,
+        schema::Kickless::Busy => Kickless::Busy,
     }
 }
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{Failure, Op};
+use egret_vocabulary::schema::Export;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Daemon;
-use crate::schema::Export;
 
 /// The least time between two failures of one disk that are told, as in QEMU.
 const REST: Duration = Duration::from_secs(1);

@@ -15,10 +15,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 
 use egret_disk::{Disk, Driver, Options};
+use egret_vocabulary::schema::{Blockdev, FdSetNumber};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use super::{Daemon, StartError};
-use crate::schema::{Blockdev, FdSetNumber};
 
 /// Descriptors that all sets may have together.
 const MOST: usize = 4096;
@@ -180,7 +180,7 @@ impl Daemon {
     pub(super) fn open_image(&self, options: &Options, old: Option<&Disk>) -> Result<Arc<Disk>, StartError> {
         let id = match &options.driver {
             Driver::File { filename } | Driver::HostDevice { filename } => {
-                filename.to_str().and_then(crate::schema::fd_set_number)
+                filename.to_str().and_then(egret_vocabulary::schema::fd_set_number)
             }
             Driver::Null { .. } => None,
         };

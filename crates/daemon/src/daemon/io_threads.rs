@@ -10,10 +10,10 @@ use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spa
 use egret_export::Worker;
 use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
+use egret_vocabulary::schema::{Cpus, IoThread};
 
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
 use crate::process::abort;
-use crate::schema::{Cpus, IoThread};
 
 /// How long a thread may take to answer when the daemon is about to end.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ impl Daemon {
         if !self.io_threads.contains_key(id) {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
-        let uses = |export: &crate::schema::Export| {
+        let uses = |export: &egret_vocabulary::schema::Export| {
             (0..export.num_queues).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
         };
         if self.config.exports.iter().any(uses) {
@@ -103,7 +103,7 @@ impl RunningIoThread {
             calibrate: object.policy() == PolicyKind::LowRegret,
         };
         let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
-        let aio_max_batch = batch(object);
+        let aio_max_batch = batch(object.aio_max_batch);
         let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
         let engines = move |ring| {
             if let Some(cpus) = &cpus
@@ -177,7 +177,7 @@ impl RunningIoThread {
             self.handle.send(move |target| target.set_idle_after(idle_after));
         }
         if now.aio_max_batch != object.aio_max_batch {
-            let most = batch(object);
+            let most = batch(object.aio_max_batch);
             self.handle.send(move |target| target.backend().set_aio_max_batch(most));
         }
         let (min, max) = (object.thread_pool_min, object.thread_pool_max);
@@ -207,8 +207,9 @@ impl Drop for RunningIoThread {
     }
 }
 
-fn batch(object: &IoThread) -> u32 {
-    u32::try_from(object.aio_max_batch).unwrap_or(u32::MAX)
+/// `aio-max-batch`, as engines take it.
+pub(super) fn batch(most: u64) -> u32 {
+    u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 /// Has this thread run on `cpus`, or wherever the daemon's main thread may.

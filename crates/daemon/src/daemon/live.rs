@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use egret_export::{Exchange, Export, Pause, exchange};
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
 use super::disks::{make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
-use crate::Config;
-use crate::schema::{self, Blockdev, Child, Driver, Object as _};
 
 impl Daemon {
     /// Has an export's queues run where `object` says, which is that export on other I/O threads. Returns the longest
@@ -48,15 +48,15 @@ impl Daemon {
             let old = tops.iter_mut().find_map(|top| node_mut(top, &name));
             replace(old.ok_or(ChangeError::NoNode(name))?, new)?;
         }
-        let changed = Config { blockdevs: tops, ..self.config.clone() };
+        let mut changed = self.config.clone();
+        changed.blockdevs = tops;
         let writers = changed.exports.iter().filter(|export| export.writable);
         for (_, node) in writers.flat_map(schema::Export::node_names) {
             if changed.disk(node).is_some_and(|disk| disk.read_only) {
                 return Err(ChangeError::ReadOnlyInUse(node.to_owned()));
             }
         }
-        let Config { iothreads, blockdevs, exports, memory_max } = changed;
-        let changed = Config { memory_max, ..Config::new(iothreads, blockdevs, exports)? };
+        let changed = changed.checked()?;
         let exchanges = self.reopened(&changed)?;
         let pause = exchange(&self.users(&exchanges)?, &exchanges).map_err(StartError::from)?;
         self.config = changed;

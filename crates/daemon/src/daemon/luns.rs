@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{self, ExportType, Lun};
 
 use super::departures::Departed;
 use super::exports::check_size;
 use super::{ChangeError, Daemon, StartError, scsi};
-use crate::schema::{self, ExportType, Lun};
 
 impl Daemon {
     /// Adds a logical unit to an export, and tells its client.

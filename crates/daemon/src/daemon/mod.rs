@@ -38,11 +38,11 @@ use std::sync::Arc;
 use egret_disk::{Disk, ThrottleGroup};
 use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{AddFd, Addr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
-use crate::Config;
 use crate::process::{Inherited, Patience};
-use crate::schema::{AddFd, Addr};
 pub use board::{Board, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;

@@ -3,36 +3,23 @@
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Access, Address, DiscardConfig, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
-use egret_virtio::scsi::{LunAddress, ScsiConfig};
-use egret_vring::memory::MemoryRules;
+use egret_export::{DiscardConfig, LogicalUnit, LunConfig, Naa};
+use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{Export, Lun};
 
 use super::{Daemon, StartError};
-use crate::schema::{Export, Lun};
 
 /// How many ranges one UNMAP may have: as many as Linux's own drivers ask for at a time.
 const UNMAP_RANGES: u32 = 256;
 
+/// A logical unit on its way into an export.
+pub(super) type Unit = (LunAddress, Arc<LogicalUnit>, Arc<Disk>);
+
 impl Daemon {
-    /// An export of `disks`, one for each of its logical units.
-    pub(super) fn scsi(
-        &mut self,
-        object: &Export,
-        disks: Vec<Arc<Disk>>,
-        (address, access): (Address, Access),
-        memory: MemoryRules,
-    ) -> Result<ScsiExportConfig, StartError> {
-        let luns = object.luns.iter().zip(disks);
+    /// The logical units of a device, with the disks of each.
+    pub(super) fn units(&mut self, object: &Export, disks: Vec<Arc<Disk>>) -> Result<Vec<Unit>, StartError> {
         let unit = |(lun, disk): (_, Arc<Disk>)| Ok((address_of(lun), self.unit(object, lun, &disk)?, disk));
-        Ok(ScsiExportConfig {
-            id: object.id.clone(),
-            address,
-            access,
-            device: ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size },
-            luns: luns.map(unit).collect::<Result<_, StartError>>()?,
-            kickless: object.kickless_queues,
-            memory,
-        })
+        object.luns.iter().zip(disks).map(unit).collect()
     }
 
     /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each

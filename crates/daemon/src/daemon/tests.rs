@@ -1,10 +1,10 @@
 use std::path::Path;
 
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 use rustix::event::{PollFd, PollFlags};
 
 use super::*;
-use crate::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
 
 fn daemon() -> Daemon {
     Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap()
@@ -265,4 +265,36 @@ fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exporte
     assert_eq!(daemon.departed(), [Departed::Export { id: "e1".into() }]);
     daemon.add_export(export(at, "e0", "d0")).unwrap();
     daemon.add_export(export(at, "e1", "d1")).unwrap();
+}
+
+#[test]
+fn an_image_is_open_for_writing_from_the_start_where_auto_read_only_is_off() {
+    let place = tempfile::tempdir().unwrap();
+    let at = place.path();
+    let mut daemon = daemon();
+    for (node, read_only, auto_read_only, open_for_reading) in [
+        ("d0", None, None, true),
+        ("d1", None, Some(true), true),
+        ("d2", None, Some(false), false),
+        ("d3", Some(true), Some(false), true),
+    ] {
+        daemon.add_blockdev(Blockdev { read_only, auto_read_only, ..image(at, node) }).unwrap();
+        assert_eq!(daemon.disk_state(node).unwrap().read_only, open_for_reading, "{node}");
+    }
+    daemon.add_export(export(at, "reads", "d2")).unwrap();
+    daemon.add_export(Export { writable: true, ..export(at, "writes", "d2") }).unwrap();
+}
+
+#[test]
+fn a_set_of_descriptors_to_read_from_is_none_for_a_disk_that_is_opened_for_writing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = daemon();
+    let file = tempfile::NamedTempFile::new_in(place.path()).unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    daemon.add_fd(Some(0), std::fs::File::open(file.path()).unwrap().into(), None).unwrap();
+    let disk = Blockdev::new("d0", Driver::File(Image::new("/dev/fdset/0")));
+    let for_writing = Blockdev { auto_read_only: Some(false), ..disk.clone() };
+    let error = daemon.add_blockdev(for_writing).unwrap_err().to_string();
+    assert!(error.contains("no descriptor that is open for reading and writing"), "{error}");
+    daemon.add_blockdev(disk).unwrap();
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use egret_disk::Limits;
 use egret_export::QueueStats;
+use egret_vocabulary::Config;
 
 use super::{Daemon, DiskState, FdSetShown, Watched};
-use crate::Config;
 
 /// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
 #[derive(Clone, Debug)]

@@ -5,13 +5,11 @@
 //! | `families` | the metrics: names, units, where their numbers come from |
 //! | `text` | the format |
 //! | `http` | as much of a server as a scrape needs |
-//! | `place` | `--metrics`: where it listens |
 //!
 //! A scrape reads counters and asks nobody, so I/O threads do not know that there is one.
 
 mod families;
 mod http;
-mod place;
 mod text;
 
 use std::io;
@@ -20,15 +18,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
+use egret_vocabulary::Address;
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use families::{FAMILIES, Family, reference, scrape};
-pub(crate) use place::from_keys;
-pub use place::{PlaceError, SHAPE, place, table};
 pub use text::Kind;
 
 use crate::daemon::Board;
-use crate::listen::{Address, Socket};
+use crate::listen::Socket;
 use crate::process::Inherited;
 
 /// A server of metrics on a thread of its own. Dropping it ends it.

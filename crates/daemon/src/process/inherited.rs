@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 
+use egret_vocabulary::schema::{AddFd, Descriptor, hint};
 use thiserror::Error;
 
 use super::sys;
-use crate::schema::{AddFd, Descriptor, hint};
 
 /// The number of the first socket that is handed over; the others follow (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;

@@ -7,14 +7,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use egret_confine::{ConfineError, Confinement, Files, Identity, Missing};
+use egret_vocabulary::Address;
+use egret_vocabulary::Config;
+use egret_vocabulary::disk::Bottom;
+use egret_vocabulary::schema::Addr;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chownat};
 use thiserror::Error;
 
 use super::sys::{self, User};
-use crate::Config;
-use crate::disk::Bottom;
-use crate::listen::Address;
-use crate::schema::Addr;
 
 /// What the command line says of it.
 #[derive(Clone, Debug)]

@@ -2,13 +2,13 @@
 
 use egret_export::QueueStats;
 use egret_virtio::Kind as Op;
+use egret_vocabulary::disk::Bottom;
+use egret_vocabulary::schema::{Addr, Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
 use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, keys, nothing, text};
 use super::{limits, luns};
 use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
-use crate::disk::Bottom;
-use crate::schema::{Addr, Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
 
 static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
 static EXPORT: Shape = keys(&[

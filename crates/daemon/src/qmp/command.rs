@@ -1,10 +1,10 @@
 //! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 use serde_json::{Map, Value};
 
 use super::{Descriptors, QmpError};
 use crate::daemon::{Daemon, View};
-use crate::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
 
 /// What a change may use.
 pub struct Context<'a> {

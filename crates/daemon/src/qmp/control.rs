@@ -13,10 +13,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use egret_vocabulary::chardev::{Monitor, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::changes::{Change, Changes, Done};
-use super::chardev::{Monitor, Place};
 use super::client::Client;
 use super::command::{Run, nothing};
 use super::commands::COMMANDS;

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use egret_vocabulary::schema::{Descriptor, Key, Kind, LARGEST_FD_SET, Shape};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
 use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
-use crate::schema::{Descriptor, Key, Kind, LARGEST_FD_SET, Shape};
 
 /// Descriptors that one client may have names for.
 const MOST_NAMED: usize = 64;

@@ -1,9 +1,9 @@
 //! What a command answers when it fails.
 
+use egret_vocabulary::schema::{ObjectError, Problem};
 use serde_json::{Value, json};
 
 use crate::daemon::{ChangeError, FdSetError};
-use crate::schema::{ObjectError, Problem};
 
 /// QEMU's classes of errors; clients tell errors apart by them, and never by their text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 //! The shapes of objects and commands, in the form that QEMU's introspection has: commands name object types, whose
 //! members name types in turn. Names of types say what they hold, and are not to be relied on, as with QEMU.
 
+use egret_vocabulary::schema::{Key, Kind, Shape, Unset};
 use serde_json::{Value, json};
 
 use super::command::{Table, Takes};
 use super::event::EVENTS;
-use crate::schema::{Key, Kind, Shape, Unset};
 
 /// These commands and every event, with the types that they lead to.
 pub fn schema(commands: &Table) -> Value {

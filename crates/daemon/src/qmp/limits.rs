@@ -1,12 +1,12 @@
 //! The command that limits disks, and how limits are shown.
 
 use egret_disk::{LARGEST_LIMIT, Limit, Limits, Rates};
+use egret_vocabulary::schema::{Key, Kind, Shape};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
 use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
 use crate::daemon::View;
-use crate::schema::{Key, Kind, Shape};
 
 const RATE: Kind = Kind::Number(0, LARGEST_LIMIT, "");
 

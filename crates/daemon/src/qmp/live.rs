@@ -1,12 +1,12 @@
 //! Commands that change what carries a guest's requests while it makes them.
 
 use egret_export::Pause;
+use egret_vocabulary::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling, VQ_MAPPING};
 use serde_json::{Value, json};
 
 use super::QmpError;
 use super::command::{Arguments, Command, Context, Run, Takes, keys, text};
 use crate::daemon::{ChangeError, DEFAULT_IOTHREAD};
-use crate::schema::{Blockdev, Export, Key, Kind, Object, Shape, Spelling, VQ_MAPPING};
 
 /// What each of them returns.
 const RETURNS: &str = r#"{"pause-ns", "drain-ns"}"#;

@@ -1,12 +1,12 @@
 //! Commands about logical units; QEMU has none of its own for them.
 
 use egret_virtio::scsi::LunAddress;
+use egret_vocabulary::schema::lun::{ADDRESS, PROPERTIES};
+use egret_vocabulary::schema::{Key, Kind, Lun, Shape};
 use serde_json::{Value, json};
 
 use super::QmpError;
 use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
-use crate::schema::lun::{ADDRESS, PROPERTIES};
-use crate::schema::{Key, Kind, Lun, Shape};
 
 const ID: Key = Key::needed("id", Kind::Text(0, usize::MAX), "Name of the export.");
 

@@ -13,7 +13,6 @@
 //! | [`commands`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
-//! | [`chardev`] | `--chardev` and `--monitor` |
 //! | [`control`] | the thread that serves all monitors, with a bound on what each may cost |
 //! | `changes` | the thread that changes objects |
 //!
@@ -23,7 +22,6 @@
 
 mod block;
 mod changes;
-pub mod chardev;
 mod client;
 pub mod command;
 pub mod commands;
@@ -42,7 +40,6 @@ pub mod reference;
 pub mod session;
 mod stats;
 
-pub use chardev::{Chardev, Monitor, MonitorError, Place};
 pub use control::{Control, Woken};
 pub use descriptors::Descriptors;
 pub use error::{Class, QmpError};

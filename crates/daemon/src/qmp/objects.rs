@@ -1,12 +1,12 @@
 //! Commands about I/O threads, which are objects of QEMU's object model under `/objects`.
 
 use egret_polling::Property;
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{IoThread, Key, Kind, Object, Shape, Spelling};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
 use super::command::{Command, Run, Takes, keys, nothing, text};
-use crate::Config;
-use crate::schema::{IoThread, Key, Kind, Object, Shape, Spelling};
 
 static ID: Shape = keys(&[Key::needed("id", Kind::Text(0, usize::MAX), "Name of the object.")]);
 static PATH: Shape = keys(&[Key::needed("path", Kind::Text(0, usize::MAX), "`/objects/ID`, or `ID` alone.")]);

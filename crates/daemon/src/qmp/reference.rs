@@ -2,10 +2,11 @@
 
 use std::fmt::Write as _;
 
+use egret_vocabulary::schema::{Shape, reference as table};
+
 use super::command::Takes;
 use super::commands::COMMANDS;
 use super::event::EVENTS;
-use crate::schema::{Shape, reference as table};
 
 /// Commands and events as Markdown; `docs/qmp.md` holds exactly this, a test says so, and
 /// `EGRET_BLESS=1` writes it anew.

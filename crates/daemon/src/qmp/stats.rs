@@ -1,8 +1,9 @@
 //! The command that answers with every counter.
 
+use egret_vocabulary::schema::{Key, Kind, Shape};
+
 use super::QmpError;
 use super::command::{Command, Run, Takes, keys, text};
-use crate::schema::{Key, Kind, Shape};
 use crate::snapshot::Snapshot;
 
 static EXPORT: Shape = keys(&[Key::optional(
@@ -31,15 +32,16 @@ pub(super) static COMMANDS: &[Command] = &[Command {
 
 #[cfg(test)]
 mod tests {
+    use egret_vocabulary::Config;
+    use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Image};
     use serde_json::Value;
 
     use super::*;
+    use crate::Daemon;
     use crate::process::Inherited;
     use crate::qmp::Descriptors;
     use crate::qmp::command::{Arguments, Context};
     use crate::qmp::commands::COMMANDS;
-    use crate::schema::{self, Addr, Blockdev, Driver, Image};
-    use crate::{Config, Daemon};
 
     fn ask(daemon: &mut Daemon, arguments: Value) -> Result<Value, QmpError> {
         let arguments: Arguments = arguments.as_object().cloned().unwrap();

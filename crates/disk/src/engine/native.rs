@@ -107,6 +107,7 @@ impl Native {
 
     /// One `io_submit`; false when nothing more can be done now.
     fn submit_some(&mut self) -> bool {
+        self.pending.begin_batch();
         while self.going.len() < self.batch
             && let Some(next) = self.pending.take()
         {
@@ -157,7 +158,9 @@ impl Engine for Native {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
         let slot = slot as usize;
         self.disks.resize(self.disks.len().max(slot + 1), NO_FILE);
-        self.disks[slot] = File { fd: disk.fd(), block: disk.offset_alignment(), line: self.pending.open(disk) };
+        let line = self.pending.open(disk);
+        self.pending.limit_batches(line, disk.options().aio_max_batch);
+        self.disks[slot] = File { fd: disk.fd(), block: disk.offset_alignment(), line };
     }
 
     fn detach(&mut self, slot: u32) {
@@ -229,29 +232,59 @@ mod tests {
     use crate::{Driver, Options};
     use egret_vring::memory::IoVec;
 
-    #[test]
-    fn a_disk_with_many_requests_leaves_places_in_the_kernel_to_another() {
+    /// Submits reads of two disks, the first with so many requests in a batch at most, by an engine of `depth` and
+    /// `max_batch`: one for each slot that is named.
+    fn submitted(
+        (depth, max_batch): (u32, u32),
+        aio_max_batch: u32,
+        slots: impl IntoIterator<Item = u32>,
+        look: impl FnOnce(&mut Native),
+    ) {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(1 << 20).unwrap();
         let driver = Driver::File { filename: image.path().to_owned() };
-        let options = Options { direct: true, read_only: true, ..Options::new("disk0", driver) };
+        let any = Options { direct: true, read_only: true, ..Options::new("disk0", driver) };
         let mut memory = Aligned::zeroed(4096, 4096);
         let base = memory.bytes().as_mut_ptr();
-        let mut native = Native::new(8, 3, Arc::default()).unwrap();
-        let disks = [0, 1].map(|_| Arc::new(Disk::open(&options).unwrap()));
+        let mut native = Native::new(depth, max_batch, Arc::default()).unwrap();
+        let disks = [Options { aio_max_batch, ..any.clone() }, any].map(|of| Arc::new(Disk::open(&of).unwrap()));
         disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk));
-        for slot in std::iter::repeat_n(0, 100).chain([1]) {
+        for slot in slots {
             // SAFETY: the memory outlives the engine, which waits for its requests.
             let buffers = vec![unsafe { IoVec::new(base, 4096) }];
             native.push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: Token(0) }));
         }
         native.submit(Nanos::ZERO);
-        // The second disk's only request and half of what the first may have at most, and no more until they are reaped.
-        assert_eq!(native.pending.taken(), 5);
-        let waiting: Vec<u32> = native.pending.drain().collect();
-        assert_eq!(waiting.len(), 96);
-        assert!(waiting.iter().all(|&place| native.flying.get_mut(place).unwrap().slot() == 0));
+        look(&mut native);
         drop(native);
         drop(memory);
+    }
+
+    #[test]
+    fn a_disk_with_many_requests_leaves_places_in_the_kernel_to_another() {
+        submitted((8, 3), 0, std::iter::repeat_n(0, 100).chain([1]), |native| {
+            // The second disk's only request and half of what the first may have at most, and no more until they are
+            // reaped.
+            assert_eq!(native.pending.taken(), 5);
+            let waiting: Vec<u32> = native.pending.drain().collect();
+            assert_eq!(waiting.len(), 96);
+            assert!(waiting.iter().all(|&place| native.flying.get_mut(place).unwrap().slot() == 0));
+        });
+    }
+
+    #[test]
+    fn a_disks_own_batches_are_as_small_as_it_asks_for_and_another_disks_are_not() {
+        let batches = |max_batch, aio_max_batch| {
+            let mut batches = 0;
+            let slots = std::iter::repeat_n(0, 6).chain([1; 6]);
+            submitted((64, max_batch), aio_max_batch, slots, |native| {
+                assert_eq!(native.pending.taken(), 12);
+                batches = native.counters.read().submissions;
+            });
+            batches
+        };
+        assert_eq!(batches(0, 0), 1);
+        assert_eq!(batches(0, 2), 3, "2 and all of the other's, 2, 2");
+        assert_eq!(batches(2, 4), 6, "the smaller counts");
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Turns<T> {
     order: VecDeque<usize>,
     /// How many disks there are.
     disks: u32,
+    /// The number of the batch that places are taken for.
+    batch: u64,
 }
 
 /// One disk's jobs.
@@ -44,11 +46,15 @@ struct Line<T> {
     most: u32,
     /// How many slots stand for the disk; the line is free if none does.
     slots: u32,
+    /// How many of a batch may be its own.
+    batch_most: u32,
+    /// The last batch that it is in where that is limited, and how many of it are its own.
+    batched: (u64, u32),
 }
 
 impl<T> Turns<T> {
     pub(crate) const fn new(places: u32) -> Self {
-        Self { places, taken: 0, lines: Vec::new(), order: VecDeque::new(), disks: 0 }
+        Self { places, taken: 0, lines: Vec::new(), order: VecDeque::new(), disks: 0, batch: 0 }
     }
 
     /// How many places there are from here on; those that are too many now are given back as ever.
@@ -78,14 +84,32 @@ impl<T> Turns<T> {
             self.disks += u32::from(most == ALL);
             let free = self.lines.iter().position(|line| line.slots == 0);
             free.unwrap_or_else(|| {
-                self.lines.push(Line { waiting: VecDeque::new(), taken: 0, disk, most, slots: 0 });
+                self.lines.push(Line {
+                    waiting: VecDeque::new(),
+                    taken: 0,
+                    disk,
+                    most,
+                    slots: 0,
+                    batch_most: ALL,
+                    batched: (0, 0),
+                });
                 self.lines.len() - 1
             })
         });
         let line = &mut self.lines[at];
-        (line.disk, line.most) = (disk, most);
+        (line.disk, line.most, line.batch_most) = (disk, most, ALL);
         line.slots += 1;
         at
+    }
+
+    /// The most of a line that go into one batch from here on; 0 is no limit.
+    pub(crate) fn limit_batches(&mut self, at: usize, most: u32) {
+        self.lines[at].batch_most = if most == 0 { ALL } else { most };
+    }
+
+    /// Begins a batch, which what is taken from here on is in.
+    pub(crate) const fn begin_batch(&mut self) {
+        self.batch += 1;
     }
 
     /// Takes back an [`open`](Self::open); nothing of the slot's waits. The other disks may have more places then.
@@ -117,7 +141,7 @@ impl<T> Turns<T> {
     }
 
     /// Takes a place for that whose turn it is, and says whose line it was in. `None` if nothing waits, or only of disks
-    /// that have their share.
+    /// that have their share, of the places or of the batch.
     pub(crate) fn take(&mut self) -> Option<(usize, T)> {
         let turn = self.order.iter().position(|&at| self.room(at) > 0)?;
         let at = self.order.remove(turn)?;
@@ -125,6 +149,9 @@ impl<T> Turns<T> {
         let what = line.waiting.pop_front()?;
         line.taken += 1;
         self.taken += 1;
+        if line.batch_most != ALL {
+            line.batched = (self.batch, line.in_batch(self.batch) + 1);
+        }
         if !line.waiting.is_empty() {
             self.order.push_back(at);
         }
@@ -169,9 +196,21 @@ impl<T> Turns<T> {
     /// How many places a line could take now, if no other did.
     fn room(&self, at: usize) -> u32 {
         let free = self.places.saturating_sub(self.taken);
-        let Line { taken, most, .. } = self.lines[at];
+        let Line { taken, most, batch_most, .. } = self.lines[at];
         // Each that it takes is one more of its own and one less that is free.
-        if self.are_shared() { free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken)) } else { free }
+        let room = if self.are_shared() {
+            free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken))
+        } else {
+            free
+        };
+        if batch_most == ALL { room } else { room.min(batch_most.saturating_sub(self.lines[at].in_batch(self.batch))) }
+    }
+}
+
+impl<T> Line<T> {
+    /// How many of this batch are its own.
+    const fn in_batch(&self, batch: u64) -> u32 {
+        if self.batched.0 == batch { self.batched.1 } else { 0 }
     }
 }
 

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
-use egret_daemon::Config;
 use egret_daemon::attach::Attach;
-use egret_daemon::disk::Bottom;
-use egret_daemon::schema::{Addr, Descriptor};
+use egret_vocabulary::Config;
+use egret_vocabulary::disk::Bottom;
+use egret_vocabulary::schema::{Addr, Descriptor};
 
 /// For every export its address, and the lines that attach it.
 pub fn announcement(config: &Config) -> Result<String> {

@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use egret_confine::{Bounds, Kind};
-use egret_daemon::listen::Address;
+use egret_daemon::Daemon;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
     Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
     give, tell_service_manager,
 };
-use egret_daemon::qmp::chardev::Place;
-use egret_daemon::qmp::{Control, Monitor, Woken};
-use egret_daemon::schema::{AddFd, Addr, Descriptor};
+use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
-use egret_daemon::{Config, Daemon};
+use egret_vocabulary::Address;
+use egret_vocabulary::Config;
+use egret_vocabulary::chardev::{Monitor, Place};
+use egret_vocabulary::schema::{AddFd, Addr, Descriptor};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 

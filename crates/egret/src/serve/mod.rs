@@ -15,13 +15,13 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use egret_daemon::config::{Config, ConfigFile, effective};
-use egret_daemon::listen::Address;
-use egret_daemon::metrics;
 use egret_daemon::process::Sandbox;
-use egret_daemon::qmp::chardev::{self, Place};
-use egret_daemon::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
 use egret_daemon::watchdog::OnStall;
+use egret_vocabulary::Address;
+use egret_vocabulary::chardev::{self, Place};
+use egret_vocabulary::config::{Config, ConfigFile, effective};
+use egret_vocabulary::metrics;
+use egret_vocabulary::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
 
 use announce::announcement;
 use life::Life;

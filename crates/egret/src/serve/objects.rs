@@ -1,9 +1,9 @@
 //! `egret serve --object ... --blockdev ... --export ...`: everything said, in qemu-storage-daemon's words.
 
 use anyhow::{Result, anyhow};
-use egret_daemon::config::{Config, ConfigFile};
-use egret_daemon::keyval;
-use egret_daemon::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
+use egret_vocabulary::config::{Config, ConfigFile};
+use egret_vocabulary::keyval;
+use egret_vocabulary::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
 use serde_json::Value;
 
 use super::Serve;

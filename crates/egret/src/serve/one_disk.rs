@@ -5,8 +5,9 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use egret_daemon::schema::{Blockdev, Export, IoThread, Object as _, Spelling};
-use egret_daemon::{Config, probe};
+use egret_daemon::probe;
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object as _, Spelling};
 use serde_json::{Map, Value, json};
 
 use super::Serve;

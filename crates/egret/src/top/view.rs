@@ -1,6 +1,6 @@
 //! What is looked at, and what keys do: a state without a terminal.
 
-use egret_daemon::schema::{PolicyKind, words};
+use egret_vocabulary::schema::{PolicyKind, words};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::{Value, json};
 

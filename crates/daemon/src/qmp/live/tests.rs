@@ -1,12 +1,13 @@
 use std::path::Path;
 
+use egret_vocabulary::Config;
 use serde_json::json;
 
 use super::*;
+use crate::Daemon;
 use crate::process::Inherited;
 use crate::qmp::Descriptors;
 use crate::qmp::commands::COMMANDS;
-use crate::{Config, Daemon};
 
 fn run(daemon: &mut Daemon, command: &str, arguments: Value) -> Result<Value, String> {
     let Value::Object(arguments) = arguments else { panic!("{arguments} are no arguments") };

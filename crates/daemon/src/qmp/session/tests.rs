@@ -1,9 +1,10 @@
+use egret_vocabulary::Config;
 use serde_json::json;
 
 use super::*;
+use crate::Daemon;
 use crate::process::Inherited;
 use crate::qmp::frame::Framer;
-use crate::{Config, Daemon};
 
 /// What one client is answered, message by message.
 fn answers(messages: &[&str]) -> Vec<Value> {

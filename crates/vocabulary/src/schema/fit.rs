@@ -22,7 +22,7 @@ pub enum Spelling {
 }
 
 /// Checks the arguments of a command, which is no object of the vocabulary but is described like one.
-pub(crate) fn fit_arguments(
+pub fn fit_arguments(
     arguments: Map<String, Value>,
     shape: &Shape,
     spelling: Spelling,

@@ -37,13 +37,13 @@ pub struct Lun {
 }
 
 /// Where it is: its number and its target.
-pub(crate) const ADDRESS: [Key; 2] = [
+pub const ADDRESS: [Key; 2] = [
     Key::needed("lun", Kind::Number(0, LARGEST_LUN, ""), "Its number."),
     Key::optional("target", Kind::Number(0, LARGEST_TARGET, ""), "0", "The target that it belongs to."),
 ];
 
 /// What it is.
-pub(crate) const PROPERTIES: [Key; 4] = [
+pub const PROPERTIES: [Key; 4] = [
     Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev behind it."),
     Key::optional(
         "serial",

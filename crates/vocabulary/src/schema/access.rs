@@ -1,12 +1,8 @@
 //! Who may connect to a UNIX socket: keys that exports, monitors and metrics have alike.
 
-use std::io;
-
-use egret_export as export;
 use serde::{Deserialize, Serialize};
 
 use super::key::{Key, Kind};
-use crate::process::sys::{group_id, user_id};
 
 /// Who may connect, as it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,27 +57,6 @@ impl Access {
         let given = [("mode", self.mode.is_some()), ("user", self.user.is_some()), ("group", self.group.is_some())];
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key)
     }
-
-    /// The same in the system's own terms.
-    ///
-    /// # Errors
-    /// There is no such user or group.
-    pub(crate) fn resolve(&self) -> io::Result<export::Access> {
-        let user = |name: &String| find("user", name, user_id);
-        Ok(export::Access {
-            mode: self.mode,
-            user: self.user.as_ref().map(user).transpose()?,
-            group: self.group.as_ref().map(|name| find("group", name, group_id)).transpose()?,
-            uids: self.allow_uid.iter().map(user).collect::<io::Result<_>>()?,
-        })
-    }
-}
-
-/// A user or group by its name, or else by its number.
-fn find(noun: &str, name: &str, by_name: fn(&str) -> io::Result<Option<u32>>) -> io::Result<u32> {
-    // The largest number means "none" to the system.
-    let number = || name.parse().ok().filter(|number| *number < u32::MAX);
-    by_name(name)?.or_else(number).ok_or_else(|| io::Error::other(format!("there is no {noun} '{name}'")))
 }
 
 mod octal {
@@ -94,26 +69,5 @@ mod octal {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
         let text = String::deserialize(deserializer)?;
         u32::from_str_radix(&text, 8).map(Some).map_err(serde::de::Error::custom)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_or_group_is_known_by_its_name_and_by_its_number() {
-        let text = |text: &str| Some(text.to_owned());
-        let access =
-            Access { mode: None, user: text("root"), group: text("7"), allow_uid: vec!["0".into(), "9".into()] };
-        let resolved = access.resolve().unwrap();
-        assert_eq!((resolved.user, resolved.group, resolved.uids), (Some(0), Some(7), vec![0, 9]));
-        for (access, line) in [
-            (Access { user: text("no such user"), ..Access::default() }, "there is no user 'no such user'"),
-            (Access { group: text("no such group"), ..Access::default() }, "there is no group 'no such group'"),
-            (Access { allow_uid: vec!["4294967295".into()], ..Access::default() }, "there is no user '4294967295'"),
-        ] {
-            assert_eq!(access.resolve().unwrap_err().to_string(), line);
-        }
     }
 }

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::command::text;
+use crate::address::{Address, keys};
 use crate::keyval::{self, KeyvalError};
-use crate::listen::{Address, keys};
 use crate::schema::{Foreign, Harmless, Key, Kind, Problem, Shape, Spelling, Variants, fit_arguments};
 
 /// Where bytes come from and go to.
@@ -161,6 +160,10 @@ fn chardev(keys: &Map<String, Value>) -> Result<Chardev, Problem> {
         _ => Place::Socket(Address::from_keys(keys)?),
     };
     Ok(Chardev { id: text(keys, "id").to_owned(), place })
+}
+
+fn text<'a>(keys: &'a Map<String, Value>, key: &str) -> &'a str {
+    keys.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct IoThread {
     /// How file descriptors are waited for.
     #[serde(default, with = "as_word")]
     pub fd_monitor: MonitorChoice,
-    /// Most requests handed to the kernel in one system call; 0 leaves it to the engine.
+    /// Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.
     #[serde(default)]
     pub aio_max_batch: u64,
     /// Worker threads of `aio=threads` that are kept even when idle.
@@ -95,7 +95,7 @@ static SHAPE: Shape = Shape {
             "aio-max-batch",
             Kind::Number(0, LARGEST, "requests"),
             "0",
-            "Most requests handed to the kernel in one system call; 0 leaves it to the engine.",
+            "Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.",
         ),
         Key::optional(
             "thread-pool-min",
@@ -234,7 +234,7 @@ impl IoThread {
     }
 
     /// Sets what was left unset to what is in force, as far as the policy has a use for it.
-    pub(crate) fn fill_in(&mut self) {
+    pub fn fill_in(&mut self) {
         let policy = self.policy();
         let in_force = |property: Property| {
             let value = self.effective(property);

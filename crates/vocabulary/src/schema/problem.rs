@@ -109,7 +109,7 @@ pub(crate) fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a 
 }
 
 /// `did you mean 'x'?`, or else `known are a, b`.
-pub(crate) fn hint<'a>(given: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+pub fn hint<'a>(given: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     match nearest(given, known.clone()) {
         Some(near) => format!("did you mean '{near}'?"),
         None => match known.into_iter().collect::<Vec<_>>().join(", ") {

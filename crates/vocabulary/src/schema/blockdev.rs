@@ -16,7 +16,7 @@ const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
 /// The largest number of a set of descriptors: QEMU's.
-pub(crate) const LARGEST_FD_SET: u64 = i64::MAX as u64;
+pub const LARGEST_FD_SET: u64 = i64::MAX as u64;
 /// What a filename begins with that names a set.
 const FD_SET: &str = "/dev/fdset/";
 const DEFAULT_NULL_SIZE: u64 = 1 << 30;
@@ -76,7 +76,7 @@ pub enum Driver {
 }
 
 /// The set of descriptors that `filename` names, if it does: `/dev/fdset/N`.
-pub(crate) fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
+pub fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
     let digits = filename.strip_prefix(FD_SET)?;
     let number = digits.parse().ok().filter(|number| *number <= LARGEST_FD_SET)?;
     digits.bytes().all(|digit| digit.is_ascii_digit()).then_some(number)
@@ -84,7 +84,7 @@ pub(crate) fn fd_set_number(filename: &str) -> Option<FdSetNumber> {
 
 impl Blockdev {
     /// The set of descriptors that its own image is opened through, if it is.
-    pub(crate) fn fd_set(&self) -> Option<FdSetNumber> {
+    pub fn fd_set(&self) -> Option<FdSetNumber> {
         match &self.driver {
             Driver::File(image) | Driver::HostDevice(image) => fd_set_number(&image.filename),
             _ => None,
@@ -189,8 +189,10 @@ pub(super) static SHAPE: Shape = Shape {
         Key::optional(
             "auto-read-only",
             Kind::Flag,
-            "off; inline: the parent's",
-            "Open the image for reading alone as long as no writable export uses it.",
+            "on; inline: the parent's",
+            "Open the image for reading alone as long as no writable export uses it. With `off` it is opened, and locked, \
+             for writing from the start, unless `read-only` says otherwise: a disk that cannot be written to is refused, \
+             and one that is read can get an export that writes.",
         ),
         Key::optional(
             "discard",
@@ -317,8 +319,8 @@ const IMAGE: &[Key] = &[
         "aio-max-batch",
         Kind::Number(0, LARGEST_DISK, "requests"),
         "0",
-        "Most requests of this disk handed to the kernel in one system call; the smaller of this and the I/O thread's \
-         counts, and 0 does not.",
+        "Most requests of this disk handed to the kernel in one system call (`aio=native`); the smaller of this and the \
+         I/O thread's counts, and 0 does not.",
     ),
     Key::optional(
         "locking",
@@ -374,6 +376,13 @@ impl Blockdev {
         {
             let allowed = format!("{FD_SET} with a number in 0..={LARGEST_FD_SET}");
             return Err(Problem::must("filename", allowed, format!("'{filename}'")));
+        }
+        if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
+            && image.aio_max_batch > 0
+            && image.aio != Aio::Native
+        {
+            let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
+            return Err(Problem::Together(line));
         }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())

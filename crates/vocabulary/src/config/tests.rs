@@ -135,20 +135,20 @@ fn two_writers_of_one_disk_are_allowed_with_a_warning() {
 
 #[test]
 fn an_inline_child_takes_what_it_leaves_unset_and_a_named_one_does_not() {
-    let outer = "cache.direct=on,cache.no-flush=on,discard=unmap,auto-read-only=on";
+    let outer = "cache.direct=on,cache.no-flush=on,discard=unmap,auto-read-only=off";
     let inline = format!("raw,node-name=i,{outer},file.driver=file,file.filename=x,file.node-name=below");
     let named = format!("raw,node-name=n,{outer},file=f");
     let config = config(&[], &[&inline, &named, "file,node-name=f,filename=y"], &[]).unwrap();
 
     let disk = config.disk("i").unwrap();
-    assert!(disk.direct && disk.no_flush && disk.auto_read_only);
+    assert!(disk.direct && disk.no_flush && !disk.auto_read_only);
     assert_eq!(disk.discard, Discard::Unmap);
     assert!(matches!(disk.bottom, Bottom::File(image) if image.filename == "x"));
     // What lies below is the same disk when it is exported by its own name.
     assert_eq!(config.disk("below").unwrap(), disk);
 
     let disk = config.disk("n").unwrap();
-    assert!(!disk.direct && !disk.no_flush);
+    assert!(!disk.direct && !disk.no_flush && disk.auto_read_only);
     assert_eq!(disk.discard, Discard::Ignore, "the file itself lets none through");
     assert!(matches!(disk.bottom, Bottom::File(image) if image.filename == "y"));
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use egret_export::Kickless;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -12,17 +11,18 @@ use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
 use super::lun::{self, Lun};
 use super::object::object;
-use super::words::{as_word, words};
 use super::{Object, ObjectError, Problem, Spelling};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
-pub const LONGEST_SOCKET_PATH: usize = egret_export::MAX_SOCKET_PATH;
+pub const LONGEST_SOCKET_PATH: usize = 107;
 
 /// A SET_VRING_KICK or _CALL message has eight bits for the queue's number (vhost-user protocol, "vring descriptor
 /// index"), so no client can start a 257th queue.
 const MOST_QUEUES: u64 = 256;
 /// Likewise, with a control and an event queue beside them.
 const MOST_SCSI_QUEUES: u16 = 254;
+/// What a request needs beside data are two descriptors, and powers of two have none between that and this.
+const SMALLEST_QUEUE: u64 = 4;
 const LARGEST_QUEUE: u64 = 1024;
 const LARGEST_BLOCK: u64 = 2 << 20;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
@@ -54,6 +54,17 @@ pub enum MemoryFiles {
     SharedMemory,
     /// All that can be mapped.
     Any,
+}
+
+/// What becomes of a queue that its client asks to be polled, by giving it no kick descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kickless {
+    /// It is looked at once a millisecond at least.
+    #[default]
+    Timer,
+    /// Its I/O thread does not sleep while it runs.
+    Busy,
 }
 
 /// Disks offered to virtual machines.
@@ -101,7 +112,7 @@ pub struct Export {
     #[serde(default)]
     pub fixed_iothread: bool,
     /// What becomes of queues that their client asks to be polled.
-    #[serde(default, with = "as_word")]
+    #[serde(default)]
     pub kickless_queues: Kickless,
     /// How much guest memory is mapped at a time, at most, in bytes.
     #[serde(default = "default_memory_max")]
@@ -166,7 +177,7 @@ static SHAPE: Shape = Shape {
         Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
         Key::optional(
             "queue-size",
-            Kind::PowerOfTwo(2, LARGEST_QUEUE),
+            Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE),
             "128",
             "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A \
              client may set up rings of any size up to 1024. Egret's own for this type.",
@@ -193,7 +204,7 @@ static SHAPE: Shape = Shape {
         ),
         Key::optional(
             "kickless-queues",
-            Kind::Word(words::<Kickless>),
+            Kind::Word(|| vec!["timer", "busy"]),
             "timer",
             "What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for \
              polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its \
@@ -277,7 +288,8 @@ static ADDR: Shape = Shape {
     ],
 };
 
-pub(crate) static VQ_MAPPING: Shape = Shape {
+/// The keys of an I/O thread and its queues.
+pub static VQ_MAPPING: Shape = Shape {
     keys: &[
         Key::needed("iothread", Kind::Name(usize::MAX), "The I/O thread."),
         Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), "dealt out in turn", "Its queues, counted from 0."),
@@ -336,7 +348,7 @@ impl Export {
     ///
     /// # Errors
     /// It does not fit the others.
-    pub(crate) fn with_lun(&self, lun: Lun) -> Result<Self, ObjectError> {
+    pub fn with_lun(&self, lun: Lun) -> Result<Self, ObjectError> {
         let mut with = self.clone();
         with.luns.push(lun);
         with.check().map(|()| with).map_err(|problem| self.error(problem))

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use egret_disk::{Aio, DetectZeroes, Discard, Locking};
 use egret_event_loop::MonitorChoice;
-use egret_export::Kickless;
 use egret_polling::PolicyKind;
 
 /// A type whose values are words.
@@ -37,7 +36,6 @@ macro_rules! word {
 word! {
     PolicyKind, name;
     MonitorChoice, as_str;
-    Kickless, as_str;
 }
 
 macro_rules! word_of_a_disk {
@@ -98,7 +96,6 @@ mod tests {
     fn every_word_reads_back_as_its_value() {
         reads_back::<PolicyKind>();
         reads_back::<MonitorChoice>();
-        reads_back::<Kickless>();
         reads_back::<Aio>();
         reads_back::<DetectZeroes>();
         reads_back::<Discard>();

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use crate::address::{Address, keys};
 use crate::keyval::{self, KeyvalError};
-use crate::listen::{Address, keys};
 use crate::schema::{Access, Problem, Shape, Spelling, fit_arguments};
 
 /// What says where metrics are served.

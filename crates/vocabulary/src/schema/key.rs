@@ -120,11 +120,13 @@ pub enum Harmless {
 }
 
 impl Key {
-    pub(crate) const fn needed(name: &'static str, kind: Kind, about: &'static str) -> Self {
+    /// A key that cannot be left out.
+    pub const fn needed(name: &'static str, kind: Kind, about: &'static str) -> Self {
         Self { name, kind, unset: Unset::Refused, about }
     }
 
-    pub(crate) const fn optional(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Self {
+    /// A key that means `default` where it is left out.
+    pub const fn optional(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Self {
         Self { name, kind, unset: Unset::Means(default), about }
     }
 }

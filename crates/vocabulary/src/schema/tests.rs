@@ -194,6 +194,16 @@ fn a_polling_property_belongs_to_the_policy_that_is_named_with_it() {
 }
 
 #[test]
+fn a_batch_is_limited_of_the_engine_that_has_batches() {
+    for (aio, named) in [("", "threads"), (",aio=io_uring", "io_uring")] {
+        let line = format!("aio-max-batch has no effect on aio={named}; it belongs to native");
+        let text = format!("file,node-name=d,filename=x{aio},aio-max-batch");
+        assert_eq!(error::<Blockdev>(&format!("{text}=1")), format!("blockdev 'd': {line}"));
+        read::<Blockdev>(&format!("{text}=0")).unwrap();
+    }
+}
+
+#[test]
 fn an_unknown_key_names_the_nearest_known_one() {
     for (text, line) in [
         ("file,node-name=d,filenam=x", "blockdev 'd': unknown key 'filenam'; did you mean 'filename'?"),
@@ -290,8 +300,9 @@ fn an_export_has_queues_rings_blocks_and_a_socket_within_their_limits() {
     for (text, line) in [
         ("num-queues=0", "num-queues must be 1..=256, got 0"),
         ("num-queues=257", "num-queues must be 1..=256, got 257"),
-        ("queue-size=100", "queue-size must be a power of two in 2..=1024, got 100"),
-        ("queue-size=2048", "queue-size must be a power of two in 2..=1024, got 2048"),
+        ("queue-size=2", "queue-size must be a power of two in 4..=1024, got 2"),
+        ("queue-size=100", "queue-size must be a power of two in 4..=1024, got 100"),
+        ("queue-size=2048", "queue-size must be a power of two in 4..=1024, got 2048"),
         ("logical-block-size=1000", "logical-block-size must be a power of two in 512..=2097152 bytes, got 1000"),
         ("logical-block-size=4M", "logical-block-size must be a power of two in 512..=2097152 bytes, got '4M'"),
         ("serial=123456789012345678901", "serial must be text of at most 20 bytes, got 123456789012345678901"),
@@ -430,7 +441,10 @@ fn the_reference_is_in_step_with_the_tables() {
         std::fs::write(path, &blessed).unwrap();
         return;
     }
-    assert!(text == blessed, "docs/options.md is out of step; EGRET_BLESS=1 cargo test -p egret-daemon writes it anew");
+    assert!(
+        text == blessed,
+        "docs/options.md is out of step; EGRET_BLESS=1 cargo test -p egret-vocabulary writes it anew"
+    );
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl Layer {
             direct: false,
             no_flush: false,
             read_only: false,
-            auto_read_only: false,
+            auto_read_only: true,
             discard: Discard::Ignore,
             detect_zeroes: DetectZeroes::Off,
         };
@@ -95,7 +95,7 @@ impl<'a> Disk<'a> {
             None => (blockdev, Layer::top(blockdev)),
         };
         let (mut discard, mut detect_zeroes) = (layer.discard, layer.detect_zeroes);
-        let (mut read_only, mut auto_read_only) = (layer.read_only, layer.auto_read_only);
+        let mut read_only = layer.read_only;
         let mut named = Vec::new();
         let bottom = loop {
             match &at.driver {
@@ -112,7 +112,6 @@ impl<'a> Disk<'a> {
                 }
             }
             read_only |= layer.read_only;
-            auto_read_only |= layer.auto_read_only;
             if layer.discard == Discard::Ignore {
                 discard = Discard::Ignore;
             }
@@ -120,7 +119,7 @@ impl<'a> Disk<'a> {
                 detect_zeroes = layer.detect_zeroes;
             }
         };
-        let Layer { direct, no_flush, .. } = layer;
+        let Layer { direct, no_flush, auto_read_only, .. } = layer;
         Some(Self { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes })
     }
 }

@@ -12,7 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::Config;
-use crate::listen::Address;
+use crate::address::Address;
 use crate::metrics;
 use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Spelling, hint, memory_max};
 

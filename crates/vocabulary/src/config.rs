@@ -50,6 +50,15 @@ impl Config {
         Ok(config)
     }
 
+    /// Itself, if it still fits together after something was put into it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn checked(self) -> Result<Self, ObjectError> {
+        let Self { iothreads, blockdevs, exports, memory_max } = self;
+        Ok(Self { memory_max, ..Self::new(iothreads, blockdevs, exports)? })
+    }
+
     /// A configuration without objects.
     pub const fn empty() -> Self {
         Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new(), memory_max: DEFAULT_MEMORY_MAX }
@@ -100,7 +109,7 @@ impl Config {
     }
 
     /// As [`change_export`](Self::change_export), for one that is known to fit: what was there before, or less of it.
-    pub(crate) fn put_export(&mut self, object: Export) {
+    pub fn put_export(&mut self, object: Export) {
         if let Some(export) = self.exports.iter_mut().find(|export| export.id == object.id) {
             *export = object;
         }
