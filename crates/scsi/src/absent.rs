@@ -1,11 +1,12 @@
 //! What an initiator is told that addresses a logical unit which is not there.
 
+use crate::call::Call;
 use crate::cdb::{Cdb, Run};
-use crate::command::{Command, DataOut, Step, Task};
-use crate::execute::Call;
+use crate::command::Command;
 use crate::inquiry::of_nothing;
 use crate::report::report_luns;
 use crate::sense::{Code, Refusal, Sense};
+use crate::step::{DataOut, Step, Task};
 
 /// Answers a command for a logical unit number without a logical unit (SAM-5, incorrect logical unit numbers): the
 /// task's nexus may be any. INQUIRY says that there is no device, REQUEST SENSE and REPORT LUNS are answered, anything

@@ -1,110 +1,14 @@
 //! A command under way, and what its caller has to do next.
 
 use std::ops::Range;
-use std::task::Waker;
 
 use egret_disk::Op;
 
 use crate::gate::{Pass, Ticket};
-use crate::nexus::Nexus;
-use crate::sense::{Refusal, Sense, Status};
+use crate::sense::{Refusal, Sense};
+use crate::step::{DataOut, DiskOp, Memory, Step, Task};
 use crate::unit::Medium;
 use crate::work::{Work, fill};
-
-/// What an initiator asks for.
-#[derive(Clone, Copy, Debug)]
-pub struct Task<'a> {
-    /// The command descriptor block. What follows its end, which its first byte tells, is not looked at.
-    pub cdb: &'a [u8],
-    /// Who asks: a nexus of this logical unit.
-    pub nexus: &'a Nexus,
-    /// The target's logical units, for REPORT LUNS: each the eight bytes of the LUN structure (SAM-5, logical unit
-    /// numbers) as a big-endian number.
-    pub luns: &'a [u64],
-    /// How much data the initiator has room for, in bytes.
-    pub data_in: u64,
-    /// How much data the initiator gives, in bytes.
-    pub data_out: u64,
-    /// The number of the thread or queue that asks. Those that ask at the same time should have different ones; nothing
-    /// but speed depends on it.
-    pub lane: usize,
-    /// Is woken when a command that waits is worth another try.
-    pub waker: &'a Waker,
-}
-
-/// The data that an initiator gives with a command.
-pub trait DataOut {
-    /// Fills `into` with the bytes from `at` on. Never asks for what is past the task's [`data_out`](Task::data_out).
-    ///
-    /// The data may change from one call to the next: what matters is read once.
-    fn read_at(&self, at: u64, into: &mut [u8]);
-}
-
-impl DataOut for &[u8] {
-    fn read_at(&self, at: u64, into: &mut [u8]) {
-        let at = at as usize;
-        into.copy_from_slice(&self[at..at + into.len()]);
-    }
-}
-
-/// What the caller has to do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Step {
-    /// Run this on the disk; then [`step`](crate::LogicalUnit::step).
-    Disk(DiskOp),
-    /// Others are at the same blocks: [`retry`](crate::LogicalUnit::retry) when the task's waker has been woken, which
-    /// says that one of all that wait with this waker may have its turn. Who cannot wait may
-    /// [`abort`](crate::LogicalUnit::abort) the command and answer [`Status::Busy`].
-    Wait,
-    /// It is over.
-    Done(Done),
-    /// It is over, and nothing has happened: it moves more data than the buffers hold. SCSI has no word for that; a
-    /// transport has.
-    Overrun {
-        /// How many bytes it would move.
-        needed: u64,
-    },
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// Its status.
-    pub status: Status,
-    /// Why, for CHECK CONDITION.
-    pub sense: Option<Sense>,
-    /// How many bytes have been moved, in the direction that the command moves them. Where that is data-in, they are
-    /// [`Command::data_in`]'s if it has any, and otherwise the disk has put them there. The residual is what the buffer
-    /// has beyond.
-    pub moved: u64,
-}
-
-/// One disk operation of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskOp {
-    /// What to do.
-    pub op: Op,
-    /// Where it begins, in bytes.
-    pub offset: u64,
-    /// How much of the disk it is about, in bytes; zero for a flush.
-    pub len: u64,
-    /// The memory that goes with it.
-    pub memory: Memory,
-}
-
-/// Which memory a disk operation reads or writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// None: nothing is moved.
-    None,
-    /// The first bytes of the initiator's data-in.
-    DataIn,
-    /// The initiator's data-out, from this byte on.
-    DataOut(u64),
-    /// The command's own: [`Command::scratch`].
-    Scratch,
-}
 
 /// Room for a command under way. Recycled, it needs no memory that it does not have: only what answers with data or is
 /// made of several disk operations allocates anything at all.
@@ -159,10 +63,6 @@ pub(crate) enum Hold {
     },
 }
 
-/// The most scratch memory that an operation has, in bytes: a multiple of every block size. It is also the most that is
-/// compared in one step.
-pub const MAX_SCRATCH: u64 = 64 << 10;
-
 /// What a command may keep for the next: data-in in bytes, and a number of extents. There are as many commands as a
 /// transport has places for them, and most of them are never again as long as one has been once.
 pub(crate) const KEEP_DATA: usize = 256;
@@ -201,6 +101,27 @@ impl Command {
             }
         }
         &mut self.scratch
+    }
+
+    /// The next disk operation, if there is another.
+    pub(crate) fn issue(&mut self) -> Option<DiskOp> {
+        let mut op = self.work.next(&mut self.extents);
+        while self.extents.pop_if(|extent| extent.is_empty()).is_some() {}
+        if op.is_none() && std::mem::take(&mut self.flush) {
+            op = Some(DiskOp::FLUSH);
+        }
+        self.out = op.map(|op| op.op);
+        self.piece = op.filter(|op| op.memory == Memory::Scratch).map_or(0, |op| op.len as usize);
+        op
+    }
+
+    /// Looks at what the operation has done that [`issue`](Self::issue) returned last.
+    pub(crate) fn absorb(&mut self, data: &dyn DataOut) -> Result<(), Sense> {
+        // Given back here: the operation has ended, and nobody else has the memory any more. Empty where the operation
+        // had none of it, as a write of the initiator's data.
+        let (read, len) = (std::mem::take(&mut self.scratch), std::mem::take(&mut self.piece));
+        debug_assert_eq!(read.len(), len, "the operation's memory was not asked for");
+        self.work.absorb(&read, data)
     }
 
     /// Ready for another, when what [`data_in`](Self::data_in) returns has been given to the initiator; and keeps little
@@ -260,40 +181,5 @@ impl Command {
         self.response.truncate(allocated);
         let moved = self.response.len() as u64;
         if moved > task.data_in { Err(Refusal::Overrun(moved)) } else { Ok(Step::good(moved)) }
-    }
-}
-
-impl DiskOp {
-    /// What it is about, in bytes.
-    pub(crate) fn range(&self) -> Range<u64> {
-        self.offset..self.offset + self.len
-    }
-}
-
-impl Step {
-    /// Done, and well.
-    pub(crate) const fn good(moved: u64) -> Self {
-        Self::Done(Done { status: Status::Good, sense: None, moved })
-    }
-
-    /// Done, with nothing moved.
-    pub(crate) const fn refused(status: Status, sense: Option<Sense>) -> Self {
-        Self::Done(Done { status, sense, moved: 0 })
-    }
-}
-
-impl From<Sense> for Step {
-    fn from(sense: Sense) -> Self {
-        Self::refused(Status::CheckCondition, Some(sense))
-    }
-}
-
-impl From<Refusal> for Step {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Sense(sense) => sense.into(),
-            Refusal::Conflict => Self::refused(Status::ReservationConflict, None),
-            Refusal::Overrun(needed) => Self::Overrun { needed },
-        }
     }
 }

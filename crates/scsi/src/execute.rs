@@ -4,24 +4,15 @@ use std::task::Waker;
 
 use rustix::io::Errno;
 
+use crate::call::{Answer, Call};
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
-use crate::command::{Admission, Command, DataOut, DiskOp, Hold, Step, Task};
+use crate::command::{Admission, Command, Hold};
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
+use crate::step::{DataOut, DiskOp, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
 use crate::work::Work;
-
-/// What a handler is called with.
-pub(crate) struct Call<'a> {
-    pub(crate) cdb: Cdb,
-    pub(crate) command: &'a mut Command,
-    pub(crate) task: &'a Task<'a>,
-    pub(crate) data: &'a dyn DataOut,
-}
-
-/// What a handler returns: the next step, or why there is none.
-pub(crate) type Answer = Result<Step, Refusal>;
 
 impl LogicalUnit {
     /// Begins a command: looks at the CDB, and at the parameter list where there is one, and says what to do.

@@ -1,9 +1,10 @@
 //! INQUIRY: who the unit is, and what it can do.
 
-use crate::command::{Command, Step, Task};
+use crate::call::{Answer, Call};
+use crate::command::Command;
 use crate::config::{LunConfig, Naa};
-use crate::execute::{Answer, Call};
 use crate::sense::{Code, Refusal, Sense};
+use crate::step::{Step, Task};
 use crate::unit::LogicalUnit;
 
 /// The vital product data pages there are (SPC-5, vital product data parameters).

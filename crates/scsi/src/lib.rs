@@ -84,6 +84,7 @@
 #![forbid(unsafe_code)]
 
 mod absent;
+mod call;
 mod cdb;
 mod command;
 mod config;
@@ -97,14 +98,16 @@ mod persist;
 mod report;
 mod reservations;
 mod sense;
+mod step;
 #[cfg(test)]
 mod testing;
 mod unit;
 mod work;
 
 pub use absent::absent;
-pub use command::{Command, DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
+pub use command::Command;
 pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
 pub use nexus::{Attention, Nexus, NexusId};
 pub use sense::{Code, Key, Pointer, Sense, Status};
+pub use step::{DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
 pub use unit::LogicalUnit;

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use egret_disk::Op;
 
+use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
-use crate::command::{Admission, DiskOp, Memory, Step, Task};
-use crate::execute::{Answer, Call};
+use crate::command::Admission;
 use crate::sense::{Code, Key, Refusal, Sense};
+use crate::step::{DiskOp, Memory, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
 use crate::work::{Against, Verify, Work, is_zeroes};
 

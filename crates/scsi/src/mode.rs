@@ -2,11 +2,11 @@
 
 mod pages;
 
+use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
-use crate::command::{DiskOp, Step};
-use crate::execute::{Answer, Call};
 use crate::nexus::Attention;
 use crate::sense::{Code, Sense};
+use crate::step::{DiskOp, Step};
 use crate::unit::LogicalUnit;
 use crate::work::Work;
 use pages::{Modes, Page};

@@ -1,10 +1,11 @@
 //! PERSISTENT RESERVE IN and OUT, and RESERVE and RELEASE, which they have replaced.
 
-use crate::command::{Admission, Step};
-use crate::execute::{Answer, Call};
+use crate::call::{Answer, Call};
+use crate::command::Admission;
 use crate::nexus::NexusId;
 use crate::reservations::{Refused, Reservations, Type};
 use crate::sense::{Code, Refusal, Sense};
+use crate::step::Step;
 use crate::unit::{LogicalUnit, State};
 
 /// The length of PERSISTENT RESERVE OUT's basic parameter list, in bytes (SPC-5).

@@ -1,7 +1,7 @@
 //! Commands that report what the unit and its target are like.
 
+use crate::call::{Answer, Call};
 use crate::cdb::{ACTION, Spec, TABLE};
-use crate::execute::{Answer, Call};
 use crate::nexus::Attention;
 use crate::sense::{Refusal, Sense};
 use crate::unit::LogicalUnit;

@@ -12,10 +12,12 @@
 //! What is read, or written many times over, is at most [`MAX_SCRATCH`] bytes at a time: neither the memory that a
 //! command takes nor what one step of it compares depends on how much it is about.
 
+use std::ops::Range;
+
 use egret_disk::Op;
 
-use crate::command::{Command, DataOut, DiskOp, MAX_SCRATCH, Memory};
 use crate::sense::{Code, Key, Sense};
+use crate::step::{DataOut, DiskOp, MAX_SCRATCH, Memory};
 
 /// How much of the initiator's data is looked at at once, in bytes.
 const LOOK: usize = 4096;
@@ -73,48 +75,37 @@ pub(crate) enum Against {
     Block,
 }
 
-impl Command {
-    /// The next disk operation, if there is another.
-    pub(crate) fn issue(&mut self) -> Option<DiskOp> {
-        let mut op = match &mut self.work {
-            Work::Idle => None,
-            Work::Once(op) => op.take(),
-            Work::Ranges { op, limit } => self.extents.last_mut().map(|extent| {
+impl Work {
+    /// The next disk operation, if there is another; `extents` are the command's.
+    pub(crate) fn next(&mut self, extents: &mut [Range<u64>]) -> Option<DiskOp> {
+        match self {
+            Self::Idle => None,
+            Self::Once(op) => op.take(),
+            Self::Ranges { op, limit } => extents.last_mut().map(|extent| {
                 let (offset, len) = (extent.start, (extent.end - extent.start).min(*limit));
                 extent.start += len;
                 DiskOp { op: *op, offset, len, memory: Memory::None }
             }),
-            Work::Fill { left: 0, .. } => None,
-            Work::Fill { offset, left, fua, .. } => {
+            Self::Fill { left: 0, .. } => None,
+            Self::Fill { offset, left, fua, .. } => {
                 let (at, len) = (*offset, MAX_SCRATCH.min(*left));
                 (*offset, *left) = (at + len, *left - len);
                 Some(DiskOp { op: Op::Write { fua: *fua }, offset: at, len, memory: Memory::Scratch })
             }
-            Work::Verify(Verify { write: write @ Some(_), .. }) => write.take(),
-            Work::Verify(Verify { offset, left, done, .. }) => read(*offset + *done, *left),
-            Work::CompareAndWrite { offset, len, compared, write } => {
+            Self::Verify(Verify { write: write @ Some(_), .. }) => write.take(),
+            Self::Verify(Verify { offset, left, done, .. }) => read(*offset + *done, *left),
+            Self::CompareAndWrite { offset, len, compared, write } => {
                 read(*offset + *compared, *len - *compared).or_else(|| write.take())
             }
-        };
-        while self.extents.pop_if(|extent| extent.is_empty()).is_some() {}
-        if op.is_none() && std::mem::take(&mut self.flush) {
-            op = Some(DiskOp::FLUSH);
         }
-        self.out = op.map(|op| op.op);
-        self.piece = op.filter(|op| op.memory == Memory::Scratch).map_or(0, |op| op.len as usize);
-        op
     }
 
-    /// Looks at what the operation has done that [`issue`](Self::issue) returned last.
-    pub(crate) fn absorb(&mut self, data: &dyn DataOut) -> Result<(), Sense> {
-        // Given back here: the operation has ended, and nobody else has the memory any more. Empty where the operation
-        // had none of it, as a write of the initiator's data.
-        let (read, len) = (std::mem::take(&mut self.scratch), std::mem::take(&mut self.piece));
-        debug_assert_eq!(read.len(), len, "the operation's memory was not asked for");
-        match &mut self.work {
-            Work::Verify(verify) => verify.absorb(&read, data),
-            Work::CompareAndWrite { compared, .. } => {
-                if let Some(at) = difference(&read, data, *compared) {
+    /// Looks at what the last operation has `read`.
+    pub(crate) fn absorb(&mut self, read: &[u8], data: &dyn DataOut) -> Result<(), Sense> {
+        match self {
+            Self::Verify(verify) => verify.absorb(read, data),
+            Self::CompareAndWrite { compared, .. } => {
+                if let Some(at) = difference(read, data, *compared) {
                     // SBC-4, COMPARE AND WRITE: where in the data it is.
                     return Err(Sense::new(Key::Miscompare, Code::MISCOMPARE).with(*compared + at));
                 }
@@ -146,10 +137,6 @@ pub(crate) fn fill(scratch: &mut [u8], block: usize, data: &dyn DataOut) {
     let (first, rest) = scratch.split_at_mut(block);
     data.read_at(0, first);
     rest.chunks_exact_mut(block).for_each(|copy| copy.copy_from_slice(first));
-}
-
-impl DiskOp {
-    pub(crate) const FLUSH: Self = Self { op: Op::Flush, offset: 0, len: 0, memory: Memory::None };
 }
 
 impl Verify {

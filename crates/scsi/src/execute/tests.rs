@@ -5,7 +5,8 @@ use egret_disk::Op;
 use proptest::prelude::*;
 
 use super::*;
-use crate::command::{KEEP_DATA, KEEP_EXTENTS, MAX_SCRATCH};
+use crate::command::{KEEP_DATA, KEEP_EXTENTS};
+use crate::step::MAX_SCRATCH;
 use crate::testing::{BLOCK, BLOCKS, Rig, await_wake, cdb10, cdb16, config, nexus, waker_of_this_thread};
 use crate::{Attention, Done, Key, LunConfig, Memory, Status};
 

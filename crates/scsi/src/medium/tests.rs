@@ -1,7 +1,7 @@
 use rustix::io::Errno;
 
 use super::*;
-use crate::command::MAX_SCRATCH;
+use crate::step::MAX_SCRATCH;
 use crate::testing::{BLOCK, BLOCKS, Rig, cdb10, cdb12, cdb16, config};
 use crate::{LunConfig, Status};
 
