@@ -48,6 +48,14 @@ impl<S: Source> Entry<S> {
         }
     }
 
+    /// Puts the source, which is `index`, on the list of those that notify.
+    pub(crate) fn touch(&mut self, index: u32, touched: &mut Vec<u32>) {
+        if !self.touched {
+            self.touched = true;
+            touched.push(index);
+        }
+    }
+
     pub(crate) fn suppress(&mut self) {
         if self.armed {
             self.armed = false;

@@ -22,12 +22,13 @@ use egret_polling::trace::Trace;
 use egret_polling::{BlockCost, Nanos, Policy};
 
 use crate::calibrate::Strain;
-use crate::entry::{Entry, GENERATIONS, MAILBOX, backend_key, key, slot};
+use crate::entry::{Entry, MAILBOX, backend_key, key, slot};
 use crate::mailbox::Mailbox;
 use crate::monitor::{self, Key, Monitor, MonitorChoice};
 use crate::polling::Polling;
 use crate::ring::SharedRing;
 use crate::source::Command;
+use crate::sources::Sources;
 use crate::timers::Timers;
 use crate::{Backend, Calibration, LoopCounters, Phase, Signals, Source, SourceId, Turn, clock};
 
@@ -62,12 +63,7 @@ pub struct EventLoop<S: Source> {
     swept: Nanos,
     pub(crate) mailbox: Arc<Mailbox<Command<S>>>,
     pub(crate) timers: Timers,
-    pub(crate) sources: Vec<Option<Entry<S>>>,
-    vacant: Vec<u32>,
-    next_generation: u32,
-    pub(crate) active: Vec<u32>,
-    pub(crate) ready: Vec<u32>,
-    touched: Vec<u32>,
+    pub(crate) sources: Sources<S>,
     signals: Signals,
     pub(crate) completed: bool,
     pub(crate) reports: Vec<Key>,
@@ -98,12 +94,7 @@ impl<S: Source> EventLoop<S> {
             swept: Nanos::ZERO,
             mailbox,
             timers: Timers::default(),
-            sources: Vec::new(),
-            vacant: Vec::new(),
-            next_generation: 0,
-            active: Vec::new(),
-            ready: Vec::new(),
-            touched: Vec::new(),
+            sources: Sources::new(),
             signals: Signals::new()?,
             completed: false,
             reports: Vec::new(),
@@ -142,12 +133,12 @@ impl<S: Source> EventLoop<S> {
 
     /// A source on this loop.
     pub fn source(&mut self, id: SourceId) -> Option<&mut S> {
-        self.entry(id).map(|entry| &mut entry.source)
+        self.sources.get(id).map(|entry| &mut entry.source)
     }
 
     /// Every source on this loop.
     pub fn sources(&self) -> impl Iterator<Item = &S> {
-        self.sources.iter().flatten().map(|entry| &entry.source)
+        self.sources.iter()
     }
 
     /// Waits are decided by `policy` from here on, which begins with nothing learned.
@@ -187,55 +178,39 @@ impl<S: Source> EventLoop<S> {
     ///
     /// What the source or its descriptor will not do; the source comes back as it was.
     pub fn attach(&mut self, mut source: S) -> Result<SourceId, (S, io::Error)> {
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.sources.push(None);
-            (self.sources.len() - 1) as u32
-        });
-        self.next_generation = (self.next_generation + 1) % GENERATIONS;
-        let id = SourceId { index, generation: self.next_generation };
+        let id = self.sources.reserve();
         if let Err(e) = source.attached(id, &mut self.backend) {
-            self.vacant.push(index);
+            self.sources.give_back(id);
             return Err((source, e));
         }
         let fd = source.descriptor();
-        if let Some(Err(e)) = fd.map(|fd| self.monitor.add(fd, key(index, id.generation))) {
+        if let Some(Err(e)) = fd.map(|fd| self.monitor.add(fd, key(id.index, id.generation))) {
             source.detached(&mut self.backend);
-            self.vacant.push(index);
+            self.sources.give_back(id);
             return Err((source, e));
         }
-        self.sources[index as usize] = Some(Entry {
-            source,
-            fd,
-            generation: id.generation,
-            active: false,
-            armed: false,
-            ready: false,
-            touched: false,
-            last_event: self.now,
-            timer: None,
-            drained: None,
-        });
+        self.sources.insert(id, source, fd, self.now);
         // What the outside did before this moment may have gone untold: look at the source once, by itself.
-        self.mark_ready(index);
+        self.sources.mark_ready(id.index);
         Ok(id)
     }
 
     /// Has a source take nothing more in, and runs `then` when nothing of it is in flight. Replaces what was to run
     /// before; runs nothing if there is no such source.
     pub fn quiesce(&mut self, id: SourceId, then: impl FnOnce(&mut Self) + Send + 'static) {
-        let Some((entry, backend)) = self.entry_and_backend(id) else { return };
-        entry.source.stop(backend);
+        let Some(entry) = self.sources.get(id) else { return };
+        entry.source.stop(&mut self.backend);
         entry.drained = Some(Box::new(then));
-        self.touch(id.index);
+        self.sources.touch(id.index);
     }
 
     /// Takes back a [`quiesce`](Self::quiesce), whether it has come to its end or not: the source goes on. False if it
     /// is not here any more.
     pub fn resume(&mut self, id: SourceId) -> bool {
-        let Some((entry, backend)) = self.entry_and_backend(id) else { return false };
+        let Some(entry) = self.sources.get(id) else { return false };
         entry.drained = None;
-        entry.source.resume(backend);
-        self.mark_ready(id.index);
+        entry.source.resume(&mut self.backend);
+        self.sources.mark_ready(id.index);
         true
     }
 
@@ -251,8 +226,8 @@ impl<S: Source> EventLoop<S> {
 
     /// Has a source dispatched, for a reason that shows neither on its descriptor nor to its poll.
     pub fn wake(&mut self, id: SourceId) {
-        if self.entry(id).is_some() {
-            self.mark_ready(id.index);
+        if self.sources.get(id).is_some() {
+            self.sources.mark_ready(id.index);
         }
     }
 
@@ -292,25 +267,23 @@ impl<S: Source> EventLoop<S> {
             self.reap();
         }
         self.notify();
-        self.sweep();
+        self.demote_idle();
         self.polling.counters.enter(Phase::Waiting);
         Ok(())
     }
 
     fn reap(&mut self) {
         self.polling.counters.enter(Phase::Reaping);
-        let Self { backend, sources, active, ready, touched, polling, now, .. } = self;
+        let Self { backend, sources, polling, now, .. } = self;
+        let Sources { entries, active, ready, touched, .. } = sources;
         backend.reap(*now, &mut |completion| {
             polling.completed = polling.completed.saturating_add(1);
             let index = S::route(&completion);
-            if let Some(Some(entry)) = sources.get_mut(index as usize) {
+            if let Some(Some(entry)) = entries.get_mut(index as usize) {
                 if entry.source.complete(completion, *now) {
                     entry.mark_ready(index, active, ready);
                 }
-                if !entry.touched {
-                    entry.touched = true;
-                    touched.push(index);
-                }
+                entry.touch(index, touched);
             }
         });
         self.completed = false;
@@ -319,16 +292,16 @@ impl<S: Source> EventLoop<S> {
     fn dispatch(&mut self) {
         self.polling.counters.enter(Phase::Dispatching);
         while let Some((id, deadline)) = self.timers.expire(self.now) {
-            if let Some(entry) = self.entry(id)
+            if let Some(entry) = self.sources.get(id)
                 && entry.timer == Some(deadline)
             {
                 entry.timer = None;
-                self.mark_ready(id.index);
+                self.sources.mark_ready(id.index);
             }
         }
-        for at in 0..self.ready.len() {
-            let index = self.ready[at];
-            let Some(entry) = &mut self.sources[index as usize] else { continue };
+        let Sources { entries, active, ready, touched, .. } = &mut self.sources;
+        for index in ready.drain(..) {
+            let Some(entry) = &mut entries[index as usize] else { continue };
             entry.ready = false;
             if entry.active {
                 entry.last_event = self.now;
@@ -340,25 +313,21 @@ impl<S: Source> EventLoop<S> {
                 entry.timer = Some(deadline);
                 self.timers.set(SourceId { index, generation: entry.generation }, deadline);
             }
-            if !entry.touched {
-                entry.touched = true;
-                self.touched.push(index);
-            }
+            entry.touch(index, touched);
             // One that is left to the monitor was looked at for nothing, or for what came just now.
             if !entry.active && !entry.rearm() {
                 entry.active = true;
                 entry.last_event = self.now;
-                self.active.push(index);
+                active.push(index);
             }
         }
-        self.ready.clear();
         if self.mailbox.bell().rang() || !self.later.is_empty() {
-            self.obey();
+            self.run_commands();
         }
     }
 
     #[cold]
-    fn obey(&mut self) {
+    fn run_commands(&mut self) {
         let mut commands = std::mem::take(&mut self.later);
         commands.append(&mut self.mailbox.take());
         for command in commands {
@@ -371,28 +340,22 @@ impl<S: Source> EventLoop<S> {
 
     fn notify(&mut self) {
         self.polling.counters.enter(Phase::Notifying);
-        let mut drained = false;
-        for at in 0..self.touched.len() {
-            let Some(entry) = &mut self.sources[self.touched[at] as usize] else { continue };
-            entry.touched = false;
-            entry.source.notify(&mut self.signals);
-            drained |= entry.drained.is_some() && entry.source.is_drained();
-        }
+        let drained = self.sources.notify(&mut self.signals);
         // Before a source can go, and its descriptors with it.
         self.signals.submit();
         if drained {
             self.end_drains();
         } else {
-            self.touched.clear();
+            self.sources.touched.clear();
         }
     }
 
     /// Does what was to be done when sources are drained.
     #[cold]
     fn end_drains(&mut self) {
-        let Self { touched, sources, .. } = self;
+        let Sources { entries, touched, .. } = &mut self.sources;
         let drained = touched.drain(..).filter_map(|index| {
-            let entry = sources[index as usize].as_mut()?;
+            let entry = entries[index as usize].as_mut()?;
             if entry.source.is_drained() { entry.drained.take() } else { None }
         });
         let commands: Vec<Command<S>> = drained.collect();
@@ -400,61 +363,23 @@ impl<S: Source> EventLoop<S> {
     }
 
     /// Takes out a source that is drained.
-    fn take(&mut self, SourceId { index, generation }: SourceId) -> Option<S> {
-        let is_it = |entry: &mut Entry<S>| entry.generation == generation;
-        let entry = self.sources.get_mut(index as usize)?.take_if(is_it)?;
-        if let Some(fd) = entry.fd {
-            self.monitor.remove(fd, key(index, generation));
+    fn take(&mut self, id: SourceId) -> Option<S> {
+        let Entry { mut source, fd, .. } = self.sources.remove(id)?;
+        if let Some(fd) = fd {
+            self.monitor.remove(fd, key(id.index, id.generation));
         }
-        self.active.retain(|&other| other != index);
-        self.ready.retain(|&other| other != index);
-        self.polling.forget(slot(index));
-        self.vacant.push(index);
-        let mut source = entry.source;
+        self.polling.forget(slot(id.index));
         source.detached(&mut self.backend);
         Some(source)
     }
 
-    /// Leaves sources without events to the monitor, so that a turn costs what the active ones cost.
-    fn sweep(&mut self) {
+    fn demote_idle(&mut self) {
         if self.now - self.swept < Nanos(self.idle_after.0 / 4) {
             return;
         }
         self.swept = self.now;
-        let Self { active, sources, polling, now, idle_after, .. } = self;
-        active.retain(|&index| {
-            let Some(entry) = &mut sources[index as usize] else { return false };
-            let stays = *now - entry.last_event < *idle_after || !entry.arm();
-            if !stays {
-                entry.active = false;
-                polling.forget(slot(index));
-            }
-            stays
-        });
-    }
-
-    fn entry(&mut self, id: SourceId) -> Option<&mut Entry<S>> {
-        self.entry_and_backend(id).map(|(entry, _)| entry)
-    }
-
-    fn entry_and_backend(&mut self, id: SourceId) -> Option<(&mut Entry<S>, &mut S::Backend)> {
-        let entry = self.sources.get_mut(id.index as usize)?.as_mut()?;
-        (entry.generation == id.generation).then_some((entry, &mut self.backend))
-    }
-
-    /// Has a source dispatched; it becomes active only if there is work, or a hundred idle disks that have just been
-    /// connected would be looked at every turn.
-    pub(crate) fn mark_ready(&mut self, index: u32) {
-        let Some(entry) = &mut self.sources[index as usize] else { return };
-        entry.mark_ready(index, &mut self.active, &mut self.ready);
-    }
-
-    fn touch(&mut self, index: u32) {
-        let Some(entry) = &mut self.sources[index as usize] else { return };
-        if !entry.touched {
-            entry.touched = true;
-            self.touched.push(index);
-        }
+        let Self { sources, polling, .. } = self;
+        sources.demote_idle(self.now, self.idle_after, |index| polling.forget(slot(index)));
     }
 
     fn watch_backend(&mut self) -> io::Result<()> {

@@ -28,6 +28,7 @@ mod polling;
 pub mod ring;
 mod signals;
 mod source;
+mod sources;
 mod stats;
 mod timers;
 mod wait;

@@ -6,7 +6,7 @@ use egret_polling::{Active, Kind, Nanos};
 
 use crate::entry::{BACKEND, slot};
 use crate::monitor::Key;
-use crate::{Backend, EventLoop, Source, clock};
+use crate::{Backend, EventLoop, Source, SourceId, clock};
 
 /// How long a loop that always finds work may leave the monitor unasked, where only the monitor sees idle sources.
 const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
@@ -16,17 +16,12 @@ const LOOKS_PER_CLOCK_READ: u32 = 8;
 impl<S: Source> EventLoop<S> {
     /// Looks at everything that can be seen without a system call.
     fn look(&mut self) -> bool {
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            let Some(entry) = &mut self.sources[index as usize] else { continue };
-            if !entry.ready && entry.source.poll() {
-                entry.ready = true;
-                self.ready.push(index);
-                self.polling.counters.kicks_spared.add(1);
-            }
+        let found = self.sources.poll();
+        if found > 0 {
+            self.polling.counters.kicks_spared.add(found);
         }
         self.completed = self.backend.has_completions();
-        self.completed || !self.ready.is_empty() || self.mailbox.bell().rang() || self.monitor.has_reports()
+        self.completed || !self.sources.ready.is_empty() || self.mailbox.bell().rang() || self.monitor.has_reports()
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -61,11 +56,7 @@ impl<S: Source> EventLoop<S> {
     /// Spins until there is something to do, or the window is over; says which.
     fn spin(&mut self, start: Nanos, window: Nanos) -> io::Result<bool> {
         self.flush()?;
-        for at in 0..self.active.len() {
-            if let Some(entry) = &mut self.sources[self.active[at] as usize] {
-                entry.suppress();
-            }
-        }
+        self.sources.suppress();
         let end = start + window;
         loop {
             for _ in 0..LOOKS_PER_CLOCK_READ {
@@ -78,7 +69,7 @@ impl<S: Source> EventLoop<S> {
             }
             self.now = clock::now();
             self.ask_monitor()?;
-            if self.is_due(self.now) || !self.ready.is_empty() {
+            if self.is_due(self.now) || !self.sources.ready.is_empty() {
                 return Ok(true);
             }
             if self.now >= end {
@@ -89,15 +80,8 @@ impl<S: Source> EventLoop<S> {
 
     /// Arms everything, looks once more, and sleeps; says whether it came to that.
     fn block(&mut self) -> io::Result<bool> {
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            let Some(entry) = &mut self.sources[index as usize] else { continue };
-            if !entry.arm() && !entry.ready {
-                entry.ready = true;
-                self.ready.push(index);
-            }
-        }
-        let clear = self.backend.arm() & self.mailbox.bell().arm() & self.ready.is_empty();
+        self.sources.arm();
+        let clear = self.backend.arm() & self.mailbox.bell().arm() & self.sources.ready.is_empty();
         let timeout = if clear { self.deadline().map(|deadline| deadline - self.now) } else { Some(Nanos::ZERO) };
         let waited = self.monitor.wait(timeout, &mut self.reports);
         self.backend.suppress();
@@ -135,21 +119,17 @@ impl<S: Source> EventLoop<S> {
     fn take_reports(&mut self) {
         while let Some(Key(report)) = self.reports.pop() {
             let (index, generation) = (report as u32, (report >> 32) as u32);
-            let known = self.sources.get(index as usize).and_then(Option::as_ref);
-            if known.is_some_and(|entry| entry.generation == generation) {
+            if self.sources.get(SourceId { index, generation }).is_some() {
                 self.polling.counters.kicks.add(1);
-                self.mark_ready(index);
+                self.sources.mark_ready(index);
             }
         }
     }
 
     /// The active list, as the policy is told of it.
     fn observe(&mut self, start: Nanos, spun: Nanos, blocked: bool, in_flight: bool) {
-        let Self { polling, active, sources, completed, now, .. } = self;
-        let queues = active.iter().filter_map(|&index| {
-            let ready = sources[index as usize].as_ref()?.ready;
-            Some(Active { slot: slot(index), kind: Kind::Queue, ready })
-        });
+        let Self { polling, sources, completed, now, .. } = self;
+        let queues = sources.active().map(|(index, ready)| Active { slot: slot(index), kind: Kind::Queue, ready });
         let engines = Active { slot: slot(BACKEND), kind: Kind::Completion, ready: *completed };
         let engines = (in_flight || *completed).then_some(engines);
         polling.observe(start, *now, spun, blocked, queues.chain(engines));
