@@ -28,6 +28,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use egret_event_loop::Nanos;
+use egret_vring::memory::Lent;
 use rustix::io::Errno;
 
 pub(crate) use self::io_uring::Uring;
@@ -61,7 +62,7 @@ impl Job {
 
     /// What is left in the place of a job that was taken out of it.
     fn nothing() -> Self {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(0) };
+        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(0) };
         Self::new(0, request)
     }
 }

@@ -386,6 +386,8 @@ impl Drop for Threads {
 
 #[cfg(test)]
 mod tests {
+    use egret_vring::memory::Lent;
+
     use super::*;
     use crate::request::{Op, Request, Token};
     use crate::{Driver, Options};
@@ -403,7 +405,7 @@ mod tests {
     }
 
     fn push(threads: &mut Threads, token: u64) {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(token) };
+        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
         threads.push(Job::new(token as u32 % DISKS, request));
     }
 
@@ -520,7 +522,7 @@ mod tests {
     /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
     fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
         let op = Op::WriteZeroes { unmap: false };
-        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Vec::new(), token: Token(token) }));
+        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: Token(token) }));
     }
 
     /// Waits for the next `count` jobs that come back, and names them in their order.
