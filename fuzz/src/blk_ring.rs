@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egret_disk::{Completion, Op, Request, Token};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue, DiscardLimits, WriteZeroesLimits};
 use egret_virtio::{Model, Next};
-use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::memory::{Buffers, GuestMemory, Region};
 use egret_vring::ring::{Chain, DriverConfig, Queue};
 use rustix::io::Errno;
 
@@ -117,7 +117,7 @@ pub(crate) fn descriptor(put: &mut dyn FnMut(u64, &[u8]), config: &DriverConfig,
 }
 
 /// Takes in what there is, for as long as the driver keeps to the rules.
-pub(crate) fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, out: &mut Vec<Request>) {
+pub(crate) fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, out: &mut Vec<Request<Buffers>>) {
     for _ in 0..queue.size() {
         // A ring that breaks the rules stays broken.
         let Ok(true) = queue.pop(chain) else { return };
@@ -136,7 +136,7 @@ pub(crate) fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, 
     }
 }
 
-fn check(memory: &GuestMemory, request: &Request) {
+fn check(memory: &GuestMemory, request: &Request<Buffers>) {
     let Request { op, offset, len, buffers, .. } = request;
     assert!(offset.checked_add(*len).is_some_and(|end| end <= CAPACITY), "{request:?} is outside the disk");
     let sum: usize = buffers.iter().map(|piece| piece.len()).sum();
@@ -146,7 +146,7 @@ fn check(memory: &GuestMemory, request: &Request) {
 }
 
 /// Ends one request of those that are under way.
-pub(crate) fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request>, which: u8) {
+pub(crate) fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request<Buffers>>, which: u8) {
     if out.is_empty() {
         return;
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use egret_disk::Request;
 use egret_virtio::Model as _;
 use egret_virtio::blk::BlkQueue;
-use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::memory::{Buffers, GuestMemory, Region};
 use egret_vring::ring::{Chain, Inflight, InflightConfig, Queue, QueueConfig, Record};
 
 use crate::blk_ring::{REGIONS, descriptor, device, end, memory, ring, serve};
@@ -70,7 +70,7 @@ struct Running {
     queue: Queue,
     model: BlkQueue,
     chain: Chain,
-    out: Vec<Request>,
+    out: Vec<Request<Buffers>>,
 }
 
 impl Device {

@@ -8,7 +8,7 @@ use egret_disk::{Completion, Request, Token};
 use egret_scsi::LogicalUnit;
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
-use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::memory::{Buffers, GuestMemory, Region};
 use egret_vring::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 use rustix::io::Errno;
 
@@ -34,7 +34,7 @@ struct Line {
     /// Room for the answer of each chain, by the driver's name for it.
     rooms: HashMap<u64, u32>,
     named: u64,
-    out: Vec<Request>,
+    out: Vec<Request<Buffers>>,
     woken: Arc<Woken>,
     broken: bool,
 }
@@ -189,7 +189,7 @@ impl Line {
         }
     }
 
-    fn check(&self, request: &Request) {
+    fn check(&self, request: &Request<Buffers>) {
         let Request { offset, len, buffers, .. } = request;
         assert!(offset.checked_add(*len).is_some_and(|end| end <= seeds::CAPACITY), "{request:?} is outside the disk");
         let sum: usize = buffers.iter().map(|piece| piece.len()).sum();

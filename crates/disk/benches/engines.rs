@@ -6,7 +6,7 @@ use std::sync::Arc;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, Engines, Op, Options, Request, Token};
 use egret_event_loop::{Backend, Nanos, clock};
-use egret_vring::memory::IoVec;
+use egret_vring::memory::{IoVec, Lent};
 
 const BLOCK: usize = 4096;
 
@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 struct Block([u8; BLOCK]);
 
 /// Runs a batch of reads to its end, spinning, and keeps the buffers for the next one.
-fn batch(engines: &mut Engines, slot: DiskSlot, spare: &mut Vec<Vec<IoVec>>, blocks: u64) {
+fn batch(engines: &mut Engines, slot: DiskSlot, spare: &mut Vec<Lent>, blocks: u64) {
     let now = clock::now();
     for (i, buffers) in spare.drain(..).enumerate() {
         let offset = (i as u64 * 7919) % blocks * BLOCK as u64;
@@ -41,7 +41,7 @@ fn bench(criterion: &mut Criterion, name: &str, options: &Options) {
     for depth in [1usize, 64] {
         let mut memory: Vec<Block> = (0..depth).map(|_| Block([0; BLOCK])).collect();
         // SAFETY: the memory outlives every batch, each of which runs to its end.
-        let piece = |block: &mut Block| vec![unsafe { IoVec::new(block.0.as_mut_ptr(), BLOCK) }];
+        let piece = |block: &mut Block| unsafe { Lent::assume(vec![IoVec::new(block.0.as_mut_ptr(), BLOCK)]) };
         let mut spare: Vec<_> = memory.iter_mut().map(piece).collect();
         group.throughput(Throughput::Elements(depth as u64));
         group.bench_function(BenchmarkId::from_parameter(depth), |b| {

@@ -257,7 +257,7 @@ fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut
         (job.request.op, job.sync_after) = (Op::Write { fua: false }, true);
     }
     let way = Way::Write { through: job.request.op == Op::Write { fua: true } };
-    let buffers = job.request.buffers.as_slice();
+    let buffers = &job.request.buffers[..];
     let (part, pieces) = next_part(buffers, done, &bytes, scratch.step, &mut scratch.part);
     if job.maybe_zero && buffers::is_zero(pieces, u64::MAX) {
         let unmap = disk.options.detect_zeroes == DetectZeroes::Unmap;
@@ -431,6 +431,8 @@ pub(crate) fn is_unsupported(e: Errno) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use egret_vring::memory::Lent;
+
     use super::*;
     use crate::request::{Request, Token};
     use crate::{Driver, Options};
@@ -443,8 +445,9 @@ mod tests {
         let disk = Disk::open(&options).unwrap();
         let mut memory = vec![0u8; 5 << 20];
         // SAFETY: the memory outlives the request.
-        let buffers =
-            memory.chunks_exact_mut(512).map(|piece| unsafe { IoVec::new(piece.as_mut_ptr(), 512) }).collect();
+        let buffers = unsafe {
+            Lent::assume(memory.chunks_exact_mut(512).map(|piece| IoVec::new(piece.as_mut_ptr(), 512)).collect())
+        };
         let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
         let (mut job, mut scratch) = (Job::new(0, request), Scratch::default());
         assert_eq!(parts(&disk, &mut job, PART, &mut scratch), 3);
@@ -473,8 +476,8 @@ mod tests {
         for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, zeroes] {
             for (len, part, expected) in [(5 << 20, SHARED_PART, 20), (PART, SHARED_PART, 1)] {
                 // SAFETY: the memory outlives the request.
-                let buffers = vec![unsafe { IoVec::new(memory.as_mut_ptr(), len as usize) }];
-                let buffers = if op == zeroes { Vec::new() } else { buffers };
+                let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), len as usize)]) };
+                let buffers = if op == zeroes { Lent::default() } else { buffers };
                 let request = Request { op, offset: 0, len, buffers, token: Token(0) };
                 // What the kernel cannot zero is copied, in parts of a worker's memory.
                 let expected = if op == zeroes { expected.max(len / SCRATCH) } else { expected };

@@ -30,7 +30,7 @@ fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mu
 pub(crate) fn cut(buffers: &[IoVec], skip: u64, len: u64, list: &mut Vec<IoVec>) {
     list.clear();
     pieces(buffers, skip, len, |base, len| {
-        // SAFETY: a part of a piece that is promised to stay mapped until the request completes.
+        // SAFETY: a part of a piece that is mapped.
         list.push(unsafe { IoVec::new(base, len) });
     });
 }
@@ -38,7 +38,7 @@ pub(crate) fn cut(buffers: &[IoVec], skip: u64, len: u64, list: &mut Vec<IoVec>)
 /// Fills `buffers` with zeroes from byte `at` to their end.
 pub(crate) fn zero(buffers: &[IoVec], at: u64) {
     pieces(buffers, at, u64::MAX, |base, len| {
-        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        // SAFETY: the piece is of a request that is not over, whose memory is lent, and this is a part of it.
         unsafe { volatile::zero(base, len) };
     });
 }
@@ -47,7 +47,7 @@ pub(crate) fn zero(buffers: &[IoVec], at: u64) {
 pub(crate) fn scatter(buffers: &[IoVec], at: u64, mut from: &[u8]) {
     pieces(buffers, at, from.len() as u64, |base, len| {
         let part = from.split_off(..len).expect("the pieces are not longer than was asked for");
-        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        // SAFETY: the piece is of a request that is not over, whose memory is lent, and this is a part of it.
         unsafe { volatile::copy_to(base, part) };
     });
 }
@@ -56,7 +56,7 @@ pub(crate) fn scatter(buffers: &[IoVec], at: u64, mut from: &[u8]) {
 pub(crate) fn gather(buffers: &[IoVec], at: u64, mut to: &mut [u8]) {
     pieces(buffers, at, to.len() as u64, |base, len| {
         let part = to.split_off_mut(..len).expect("the pieces are not longer than was asked for");
-        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        // SAFETY: the piece is of a request that is not over, whose memory is lent, and this is a part of it.
         unsafe { volatile::copy_from(base, part) };
     });
 }
@@ -66,7 +66,7 @@ pub(crate) fn gather(buffers: &[IoVec], at: u64, mut to: &mut [u8]) {
 pub(crate) fn is_zero(buffers: &[IoVec], len: u64) -> bool {
     let mut zero = true;
     pieces(buffers, 0, len, |base, len| {
-        // SAFETY: `IoVec::new` was promised that the piece is mapped, and this is a part of it.
+        // SAFETY: the piece is of a request that is not over, whose memory is lent, and this is a part of it.
         zero = zero && unsafe { volatile::is_zero(base, len) };
     });
     zero

@@ -1,6 +1,6 @@
 //! What a device model asks of a disk, and what it gets back.
 
-use egret_vring::memory::IoVec;
+use egret_vring::memory::Lent;
 
 /// Names a request to whoever pushed it; engines carry it and never look inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,9 +30,10 @@ pub enum Op {
 /// One request to one disk.
 ///
 /// Its buffers travel with it and come back with its [`Completion`], so that a device model that recycles them
-/// allocates nothing per request.
+/// allocates nothing per request. A disk takes one whose buffers are [`Lent`]; one that is still to be given to a disk has
+/// those that its model made.
 #[derive(Debug)]
-pub struct Request {
+pub struct Request<B = Lent> {
     /// What to do.
     pub op: Op,
     /// Where it begins, in bytes.
@@ -41,19 +42,19 @@ pub struct Request {
     /// zero.
     pub len: u64,
     /// The memory to fill or to write; empty for the other operations.
-    pub buffers: Vec<IoVec>,
+    pub buffers: B,
     /// Comes back with the completion.
     pub token: Token,
 }
 
 /// A request that has ended.
 #[derive(Debug)]
-pub struct Completion {
+pub struct Completion<B = Lent> {
     /// The request's own.
     pub token: Token,
     /// Success, or the error that the guest's status is made from. `Ok` means all of it: a short transfer was
     /// continued or became an error.
     pub result: Result<(), rustix::io::Errno>,
     /// The request's buffers, for use in another.
-    pub buffers: Vec<IoVec>,
+    pub buffers: B,
 }

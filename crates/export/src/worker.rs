@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{DiskKey, Ended, Model, Next};
+use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
@@ -111,7 +112,7 @@ pub struct Worker {
     /// Pieces of guest memory that they have.
     pieces: u32,
     /// Requests that came of completions, to be pushed at the next dispatch.
-    follow_ups: Vec<(DiskKey, Request)>,
+    follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Self>>,
     /// Rings when chains that wait may go on, while it is attached.
@@ -270,20 +271,30 @@ impl Worker {
         }
     }
 
-    /// Gives a request to the engines.
+    /// Gives a request to the engines, with its memory, which the queue lends.
     #[inline]
-    fn push(&mut self, engines: &mut Engines, key: DiskKey, request: Request, now: Nanos) {
-        match self.disks.slot(key) {
-            Some(slot) => engines.push(slot, request),
-            None => self.refuse(request, now),
+    fn push(&mut self, engines: &mut Engines, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+        let Request { op, offset, len, buffers, token } = request;
+        let Some(slot) = self.disks.slot(key) else { return self.refuse(token, buffers, Errno::NODEV, now) };
+        match self.queue.lend(buffers) {
+            Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
+            Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
     }
 
-    /// Ends a request for a disk that is gone.
+    /// Ends a request for a disk that is gone, or one of memory that is not the queue's, as no model makes one.
     #[cold]
-    fn refuse(&mut self, request: Request, now: Nanos) {
-        let Request { token, buffers, .. } = request;
-        self.complete(Completion { token, result: Err(Errno::NODEV), buffers }, now);
+    fn refuse(&mut self, token: Token, buffers: Buffers, why: Errno, now: Nanos) {
+        self.end_request(Completion { token, result: Err(why), buffers }, now);
+    }
+
+    /// Goes on with a chain whose request has ended.
+    #[inline]
+    fn end_request(&mut self, completion: Completion<Buffers>, now: Nanos) {
+        // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
+        self.look_for_tears();
+        let next = self.model.end(self.queue.memory(), completion);
+        self.go_on(next, now);
     }
 
     /// Goes on with a chain that has been in flight.
@@ -426,11 +437,10 @@ impl Source for Worker {
     }
 
     fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
-        // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
-        self.look_for_tears();
+        let Completion { token, result, buffers } = completion;
+        let buffers = self.queue.take_back(buffers);
         let was_full = !self.is_wanted();
-        let next = self.model.end(self.queue.memory(), completion);
-        self.go_on(next, now);
+        self.end_request(Completion { token, result, buffers }, now);
         !self.follow_ups.is_empty() || was_full
     }
 

@@ -89,11 +89,10 @@ impl Command {
     /// The memory of the disk operation that says [`Memory::Scratch`], as long as the operation and never more than
     /// [`MAX_SCRATCH`]. `data` is that of [`begin`](crate::LogicalUnit::begin).
     ///
-    /// It is taken when it is first asked for, so that a caller who has to be sparing with it can put the operation off;
-    /// and it is given back by the command's next step. In between it stays where it is, for whoever runs the operation:
-    /// nothing but [`step`](crate::LogicalUnit::step), [`abort`](crate::LogicalUnit::abort) and dropping the command,
-    /// none of which may come while the operation is out, touches it.
-    pub fn scratch(&mut self, data: &dyn DataOut) -> &mut [u8] {
+    /// It is made when it is first asked for, so that a caller who has to be sparing with it can put the operation off;
+    /// and it is let go of by the command's next step. Whoever runs the operation may take it meanwhile, and
+    /// [puts it back](Self::put_scratch) before that step.
+    pub fn scratch(&mut self, data: &dyn DataOut) -> &mut Vec<u8> {
         if self.scratch.is_empty() {
             self.scratch = vec![0; self.piece];
             if let Work::Fill { block, .. } = self.work {
@@ -101,6 +100,11 @@ impl Command {
             }
         }
         &mut self.scratch
+    }
+
+    /// Puts back the memory that was taken for an operation, with what the operation has made of it.
+    pub fn put_scratch(&mut self, scratch: Vec<u8>) {
+        self.scratch = scratch;
     }
 
     /// The next disk operation, if there is another.

@@ -58,7 +58,7 @@
 //! # What a command takes
 //!
 //! A command that reads what it does not hand over, or writes what it was not given as it is, needs memory of its own,
-//! at most [`MAX_SCRATCH`] bytes and for one operation at a time. It is taken by [`Command::scratch`], so the caller says
+//! at most [`MAX_SCRATCH`] bytes and for one operation at a time. It is made by [`Command::scratch`], so the caller says
 //! how many commands have any: who has none to give puts the operation off. Nor does a step do more with the initiator's
 //! data than compare that much of it. A parameter list is read as far as it can mean something, and answers are as long as
 //! the room for them.

@@ -147,15 +147,16 @@ impl<M: Model> Guest<M> {
                 Ok(Next::Submit(_, request)) => {
                     each();
                     let request = black_box(request);
-                    let (token, buffers) = (request.token, request.buffers);
+                    let (token, buffers) = (request.token, self.queue.lend(request.buffers).unwrap());
                     self.completions.push(Completion { token, result: Ok(()), buffers });
                 }
                 other => panic!("not a request for the disk: {other:?}"),
             }
         }
-        for completion in self.completions.drain(..) {
+        for Completion { token, result, buffers } in self.completions.drain(..) {
             each();
-            match self.model.end(&self.memory, completion) {
+            let buffers = self.queue.take_back(buffers);
+            match self.model.end(&self.memory, Completion { token, result, buffers }) {
                 Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
             }

@@ -17,7 +17,7 @@
 //! Everything a guest can write is read once, checked, and never read again. Nothing here allocates, locks or logs per
 //! request.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod blk;
 mod device;

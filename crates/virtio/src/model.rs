@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 
 use egret_disk::{Completion, Request, Token};
-use egret_vring::memory::{GuestMemory, IoVec};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use thiserror::Error;
 
@@ -35,7 +35,7 @@ pub trait Model: Send {
     /// # Panics
     ///
     /// When the token is not of a request that is out: completed twice, or another queue's.
-    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next;
+    fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next;
 
     /// How the worker is woken, from any thread, when there is something for [`resume`](Self::resume); before the first
     /// chain begins. `None` when it is to run nowhere: nothing is in flight then, and the driver has been shown all that
@@ -81,7 +81,7 @@ pub struct DiskKey(pub u32);
 #[derive(Debug)]
 pub enum Next {
     /// This request goes to the disk.
-    Submit(DiskKey, Request),
+    Submit(DiskKey, Request<Buffers>),
     /// Others are in its way: [`resume`](Model::resume) has more of it.
     Wait,
     /// It is done: add it to the used ring.

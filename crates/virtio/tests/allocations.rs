@@ -105,7 +105,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
         while queue.pop(&mut chain).unwrap() {
             match model.begin(&memory, &mut chain, Token(0)) {
                 Ok(Next::Submit(_, request)) => {
-                    let (token, buffers) = (request.token, request.buffers);
+                    let (token, buffers) = (request.token, queue.lend(request.buffers).unwrap());
                     completions.push(Completion { token, result: Ok(()), buffers });
                 }
                 Ok(Next::Done(ended)) => queue.add_used(ended.head, ended.written),
@@ -113,7 +113,8 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
             }
         }
         let submitted = completions.len();
-        for completion in completions.drain(..) {
+        for Completion { token, result, buffers } in completions.drain(..) {
+            let completion = Completion { token, result, buffers: queue.take_back(buffers) };
             let Next::Done(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
             queue.add_used(ended.head, ended.written);
         }

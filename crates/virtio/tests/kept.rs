@@ -63,7 +63,7 @@ fn storm(memory: &Arc<GuestMemory>, model: &mut dyn Model, (header, answer, way)
         .unwrap();
     }
     driver.publish();
-    let (mut chain, mut requests, mut nexts) = (Chain::new(), Vec::<Request>::new(), Vec::new());
+    let (mut chain, mut requests, mut nexts) = (Chain::new(), Vec::new(), Vec::new());
     while queue.pop(&mut chain).unwrap() {
         nexts.push(model.begin(memory, &mut chain, Token(0)).unwrap());
     }

@@ -11,6 +11,8 @@
 //! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
 //! | [`ring`] | the device's half of a split or packed ring, and the driver's half for tests and load |
 //!
+//! What a disk moves data to and from is [lent](memory::Lent) by a queue, which keeps it mapped meanwhile.
+//!
 //! It knows neither devices nor disks nor sockets: a daemon that serves a ring and a program that loads one both build
 //! on it. Everything that the other side can write is read once, checked, and never read again. Nothing here allocates,
 //! locks or logs per request.

@@ -11,6 +11,7 @@
 mod budget;
 mod fault;
 mod iovec;
+mod lent;
 mod mapping;
 pub mod pieces;
 pub mod volatile;
@@ -28,6 +29,7 @@ use thiserror::Error;
 
 pub use budget::{MemoryBudget, MemoryLimits, OverBudget};
 pub use iovec::IoVec;
+pub use lent::{Buffers, Lent};
 use mapping::Mapping;
 
 /// What may be guest memory.
@@ -324,7 +326,7 @@ impl GuestMemory {
 
     /// `len` bytes at `guest_addr`, when they lie wholly inside one region.
     #[inline]
-    pub fn slice(&self, guest_addr: u64, len: usize) -> Option<IoVec> {
+    pub(crate) fn slice(&self, guest_addr: u64, len: usize) -> Option<IoVec> {
         let len = len as u64;
         let [first, second] = &self.largest;
         let piece = first.piece(guest_addr, len).or_else(|| second.piece(guest_addr, len));
@@ -334,7 +336,7 @@ impl GuestMemory {
     /// Appends `len` bytes at `guest_addr` to `into`: one piece, or one for each of the adjacent regions that they
     /// lie in. False, and `into` as it was, when some of them are in no region.
     #[inline]
-    pub fn slices(&self, guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
+    pub(crate) fn slices(&self, guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
         if let Some(piece) = self.slice(guest_addr, len) {
             into.push(piece);
             return true;

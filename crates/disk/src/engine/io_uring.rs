@@ -90,7 +90,7 @@ impl Uring {
 
     /// Gives the transfer at `place` to the ring.
     fn start(ring: &mut Ring, file: File, transfer: &Transfer, place: u32) {
-        // SAFETY: the request's memory stays mapped until it completes, as `IoVec::new` was promised; its list of
+        // SAFETY: the request's memory stays mapped until it completes, as lent memory does; its list of
         // buffers is owned by the transfer, which stays in the table as long, and is changed only when the ring has
         // given it back. The descriptor is open while the disk is attached.
         unsafe { ring.push(entry(file, transfer), u64::from(place)) };

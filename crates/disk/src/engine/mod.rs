@@ -27,13 +27,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use egret_event_loop::Nanos;
+
 pub(crate) use self::io_uring::Uring;
 pub(crate) use self::native::Native;
 pub(crate) use self::null::Null;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
 use crate::job::{Finished, Job};
-use egret_event_loop::Nanos;
 
 /// How many workers there are.
 #[derive(Clone, Copy, Debug)]

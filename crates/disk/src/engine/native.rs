@@ -126,7 +126,7 @@ impl Native {
         }
         let begun = clock::now();
         // SAFETY: the iocbs are this engine's and live through the call; the requests' memory stays mapped until they
-        // complete, as `IoVec::new` was promised, and their lists of buffers are owned by transfers in the table.
+        // complete, as lent memory does, and their lists of buffers are owned by transfers in the table.
         let taken = unsafe { self.context.submit(&mut self.pointers[..count]) };
         self.counters.took(clock::now() - begun);
         self.counters.submission(taken.unwrap_or(0) as u64);
@@ -230,7 +230,7 @@ mod tests {
     use crate::buffers::Aligned;
     use crate::request::{Request, Token};
     use crate::{Driver, Options};
-    use egret_vring::memory::IoVec;
+    use egret_vring::memory::{IoVec, Lent};
 
     /// Submits reads of two disks, the first with so many requests in a batch at most, by an engine of `depth` and
     /// `max_batch`: one for each slot that is named.
@@ -251,7 +251,7 @@ mod tests {
         disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk));
         for slot in slots {
             // SAFETY: the memory outlives the engine, which waits for its requests.
-            let buffers = vec![unsafe { IoVec::new(base, 4096) }];
+            let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 4096)]) };
             native.push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: Token(0) }));
         }
         native.submit(Nanos::ZERO);

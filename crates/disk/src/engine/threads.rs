@@ -377,6 +377,8 @@ impl Drop for Threads {
 mod tests {
     use std::time::Duration;
 
+    use egret_vring::memory::Lent;
+
     use super::*;
     use crate::request::{Op, Request, Token};
     use crate::{Driver, Options};
@@ -394,7 +396,7 @@ mod tests {
     }
 
     fn push(threads: &mut Threads, token: u64) {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Vec::new(), token: Token(token) };
+        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
         threads.push(Job::new(token as u32 % DISKS, request));
     }
 
@@ -512,7 +514,7 @@ mod tests {
     /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
     fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
         let op = Op::WriteZeroes { unmap: false };
-        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Vec::new(), token: Token(token) }));
+        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: Token(token) }));
     }
 
     /// Waits for the next `count` jobs that come back, and names them in their order.

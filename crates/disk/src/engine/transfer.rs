@@ -85,14 +85,18 @@ impl Transfer {
 
 #[cfg(test)]
 mod tests {
+    use egret_vring::memory::Lent;
+
     use super::*;
     use crate::request::{Request, Token};
 
     fn transfer(op: Op, memory: &mut [u8]) -> Transfer {
         let (left, right) = memory.split_at_mut(1024);
         // SAFETY: the memory outlives the transfer in every test here.
-        let buffers =
-            unsafe { vec![IoVec::new(left.as_mut_ptr(), left.len()), IoVec::new(right.as_mut_ptr(), right.len())] };
+        let buffers = unsafe {
+            let pieces = [left, right].map(|part| IoVec::new(part.as_mut_ptr(), part.len()));
+            Lent::assume(pieces.into())
+        };
         let len = memory.len() as u64;
         Transfer::new(Job::new(0, Request { op, offset: 8192, len, buffers, token: Token(1) }))
     }

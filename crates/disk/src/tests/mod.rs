@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, SharedRing};
 use egret_event_loop::{Backend, Nanos, clock};
-use egret_vring::memory::IoVec;
+use egret_vring::memory::{IoVec, Lent};
 use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -71,10 +71,10 @@ impl Memory {
         &self.bytes[start..start + self.len()]
     }
 
-    pub(crate) fn iovecs(&mut self) -> Vec<IoVec> {
+    pub(crate) fn iovecs(&mut self) -> Lent {
         let base = self.bytes.as_mut_ptr();
         // SAFETY: within the vector, whose memory stays where it is until the rig that keeps it gives it back.
-        self.pieces.iter().map(|&(at, len)| unsafe { IoVec::new(base.add(at), len) }).collect()
+        unsafe { Lent::assume(self.pieces.iter().map(|&(at, len)| IoVec::new(base.add(at), len)).collect()) }
     }
 }
 
@@ -143,7 +143,7 @@ impl Rig {
     fn push(&mut self, op: Op, offset: u64, len: u64, memory: Option<Memory>) -> u64 {
         let token = self.next;
         self.next += 1;
-        let mut buffers = Vec::new();
+        let mut buffers = Lent::default();
         if let Some(memory) = memory {
             let memory = self.memory.entry(token).or_insert(memory);
             buffers = memory.iovecs();

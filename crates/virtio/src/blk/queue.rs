@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, Token};
-use egret_vring::memory::{GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -194,7 +194,7 @@ impl Model for BlkQueue {
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
                 *slot = Some(Pending { status, kind, bytes: len });
                 self.in_flight += 1;
-                Next::Submit(DISK, Request { op, offset, len, buffers, token: token_of(base, head) })
+                Next::Submit(DISK, Request { op, offset, len, buffers: buffers.into(), token: token_of(base, head) })
             }
             Ok(Asked::Nothing { kind, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
@@ -208,13 +208,13 @@ impl Model for BlkQueue {
     }
 
     #[inline]
-    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
+    fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
         let Completion { token, result, buffers } = completion;
         let head = head_of(token);
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
         let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
         self.in_flight -= 1;
-        keep(&mut self.spare, buffers);
+        keep(&mut self.spare, buffers.into_parts().0);
         let (status, data) = match result {
             // A read is of less than 4 GiB, as its chain is.
             Ok(()) if kind == Kind::Read => (Status::Ok, bytes as u32),

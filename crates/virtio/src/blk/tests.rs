@@ -6,6 +6,7 @@ mod space;
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, Token};
+use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, DriverConfig, Piece};
 use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
@@ -63,7 +64,7 @@ struct Disk {
 /// What became of a chain, and the status byte that the driver found.
 #[derive(Debug)]
 enum Outcome {
-    Submitted(Request),
+    Submitted(Request<Buffers>),
     Done(Ended, u8),
     Broken(Malformed),
 }
@@ -110,7 +111,7 @@ impl Disk {
         }
     }
 
-    fn end(&mut self, request: Request, result: Result<(), Errno>) -> (Ended, u8) {
+    fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> (Ended, u8) {
         let Request { token, buffers, .. } = request;
         assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
         let Next::Done(ended) = self.model.end(&self.guest.memory, Completion { token, result, buffers }) else {
@@ -142,7 +143,7 @@ impl Disk {
     }
 }
 
-fn submitted(outcome: Outcome) -> Request {
+fn submitted(outcome: Outcome) -> Request<Buffers> {
     match outcome {
         Outcome::Submitted(request) => request,
         other => panic!("not submitted: {other:?}"),
@@ -164,7 +165,7 @@ fn status(outcome: Outcome) -> u8 {
     }
 }
 
-fn lengths(request: &Request) -> Vec<usize> {
+fn lengths(request: &Request<Buffers>) -> Vec<usize> {
     request.buffers.iter().map(|piece| piece.len()).collect()
 }
 
@@ -465,7 +466,7 @@ fn a_completion_comes_once() {
     let request = submitted(disk.ask(FLUSH, 0, &[], &[]));
     let token = request.token;
     disk.end(request, Ok(()));
-    disk.model.end(&disk.guest.memory, Completion { token, result: Ok(()), buffers: Vec::new() });
+    disk.model.end(&disk.guest.memory, Completion { token, result: Ok(()), buffers: Buffers::default() });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
 use egret_disk::{Completion, Token};
-use egret_vring::memory::{GuestMemory, IoVec};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FUNCTION_REJECTED, VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
@@ -179,7 +179,7 @@ impl Model for ControlQueue {
         }
     }
 
-    fn end(&mut self, _memory: &GuestMemory, _completion: Completion) -> Next {
+    fn end(&mut self, _memory: &GuestMemory, _completion: Completion<Buffers>) -> Next {
         unreachable!("no control request asks anything of a disk")
     }
 

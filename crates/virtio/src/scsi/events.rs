@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Completion, Token};
 use egret_scsi::Code;
-use egret_vring::memory::GuestMemory;
+use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_T_EVENTS_MISSED, VIRTIO_SCSI_T_NO_EVENT,
@@ -132,7 +132,7 @@ impl Model for EventQueue {
         Ok(Next::Done(ended))
     }
 
-    fn end(&mut self, _memory: &GuestMemory, _completion: Completion) -> Next {
+    fn end(&mut self, _memory: &GuestMemory, _completion: Completion<Buffers>) -> Next {
         unreachable!("no event asks anything of a disk")
     }
 

@@ -9,7 +9,7 @@ use std::task::Waker;
 
 use egret_disk::{Completion, Op, Request, Token};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
-use egret_vring::memory::{GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
@@ -218,7 +218,7 @@ impl ScsiQueue {
         let disk = lun.disk;
         self.enter(head, header.tag, unit);
         let buffers = self.spare.pop().unwrap_or_default();
-        Some(Next::Submit(disk, Request { op, offset, len, buffers, token }))
+        Some(Next::Submit(disk, Request { op, offset, len, buffers: buffers.into(), token }))
     }
 
     /// Begins any other command, of a chain that is kept.
@@ -312,23 +312,26 @@ impl ScsiQueue {
     }
 
     /// Makes a request of one operation of a command whose chain is kept.
-    fn request(&mut self, memory: &GuestMemory, token: Token, op: DiskOp) -> Request {
+    fn request(&mut self, memory: &GuestMemory, token: Token, op: DiskOp) -> Request<Buffers> {
         let DiskOp { op, offset, len, memory: which } = op;
         let slot = &mut self.slots[usize::from(head_of(token))];
-        let mut buffers = self.spare.pop().unwrap_or_default();
-        match which {
-            Memory::None => {}
-            Memory::DataIn => pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut buffers),
-            Memory::DataOut(at) => {
-                pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut buffers);
+        let mut list = self.spare.pop().unwrap_or_default();
+        let buffers = match which {
+            Memory::None => list.into(),
+            Memory::DataIn => {
+                pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut list);
+                list.into()
             }
-            // It stays until the command's next step, which is `end`'s, or `abort`'s when the operation has come back;
-            // and with all slots, should the queue go before.
+            Memory::DataOut(at) => {
+                pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut list);
+                list.into()
+            }
+            // It comes back with the operation, to `end`.
             Memory::Scratch => {
                 let given = Given { memory, readable: &slot.readable, header: self.layout.header };
-                buffers.push(own(slot.command.scratch(&given)));
+                Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
-        }
+        };
         slot.kind.get_or_insert(match op {
             Op::Read => Kind::Read,
             Op::Write { .. } => Kind::Write,
@@ -423,14 +426,6 @@ impl Slot {
     }
 }
 
-/// A piece of our own memory, for a request that moves data which is not the guest's.
-#[allow(unsafe_code)]
-fn own(scratch: &mut [u8]) -> IoVec {
-    // SAFETY: a command's scratch memory stays where it is, and nobody touches it, until its next step, which is not
-    // taken before the request has come back; and a model that goes before leaves all of its commands behind for good.
-    unsafe { IoVec::new(scratch.as_mut_ptr(), scratch.len()) }
-}
-
 /// How statistics have it.
 #[inline]
 fn told(response: u32, done: &Done) -> Status {
@@ -480,11 +475,15 @@ impl Model for ScsiQueue {
     }
 
     #[inline]
-    fn end(&mut self, memory: &GuestMemory, completion: Completion) -> Next {
+    fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
         let Completion { token, result, buffers } = completion;
-        keep(&mut self.spare, buffers);
+        let (list, scratch) = buffers.into_parts();
+        keep(&mut self.spare, list);
         let head = head_of(token);
         let unit = self.unit_of(head);
+        if let Some(scratch) = scratch {
+            self.slots[usize::from(head)].command.put_scratch(scratch);
+        }
         if let Some(how) = self.slots[usize::from(head)].ends {
             self.give_scratch_back(head);
             return Next::Done(self.abort(memory, head, how));
@@ -625,12 +624,7 @@ impl ScsiQueue {
 }
 
 impl Drop for ScsiQueue {
-    /// Should a queue go away before its requests have come back, which none does, their memory stays for good: the
-    /// kernel may still write to it.
     fn drop(&mut self) {
         self.inbox.close();
-        if self.in_flight > 0 {
-            mem::forget(mem::take(&mut self.slots));
-        }
     }
 }

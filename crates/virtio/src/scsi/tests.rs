@@ -12,6 +12,7 @@ use std::task::Wake;
 
 use egret_disk::{Completion, Op, Request, Token};
 use egret_scsi::{LogicalUnit, LunConfig};
+use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, DriverConfig, Piece};
 use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
@@ -194,14 +195,21 @@ impl Line {
     }
 
     #[track_caller]
-    fn submitted(&mut self, at: LunAddress, tag: u64, cdb: &[u8], out: &[Piece], room: &[Piece]) -> (DiskKey, Request) {
+    fn submitted(
+        &mut self,
+        at: LunAddress,
+        tag: u64,
+        cdb: &[u8],
+        out: &[Piece],
+        room: &[Piece],
+    ) -> (DiskKey, Request<Buffers>) {
         match self.command(at, tag, cdb, out, room).unwrap() {
             Next::Submit(disk, request) => (disk, request),
             other => panic!("nothing for the disk: {other:?}"),
         }
     }
 
-    fn end(&mut self, request: Request, result: Result<(), Errno>) -> Next {
+    fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> Next {
         let Request { token, buffers, .. } = request;
         assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
         let next = self.model.end(&self.guest.memory, Completion { token, result, buffers });
@@ -212,7 +220,7 @@ impl Line {
     }
 
     #[track_caller]
-    fn ended(&mut self, request: Request, result: Result<(), Errno>) -> Told {
+    fn ended(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> Told {
         match self.end(request, result) {
             Next::Done(ended) => self.told(ended),
             other => panic!("not done: {other:?}"),

@@ -24,8 +24,8 @@ pub(super) struct Needy {
 
 /// The scratch memory of a queue: how much of it is free, and which operations wait for some.
 ///
-/// It is not the memory but the leave to have it, which [`Command::scratch`](egret_scsi::Command::scratch) takes and the step after the operation gives
-/// back: a queue without such commands has none. The oldest goes first, and none overtakes it; a command's next operation
+/// It is not the memory but the leave to have it, which [`Command::scratch`](egret_scsi::Command::scratch) takes and the
+/// step after the operation gives back: a queue without such commands has none. The oldest goes first, and none overtakes it; a command's next operation
 /// is at the end again. So whoever waits has its turn: nobody who has memory waits for anything but the disk.
 pub(super) struct Scratch {
     pub(super) free: u64,

@@ -3,12 +3,15 @@
 use std::fmt;
 
 /// One piece of memory that data is moved to and from, usually guest memory: the kernel's `iovec`.
+///
+/// It keeps nothing mapped. What moves data by it looks whether a map [holds](super::GuestMemory::holds) it, or has it
+/// [lent](super::Lent).
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec(libc::iovec);
 
-// SAFETY: an `IoVec` is an address and a length; whoever made it promised (see `IoVec::new`) that the memory stays
-// mapped until the request that carries it has come back, on whichever thread that is.
+// SAFETY: an `IoVec` is an address and a length; what moves data by it knows from elsewhere that it is mapped, on
+// whichever thread that is.
 unsafe impl Send for IoVec {}
 
 impl IoVec {
@@ -16,8 +19,8 @@ impl IoVec {
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, readable and writable until the request that carries this piece has been handed
-    /// back. Others (the guest) may write to it at any time: it is never turned into a reference.
+    /// The memory must be mapped, readable and writable. Others (the guest) may write to it at any time: it is never turned
+    /// into a reference.
     #[inline]
     pub const unsafe fn new(base: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: base.cast(), iov_len: len })

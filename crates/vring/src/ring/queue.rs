@@ -3,12 +3,13 @@
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::chain::Chain;
 use super::either::{Either, either};
 use super::inflight::Record;
 use super::{RingError, packed, split};
-use crate::memory::GuestMemory;
+use crate::memory::{Buffers, GuestMemory, Lent};
 
 /// A queue at rest: where its ring is and where in it to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,18 +56,28 @@ impl QueueConfig {
     ///
     /// As [`start`](Self::start); a record that is not of this ring.
     pub fn start_recorded(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
-        Ok(Queue(match self.packed {
+        let ring = match self.packed {
             false => Either::Split(self.start_split(memory, record)?),
             true => Either::Packed(self.start_packed(memory, record)?),
-        }))
+        };
+        Ok(Queue { ring, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), lent: 0 })
     }
 }
 
+/// Names queues to what they lend; 0 is nobody's.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
 /// A running queue, the device's half: owned by one worker.
 ///
-/// Drain it before it is dropped or stopped. Pieces of chains in flight are in the hands of a disk engine, and the
-/// kernel writes to them; should a queue go away first, it leaves its memory map behind for good.
-pub struct Queue(Either<split::Queue, packed::Queue>);
+/// Drain it before it is dropped or stopped. Memory that it has lent is in the hands of a disk engine, and the kernel
+/// writes to it; should the queue go away first, it leaves its memory map behind for good.
+pub struct Queue {
+    ring: Either<split::Queue, packed::Queue>,
+    /// No other queue of the process has it.
+    id: u64,
+    /// How often memory of the map is out.
+    lent: u32,
+}
 
 impl Queue {
     /// Gives the queue back at rest; what is in flight is no longer its business.
@@ -75,53 +86,53 @@ impl Queue {
     }
 
     fn at_rest(&self) -> QueueConfig {
-        either!(&self.0, queue => queue.at_rest())
+        either!(&self.ring, queue => queue.at_rest())
     }
 
     /// Descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {
-        either!(&self.0, queue => queue.size())
+        either!(&self.ring, queue => queue.size())
     }
 
     /// The memory that its chains point into.
     #[inline]
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        either!(&self.0, queue => queue.memory())
+        either!(&self.ring, queue => queue.memory())
     }
 
     /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
     /// before each batch of completions.
     #[inline]
     pub fn is_torn(&self) -> bool {
-        either!(&self.0, queue => queue.is_torn())
+        either!(&self.ring, queue => queue.is_torn())
     }
 
     /// Where the next pop takes a chain: a split ring's available index; a packed ring's place, as in
     /// [`QueueConfig::base`].
     pub fn next_available(&self) -> u16 {
-        either!(&self.0, queue => queue.next_available())
+        either!(&self.ring, queue => queue.next_available())
     }
 
     /// Likewise where the chain after those of the next [`publish`](Self::publish) is used.
     pub fn next_used(&self) -> u16 {
-        either!(&self.0, queue => queue.next_used())
+        either!(&self.ring, queue => queue.next_used())
     }
 
     /// How many chains were popped and not used yet.
     pub fn in_flight(&self) -> u16 {
-        either!(&self.0, queue => queue.in_flight())
+        either!(&self.ring, queue => queue.in_flight())
     }
 
     /// What broke the queue. It stays broken: it pops no more, but takes used chains.
     pub fn broken(&self) -> Option<RingError> {
-        either!(&self.0, queue => queue.broken())
+        either!(&self.ring, queue => queue.broken())
     }
 
     /// Whether there is a chain to pop: at most one load of what the driver stores. Never when broken.
     #[inline]
     pub fn is_available(&self) -> bool {
-        either!(&self.0, queue => queue.is_available())
+        either!(&self.ring, queue => queue.is_available())
     }
 
     /// Takes the next chain, if there is one, and copies it to `chain`.
@@ -133,7 +144,7 @@ impl Queue {
     /// What the driver did wrong. The queue is then broken for good, and the next pop says the same.
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        either!(&mut self.0, queue => queue.pop(chain))
+        either!(&mut self.ring, queue => queue.pop(chain))
     }
 
     /// Ends a chain's flight. It goes to the driver with the next [`publish`](Self::publish).
@@ -143,7 +154,7 @@ impl Queue {
     /// When `head` is not in flight: the caller has used it twice, or never popped it.
     #[inline]
     pub fn add_used(&mut self, head: u16, written: u32) {
-        either!(&mut self.0, queue => queue.add_used(head, written));
+        either!(&mut self.ring, queue => queue.add_used(head, written));
     }
 
     /// Ends a chain's flight without giving it back: for one that the device model could make nothing of.
@@ -153,19 +164,19 @@ impl Queue {
     /// When `head` is not in flight.
     #[inline]
     pub fn abandon(&mut self, head: u16) {
-        either!(&mut self.0, queue => queue.abandon(head));
+        either!(&mut self.ring, queue => queue.abandon(head));
     }
 
     /// Shows the driver all at once what was used since the last time; returns whether it wants to be notified.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        either!(&mut self.0, queue => queue.publish())
+        either!(&mut self.ring, queue => queue.publish())
     }
 
     /// Tells the driver that it need not kick: somebody is looking anyway. A hint.
     #[inline]
     pub fn suppress_kicks(&mut self) {
-        either!(&mut self.0, queue => queue.suppress_kicks());
+        either!(&mut self.ring, queue => queue.suppress_kicks());
     }
 
     /// Asks the driver to kick for the next chain. False if one is there already: pop it instead of waiting.
@@ -173,18 +184,48 @@ impl Queue {
     /// A broken queue is asked for nothing, and says that it may wait.
     #[inline]
     pub fn arm_kicks(&mut self) -> bool {
-        either!(&mut self.0, queue => queue.arm_kicks())
+        either!(&mut self.ring, queue => queue.arm_kicks())
+    }
+
+    /// Lends memory to a disk: pieces of the queue's map, or memory that goes along. It is to come back by
+    /// [`take_back`](Self::take_back); until then the queue keeps its map.
+    ///
+    /// # Errors
+    ///
+    /// There is a piece that the map does not hold. The buffers come back as they were.
+    #[inline]
+    pub fn lend(&mut self, buffers: Buffers) -> Result<Lent, Buffers> {
+        if buffers.is_own() {
+            // SAFETY: the piece belongs to `buffers`.
+            return Ok(unsafe { Lent::new(buffers, 0) });
+        }
+        let memory = self.memory();
+        if !buffers.iter().all(|piece| memory.holds(piece)) {
+            return Err(buffers);
+        }
+        self.lent += 1;
+        // SAFETY: the map holds the pieces, and `replace_memory` and `drop` keep it while something is out that this
+        // queue has lent.
+        Ok(unsafe { Lent::new(buffers, self.id) })
+    }
+
+    /// Takes back what was lent. What another queue has lent stays out for that one.
+    #[inline]
+    pub fn take_back(&mut self, lent: Lent) -> Buffers {
+        let (buffers, by) = lent.take_back();
+        self.lent -= u32::from(by == self.id);
+        buffers
     }
 
     /// Goes on in another memory map.
     ///
     /// # Errors
     ///
-    /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one. Or the ring is not in the
+    /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one, or it is lent. Or the ring is not in the
     /// new map; the queue keeps the old one and is broken.
     pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        match self.in_flight() {
-            0 => either!(&mut self.0, queue => queue.replace_memory(memory)),
+        match self.in_flight().max(self.lent.try_into().unwrap_or(u16::MAX)) {
+            0 => either!(&mut self.ring, queue => queue.replace_memory(memory)),
             in_flight => Err(RingError::InFlight(in_flight)),
         }
     }
@@ -192,7 +233,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.in_flight() > 0 {
+        if self.lent > 0 {
             // Address space lost, instead of a late disk read into whatever is mapped there next.
             mem::forget(Arc::clone(self.memory()));
         }

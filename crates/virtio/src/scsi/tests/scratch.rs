@@ -23,7 +23,7 @@ fn verify10(lba: u32, blocks: u16) -> [u8; 10] {
 }
 
 /// Has commands begin, and returns the operations that the disk is asked for.
-fn begin(line: &mut Line, cdbs: impl IntoIterator<Item = [u8; 10]>) -> Vec<Request> {
+fn begin(line: &mut Line, cdbs: impl IntoIterator<Item = [u8; 10]>) -> Vec<Request<Buffers>> {
     let mut tag = 100;
     let nexts = cdbs.into_iter().map(|cdb| {
         tag += 1;
@@ -33,8 +33,9 @@ fn begin(line: &mut Line, cdbs: impl IntoIterator<Item = [u8; 10]>) -> Vec<Reque
 }
 
 /// How much of memory that is not the driver's is out.
-fn out(line: &Line, requests: &[Request]) -> u64 {
-    let own = requests.iter().flat_map(|request| &request.buffers).filter(|piece| !line.guest.memory.holds(piece));
+fn out(line: &Line, requests: &[Request<Buffers>]) -> u64 {
+    let own =
+        requests.iter().flat_map(|request| request.buffers.iter()).filter(|piece| !line.guest.memory.holds(piece));
     own.map(|piece| piece.len() as u64).sum()
 }
 
@@ -115,6 +116,21 @@ fn one_that_waits_for_memory_can_be_aborted_and_keeps_nobody_waiting() {
     requests.push(sixth);
     requests.into_iter().for_each(|request| assert_eq!(line.ended(request, Ok(())).status, GOOD));
     assert_eq!(line.model.in_flight(), 0);
+}
+
+#[test]
+fn what_the_disk_puts_into_memory_of_the_device_is_what_the_command_looks_at() {
+    for (disk, status) in [(7, GOOD), (8, CHECK_CONDITION)] {
+        let mut line = Line::requests(&device());
+        line.guest.write(BUFFER, &[7; 512]);
+        // VERIFY, of the medium against the data.
+        let mut cdb = verify10(0, 1);
+        cdb[1] = 0x02;
+        let (_, mut request) = line.submitted(FIRST, 1, &cdb, &[piece(BUFFER, 512)], &[]);
+        let (list, own) = request.buffers.into_parts();
+        request.buffers = Buffers::own(own.unwrap().into_iter().map(|_| disk).collect(), list);
+        assert_eq!(line.ended(request, Ok(())).status, status);
+    }
 }
 
 #[test]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::super::need_event;
-use crate::memory::{GuestMemory, Region, pieces};
+use crate::memory::{Buffers, GuestMemory, IoVec, Region, pieces};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
-use crate::testing::{DATA, Guest, RING, descriptor, piece};
+use crate::testing::{DATA, Guest, RING, descriptor, memory, piece};
 
 /// All eight kinds of ring. The split ones begin at `base`, the packed ones as far into the ring.
 fn configs(base: u16) -> impl Iterator<Item = DriverConfig> {
@@ -34,7 +34,7 @@ fn a_chain_comes_out_as_it_was_put_in() {
         assert!(guest.queue.is_available());
         assert!(guest.queue.pop(&mut chain).unwrap());
         let host = |Piece { addr, len }: Piece| guest.memory.slice(addr, len as usize).unwrap();
-        let same = |ours: &[crate::memory::IoVec], theirs: &[Piece]| {
+        let same = |ours: &[IoVec], theirs: &[Piece]| {
             let theirs = theirs.iter().map(|&piece| host(piece));
             assert!(ours.iter().map(|p| (p.base(), p.len())).eq(theirs.map(|p| (p.base(), p.len()))));
         };
@@ -277,19 +277,56 @@ fn memory_is_replaced_only_when_nothing_is_in_flight() {
 }
 
 #[test]
-fn a_queue_dropped_with_chains_in_flight_leaves_its_memory_mapped() {
+fn a_queue_dropped_with_memory_lent_leaves_it_mapped() {
     let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
     let mut chain = Chain::new();
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
     assert!(guest.queue.pop(&mut chain).unwrap());
+    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
     let holders = Arc::strong_count(&guest.memory);
     drop(guest.queue);
     assert_eq!(Arc::strong_count(&guest.memory), holders, "for good");
 
-    let again = guest.driver.queue().start(&guest.memory).unwrap();
+    let mut again = guest.driver.queue().start(&guest.memory).unwrap();
+    let own = again.lend(chain.readable().to_vec().into()).unwrap();
+    again.take_back(lent);
+    assert_eq!(again.replace_memory(&guest.memory), Err(RingError::InFlight(1)), "that was another's");
+    again.take_back(own);
     drop(again);
     assert_eq!(Arc::strong_count(&guest.memory), holders);
+}
+
+#[test]
+fn a_queue_keeps_its_map_while_memory_of_it_is_lent_even_if_no_chain_is_in_flight() {
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+    guest.driver.publish();
+    assert!(guest.queue.pop(&mut chain).unwrap());
+    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
+    guest.queue.add_used(chain.head(), 0);
+    let other = memory();
+    assert_eq!(guest.queue.replace_memory(&other), Err(RingError::InFlight(1)));
+    guest.queue.take_back(lent);
+    assert_eq!(guest.queue.replace_memory(&other), Ok(()));
+}
+
+#[test]
+fn a_queue_lends_nothing_but_its_own_map_s_memory_and_what_goes_along() {
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
+    let ours = guest.memory.slice(DATA, 8).unwrap();
+    let theirs = memory().slice(DATA, 8).unwrap();
+    let own = Buffers::own(vec![7; 16], vec![ours]);
+    let of_own = own.to_vec();
+    for pieces in [vec![theirs], vec![ours, theirs], of_own] {
+        let count = pieces.len();
+        assert_eq!(guest.queue.lend(pieces.into()).unwrap_err().len(), count, "they come back");
+    }
+    let lent = guest.queue.lend(own).unwrap();
+    assert_eq!(lent.iter().map(IoVec::len).collect::<Vec<_>>(), [16]);
+    let (pieces, bytes) = guest.queue.take_back(lent).into_parts();
+    assert_eq!((pieces.len(), bytes), (1, Some(vec![7; 16])));
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Memory in flight: what a disk moves data to and from, and what keeps it mapped meanwhile.
+//!
+//! A piece of memory is an address and a length, and keeps nothing. Safe code may make lists of pieces, narrow and copy
+//! them; what reads or writes through one shows what keeps it mapped. A [`GuestMemory`](super::GuestMemory) looks whether
+//! it holds the piece, for the time of a call. A disk, which takes longer, takes only [`Lent`] memory:
+//!
+//! ```text
+//!   model ── Buffers ──▶ Queue::lend ── Lent ──▶ the disk's engines ── Lent ──▶ Queue::take_back ── Buffers ──▶ model
+//! ```
+//!
+//! A queue lends pieces of its own map alone, and counts what is out. While anything is, it keeps the map: it takes no
+//! other, and should it be dropped it leaves the map behind for good. What is out and lost is never counted back, which
+//! costs address space, and never has a late transfer write to what is mapped there next. The count is the queue's own,
+//! so that a request clones, locks and allocates nothing for it.
+//!
+//! Memory of our own moves into the [`Buffers`], and so into what is lent.
+//!
+//! Whoever has [`Lent`] memory may have the kernel move data to and from it for as long as it has that, and no longer: it
+//! drops it, or gives it back, when the kernel is done.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::IoVec;
+
+/// A list of pieces for a request to be made with.
+#[derive(Default)]
+pub struct Buffers {
+    pieces: Vec<IoVec>,
+    /// What the one piece is of, where it is not the guest's. Boxed, because it rarely is.
+    own: Option<Box<Own>>,
+}
+
+struct Own(Vec<u8>);
+
+impl Buffers {
+    /// Memory that goes along with the list. It is all of `pieces` then, whose old content is forgotten.
+    pub fn own(mut bytes: Vec<u8>, mut pieces: Vec<IoVec>) -> Self {
+        pieces.clear();
+        // SAFETY: the bytes stay where they are while the vector is not touched, and it goes where the piece goes.
+        pieces.push(unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) });
+        Self { pieces, own: Some(Box::new(Own(bytes))) }
+    }
+
+    /// The list, for another request, and the memory that went along.
+    #[inline]
+    pub fn into_parts(self) -> (Vec<IoVec>, Option<Vec<u8>>) {
+        (self.pieces, self.own.map(|own| own.0))
+    }
+
+    /// Whether the memory goes along with the list.
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        self.own.is_some()
+    }
+}
+
+impl From<Vec<IoVec>> for Buffers {
+    #[inline]
+    fn from(pieces: Vec<IoVec>) -> Self {
+        Self { pieces, own: None }
+    }
+}
+
+impl Deref for Buffers {
+    type Target = [IoVec];
+
+    #[inline]
+    fn deref(&self) -> &[IoVec] {
+        &self.pieces
+    }
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.pieces.fmt(f)
+    }
+}
+
+/// Memory that stays mapped, readable and writable until it has been given back, or dropped. The guest may write to it at
+/// any time.
+#[derive(Default)]
+pub struct Lent {
+    buffers: Buffers,
+    /// The lender, which counts it; 0 where nobody has to.
+    by: u64,
+}
+
+impl Lent {
+    /// Memory that somebody answers for.
+    ///
+    /// # Safety
+    ///
+    /// The pieces must stay mapped, readable and writable until what this returns is dropped.
+    pub unsafe fn assume(pieces: Vec<IoVec>) -> Self {
+        Self { buffers: pieces.into(), by: 0 }
+    }
+
+    /// What `by` lends, or what answers for itself.
+    ///
+    /// # Safety
+    ///
+    /// The pieces must stay mapped until [`take_back`](Self::take_back) returns them, if they do not belong to `buffers`.
+    #[inline]
+    pub(crate) unsafe fn new(buffers: Buffers, by: u64) -> Self {
+        Self { buffers, by }
+    }
+
+    /// What was lent, and who counts it.
+    #[inline]
+    pub(crate) fn take_back(self) -> (Buffers, u64) {
+        (self.buffers, self.by)
+    }
+}
+
+impl Deref for Lent {
+    type Target = [IoVec];
+
+    #[inline]
+    fn deref(&self) -> &[IoVec] {
+        &self.buffers
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.buffers.fmt(f)
+    }
+}
