@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use egret_lab::plan::{BUILT_IN, Plan, Stack, expand};
+use egret_lab::plan::{BUILT_IN, Plan};
 use egret_lab::process::Keeper;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, Runner, Wish};
@@ -18,7 +18,6 @@ use egret_lab::{import, report, stack};
 use egret_loadgen::random::mix;
 use time::OffsetDateTime;
 
-use crate::serve::{self, Serve};
 use progress::Bar;
 
 /// Measure I/O modes side by side: on this machine, with confidence.
@@ -116,31 +115,11 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
         plan.loads.iter_mut().for_each(|load| load.subjects.clear());
         plan.noise_floor = true;
     }
-    check_options(&plan).with_context(|| name.to_owned())?;
+    stack::check_options(&plan).with_context(|| name.to_owned())?;
     if runner::steps(&plan, 0, asked.only.as_deref()).is_empty() {
         bail!("{name}: no load and no subject has '{}' in its name", asked.only.as_deref().unwrap_or_default());
     }
     Ok(plan)
-}
-
-/// Egret's own options in a plan meet the checks of `egret serve` before anything starts.
-fn check_options(plan: &Plan) -> Result<()> {
-    let loads: Vec<_> = plan.loads.iter().flat_map(expand).collect();
-    let Some(load) = loads.first() else { return Ok(()) };
-    for subject in plan.subjects.iter().filter(|subject| subject.stack == Stack::Egret) {
-        let mut arguments = Serve::default();
-        let words = stack::egret_options(subject, load, plan.disk.kind);
-        for pair in words.chunks_exact(2) {
-            let option = match pair[0].as_str() {
-                "--object" => &mut arguments.object,
-                "--blockdev" => &mut arguments.blockdev,
-                _ => &mut arguments.export,
-            };
-            option.push(pair[1].clone());
-        }
-        serve::config(&arguments).with_context(|| format!("subject '{}'", subject.name))?;
-    }
-    Ok(())
 }
 
 fn wish(asked: &Bench, directory: &Path) -> Result<Wish> {
@@ -270,13 +249,6 @@ fn dated(name: &str, now: OffsetDateTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn egrets_options_in_every_built_in_plan_are_egrets() {
-        for (name, _) in BUILT_IN {
-            check_options(&Plan::named(name).unwrap()).unwrap();
-        }
-    }
 
     #[test]
     fn every_built_in_plan_is_listed_with_its_length() {

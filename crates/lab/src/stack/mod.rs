@@ -13,7 +13,7 @@
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
-//! | `options` | a server's command line |
+//! | `options` | a server's command line, and whether Egret would take it |
 //! | `telemetry` | what a server says of itself |
 
 pub mod fio;
@@ -27,9 +27,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::machine::Placement;
-use crate::plan::{DiskKind, Load, Stack, Subject};
+use crate::plan::{Load, Stack, Subject};
 use crate::process::Keeper;
 use crate::results::{Measurement, Outcome};
+
+pub use options::{SubjectError, check_options};
 
 /// What every stack gets to stand with.
 #[derive(Clone)]
@@ -126,17 +128,6 @@ pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) 
             Box::new(served::stand(subject, load, disks, context)?)
         }
     })
-}
-
-/// The options that `egret serve` would get for a subject under a load, without starting it: to check them.
-pub fn egret_options(subject: &Subject, load: &Load, kind: DiskKind) -> Vec<String> {
-    let place = Path::new("/egret-bench");
-    let disk = match kind {
-        DiskKind::Null => Disk::Null(1 << 30),
-        DiskKind::File => Disk::File(place.join("disk")),
-        DiskKind::Loop | DiskKind::Device => Disk::Device(place.join("disk")),
-    };
-    options::options(subject, load, &vec![disk; load.disks.into()], &|name| place.join(name))
 }
 
 /// What a subject lacks on this machine, and what would bring it.

@@ -5,10 +5,16 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use egret_vocabulary::Config;
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object as _, ObjectError, Spelling};
 use serde_json::{Map, Value, json};
 
 use super::{Context, Disk};
-use crate::plan::{DeviceModel, Load, Stack, Subject};
+use crate::plan::{DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject, expand};
+
+const OBJECT: &str = "--object";
+const BLOCKDEV: &str = "--blockdev";
+const EXPORT: &str = "--export";
 
 /// What an I/O thread is called; its number follows.
 pub(super) const IO_THREAD: &str = "io";
@@ -40,17 +46,73 @@ pub(super) fn command(
 }
 
 /// The options that serve `disks` for a load: busy disk N at `socket("busyN")`, idle ones at `socket("idleN")`.
-pub(super) fn options(subject: &Subject, load: &Load, disks: &[Disk], socket: &dyn Fn(&str) -> PathBuf) -> Vec<String> {
-    let mut words = Vec::new();
-    let mut object = |option: &str, object: Value| words.extend([option.to_owned(), object.to_string()]);
-    iothreads(subject).into_iter().for_each(|iothread| object("--object", iothread));
+fn options(subject: &Subject, load: &Load, disks: &[Disk], socket: &dyn Fn(&str) -> PathBuf) -> Vec<String> {
+    let objects = objects(subject, load, disks, socket).into_iter();
+    objects.flat_map(|(option, object)| [option.to_owned(), object.to_string()]).collect()
+}
+
+/// The objects that these options make, each with its option.
+fn objects(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    socket: &dyn Fn(&str) -> PathBuf,
+) -> Vec<(&'static str, Value)> {
+    let mut objects: Vec<_> = iothreads(subject).into_iter().map(|iothread| (OBJECT, iothread)).collect();
     let busy = disks.iter().enumerate().map(|(number, disk)| (format!("busy{number}"), disk.clone(), load.writes()));
     let idle = (0..load.idle_disks).map(|number| (format!("idle{number}"), Disk::Null(IDLE_SIZE), false));
     for (name, disk, writes) in busy.chain(idle) {
-        object("--blockdev", blockdev(subject, &name, &disk, writes));
-        object("--export", export(subject, load, &name, &socket(&name), writes));
+        objects.push((BLOCKDEV, blockdev(subject, &name, &disk, writes)));
+        objects.push((EXPORT, export(subject, load, &name, &socket(&name), writes)));
     }
-    words
+    objects
+}
+
+/// A subject whose options Egret does not take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("subject '{subject}': {why}")]
+pub struct SubjectError {
+    subject: String,
+    why: Box<ObjectError>,
+}
+
+/// Holds Egret's own options in a plan against the vocabulary, before anything starts.
+///
+/// # Errors
+/// The first subject with an object that Egret would not have.
+pub fn check_options(plan: &Plan) -> Result<(), SubjectError> {
+    let place = Path::new("/egret-bench");
+    let disk = match plan.disk.kind {
+        DiskKind::Null => Disk::Null(1 << 30),
+        DiskKind::File => Disk::File(place.join("disk")),
+        DiskKind::Loop | DiskKind::Device => Disk::Device(place.join("disk")),
+    };
+    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
+    let is_egrets = |subject: &&Subject| match subject.stack {
+        Stack::Egret => true,
+        Stack::Guest => subject.server == Server::Egret,
+        Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk => false,
+    };
+    for subject in plan.subjects.iter().filter(is_egrets) {
+        for load in loads.iter().filter(|load| load.is_put_on(&subject.name)) {
+            let disks = vec![disk.clone(); load.disks.into()];
+            let objects = objects(subject, load, &disks, &|name| place.join(name));
+            check(objects).map_err(|why| SubjectError { subject: subject.name.clone(), why: why.into() })?;
+        }
+    }
+    Ok(())
+}
+
+fn check(objects: Vec<(&str, Value)>) -> Result<Config, ObjectError> {
+    let (mut iothreads, mut blockdevs, mut exports) = (Vec::new(), Vec::new(), Vec::new());
+    for (option, object) in objects {
+        match option {
+            OBJECT => iothreads.push(IoThread::from_user_object(object, Spelling::Typed)?),
+            BLOCKDEV => blockdevs.push(Blockdev::from_value(object, Spelling::Typed)?),
+            _ => exports.push(Export::from_value(object, Spelling::Typed)?),
+        }
+    }
+    Config::new(iothreads, blockdevs, exports)
 }
 
 /// The subject's I/O threads.
@@ -138,7 +200,7 @@ fn nested(table: &std::collections::BTreeMap<String, toml::Value>) -> Map<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{LoadKeys, expand};
+    use crate::plan::{BUILT_IN, LoadKeys};
 
     fn words(subject: &str, load: &str, disks: &[Disk]) -> Vec<Value> {
         let subject = toml::from_str(subject).unwrap();
@@ -174,5 +236,48 @@ mod tests {
         assert_eq!(words[1].get("aio"), None);
         assert_eq!((&words[4]["id"], &words[4]["num-queues"]), (&json!("export-idle0"), &json!(32)));
         assert_eq!(words[4]["iothread"], "io0");
+    }
+
+    #[test]
+    fn egrets_options_in_every_built_in_plan_are_egrets() {
+        for (name, _) in BUILT_IN {
+            check_options(&Plan::named(name).unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_egret_would_refuse_is_said_of_its_subject_before_anything_starts() {
+        let plan = |subject: &str, load: &str| {
+            let head = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\nsize = '1M'\n";
+            let text = format!("{head}[[subject]]\nname = 's'\n{subject}\n[[load]]\n{load}\n");
+            check_options(&Plan::read("p", &text, Path::new(".")).unwrap()).map_err(|error| error.to_string())
+        };
+        let egret = |more: &str| plan(&format!("stack = 'egret'\n{more}"), "");
+        for (more, line) in [
+            (
+                "iothread = { poll-wieght = 3 }",
+                "iothread 'io0': unknown key 'poll-wieght'; did you mean 'poll-weight'?",
+            ),
+            ("blockdev = { aio = 'uring' }", "blockdev 'busy0': aio must be threads, native or io_uring, got 'uring'"),
+            ("blockdev = { aio-max-batch = 1 }", "blockdev 'busy0': aio-max-batch has no effect on aio=threads; it"),
+            (
+                "blockdev = { aio = 'native', 'cache.direct' = false }",
+                "blockdev 'busy0': aio=native needs cache.direct=on",
+            ),
+            (
+                "export = { queue-size = 2 }",
+                "export 'export-busy0': queue-size must be a power of two in 4..=1024, got 2",
+            ),
+        ] {
+            let error = egret(more).unwrap_err();
+            assert!(error.starts_with(&format!("subject 's': {line}")), "{error}");
+        }
+        let last = plan("stack = 'egret'", "[[load]]\nname = 'second'\nqueues = 300").unwrap_err();
+        assert!(last.ends_with("num-queues must be 1..=256, got 300"), "{last}");
+        let wrong = "export = { queue-size = 2 }";
+        assert!(plan(&format!("stack = 'guest'\nserver = 'egret'\n{wrong}"), "").is_err());
+        // Another server, and other versions of it, have keys of their own.
+        plan(&format!("stack = 'qemu-storage-daemon'\n{wrong}"), "").unwrap();
+        plan(&format!("stack = 'guest'\n{wrong}"), "").unwrap();
     }
 }
