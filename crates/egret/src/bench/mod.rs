@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use egret_lab::plan::{BUILT_IN, Plan, Stack, expand};
+use egret_lab::plan::{BUILT_IN, Plan, Stack};
 use egret_lab::process::Keeper;
 use egret_lab::results::{Outcome, Run};
 use egret_lab::runner::{self, Ending, Runner, Wish};
@@ -112,8 +112,10 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
     if asked.aa {
         let baseline = plan.baseline().to_owned();
         plan.subjects.retain(|subject| subject.name == baseline);
-        plan.loads.retain(|load| load.subjects.is_empty() || load.subjects.contains(&baseline));
-        plan.loads.iter_mut().for_each(|load| load.subjects.clear());
+        plan.loads.change(|loads| {
+            loads.retain(|keys| keys.subjects.is_empty() || keys.subjects.contains(&baseline));
+            loads.iter_mut().for_each(|keys| keys.subjects.clear());
+        });
         plan.noise_floor = true;
     }
     check_options(&plan).with_context(|| name.to_owned())?;
@@ -125,8 +127,7 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
 
 /// Egret's own options in a plan meet the checks of `egret serve` before anything starts.
 fn check_options(plan: &Plan) -> Result<()> {
-    let loads: Vec<_> = plan.loads.iter().flat_map(expand).collect();
-    let Some(load) = loads.first() else { return Ok(()) };
+    let Some(load) = plan.loads.first() else { return Ok(()) };
     for subject in plan.subjects.iter().filter(|subject| subject.stack == Stack::Egret) {
         let mut arguments = Serve::default();
         let words = stack::egret_options(subject, load, plan.disk.kind);
