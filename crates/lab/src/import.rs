@@ -11,6 +11,9 @@ use crate::plan::Plan;
 use crate::results::{Cell, CellId, FORMAT, Host, Outcome, Run, Warning};
 use crate::stack::fio;
 
+/// What the warning of an imported run is about.
+const IMPORTED: &str = "imported";
+
 /// Brings in some files of `fio --output-format=json`, each `FILE` or `NAME=FILE`. Several of one name are repetitions.
 ///
 /// # Errors
@@ -70,7 +73,12 @@ fn stem(path: &Path) -> String {
 
 fn unknown() -> Warning {
     let text = "fio's own results, made elsewhere: nobody here saw the machine, nor who spent its CPU time";
-    Warning { about: "imported".into(), text: text.into() }
+    Warning { about: IMPORTED.into(), text: text.into() }
+}
+
+/// Whether a run is one of fio's, of whose loads nothing is known but their names.
+pub fn is_imported(run: &Run) -> bool {
+    run.host.warnings.iter().any(|warning| warning.about == IMPORTED)
 }
 
 /// A plan that names what was found, for a report to show.

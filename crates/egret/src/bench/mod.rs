@@ -111,8 +111,10 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
     if asked.aa {
         let baseline = plan.baseline().to_owned();
         plan.subjects.retain(|subject| subject.name == baseline);
-        plan.loads.retain(|load| load.subjects.is_empty() || load.subjects.contains(&baseline));
-        plan.loads.iter_mut().for_each(|load| load.subjects.clear());
+        plan.loads.change(|loads| {
+            loads.retain(|keys| keys.subjects.is_empty() || keys.subjects.contains(&baseline));
+            loads.iter_mut().for_each(|keys| keys.subjects.clear());
+        });
         plan.noise_floor = true;
     }
     stack::check_options(&plan).with_context(|| name.to_owned())?;

@@ -94,7 +94,7 @@ impl Analysis<'_> {
 
     fn chart(&self, chart: &Chart) -> Figure {
         let wanted = |names: &[String], name: &str| names.is_empty() || names.iter().any(|one| one == name);
-        let loads: Vec<&Load> = self.loads.iter().filter(|load| wanted(&chart.loads, &load.name)).collect();
+        let loads: Vec<&Load> = self.loads.iter().copied().filter(|load| wanted(&chart.loads, &load.name)).collect();
         let subjects: Vec<&str> = self.subjects.iter().copied().filter(|name| wanted(&chart.subjects, name)).collect();
         let groups = match chart.form {
             Form::Bars | Form::Table => loads.iter().map(|load| self.bars(load, &subjects, chart.metric)).collect(),

@@ -274,7 +274,7 @@ impl Analysis<'_> {
     }
 
     fn loads_of(&self, subject: &str) -> impl Iterator<Item = &Load> {
-        self.loads.iter().filter(move |load| load.is_put_on(subject))
+        self.loads.iter().copied().filter(move |load| load.is_put_on(subject))
     }
 
     /// In what `winner` is better, if all that is not better is alike.

@@ -18,7 +18,7 @@ pub mod table;
 
 use serde::Serialize;
 
-use crate::plan::{Load, Metric, Stack, expand};
+use crate::plan::{Load, Metric, Stack};
 use crate::results::{Limit, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Family, Verdict, deviation, median};
@@ -34,7 +34,7 @@ pub struct Analysis<'a> {
     /// Its cells.
     pub table: Table<'a>,
     /// Its loads, in the plan's order, of which some cell has ended.
-    pub loads: Vec<Load>,
+    pub loads: Vec<&'a Load>,
     /// Its subjects' names, in the plan's order.
     pub subjects: Vec<&'a str>,
     /// Each comparison with a baseline, and what it decides.
@@ -91,7 +91,7 @@ impl<'a> Analysis<'a> {
     pub fn new(run: &'a Run) -> Self {
         let table = Table::new(run);
         let seen = |name: &str| table.places().any(|place| place.load == name);
-        let loads = run.plan.loads.iter().flat_map(expand).filter(|load| seen(&load.name)).collect();
+        let loads = run.plan.loads.iter().filter(|load| seen(&load.name)).collect();
         let named = run.plan.subjects.iter().map(|subject| subject.name.as_str());
         let mut subjects: Vec<&str> = named.filter(|name| table.places().any(|place| place.subject == *name)).collect();
         if subjects.len() == 1 {
@@ -135,7 +135,7 @@ impl<'a> Analysis<'a> {
     }
 
     fn judge(&self) -> Vec<Judged> {
-        let pairs = self.loads.iter().flat_map(|load| {
+        let pairs = self.loads.iter().copied().flat_map(|load| {
             let on = self.subjects.iter().filter(|subject| load.is_put_on(subject) || subject.ends_with(AGAIN));
             let compared = on.filter_map(|subject| Some((*subject, counterpart(&self.run.plan, load, subject)?)));
             compared.map(move |(subject, baseline)| (load, subject, baseline))

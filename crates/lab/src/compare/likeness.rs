@@ -1,6 +1,6 @@
 //! Whether two runs may be compared at all.
 
-use crate::plan::{Load, Plan, expand};
+use crate::plan::Plan;
 use crate::results::{Component, Host, Run};
 
 /// Memory may differ by this share of the larger: kernels keep more or less of it for themselves.
@@ -131,10 +131,8 @@ impl Found {
         self.note("plan", Role::Unlike, &a.plan.name, &b.plan.name);
         self.note("scale", Role::Unlike, a.scale, b.scale);
         self.note("disk under test", Role::Unlike, disk_of(&a.plan), disk_of(&b.plan));
-        let loads = |plan: &Plan| plan.loads.iter().flat_map(expand).collect::<Vec<Load>>();
-        let (ours, theirs) = (loads(&a.plan), loads(&b.plan));
-        for load in &ours {
-            let same_name = theirs.iter().find(|other| other.name == load.name);
+        for load in a.plan.loads.iter() {
+            let same_name = b.plan.loads.named(&load.name);
             if let Some(other) = same_name.filter(|other| *other != load) {
                 self.note("load", Role::Unlike, format!("{load:?}"), format!("{other:?}"));
             }

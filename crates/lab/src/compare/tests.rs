@@ -96,8 +96,7 @@ fn another_cpu_or_another_load_cannot_be_compared() {
     other.host.cpu.model = "another".into();
     assert_eq!(overall(&run(1e5), &other), Overall::NotComparable);
     let mut other = run(1e5);
-    other.plan.loads[0].bs = crate::plan::OneOrMany::One(crate::plan::Bytes(4096));
-    other.plan.loads[0].norandommap = false;
+    other.plan.loads.change(|loads| loads[0].norandommap = false);
     assert_eq!(overall(&run(1e5), &other), Overall::NotComparable);
 }
 

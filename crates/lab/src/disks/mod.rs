@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{DiskKind, DiskPlan, Plan, expand};
+use crate::plan::{DiskKind, DiskPlan, Load, Plan};
 use crate::process::{Keeper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
@@ -45,12 +45,12 @@ pub struct Disks {
 
 /// How many disks a plan's loads use at the same time, at most.
 fn count(plan: &Plan) -> usize {
-    plan.loads.iter().flat_map(|keys| keys.disks.all()).copied().max().unwrap_or(1).into()
+    plan.loads.iter().map(|load| load.disks).max().unwrap_or(1).into()
 }
 
 /// Whether any of a plan's loads writes.
 pub fn writes(plan: &Plan) -> bool {
-    plan.loads.iter().flat_map(expand).any(|load| load.writes())
+    plan.loads.iter().any(Load::writes)
 }
 
 fn size(plan: &DiskPlan) -> u64 {

@@ -1,5 +1,6 @@
 //! What subjects are put under: fio's words, with lists for a matrix.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -186,6 +187,48 @@ pub fn expand(keys: &LoadKeys) -> Vec<Load> {
         }
     }
     loads
+}
+
+/// A plan's loads: one by one, as everybody but the plan's text wants them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<LoadKeys>", into = "Vec<LoadKeys>")]
+pub struct Loads {
+    keys: Vec<LoadKeys>,
+    /// What the keys stand for, expanded when they were read or changed.
+    all: Vec<Load>,
+}
+
+impl Loads {
+    /// Changes them as the plan spells them.
+    pub fn change(&mut self, change: impl FnOnce(&mut Vec<LoadKeys>)) {
+        change(&mut self.keys);
+        self.all = self.keys.iter().flat_map(expand).collect();
+    }
+
+    /// The one of this name.
+    pub fn named(&self, name: &str) -> Option<&Load> {
+        self.all.iter().find(|load| load.name == name)
+    }
+}
+
+impl From<Vec<LoadKeys>> for Loads {
+    fn from(keys: Vec<LoadKeys>) -> Self {
+        Self { all: keys.iter().flat_map(expand).collect(), keys }
+    }
+}
+
+impl From<Loads> for Vec<LoadKeys> {
+    fn from(loads: Loads) -> Self {
+        loads.keys
+    }
+}
+
+impl Deref for Loads {
+    type Target = [Load];
+
+    fn deref(&self) -> &[Load] {
+        &self.all
+    }
 }
 
 impl Load {

@@ -39,7 +39,7 @@ mod units;
 
 use serde::{Deserialize, Serialize};
 
-pub use load::{Curve, Load, LoadKeys, Pacing, expand};
+pub use load::{Curve, Load, LoadKeys, Loads, Pacing, expand};
 pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
@@ -87,7 +87,7 @@ pub struct Plan {
     pub subjects: Vec<Subject>,
     /// What it is put under; lists of values make a matrix.
     #[serde(rename = "load")]
-    pub loads: Vec<LoadKeys>,
+    pub loads: Loads,
     /// How the report shows it. Without any it shows bars of latency, IOPS and CPU per I/O.
     #[serde(rename = "chart", default)]
     pub charts: Vec<Chart>,

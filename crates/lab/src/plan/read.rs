@@ -5,7 +5,7 @@ use std::path::Path;
 
 use egret_loadgen::load::Rw;
 
-use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject, expand};
+use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject};
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,11 +60,11 @@ impl Plan {
             let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
             PlanError(format!("{name}:{line}: {}", told(error.message())))
         })?;
-        for keys in &mut plan.loads {
-            if let Some(path) = &mut keys.jobfile {
+        plan.loads.change(|loads| {
+            for path in loads.iter_mut().filter_map(|keys| keys.jobfile.as_mut()) {
                 *path = directory.join(&*path);
             }
-        }
+        });
         plan.spread_over_hosts();
         plan.check().map_err(|what| PlanError(format!("{name}: {what}")))?;
         Ok(plan)
@@ -83,10 +83,11 @@ impl Plan {
             })
         });
         self.subjects = subjects.collect();
-        let charts = self.charts.iter_mut().map(|chart| &mut chart.subjects);
-        for names in charts.chain(self.loads.iter_mut().map(|load| &mut load.subjects)) {
+        let spread = |names: &mut Vec<String>| {
             *names = names.iter().flat_map(|name| self.hosts.iter().map(|host| on(name, host))).collect();
-        }
+        };
+        self.charts.iter_mut().for_each(|chart| spread(&mut chart.subjects));
+        self.loads.change(|loads| loads.iter_mut().for_each(|keys| spread(&mut keys.subjects)));
     }
 
     fn check(&self) -> Result<(), String> {
@@ -101,10 +102,9 @@ impl Plan {
             known("baseline", baseline, &subjects)?;
         }
         self.subjects.iter().try_for_each(check_subject)?;
-        let loads: Vec<Load> = self.loads.iter().flat_map(expand).collect();
-        let names = distinct("load", loads.iter().map(|load| load.name.as_str()))?;
-        loads.iter().try_for_each(check_load)?;
-        for load in &loads {
+        let names = distinct("load", self.loads.iter().map(|load| load.name.as_str()))?;
+        self.loads.iter().try_for_each(check_load)?;
+        for load in self.loads.iter() {
             let who = format!("load '{}'", load.name);
             load.keys.subjects.iter().try_for_each(|subject| known(&who, subject, &subjects))?;
         }
@@ -141,14 +141,16 @@ impl Plan {
         let size = |bytes: Bytes, least: u64| Bytes((((bytes.0 as f64 * scale) as u64) >> 20 << 20).max(least));
         let time = |seconds: Seconds| Seconds(seconds.0 * scale);
         // The smallest database and its log need room.
-        let has_application = self.loads.iter().any(|keys| keys.application.is_some());
+        let has_application = self.loads.iter().any(|load| load.keys.application.is_some());
         let least = if has_application { 256 << 20 } else { 16 << 20 };
         self.disk.size = self.disk.size.map(|bytes| size(bytes, least));
-        for keys in &mut self.loads {
-            let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
-            keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
-            (keys.runtime, keys.ramp_time) = (time(keys.runtime), time(keys.ramp_time));
-        }
+        self.loads.change(|loads| {
+            for keys in loads {
+                let longest = keys.bs.all().iter().map(|bs| bs.0).max().unwrap_or(0);
+                keys.size = keys.size.map(|bytes| size(bytes, (1 << 20).max(longest)));
+                (keys.runtime, keys.ramp_time) = (time(keys.runtime), time(keys.ramp_time));
+            }
+        });
         self
     }
 
@@ -340,6 +342,6 @@ mod tests {
         assert_eq!(plan.disk.size, Some(Bytes(512 << 20)));
         let apps = Plan::named("apps").unwrap().scaled(0.001);
         assert_eq!(apps.disk.size, Some(Bytes(256 << 20)));
-        assert_eq!((plan.loads[0].runtime, plan.loads[0].ramp_time), (Seconds(2.5), Seconds(0.5)));
+        assert_eq!((plan.loads[0].keys.runtime, plan.loads[0].keys.ramp_time), (Seconds(2.5), Seconds(0.5)));
     }
 }

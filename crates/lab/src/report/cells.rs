@@ -2,7 +2,8 @@
 
 use std::io;
 
-use crate::plan::Metric;
+use crate::import::is_imported;
+use crate::plan::{Load, Metric};
 use crate::results::{Limit, Operations, Outcome, Run};
 
 /// Writes the table.
@@ -25,7 +26,8 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
         "offered_iops",
     ];
     let accounts = ["load_cpu_s", "host_busy_s", "unaccounted_s", "limit", "functional_only"];
-    table.write_record(cell.into_iter().chain(Metric::ALL.iter().map(|metric| metric.column())).chain(accounts))?;
+    let metrics = Metric::ALL.iter().map(|metric| metric.column());
+    table.write_record(cell.into_iter().chain(metrics).chain(accounts).chain(ASKED))?;
     for cell in &run.cells {
         let Outcome::Measured(measured) = &cell.outcome else { continue };
         let requests = |of: &Option<Operations>| of.as_ref().map(|of| of.requests.to_string());
@@ -56,7 +58,20 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
             None => String::new(),
         });
         fields.push(measured.functional_only.to_string());
+        fields.extend(asked(run, &cell.id.load));
         table.write_record(fields)?;
     }
     table.flush()
+}
+
+/// What a load asks for, of which its name tells in words.
+const ASKED: [&str; 7] = ["rw", "bs_bytes", "iodepth", "numjobs", "rwmixread", "disks", "idle_disks"];
+
+/// Nothing of loads that a job file or an application decides, and of those that were imported.
+fn asked(run: &Run, load: &str) -> [String; ASKED.len()] {
+    let known = |load: &&Load| load.keys.jobfile.is_none() && load.keys.application.is_none() && !is_imported(run);
+    let Some(load) = run.plan.loads.named(load).filter(known) else { return Default::default() };
+    let counts = [load.iodepth, load.numjobs, load.rwmixread.into(), load.disks, load.idle_disks];
+    let [iodepth, numjobs, rwmixread, disks, idle_disks] = counts.map(|count| count.to_string());
+    [load.rw.clone(), load.bs.0.to_string(), iodepth, numjobs, rwmixread, disks, idle_disks]
 }

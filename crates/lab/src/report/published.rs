@@ -118,7 +118,7 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
                 let keys = [load.rw.clone(), load.bs.to_string(), load.numjobs.to_string()];
                 keys == [row.field("rw"), row.field("bs"), row.field("numjobs")] && load.iodepth == 8
             };
-            let load = analysis.loads.iter().find(same)?;
+            let load = analysis.loads.iter().copied().find(same)?;
             let subject = on_line(analysis, line, row.field("iothreads"))?;
             if !is_first {
                 return judged(analysis, &load.name, &subject.name, Metric::Iops);
@@ -157,7 +157,7 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
             let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
             let of_load = |load: &Load| judged(analysis, &load.name, &subject.name, metric);
-            analysis.loads.iter().rev().find_map(of_load)
+            analysis.loads.iter().rev().copied().find_map(of_load)
         };
         (format!("{}, difference to the baseline", metric.name()), Box::new(value))
     };
@@ -184,7 +184,7 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         let value = move |row: &Row<'_>| {
             let devices: u16 = row.field("devices").parse().ok()?;
             let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
-            let load = analysis.loads.iter().find(same)?;
+            let load = analysis.loads.iter().copied().find(same)?;
             let place = Place { load: &load.name, subject, point: 0 };
             analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
         };

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
-use crate::plan::{Load, Plan, expand};
+use crate::plan::{Load, Plan};
 use crate::process::{Keeper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Disk, Stage, Task, Unable};
@@ -94,8 +94,7 @@ pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
 
 /// How long a plan's cells take, one after the other.
 pub fn duration(plan: &Plan, steps: &[Step]) -> Duration {
-    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
-    steps.iter().map(|step| length(&loads[step.load])).sum()
+    steps.iter().map(|step| length(&plan.loads[step.load])).sum()
 }
 
 fn length(load: &Load) -> Duration {
@@ -109,7 +108,6 @@ fn now() -> u64 {
 /// A run in progress.
 pub struct Runner {
     run: Run,
-    loads: Vec<Load>,
     steps: Vec<Step>,
     journal: Journal,
     context: Context,
@@ -178,7 +176,6 @@ impl Runner {
         allow_many_descriptors();
         fs::create_dir_all(wish.directory.join("raw"))?;
         let scratch = Scratch::new(&short_directory(), keeper)?;
-        let loads = run.plan.loads.iter().flat_map(expand).collect();
         let steps = steps(&run.plan, run.seed, run.only.as_deref());
         let context = Context {
             keeper: Arc::clone(keeper),
@@ -188,7 +185,7 @@ impl Runner {
         };
         let kernel = kernel_log::KernelLog::open();
         let (kept, directory) = (HashMap::new(), wish.directory.clone());
-        Ok(Self { run, loads, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
+        Ok(Self { run, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
     }
 
     /// What there is so far.
@@ -223,7 +220,7 @@ impl Runner {
             let cell = Cell { id: step.id.clone(), started, outcome };
             self.journal.cell(&cell)?;
             self.note_incidents(&step.id, progress)?;
-            planned += length(&self.loads[step.load]);
+            planned += length(&self.run.plan.loads[step.load]);
             let pace = begin.elapsed().as_secs_f64() / planned.as_secs_f64();
             let rest = duration(&self.run.plan, &left[number + 1..]).mul_f64(pace);
             progress.ended(&cell, total - left.len() + number + 1, total, rest);
@@ -272,7 +269,7 @@ impl Runner {
     }
 
     fn measure(&mut self, step: &Step) -> Result<Measurement, Unable> {
-        let load = self.loads[step.load].clone();
+        let load = self.run.plan.loads[step.load].clone();
         let rate_iops = match step.share {
             Some(share) => Some(self.peak(&step.id)? * share),
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
@@ -317,7 +314,7 @@ impl Runner {
 
 /// Who runs where, by the plan or else by what the machine has.
 fn placement(plan: &Plan) -> Placement {
-    let jobs = plan.loads.iter().flat_map(|keys| keys.numjobs.all()).copied().max().unwrap_or(1);
+    let jobs = plan.loads.iter().map(|load| load.numjobs).max().unwrap_or(1);
     let mut placement = Placement::of(&machine::cores(), jobs.into());
     if !plan.load_cpus.is_empty() {
         placement.load.clone_from(&plan.load_cpus);

@@ -9,7 +9,7 @@
 
 use egret_loadgen::random::{Shuffle, mix};
 
-use crate::plan::{Load, Plan, expand};
+use crate::plan::{Load, Plan};
 use crate::results::CellId;
 
 /// What the baseline's second measurement is called.
@@ -20,7 +20,7 @@ pub const AGAIN: &str = " (again)";
 pub struct Step {
     /// Which.
     pub id: CellId,
-    /// The load's place in the plan's expanded loads.
+    /// The load's place in the plan.
     pub load: usize,
     /// The subject's place in the plan.
     pub subject: usize,
@@ -30,7 +30,7 @@ pub struct Step {
 
 /// Every cell of a plan, in order; with `only`, those whose load or subject has it in its name.
 pub fn steps(plan: &Plan, seed: u64, only: Option<&str>) -> Vec<Step> {
-    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
+    let loads = &plan.loads;
     let mut steps = Vec::new();
     for repetition in 0..plan.repetitions {
         let mut shuffle = Shuffle::seeded(mix(seed ^ u64::from(repetition)));

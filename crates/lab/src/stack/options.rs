@@ -10,7 +10,7 @@ use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object as _, ObjectEr
 use serde_json::{Map, Value, json};
 
 use super::{Context, Disk};
-use crate::plan::{DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject, expand};
+use crate::plan::{DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject};
 
 const OBJECT: &str = "--object";
 const BLOCKDEV: &str = "--blockdev";
@@ -87,14 +87,13 @@ pub fn check_options(plan: &Plan) -> Result<(), SubjectError> {
         DiskKind::File => Disk::File(place.join("disk")),
         DiskKind::Loop | DiskKind::Device => Disk::Device(place.join("disk")),
     };
-    let loads: Vec<Load> = plan.loads.iter().flat_map(expand).collect();
     let is_egrets = |subject: &&Subject| match subject.stack {
         Stack::Egret => true,
         Stack::Guest => subject.server == Server::Egret,
         Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk => false,
     };
     for subject in plan.subjects.iter().filter(is_egrets) {
-        for load in loads.iter().filter(|load| load.is_put_on(&subject.name)) {
+        for load in plan.loads.iter().filter(|load| load.is_put_on(&subject.name)) {
             let disks = vec![disk.clone(); load.disks.into()];
             let objects = objects(subject, load, &disks, &|name| place.join(name));
             check(objects).map_err(|why| SubjectError { subject: subject.name.clone(), why: why.into() })?;
@@ -200,7 +199,7 @@ fn nested(table: &std::collections::BTreeMap<String, toml::Value>) -> Map<String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{BUILT_IN, LoadKeys};
+    use crate::plan::{BUILT_IN, LoadKeys, expand};
 
     fn words(subject: &str, load: &str, disks: &[Disk]) -> Vec<Value> {
         let subject = toml::from_str(subject).unwrap();
