@@ -386,7 +386,7 @@ fn a_result_of_a_newer_lab_is_refused() {
     fs::create_dir(lab.results()).unwrap();
     fs::write(lab.results().join(runner::RESULT), r#"{"format": 99}"#).unwrap();
     let error = complaint(lab.bench(&[]));
-    assert!(error.ends_with("a newer egret wrote it (format 99); this one reads up to 1"), "{error}");
+    assert!(error.ends_with("a newer egret wrote it (format 99); this one reads up to 2"), "{error}");
 }
 
 #[test]

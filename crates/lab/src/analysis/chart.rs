@@ -76,6 +76,7 @@ fn usual() -> [Chart; 3] {
             form: Form::Bars,
             metric,
             loads: Vec::new(),
+            under: None,
             subjects: Vec::new(),
             published: None,
         }
@@ -87,15 +88,15 @@ impl Analysis<'_> {
     pub fn figures(&self) -> Vec<Figure> {
         let (charts, usual) = (&self.run.plan.charts, usual());
         let charts = if charts.is_empty() { &usual[..] } else { charts };
-        let has_cells =
-            |chart: &&Chart| chart.loads.is_empty() || self.loads.iter().any(|load| chart.loads.contains(&load.name));
+        let shows_all = |chart: &Chart| chart.loads.is_empty() && chart.under.is_none();
+        let has_cells = |chart: &&Chart| shows_all(chart) || self.loads.iter().any(|load| chart.shows(load));
         charts.iter().filter(has_cells).map(|one| self.chart(one)).collect()
     }
 
     fn chart(&self, chart: &Chart) -> Figure {
-        let wanted = |names: &[String], name: &str| names.is_empty() || names.iter().any(|one| one == name);
-        let loads: Vec<&Load> = self.loads.iter().copied().filter(|load| wanted(&chart.loads, &load.name)).collect();
-        let subjects: Vec<&str> = self.subjects.iter().copied().filter(|name| wanted(&chart.subjects, name)).collect();
+        let wanted = |name: &&str| chart.subjects.is_empty() || chart.subjects.iter().any(|one| one == name);
+        let loads: Vec<&Load> = self.loads.iter().copied().filter(|load| chart.shows(load)).collect();
+        let subjects: Vec<&str> = self.subjects.iter().copied().filter(wanted).collect();
         let groups = match chart.form {
             Form::Bars | Form::Table => loads.iter().map(|load| self.bars(load, &subjects, chart.metric)).collect(),
             Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),

@@ -27,11 +27,12 @@
 //! id = "2a"
 //! title = "Latency, 4k, queue depth 1"
 //! metric = "latency"
-//! loads = ["randread 4k QD1", "randwrite 4k QD1"]
+//! under = { iodepth = 1 }
 //! ```
 //!
 //! A plan says nothing of results: [`results`](crate::results) hold the plan that made them.
 
+mod columns;
 mod load;
 mod read;
 mod subject;
@@ -39,6 +40,7 @@ mod units;
 
 use serde::{Deserialize, Serialize};
 
+pub use columns::Columns;
 pub use load::{Curve, Load, LoadKeys, Loads, Pacing, expand};
 pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
@@ -183,12 +185,24 @@ pub struct Chart {
     /// The loads, by name; all if there are none.
     #[serde(default)]
     pub loads: Vec<String>,
+    /// Of these, the ones that ask for this; all without it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub under: Option<Columns>,
     /// The subjects, by name; all if there are none.
     #[serde(default)]
     pub subjects: Vec<String>,
     /// The published table that is shown beside ours: `s0_iops`, `s0_cpu`, `s1_weight`, `s3_busy`, `s3_symbols`, `s4_devices`.
     #[serde(default)]
     pub published: Option<String>,
+}
+
+impl Chart {
+    /// Whether it shows what was measured under a load.
+    pub fn shows(&self, load: &Load) -> bool {
+        let named = self.loads.is_empty() || self.loads.contains(&load.name);
+        let has_subjects = self.subjects.is_empty() || self.subjects.iter().any(|subject| load.is_put_on(subject));
+        named && has_subjects && self.under.as_ref().is_none_or(|columns| columns.hold(load))
+    }
 }
 
 /// A chart's form.

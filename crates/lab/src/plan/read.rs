@@ -112,6 +112,9 @@ impl Plan {
             let id = format!("chart '{}'", chart.id);
             chart.loads.iter().try_for_each(|load| known(&id, load, &names))?;
             chart.subjects.iter().try_for_each(|subject| known(&id, subject, &subjects))?;
+            if chart.under.is_some() && !self.loads.iter().any(|load| chart.shows(load)) {
+                return Err(format!("{id} shows no load: none asks for what stands in its 'under'"));
+            }
         }
         if self.disk.kind == DiskKind::Device && self.disk.path.is_none() {
             return Err("a disk of type 'device' needs its path".into());
@@ -317,6 +320,14 @@ mod tests {
         assert!(
             load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nloads = ['randread 4k QD2']")
                 .ends_with("did you mean 'randread 4k QD1'?")
+        );
+        assert_eq!(
+            load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nunder = { iodepth = 2 }"),
+            "x.toml: chart '2a' shows no load: none asks for what stands in its 'under'"
+        );
+        assert!(
+            load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nunder = { iodpeth = 2 }")
+                .ends_with("unknown key 'iodpeth'; did you mean 'iodepth'?")
         );
         assert!(load("subjects = ['z']").ends_with("load 'randread 4k QD1' names 'z', which is not in the plan"));
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));

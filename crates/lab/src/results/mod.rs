@@ -15,7 +15,7 @@ pub use cell::{Cell, CellId, Latency, Ledger, Limit, Measurement, Operations, Ou
 pub use host::{BlockDevice, Component, Cpu, Host, Warning};
 
 /// The version of `result.json` that this program writes, and the newest that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// A run of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -210,7 +210,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         drop(Journal::create(place.path(), &Run { format: FORMAT + 1, ..run() }).unwrap());
         let error = read(place.path()).unwrap_err().to_string();
-        assert!(error.ends_with("a newer egret wrote it (format 2); this one reads up to 1"), "{error}");
+        assert!(error.ends_with("a newer egret wrote it (format 3); this one reads up to 2"), "{error}");
         fs::write(place.path().join(RESULT), "{}").unwrap();
         assert!(read(place.path()).unwrap_err().to_string().ends_with("it is no result of egret bench"));
     }
