@@ -15,7 +15,7 @@ use super::{MemoryError, MemoryFiles, MemoryRules, Region};
 /// A region, mapped; unmapped when dropped.
 pub(super) struct Mapping {
     /// First, and so dropped before the pages are unmapped: the addresses may be somebody else's the moment after.
-    watch: Watch,
+    watch: Option<Watch>,
     pages: Pages,
     /// Behind the pages: what they took is given back when they are gone.
     _charge: Option<Charge>,
@@ -63,7 +63,14 @@ impl Mapping {
         let watch = Watch::new(Range { start: pages.base.as_ptr() as usize, len, page: page as usize })
             .map_err(failed("watch"))?
             .ok_or(MemoryError::TooMany { limit: Watch::LIMIT })?;
-        Ok(Self { watch, pages, _charge: charge, lead: lead as usize, guest_addr, size, user_addr })
+        Ok(Self { watch: Some(watch), pages, _charge: charge, lead: lead as usize, guest_addr, size, user_addr })
+    }
+
+    /// `size` bytes of this process's own, which nobody takes away.
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn allocated(guest_addr: u64, size: u64) -> Self {
+        let pages = Pages::allocate(size as usize);
+        Self { watch: None, pages, _charge: None, lead: 0, guest_addr, size, user_addr: guest_addr }
     }
 
     /// Where the region's first byte is.
@@ -74,7 +81,7 @@ impl Mapping {
 
     /// Whether it has been replaced after a SIGBUS.
     pub(super) fn is_torn(&self) -> bool {
-        self.watch.is_torn()
+        self.watch.as_ref().is_some_and(Watch::is_torn)
     }
 }
 
@@ -88,6 +95,9 @@ impl fmt::Debug for Mapping {
 struct Pages {
     base: NonNull<u8>,
     len: usize,
+    /// It is an allocation, and no mapping.
+    #[cfg(any(test, feature = "testing"))]
+    is_allocated: bool,
 }
 
 // SAFETY: a mapping is good from any thread; this type only unmaps it.
@@ -108,12 +118,34 @@ impl Pages {
         // SAFETY: `len` bytes at `base` were mapped just above; the advice does not touch their content.
         unsafe { libc::madvise(base, len, libc::MADV_DONTDUMP) };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        Ok(Self { base, len })
+        Ok(Self {
+            base,
+            len,
+            #[cfg(any(test, feature = "testing"))]
+            is_allocated: false,
+        })
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    fn allocate(len: usize) -> Self {
+        // SAFETY: the layout is not of size zero.
+        let base = unsafe { std::alloc::alloc_zeroed(Self::layout(len)) };
+        Self { base: NonNull::new(base).expect("there is memory"), len, is_allocated: true }
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    fn layout(len: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len.max(1), 4096).expect("a page is a power of two")
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        #[cfg(any(test, feature = "testing"))]
+        if self.is_allocated {
+            // SAFETY: allocated by `allocate` with this layout; otherwise as below.
+            return unsafe { std::alloc::dealloc(self.base.as_ptr(), Self::layout(self.len)) };
+        }
         // SAFETY: mapped by `map` and nobody else's; a `Mapping` goes with the last map that holds it, and pieces of it
         // are kept only by those that keep such a map.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };

@@ -209,11 +209,12 @@ impl Queue {
         let Popped { id, taken } = match recovered {
             Some((record, entries)) => follow_recovered(record, entries, chain, &self.memory)?,
             None => {
-                let first = self.areas.ring.get(self.next_avail.slot());
-                if first.flags & area::OWNER != self.next_avail.available() {
+                let slot = self.next_avail.slot();
+                let flags = self.areas.ring.flags(slot);
+                if flags & area::OWNER != self.next_avail.available() {
                     return Ok(false);
                 }
-                self.follow(first, chain)?
+                self.follow(self.areas.ring.rest(slot, flags), chain)?
             }
         };
         let size = self.config.size;

@@ -2,7 +2,10 @@
 
 mod device;
 mod hostile;
+// Miri maps no files.
+#[cfg(not(miri))]
 mod inflight;
+#[cfg(not(miri))]
 mod oracle;
 mod packed;
 mod threads;

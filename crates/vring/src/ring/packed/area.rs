@@ -178,7 +178,13 @@ impl Slots {
     /// Copies a descriptor out, reading each field once, and the flags before the others.
     #[inline]
     pub(in crate::ring) fn get(&self, slot: u16) -> Descriptor {
-        let flags = self.flags(slot);
+        self.rest(slot, self.flags(slot))
+    }
+
+    /// Copies out what goes with the flags of a descriptor, which have been read. Before they say that it is available the
+    /// driver may be at its fields.
+    #[inline]
+    pub(in crate::ring) fn rest(&self, slot: u16, flags: u16) -> Descriptor {
         let at = self.slot(slot);
         // SAFETY: the slot is in the ring and aligned to 16, so that its fields are aligned.
         let (addr, len, id) = unsafe {

@@ -62,7 +62,7 @@ fn indices_wrap_any_number_of_times() {
         let mut chain = Chain::new();
         let mut heads = Vec::new();
         let (mut added, mut reaped) = (0u64, 0);
-        while reaped < 150_000 {
+        while reaped < if cfg!(miri) { 50 } else { 150_000 } {
             // Batches of one to five, used in reverse, so that they come back out of order.
             for _ in 0..1 + added % 5 {
                 let data = piece(DATA + added % 1000, 8);
@@ -249,6 +249,7 @@ fn a_queue_that_stops_goes_on_where_it_was() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn memory_is_replaced_only_when_nothing_is_in_flight() {
     let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 });
     let mut chain = Chain::new();
@@ -330,6 +331,7 @@ fn a_queue_lends_nothing_but_its_own_map_s_memory_and_what_goes_along() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn buffers_and_indirect_tables_may_cross_adjacent_regions() {
     let seam = RING + 0x10_0000;
     let memory = GuestMemory::empty().with(Region::anonymous(RING, seam - RING).unwrap()).unwrap();

@@ -114,6 +114,7 @@ fn a_table_that_loops_breaks_the_queue_and_nothing_else() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes long")]
 fn an_endless_table_is_followed_only_so_far() {
     let pair = Pair::new();
     pair.bad.describe(0, DATA, 65535 * 16, INDIRECT, 0);
@@ -196,6 +197,7 @@ fn a_readable_buffer_behind_a_writable_one_breaks_the_queue_and_nothing_else() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn more_than_4_gib_in_a_chain_breaks_the_queue_and_nothing_else() {
     // The same gigabyte over and over: a file of it need not be there to be mapped.
     for (flags, limit) in [([0; 4], 4), ([0, 0, WRITE, WRITE], 4)] {
@@ -229,6 +231,7 @@ fn patched() -> Pair {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn a_chain_of_more_pieces_than_are_taken_breaks_the_queue_and_nothing_else() {
     // Ten buffers across all regions, and one that makes it the most that are taken, or one more.
     let eleven = |last_pages: u32| {
@@ -250,6 +253,7 @@ fn a_chain_of_more_pieces_than_are_taken_breaks_the_queue_and_nothing_else() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn a_chain_of_many_pieces_is_followed_no_further_than_it_may_be_long() {
     // A table whose buffers have 65,536 pieces together, of which it takes the first seventeen buffers to see that.
     let pair = patched();
@@ -337,6 +341,7 @@ fn a_ring_that_cannot_be_does_not_start() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn an_area_aligned_for_the_guest_alone_does_not_start() {
     let region = Region { offset: 1, size: 0xfff, ..Region::anonymous(0x1000, 0x1000).unwrap() };
     let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
@@ -347,6 +352,7 @@ fn an_area_aligned_for_the_guest_alone_does_not_start() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "maps files")]
 fn a_ring_whose_memory_is_taken_away_is_read_as_zeroes_and_its_map_is_torn() {
     let region = Region::anonymous(RING, 0x10_0000).unwrap();
     let file = region.file.try_clone().unwrap();

@@ -329,7 +329,7 @@ proptest! {
         event_idx: bool,
         indirect: bool,
         start: u16,
-        batches in prop::collection::vec(batch(), 1..60),
+        batches in prop::collection::vec(batch(), 1..if cfg!(miri) { 4 } else { 60 }),
     ) {
         let base = (start % size) | (start & 0x8000);
         let indirect = indirect.then_some(8);

@@ -9,7 +9,7 @@ use crate::testing::{DATA, Guest, piece};
 
 /// Far longer than any scheduler keeps a thread waiting: past it, the wake-up is lost.
 const LOST: Duration = Duration::from_secs(20);
-const CHAINS: u64 = 30_000;
+const CHAINS: u64 = if cfg!(miri) { 200 } else { 30_000 };
 
 /// Sleeps until woken. A wake-up before is not forgotten, as it is not by an eventfd.
 fn sleep() {
