@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use egret_lab::replay::{Contender, Named, Nanos, PolicyKind, Row, Terms, generated};
+use egret_vocabulary::nearest::did_you_mean;
 
 /// Replay recorded waits under every polling policy, and tell what each would have cost.
 #[derive(Args, Clone, Debug, Default)]
@@ -16,7 +17,7 @@ pub struct Replay {
     pub traces: Vec<String>,
 
     /// Only these policies [default: all]
-    #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',')]
+    #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policy)]
     pub policies: Vec<PolicyKind>,
     /// Nanoseconds of CPU that one nanosecond of latency is worth (poll-price) [default: 1]
     #[arg(long, value_name = "N")]
@@ -36,6 +37,11 @@ pub struct Replay {
     /// Name the traces that ship with Egret
     #[arg(long, exclusive = true)]
     pub list: bool,
+}
+
+fn policy(name: &str) -> Result<PolicyKind, String> {
+    let known = PolicyKind::ALL.map(PolicyKind::name);
+    name.parse().map_err(|error| format!("{error}{}", did_you_mean(name, known)))
 }
 
 /// Runs `egret replay`.

@@ -8,6 +8,7 @@ use egret_polling::builtin::{Builtin, UnknownBuiltin};
 use egret_polling::replay::{Setting, fixed_windows, front_svg, replay};
 use egret_polling::trace::{Trace, TraceError};
 use egret_polling::{BlockCost, ParameterError, Parameters};
+use egret_vocabulary::nearest::did_you_mean;
 use thiserror::Error;
 
 pub use egret_polling::replay::{Contender, Row};
@@ -45,8 +46,8 @@ pub enum ReplayError {
         why: TraceError,
     },
     /// No such generated trace.
-    #[error(transparent)]
-    Builtin(#[from] UnknownBuiltin),
+    #[error("{0}{1}")]
+    Builtin(UnknownBuiltin, String),
     /// A property that cannot be.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
@@ -71,7 +72,10 @@ impl Named {
             |builtin: Builtin| Self { name: format!("{BUILTIN}{}", builtin.name()), trace: builtin.generate() };
         match word.strip_prefix(BUILTIN) {
             Some("all") => Ok(Builtin::ALL.map(generated).into()),
-            Some(name) => Ok(vec![generated(name.parse()?)]),
+            Some(name) => {
+                let known = || did_you_mean(name, Builtin::ALL.map(Builtin::name));
+                Ok(vec![generated(name.parse().map_err(|why| ReplayError::Builtin(why, known()))?)])
+            }
             None => Ok(vec![Self { name: word.to_owned(), trace: read(Path::new(word))? }]),
         }
     }

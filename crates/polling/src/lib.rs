@@ -17,7 +17,6 @@ pub mod builtin;
 mod cost;
 mod kind;
 mod low_regret;
-mod names;
 mod nanos;
 mod parameters;
 mod policies;

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::disk::{Disk, Layer};
+use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, DetectZeroes, Discard, Driver, Export, IoThread, Object,
-    ObjectError, Problem, hint,
+    ObjectError, Problem,
 };
 
 pub use file::{ConfigFile, FileError, effective};

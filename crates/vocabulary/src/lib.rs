@@ -18,6 +18,7 @@
 //! | [`address`] | where monitors and metrics are found |
 //! | [`chardev`] | `--chardev` and `--monitor` |
 //! | [`metrics`] | `--metrics` |
+//! | [`nearest`](mod@nearest) | what was probably meant by a name that nobody bears |
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ pub mod config;
 pub mod disk;
 pub mod keyval;
 pub mod metrics;
+pub mod nearest;
 pub mod schema;
 
 pub use address::Address;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 
-use egret_vocabulary::schema::{AddFd, Descriptor, hint};
+use egret_vocabulary::nearest::hint;
+use egret_vocabulary::schema::{AddFd, Descriptor};
 use thiserror::Error;
 
 use super::sys;

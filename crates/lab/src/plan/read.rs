@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use egret_loadgen::load::Rw;
+use egret_vocabulary::nearest::nearest;
 
 use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject, expand};
 
@@ -24,9 +25,6 @@ pub const BUILT_IN: &[(&str, &str)] =
 
 /// What runs in a guest beside fio.
 const APPLICATIONS: [&str; 2] = ["rsync", "pgbench"];
-
-/// How alike a name must be to one that is known for that one to be meant.
-const NEAR: f64 = 0.75;
 
 impl Plan {
     /// A plan by the name of a built-in one, or by the path of a file.
@@ -248,11 +246,6 @@ fn told(message: &str) -> String {
         Some(near) => format!("unknown {what} '{unknown}'; did you mean '{near}'?"),
         None => format!("unknown {what} '{unknown}'; known are {}", names.join(", ")),
     }
-}
-
-fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let near = names.map(|other| (strsim::jaro_winkler(name, other), other)).filter(|(near, _)| *near > NEAR);
-    near.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use toml::de::{DeTable, DeValue};
 use super::Config;
 use crate::address::Address;
 use crate::metrics;
-use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Spelling, hint, memory_max};
+use crate::nearest::hint;
+use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Spelling, memory_max};
 
 /// The objects that a file names.
 const KINDS: [&str; 3] = [IoThread::NOUN, Blockdev::NOUN, Export::NOUN];

@@ -9,8 +9,9 @@ use super::blockdev;
 use super::cpus::Cpus;
 use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Kind, Shape, Unset, Variants, one_of};
-use super::problem::{Problem, hint};
+use super::problem::Problem;
 use super::scalar::{parse_bytes, parse_flag, parse_name, parse_number};
+use crate::nearest::hint;
 
 /// Whether leaves are still text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

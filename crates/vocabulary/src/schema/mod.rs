@@ -42,7 +42,7 @@ pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
 pub use lun::Lun;
 pub use object::Object;
-pub use problem::{ObjectError, Problem, hint};
+pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{DEFAULT_MEMORY_MAX, MEMORY_MAX};
 pub use reference::{help, reference};

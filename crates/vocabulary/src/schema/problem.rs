@@ -97,38 +97,3 @@ impl Problem {
         Self::Must { key: key.into(), allowed: allowed.into(), got: got.to_string() }
     }
 }
-
-/// The candidate that was probably meant by `given`: a few slips of the finger away, or the last part of its name.
-pub(crate) fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let slips = |candidate: &str| {
-        let last = candidate.rsplit('.').next().unwrap_or(candidate);
-        strsim::osa_distance(given, candidate).min(strsim::osa_distance(given, last))
-    };
-    let (distance, candidate) = candidates.into_iter().map(|name| (slips(name), name)).min_by_key(|near| near.0)?;
-    (distance <= (given.chars().count() / 3).max(1)).then_some(candidate)
-}
-
-/// `did you mean 'x'?`, or else `known are a, b`.
-pub fn hint<'a>(given: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
-    match nearest(given, known.clone()) {
-        Some(near) => format!("did you mean '{near}'?"),
-        None => match known.into_iter().collect::<Vec<_>>().join(", ") {
-            none if none.is_empty() => "there are none".to_owned(),
-            all => format!("known are {all}"),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_nearest_name_is_a_few_slips_away_or_the_end_of_a_longer_one() {
-        let keys = ["poll-weight", "poll-max-ns", "cache.direct"];
-        assert_eq!(nearest("poll-wieght", keys), Some("poll-weight"));
-        assert_eq!(nearest("direct", keys), Some("cache.direct"));
-        assert_eq!(nearest("colour", keys), None);
-        assert_eq!(nearest("x", []), None);
-    }
-}
