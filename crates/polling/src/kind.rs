@@ -145,6 +145,6 @@ mod tests {
         assert_eq!(kind, PolicyKind::PerSourceWindow);
         assert_eq!(serde_json::to_string(&kind).unwrap(), "\"per-source-window\"");
         let error = serde_json::from_str::<PolicyKind>("\"bussy\"").unwrap_err();
-        assert!(error.to_string().contains("did you mean 'busy'?"), "{error}");
+        assert!(error.to_string().contains("got 'bussy'"), "{error}");
     }
 }

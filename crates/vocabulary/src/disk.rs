@@ -8,7 +8,7 @@
 //! - a discard gets through only if every layer lets it;
 //! - a stack is read-only if any layer is.
 
-use crate::schema::{Blockdev, Child, DetectZeroes, Discard, Driver, Image, Null};
+use crate::schema::{Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Null};
 
 /// A disk, as an export opens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,14 +70,17 @@ impl Layer {
         Self { discard: Discard::Unmap, detect_zeroes: DetectZeroes::Off, ..self }.overridden(blockdev)
     }
 
+    /// It takes the object apart, so that a key that nobody reads does not compile.
     fn overridden(self, blockdev: &Blockdev) -> Self {
+        let Blockdev { node_name: _, driver: _, cache, read_only, auto_read_only, discard, detect_zeroes } = blockdev;
+        let Cache { direct, no_flush } = cache;
         Self {
-            direct: blockdev.cache.direct.unwrap_or(self.direct),
-            no_flush: blockdev.cache.no_flush.unwrap_or(self.no_flush),
-            read_only: blockdev.read_only.unwrap_or(self.read_only),
-            auto_read_only: blockdev.auto_read_only.unwrap_or(self.auto_read_only),
-            discard: blockdev.discard.unwrap_or(self.discard),
-            detect_zeroes: blockdev.detect_zeroes.unwrap_or(self.detect_zeroes),
+            direct: direct.unwrap_or(self.direct),
+            no_flush: no_flush.unwrap_or(self.no_flush),
+            read_only: read_only.unwrap_or(self.read_only),
+            auto_read_only: auto_read_only.unwrap_or(self.auto_read_only),
+            discard: discard.unwrap_or(self.discard),
+            detect_zeroes: detect_zeroes.unwrap_or(self.detect_zeroes),
         }
     }
 }

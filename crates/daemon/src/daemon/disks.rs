@@ -10,7 +10,7 @@ use std::sync::Arc;
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
 use egret_vocabulary::disk::{self, Bottom};
-use egret_vocabulary::schema::{self, Blockdev, Object as _};
+use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
 
 use super::io_threads::batch;
 use super::{ChangeError, Daemon, StartError};
@@ -212,28 +212,27 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
 
 /// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes, and with
 /// locks only if there is one.
+///
+/// It takes everything apart, so that an option that nobody reads does not compile.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
-    let mut options = Options::new(
-        name,
-        match disk.bottom {
-            Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
-            Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
-            Bottom::Null(null) => {
-                Driver::Null { size: null.size, latency: Nanos(null.latency_ns), read_zeroes: null.read_zeroes }
-            }
-        },
-    );
-    if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
-        options.aio = image.aio;
-        options.aio_max_batch = batch(image.aio_max_batch);
-        options.locking = if exported { image.locking } else { Locking::Off };
-    }
-    options.direct = disk.direct;
-    options.no_flush = disk.no_flush;
-    options.read_only = disk.read_only || (disk.auto_read_only && !written);
-    options.discard = disk.discard;
-    options.detect_zeroes = disk.detect_zeroes;
-    options
+    let disk::Disk { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = *disk;
+    let driver = match bottom {
+        Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
+        Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
+        Bottom::Null(&Null { size, latency_ns, read_zeroes }) => {
+            Driver::Null { size, latency: Nanos(latency_ns), read_zeroes }
+        }
+    };
+    let (aio, aio_max_batch, locking) = match bottom {
+        Bottom::File(image) | Bottom::HostDevice(image) => {
+            let Image { filename: _, aio, aio_max_batch, locking } = *image;
+            (aio, batch(aio_max_batch), if exported { locking } else { Locking::Off })
+        }
+        Bottom::Null(_) => Default::default(),
+    };
+    let read_only = read_only || (auto_read_only && !written);
+    let node_name = name.to_owned();
+    Options { node_name, driver, aio, aio_max_batch, direct, no_flush, read_only, discard, detect_zeroes, locking }
 }
 
 /// What messages call a disk: its node, and its file if it has one.
@@ -244,5 +243,59 @@ pub(super) fn described(disk: &Disk) -> String {
             format!("blockdev '{node}' ('{}')", filename.display())
         }
         Driver::Null { .. } => format!("blockdev '{node}'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_vocabulary::schema::{Kind, Object as _};
+    use egret_vocabulary::{Config, keyval};
+
+    use super::*;
+
+    fn opened(text: &str) -> Options {
+        let (value, spelling) = keyval::read(text, "driver").unwrap();
+        let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let config = Config::new(Vec::new(), vec![blockdev], Vec::new());
+        let config = config.unwrap_or_else(|error| panic!("{text}: {error}"));
+        options("d", &config.disk("d").unwrap(), false, true)
+    }
+
+    /// Keys, each with a value beside its default, and with what it needs to have an effect.
+    const OTHERWISE: [(&str, &str, &str); 13] = [
+        ("filename", "/y", ""),
+        ("aio", "io_uring", ""),
+        ("aio-max-batch", "7", ",aio=native,cache.direct=on"),
+        ("locking", "off", ""),
+        ("size", "1M", ""),
+        ("latency-ns", "5", ""),
+        ("read-zeroes", "on", ""),
+        ("cache.direct", "on", ""),
+        ("cache.no-flush", "on", ""),
+        ("read-only", "on", ",auto-read-only=off"),
+        ("auto-read-only", "off", ""),
+        ("discard", "unmap", ""),
+        ("detect-zeroes", "on", ""),
+    ];
+
+    #[test]
+    fn each_key_of_a_blockdev_changes_how_its_image_is_opened() {
+        for (driver, least) in [
+            ("file", "file,node-name=d,filename=/x"),
+            ("host_device", "host_device,node-name=d,filename=/x"),
+            ("null-co", "null-co,node-name=d"),
+            ("null-aio", "null-aio,node-name=d"),
+        ] {
+            let keys = Blockdev::SHAPE.keys_of(Some(driver)).filter(|key| key.name != Blockdev::NAME);
+            let names = keys.flat_map(|key| match key.kind {
+                Kind::Object(inner) => inner.keys.iter().map(|of| format!("{}.{}", key.name, of.name)).collect(),
+                _ => vec![key.name.to_owned()],
+            });
+            for name in names {
+                let (_, value, with) = OTHERWISE.iter().find(|(key, ..)| *key == name).expect(&name);
+                let text = format!("{least}{with}");
+                assert_ne!(opened(&format!("{text},{name}={value}")), opened(&text), "{driver}: {name}");
+            }
+        }
     }
 }
