@@ -118,11 +118,18 @@ fn a_read_that_is_not_cached_comes_by_the_engine() {
         if !reads_without_waiting(&image.path) || !evict(&image.path) {
             return;
         }
-        let ring = shared.then(shared_ring);
         let options = Options { aio, ..image.options() };
-        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-        assert_eq!(rig.read(512 << 10, 65536), &content[512 << 10..][..65536]);
-        assert_eq!((rig.cached(), rig.taken()), (0, 1));
+        // The kernel reads ahead although it may not wait, and a disk that is fast enough has the pages there before it
+        // has looked: then once more.
+        let rig = (0..100).find_map(|_| {
+            assert!(evict(&image.path), "it has left the page cache once");
+            let ring = shared.then(shared_ring);
+            let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+            assert_eq!(rig.read(512 << 10, 65536), &content[512 << 10..][..65536]);
+            assert_eq!(rig.cached() + rig.taken(), 1);
+            (rig.taken() == 1).then_some(rig)
+        });
+        let mut rig = rig.expect("none of a hundred reads came by the engine");
         // The next one is not tried, although it would be found; the one after it is.
         for cached in [0, 1] {
             assert_eq!(rig.read(512 << 10, 4096), &content[512 << 10..][..4096]);
