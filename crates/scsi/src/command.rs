@@ -74,7 +74,7 @@ impl Command {
         Self::default()
     }
 
-    /// What to give to the initiator as data-in, when the command is [`Done`]. Empty where the disk has done that.
+    /// What to give to the initiator as data-in, when the command is [`Done`](crate::Done). Empty where the disk has done that.
     #[inline]
     pub fn data_in(&self) -> &[u8] {
         if self.touched { &self.response } else { &[] }
@@ -87,7 +87,7 @@ impl Command {
     }
 
     /// The memory of the disk operation that says [`Memory::Scratch`], as long as the operation and never more than
-    /// [`MAX_SCRATCH`]. `data` is that of [`begin`](crate::LogicalUnit::begin).
+    /// [`MAX_SCRATCH`](crate::MAX_SCRATCH). `data` is that of [`begin`](crate::LogicalUnit::begin).
     ///
     /// It is made when it is first asked for, so that a caller who has to be sparing with it can put the operation off;
     /// and it is let go of by the command's next step. Whoever runs the operation may take it meanwhile, and
