@@ -122,7 +122,9 @@ fn a_read_that_is_not_cached_comes_by_the_engine() {
         // The kernel reads ahead although it may not wait, and a disk that is fast enough has the pages there before it
         // has looked: then once more.
         let rig = (0..100).find_map(|_| {
-            assert!(evict(&image.path), "it has left the page cache once");
+            if !evict(&image.path) {
+                return None;
+            }
             let ring = shared.then(shared_ring);
             let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
             assert_eq!(rig.read(512 << 10, 65536), &content[512 << 10..][..65536]);
