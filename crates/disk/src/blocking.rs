@@ -251,8 +251,8 @@ fn read(disk: &Disk, buffers: &[IoVec], done: u64, bytes: Range<u64>, scratch: &
 
 fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut Scratch) -> Result<u64, Errno> {
     let able = &disk.able.write_through;
-    // One sync for all parts.
-    let in_parts = job.request.len > scratch.step;
+    // One sync for all parts, however long they are.
+    let in_parts = job.request.len > PART;
     if job.request.op == (Op::Write { fua: true }) && (in_parts || !able.load(Ordering::Relaxed)) {
         (job.request.op, job.sync_after) = (Op::Write { fua: false }, true);
     }

@@ -377,7 +377,7 @@ impl Drop for Threads {
 mod tests {
     use std::time::Duration;
 
-    use egret_vring::memory::Lent;
+    use egret_vring::memory::{IoVec, Lent};
 
     use super::*;
     use crate::request::{Op, Request, Token};
@@ -419,6 +419,36 @@ mod tests {
         while done < count {
             reap_some(threads, &mut |_| done += 1);
         }
+    }
+
+    /// How many flushes of the disk in `slot` one worker ends before it ends a large read of the first disk, which it begins
+    /// with: one between two parts of that.
+    fn overtaken(threads: &mut Threads, slot: u32, large: &mut [u8]) -> usize {
+        let len = large.len() as u64;
+        // SAFETY: the memory is there until the job is back, below.
+        let buffers = unsafe { Lent::assume(vec![IoVec::new(large.as_mut_ptr(), large.len())]) };
+        let request = Request { op: Op::Read, offset: 0, len, buffers, token: Token(0) };
+        threads.push(Job::new(0, request));
+        for token in 1..=100 {
+            let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
+            threads.push(Job::new(slot, request));
+        }
+        threads.submit(Nanos::ZERO);
+        let mut ended = Vec::new();
+        while ended.len() < 101 {
+            reap_some(threads, &mut |finished| ended.push(finished.job.request.token));
+        }
+        ended.iter().position(|token| *token == Token(0)).unwrap()
+    }
+
+    #[test]
+    fn parts_of_a_large_job_are_small_while_there_are_other_disks() {
+        let mut threads = threads(WorkerLimits { min: 1, max: 1, idle: Duration::from_secs(10) });
+        let mut large = vec![1; 2 * blocking::PART as usize];
+        let turns = |part: u64| (2 * blocking::PART / part) as usize;
+        assert_eq!(overtaken(&mut threads, 1, &mut large), turns(blocking::SHARED_PART) - 1);
+        (1..DISKS).for_each(|slot| threads.detach(slot));
+        assert_eq!(overtaken(&mut threads, 0, &mut large), turns(blocking::PART) - 1);
     }
 
     /// Waits until one worker is left, which still works.
