@@ -13,7 +13,7 @@ pub enum Phase {
     Waiting,
     /// Completions go to their sources.
     Reaping,
-    /// Ready sources do what they have to, and commands are obeyed.
+    /// Ready sources do what they have to, and commands run.
     Dispatching,
     /// The engines hand on what was pushed.
     Submitting,

@@ -170,7 +170,7 @@ impl Shared {
     /// Waits until every queue that runs has been dispatched since it was started.
     pub(crate) fn await_turns(&self) {
         for place in lock(&self.queues).places(0) {
-            // A loop obeys after it has dispatched what was ready, and a source that is new to it is.
+            // A loop runs commands after it has dispatched what was ready, and a source that is new to it is.
             let _ = place.on.call(|_| ());
         }
     }
