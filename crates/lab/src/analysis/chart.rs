@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Analysis, Place, Standing, Summary};
-use crate::plan::{Chart, Form, Load, Metric};
+use crate::plan::{Application, Chart, Form, Load, Metric, Published};
 use crate::results::Limit;
 
 /// A chart with its figures.
@@ -28,7 +28,7 @@ pub struct Figure {
     /// Which way is better, where one is.
     pub better: Option<&'static str>,
     /// The table published with the experiment.
-    pub published: Option<String>,
+    pub published: Option<Published>,
     /// Loads of bars and tables, lines of curves and ladders.
     pub groups: Vec<Group>,
 }
@@ -102,7 +102,7 @@ impl Analysis<'_> {
             Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),
             Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart.metric)).collect(),
         };
-        let transactions = loads.iter().any(|load| load.keys.application.as_deref() == Some("pgbench"));
+        let transactions = loads.iter().any(|load| load.keys.application == Some(Application::Pgbench));
         Figure {
             anchor: anchor("chart", &chart.id),
             id: chart.id.clone(),
@@ -118,7 +118,7 @@ impl Analysis<'_> {
                 _ => "IOPS",
             },
             better: chart.metric.better(),
-            published: chart.published.clone(),
+            published: chart.published,
             groups,
         }
     }
@@ -165,7 +165,7 @@ impl Analysis<'_> {
     fn curve(&self, load: &Load, subject: &str, metric: Metric) -> Option<Group> {
         let places = self.table.places().filter(|place| place.load == load.name && place.subject == subject);
         let across =
-            if load.keys.application.as_deref() == Some("pgbench") { Metric::Transactions } else { Metric::Iops };
+            if load.keys.application == Some(Application::Pgbench) { Metric::Transactions } else { Metric::Iops };
         let point = |place: Place<'_>| {
             let x = self.summary(place, across)?.median;
             Some(Mark { x: Some(x), ratio: None, ..self.mark(place, metric) })

@@ -18,7 +18,7 @@ pub mod table;
 
 use serde::Serialize;
 
-use crate::plan::{Load, Metric, Stack};
+use crate::plan::{Application, Load, Metric, Stack};
 use crate::results::{Limit, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Family, Verdict, deviation, median};
@@ -125,9 +125,9 @@ impl<'a> Analysis<'a> {
 
     /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
     fn metrics(load: &Load) -> &'static [Metric] {
-        match load.keys.application.as_deref() {
-            Some("pgbench") => &[Metric::Transactions, Metric::CpuPerIo],
-            Some(_) => &[Metric::Duration],
+        match load.keys.application {
+            Some(Application::Pgbench) => &[Metric::Transactions, Metric::CpuPerIo],
+            Some(Application::Rsync) => &[Metric::Duration],
             // An open loop gets what it asks for; how long that takes is the question.
             None if load.keys.rate_iops.is_some() => &[Metric::Latency, Metric::CpuPerIo],
             None => &[Metric::Iops, Metric::CpuPerIo],

@@ -4,30 +4,59 @@ use csv::StringRecord;
 
 use super::tables::{Grid, interval};
 use crate::analysis::{Analysis, Place, figure};
-use crate::plan::{Load, Metric, Subject};
+use crate::plan::{Load, Metric, Published, Subject};
 use crate::statistics::median;
 
-/// A published table: its name in plans, where it is from, and its figures.
+/// A published table: where it is from, its figures, what is to be said of the comparison, and our columns beside it.
 struct Source {
-    name: &'static str,
     title: &'static str,
     csv: &'static str,
+    remark: Option<&'static str>,
+    ours: for<'a> fn(&'a Analysis<'_>) -> Vec<Column<'a>>,
 }
 
-macro_rules! sources {
-    ($($name:literal: $title:literal),* $(,)?) => {
-        [$(Source { name: $name, title: $title, csv: include_str!(concat!("../../assets/published/", $name, ".csv")) }),*]
-    };
-}
+const GUEST: Option<&str> = Some("Theirs are a guest's on their hardware: compare the differences, not the rates.");
 
-const SOURCES: [Source; 6] = sources![
-    "s0_iops": "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
-    "s0_cpu": "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
-    "s1_weight": "QEMU's poll-weight (cover letter of the same series)",
-    "s3_busy": "A plug around every bio, Linux, 2026: change of the host's busy time",
-    "s3_symbols": "A plug around every bio, Linux, 2026: the hottest symbols",
-    "s4_devices": "QEMU with 1 and 100 devices, one of them busy",
-];
+fn source(table: Published) -> Source {
+    match table {
+        Published::S0Iops => Source {
+            title: "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
+            csv: include_str!("../../assets/published/s0_iops.csv"),
+            remark: GUEST,
+            ours: s0_iops,
+        },
+        Published::S0Cpu => Source {
+            title: "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
+            csv: include_str!("../../assets/published/s0_cpu.csv"),
+            remark: GUEST,
+            ours: s0_cpu,
+        },
+        Published::S1Weight => Source {
+            title: "QEMU's poll-weight (cover letter of the same series)",
+            csv: include_str!("../../assets/published/s1_weight.csv"),
+            remark: GUEST,
+            ours: s1_weight,
+        },
+        Published::S3Busy => Source {
+            title: "A plug around every bio, Linux, 2026: change of the host's busy time",
+            csv: include_str!("../../assets/published/s3_busy.csv"),
+            remark: Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours."),
+            ours: |_| Vec::new(),
+        },
+        Published::S3Symbols => Source {
+            title: "A plug around every bio, Linux, 2026: the hottest symbols",
+            csv: include_str!("../../assets/published/s3_symbols.csv"),
+            remark: None,
+            ours: s3_symbols,
+        },
+        Published::S4Devices => Source {
+            title: "QEMU with 1 and 100 devices, one of them busy",
+            csv: include_str!("../../assets/published/s4_devices.csv"),
+            remark: None,
+            ours: s4_devices,
+        },
+    }
+}
 
 /// A published table with our columns, its title, and what is to be said of the comparison.
 pub struct Beside {
@@ -36,12 +65,12 @@ pub struct Beside {
     pub remark: Option<&'static str>,
 }
 
-/// The named table beside ours; `None` of a name that nobody published.
-pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
-    let source = SOURCES.iter().find(|source| source.name == name)?;
+/// The table beside ours; `None` of one that cannot be read.
+pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
+    let source = source(table);
     let mut reader = csv::Reader::from_reader(source.csv.as_bytes());
     let columns = reader.headers().ok()?.clone();
-    let ours = ours(name, analysis);
+    let ours = (source.ours)(analysis);
     let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
     let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
     let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
@@ -51,16 +80,7 @@ pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
         let here = ours.iter().map(|(_, value)| value(&row).unwrap_or_else(|| "not measured".into()));
         grid.push(shown.chain(here).collect());
     }
-    let remark = match name {
-        "s3_busy" => {
-            Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
-        }
-        "s0_iops" | "s0_cpu" | "s1_weight" => {
-            Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
-        }
-        _ => None,
-    };
-    Some(Beside { title: source.title, grid, remark })
+    Some(Beside { title: source.title, grid, remark: source.remark })
 }
 
 /// A row of a published table.
@@ -76,17 +96,6 @@ impl Row<'_> {
 }
 
 type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<String> + 'a>);
-
-fn ours<'a>(name: &str, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
-    match name {
-        "s0_iops" => s0_iops(analysis),
-        "s0_cpu" => s0_cpu(analysis),
-        "s1_weight" => s1_weight(analysis),
-        "s3_symbols" => s3_symbols(analysis),
-        "s4_devices" => s4_devices(analysis),
-        _ => Vec::new(),
-    }
-}
 
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = Vec::new();

@@ -5,7 +5,6 @@
 //!                            │            └── dropped: its processes end
 //!                            └──► Unable: Impossible here, or Failed
 //! ```
-
 //!
 //! | module | stands for |
 //! |---|---|

@@ -13,7 +13,7 @@ use super::options::{command, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Disk, Stage, Task, Unable};
 use crate::ledger::{Meter, Role, threads_of};
-use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
+use crate::plan::{DeviceModel, Load, LoadKeys, Pacing, Stack, Subject};
 use crate::process::Process;
 use crate::results::{Latency, Limit, Measurement, Operations};
 
@@ -54,11 +54,12 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     let sockets: Vec<PathBuf> = names("busy", disks.len()).map(|name| socket(&name)).collect();
     let idle: Vec<PathBuf> = names("idle", load.idle_disks.into()).map(|name| socket(&name)).collect();
 
-    let commands = match subject.stack {
-        Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
-        _ => vec![command(subject, load, disks, context, &socket)],
+    let (commands, qmp) = match subject.stack {
+        Stack::VhostUserBlk => (shell_commands(subject, disks, &sockets, load)?, None),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest => {
+            (vec![command(subject, load, disks, context, &socket)], Some(socket("qmp")))
+        }
     };
-    let qmp = (subject.stack != Stack::VhostUserBlk).then(|| socket("qmp"));
     let all: Vec<&PathBuf> = sockets.iter().chain(&idle).chain(&qmp).collect();
     for socket in &all {
         // A server that was killed has left it.
@@ -209,8 +210,34 @@ impl Served {
     }
 
     fn spec(&self, task: &Task<'_>) -> Result<Spec, LoadError> {
-        let (load, keys) = (task.load, &task.load.keys);
-        let process = match keys.rate_process {
+        let load = task.load;
+        // All keys by name, so that a new one is either passed on here or known to be none of the load's.
+        let LoadKeys {
+            norandommap,
+            size,
+            verify,
+            polling,
+            rate_process,
+            ramp_time,
+            runtime,
+            // What `load` has of them, and the task's rate.
+            rw: _,
+            bs: _,
+            iodepth: _,
+            numjobs: _,
+            rwmixread: _,
+            rate_iops: _,
+            curve: _,
+            // What the server was started with.
+            disks: _,
+            idle_disks: _,
+            queues: _,
+            name: _,
+            subjects: _,
+            jobfile: _,
+            application: _,
+        } = &load.keys;
+        let process = match rate_process {
             Pacing::Poisson => Spacing::Poisson,
             Pacing::Fixed => Spacing::Fixed,
         };
@@ -222,14 +249,14 @@ impl Served {
             numjobs: load.numjobs,
             rwmixread: load.rwmixread,
             rate_iops: task.rate_iops.map(rate),
-            norandommap: keys.norandommap,
+            norandommap: *norandommap,
             offset: 0,
-            size: keys.size.map(|size| size.0),
-            verify: keys.verify.then_some(task.seed),
-            ramp_time: keys.ramp_time.duration(),
-            runtime: keys.runtime.duration(),
+            size: size.map(|size| size.0),
+            verify: verify.then_some(task.seed),
+            ramp_time: ramp_time.duration(),
+            runtime: runtime.duration(),
             randseed: task.seed,
-            waiting: if keys.polling { Waiting::Polling } else { Waiting::Blocking },
+            waiting: if *polling { Waiting::Polling } else { Waiting::Blocking },
             memory: self.memory,
             cpus_allowed: self.context.placement.load.clone(),
         })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::applications;
 use super::mark::MARK;
 use super::qemu::APPLICATIONS;
-use crate::plan::Load;
+use crate::plan::{Application, Load};
 use crate::results::Measurement;
 use crate::stack::{Task, Unable, fio};
 
@@ -68,16 +68,13 @@ impl Work {
     /// For a load on the disks at `paths`.
     ///
     /// # Errors
-    /// The plan's job file cannot be read, or nobody knows such an application.
+    /// The plan's job file cannot be read.
     pub fn of(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
-        let Some(application) = &task.load.keys.application else { return Self::fio(task, paths) };
+        let Some(application) = task.load.keys.application else { return Self::fio(task, paths) };
         let path = paths.first().map_or("", String::as_str);
-        let (script, kind) = match application.as_str() {
-            "rsync" => (applications::rsync(task, path), Kind::Rsync),
-            "pgbench" => (applications::pgbench(task, path), Kind::Pgbench),
-            other => {
-                return Err(Unable::Impossible(format!("application must be rsync or pgbench, not '{other}'")));
-            }
+        let (script, kind) = match application {
+            Application::Rsync => (applications::rsync(task, path), Kind::Rsync),
+            Application::Pgbench => (applications::pgbench(task, path), Kind::Pgbench),
         };
         Ok(Self { script, limit: applications::LIMIT + span(task.load), kind })
     }
