@@ -120,6 +120,14 @@ const SCSI: Manner = Manner { device: Device::Scsi, packed: false };
 const PACKED: Manner = Manner { device: Device::Blk, packed: true };
 const DIRECT: &str = "aio=io_uring,cache.direct=on";
 
+const CHAINS_OF_4_GIB: Attack = Attack {
+    name: "1024 chains of 4 GiB",
+    manner: Manner::PLAIN,
+    disk: AttackedDisk::Null,
+    neighbour: DIRECT,
+    round: |scene, attacker| scene.ask(attacker, 1024, Ask::Read { at: 0 }, 1022, BUFFER),
+};
+
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "none: reads of 4 KiB, 64 at a time",
@@ -128,27 +136,9 @@ const ATTACKS: &[Attack] = &[
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 64, Ask::Read { at: 0 }, 1, 4 * KIB),
     },
-    Attack {
-        name: "1024 chains of 4 GiB",
-        manner: Manner::PLAIN,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: |scene, attacker| scene.ask(attacker, 1024, Ask::Read { at: 0 }, 1022, BUFFER),
-    },
-    Attack {
-        name: "1024 chains of 4 GiB, packed",
-        manner: PACKED,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: |scene, attacker| scene.ask(attacker, 1024, Ask::Read { at: 0 }, 1022, BUFFER),
-    },
-    Attack {
-        name: "1024 chains of 4 GiB, SCSI",
-        manner: SCSI,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: |scene, attacker| scene.ask(attacker, 1024, Ask::Read { at: 0 }, 1022, BUFFER),
-    },
+    CHAINS_OF_4_GIB,
+    Attack { name: "1024 chains of 4 GiB, packed", manner: PACKED, ..CHAINS_OF_4_GIB },
+    Attack { name: "1024 chains of 4 GiB, SCSI", manner: SCSI, ..CHAINS_OF_4_GIB },
     Attack {
         name: "cached reads of 1 GiB, io_uring",
         manner: Manner::PLAIN,

@@ -11,6 +11,7 @@ use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
 
+use crate::arguments::Asked;
 use crate::cells::{SLICES, WARM_UP};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
@@ -90,12 +91,9 @@ impl Seat {
     }
 }
 
-/// Measures and prints every cell whose name contains `only`.
-pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, cores: &Cores, shuffle: &mut Shuffle) {
-    let cells: Vec<_> = CELLS
-        .into_iter()
-        .filter(|(under, depth)| only.is_none_or(|only| name(*under, *depth).contains(only)))
-        .collect();
+/// Measures and prints every cell that is asked for.
+pub fn compare(asked: &Asked, peer: &str, length: Duration, cores: &Cores, shuffle: &mut Shuffle) {
+    let cells: Vec<_> = CELLS.into_iter().filter(|(under, depth)| asked.has(&name(*under, *depth))).collect();
     if cells.is_empty() {
         return;
     }
@@ -107,7 +105,7 @@ pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, c
     }
     let peer = is_there.is_ok().then_some(&program);
     let mut samples = Vec::new();
-    for pair in 0..pairs {
+    for pair in 0..asked.pairs() {
         for (under, depth) in shuffle.of(cells.clone()) {
             match measure(under, depth, peer, length, cores, shuffle) {
                 Ok(seats) => samples.extend(seats.into_iter().map(|seat| {

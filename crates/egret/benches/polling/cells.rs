@@ -69,12 +69,6 @@ impl Cell {
         format!("{under} {client} {demand} x{} {placement}", self.disks)
     }
 
-    /// Whether its name has every word of `pattern`.
-    pub fn is_called(&self, pattern: &str) -> bool {
-        let name = self.name();
-        pattern.split_whitespace().all(|word| name.split(' ').any(|part| part == word))
-    }
-
     /// Whether the demand leaves the server with little to do.
     pub fn is_light(&self) -> bool {
         matches!(self.demand, Demand::PerSecond(_))
