@@ -7,54 +7,52 @@ use crate::analysis::{Analysis, Place, figure};
 use crate::plan::{Load, Metric, Published, Subject};
 use crate::statistics::median;
 
-/// A published table: where it is from, its figures, what is to be said of the comparison, and our columns beside it.
-struct Source {
-    title: &'static str,
-    csv: &'static str,
-    remark: Option<&'static str>,
-    ours: for<'a> fn(&'a Analysis<'_>) -> Vec<Column<'a>>,
-}
+impl Published {
+    fn title(self) -> &'static str {
+        match self {
+            Self::S0Iops => "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
+            Self::S0Cpu => "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
+            Self::S1Weight => "QEMU's poll-weight (cover letter of the same series)",
+            Self::S3Busy => "A plug around every bio, Linux, 2026: change of the host's busy time",
+            Self::S3Symbols => "A plug around every bio, Linux, 2026: the hottest symbols",
+            Self::S4Devices => "QEMU with 1 and 100 devices, one of them busy",
+        }
+    }
 
-const GUEST: Option<&str> = Some("Theirs are a guest's on their hardware: compare the differences, not the rates.");
+    fn csv(self) -> &'static str {
+        match self {
+            Self::S0Iops => include_str!("../../assets/published/s0_iops.csv"),
+            Self::S0Cpu => include_str!("../../assets/published/s0_cpu.csv"),
+            Self::S1Weight => include_str!("../../assets/published/s1_weight.csv"),
+            Self::S3Busy => include_str!("../../assets/published/s3_busy.csv"),
+            Self::S3Symbols => include_str!("../../assets/published/s3_symbols.csv"),
+            Self::S4Devices => include_str!("../../assets/published/s4_devices.csv"),
+        }
+    }
 
-fn source(table: Published) -> Source {
-    match table {
-        Published::S0Iops => Source {
-            title: "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
-            csv: include_str!("../../assets/published/s0_iops.csv"),
-            remark: GUEST,
-            ours: s0_iops,
-        },
-        Published::S0Cpu => Source {
-            title: "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
-            csv: include_str!("../../assets/published/s0_cpu.csv"),
-            remark: GUEST,
-            ours: s0_cpu,
-        },
-        Published::S1Weight => Source {
-            title: "QEMU's poll-weight (cover letter of the same series)",
-            csv: include_str!("../../assets/published/s1_weight.csv"),
-            remark: GUEST,
-            ours: s1_weight,
-        },
-        Published::S3Busy => Source {
-            title: "A plug around every bio, Linux, 2026: change of the host's busy time",
-            csv: include_str!("../../assets/published/s3_busy.csv"),
-            remark: Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours."),
-            ours: |_| Vec::new(),
-        },
-        Published::S3Symbols => Source {
-            title: "A plug around every bio, Linux, 2026: the hottest symbols",
-            csv: include_str!("../../assets/published/s3_symbols.csv"),
-            remark: None,
-            ours: s3_symbols,
-        },
-        Published::S4Devices => Source {
-            title: "QEMU with 1 and 100 devices, one of them busy",
-            csv: include_str!("../../assets/published/s4_devices.csv"),
-            remark: None,
-            ours: s4_devices,
-        },
+    /// What is to be said of the comparison.
+    fn remark(self) -> Option<&'static str> {
+        match self {
+            Self::S0Iops | Self::S0Cpu | Self::S1Weight => {
+                Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
+            }
+            Self::S3Busy => {
+                Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
+            }
+            Self::S3Symbols | Self::S4Devices => None,
+        }
+    }
+
+    /// Our columns beside it.
+    fn ours<'a>(self, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+        match self {
+            Self::S0Iops => s0_iops(analysis),
+            Self::S0Cpu => s0_cpu(analysis),
+            Self::S1Weight => s1_weight(analysis),
+            Self::S3Busy => Vec::new(),
+            Self::S3Symbols => s3_symbols(analysis),
+            Self::S4Devices => s4_devices(analysis),
+        }
     }
 }
 
@@ -67,10 +65,9 @@ pub struct Beside {
 
 /// The table beside ours; `None` of one that cannot be read.
 pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
-    let source = source(table);
-    let mut reader = csv::Reader::from_reader(source.csv.as_bytes());
+    let mut reader = csv::Reader::from_reader(table.csv().as_bytes());
     let columns = reader.headers().ok()?.clone();
-    let ours = (source.ours)(analysis);
+    let ours = table.ours(analysis);
     let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
     let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
     let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
@@ -80,7 +77,7 @@ pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
         let here = ours.iter().map(|(_, value)| value(&row).unwrap_or_else(|| "not measured".into()));
         grid.push(shown.chain(here).collect());
     }
-    Some(Beside { title: source.title, grid, remark: source.remark })
+    Some(Beside { title: table.title(), grid, remark: table.remark() })
 }
 
 /// A row of a published table.
