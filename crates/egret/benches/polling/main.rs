@@ -9,19 +9,19 @@
 //! |---|---|
 //! | `arguments` | what benchmarks are asked |
 //! | `cells` | what is measured: disks, clients, loads, placement |
-//! | `stage` | daemons side by side, one of them awake |
+//! | `deployment` | daemons side by side, one of them awake |
 //! | `ladder` | one busy disk beside many idle ones |
 //! | `report` | the table, the goals, and every sample as JSON |
 
 #[path = "../shared/arguments.rs"]
 mod arguments;
 mod cells;
+mod deployment;
 #[path = "../shared/disk.rs"]
 mod disk;
 mod goals;
 mod ladder;
 mod report;
-mod stage;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
@@ -33,9 +33,9 @@ use egret_loadgen::random::Shuffle;
 
 use arguments::Asked;
 use cells::{Cell, Under};
+use deployment::Contender;
 use disk::Disk;
 use report::Measured;
-use stage::Contender;
 
 /// Measures polling policies beside each other.
 #[derive(Debug, Parser)]
@@ -83,7 +83,7 @@ fn main() -> std::io::Result<()> {
     let mut measured = Vec::new();
     for pair in 0..pairs {
         for (number, cell) in shuffle.of(cells.clone()).into_iter().enumerate() {
-            let outcomes = stage::measure(&cell, &contenders, loop_device, length, &mut shuffle);
+            let outcomes = deployment::measure(&cell, &contenders, loop_device, length, &mut shuffle);
             measured.extend(outcomes.into_iter().map(|(contender, outcome)| Measured {
                 cell,
                 contender,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Plan ── steps() ──► for each cell that is not kept yet:
-//!                         stand ── measure ──► Cell ──► cells.jsonl
+//!                         deploy ── measure ──► Cell ──► cells.jsonl
 //!                                    └── kernel log, perf
 //!                       at the end, and when interrupted ──► result.json
 //! ```
@@ -29,7 +29,7 @@ use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
 use crate::process::{Keeper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
-use crate::stack::{self, Context, Disk, Stage, Task, Unable};
+use crate::stack::{self, Context, Deployment, Disk, Task, Unable};
 
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
@@ -112,7 +112,7 @@ pub struct Runner {
     journal: Journal,
     context: Context,
     /// Those that are dear to start, by the subject's place in the plan. They end before their disks do.
-    kept: HashMap<usize, Box<dyn Stage>>,
+    kept: HashMap<usize, Box<dyn Deployment>>,
     disks: Disks,
     kernel: kernel_log::KernelLog,
     directory: PathBuf,
@@ -274,31 +274,31 @@ impl Runner {
             Some(share) => Some(self.peak(&step.id)? * share),
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
         };
-        let mut stage = self.stage(step.subject, &load)?;
-        stage.resume();
+        let mut deployment = self.deploy(step.subject, &load)?;
+        deployment.resume();
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
         let perf = self.run.plan.perf.then(|| perf::record(&self.context.keeper, load.keys.ramp_time.duration(), &raw));
-        let measured = stage.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
+        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
         let symbols = perf.flatten().map(perf::Recording::symbols);
         // One that failed is of no use any more.
-        if measured.is_ok() && stage.takes(&load) {
-            stage.pause();
-            self.kept.insert(step.subject, stage);
+        if measured.is_ok() && deployment.takes(&load) {
+            deployment.pause();
+            self.kept.insert(step.subject, deployment);
         }
         measured.map(|measurement| Measurement { symbols: symbols.unwrap_or_default(), ..measurement })
     }
 
-    fn stage(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Stage>, Unable> {
-        if let Some(stage) = self.kept.remove(&subject)
-            && stage.takes(load)
+    fn deploy(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Deployment>, Unable> {
+        if let Some(deployment) = self.kept.remove(&subject)
+            && deployment.takes(load)
         {
-            return Ok(stage);
+            return Ok(deployment);
         }
         let count = usize::from(load.disks);
         let disks: &[Disk] = self.disks.disks.get(..count).unwrap_or(&self.disks.disks);
-        stack::stand(&self.run.plan.subjects[subject], load, disks, &self.context)
+        stack::deploy(&self.run.plan.subjects[subject], load, disks, &self.context)
     }
 
     /// Requests per second of the closed loop that a curve's points are shares of.

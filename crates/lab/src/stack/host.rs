@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use egret_loadgen::load::Edge;
 
-use super::{Context, Disk, Stage, Task, Unable, fio};
+use super::{Context, Deployment, Disk, Task, Unable, fio};
 use crate::ledger::{Meter, Role};
 use crate::plan::{Load, Subject};
 use crate::process::Process;
@@ -31,7 +31,7 @@ pub(super) struct Host {
 }
 
 /// fio, on the load's cores: it is both the load and the path.
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Host, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Host, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
@@ -48,7 +48,7 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     Ok(Host { targets, engine, server, size, context: context.clone() })
 }
 
-impl Stage for Host {
+impl Deployment for Host {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
         fs::write(&job, self.job(task)?).map_err(Unable::failed)?;

@@ -11,7 +11,7 @@ use egret_loadgen::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, 
 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
-use super::{Context, Disk, Stage, Task, Unable};
+use super::{Context, Deployment, Disk, Task, Unable};
 use crate::ledger::{Meter, Role, threads_of};
 use crate::plan::{DeviceModel, Load, LoadKeys, Pacing, Stack, Subject};
 use crate::process::Process;
@@ -40,7 +40,7 @@ pub(super) struct Served {
     context: Context,
 }
 
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Served, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Served, Unable> {
     if (subject.stack, subject.device) == (Stack::QemuStorageDaemon, DeviceModel::VirtioScsi) {
         return Err(Unable::Impossible("qemu-storage-daemon has no vhost-user-scsi export".into()));
     }
@@ -155,7 +155,7 @@ fn are_listening(sockets: &[&PathBuf]) -> bool {
     sockets.iter().all(|socket| listening.iter().any(|line| line.ends_with(&*socket.to_string_lossy())))
 }
 
-impl Stage for Served {
+impl Deployment for Served {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;

@@ -37,7 +37,7 @@ use self::work::Work;
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
-use super::{Context, Disk, Stage, Task, Unable};
+use super::{Context, Deployment, Disk, Task, Unable};
 use crate::ledger::{Meter, Role};
 use crate::plan::{Load, Server, Subject};
 use crate::process::Process;
@@ -46,7 +46,7 @@ use crate::results::Measurement;
 pub use pinning::shared_core;
 pub use qemu::QEMU;
 
-/// Numbers of sockets, so that stages which stand at the same time do not share any.
+/// Numbers of sockets, so that no two deployments share one.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 pub(super) struct Guest {
@@ -92,7 +92,7 @@ pub fn is_emulated() -> bool {
 }
 
 /// Boots a guest.
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
     }
@@ -159,7 +159,7 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     Ok((Egret { process, telemetry }, sockets))
 }
 
-impl Stage for Guest {
+impl Deployment for Guest {
     fn takes(&self, load: &Load) -> bool {
         !self.broken
             && self.memory >= memory::needed(load)
