@@ -59,7 +59,7 @@ impl Lab {
         runner::read(&self.results()).map_or(0, |run| run.cells.len())
     }
 
-    /// Waits until there is nothing left of a lab that was killed: its keeper comes after it.
+    /// Waits until there is nothing left of a lab that was killed: its reaper comes after it.
     fn await_nothing_left(&self) {
         let begins = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("egret-bench-");
         let entries = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten();

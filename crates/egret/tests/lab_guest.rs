@@ -10,7 +10,7 @@ use std::process::Command;
 
 use egret_lab::machine::Placement;
 use egret_lab::plan::{Load, LoadKeys, Subject, expand};
-use egret_lab::process::{self, Keeper};
+use egret_lab::process::{self, ProcessReaper};
 use egret_lab::results::Measurement;
 use egret_lab::stack::{Context, Deployment, Disk, Task, Unable, deploy};
 use support::scratch::Scratch;
@@ -136,10 +136,10 @@ impl Lab {
         run("make-guest");
         let scratch = Scratch::new();
         let disk = Disk::File(scratch.image("disk", DISK));
-        let keeper = Keeper::new().expect("a shell");
-        let sockets = process::Scratch::new(&std::env::temp_dir(), &keeper).expect("a directory");
+        let reaper = ProcessReaper::new().expect("a shell");
+        let sockets = process::Scratch::new(&std::env::temp_dir(), &reaper).expect("a directory");
         let context = Context {
-            keeper,
+            reaper,
             scratch: sockets.path().into(),
             placement: Placement::default(),
             egret: env!("CARGO_BIN_EXE_egret").into(),

@@ -27,7 +27,7 @@ use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
-use crate::process::{Keeper, Scratch, short_directory};
+use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Disk, Task, Unable};
 
@@ -65,7 +65,7 @@ pub enum Ending {
 
 /// What is asked for beside the plan.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct RunOptions {
     /// By how much the plan was scaled.
     pub scale: f64,
     /// What the order is drawn from.
@@ -124,13 +124,13 @@ impl Runner {
     ///
     /// # Errors
     /// They cannot be made.
-    pub fn begin(plan: Plan, wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
+    pub fn begin(plan: Plan, options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let mut run = Run {
             format: FORMAT,
             plan,
-            scale: wish.scale,
-            seed: wish.seed,
-            only: wish.only.clone(),
+            scale: options.scale,
+            seed: options.seed,
+            only: options.only.clone(),
             started: now(),
             ended: None,
             host: Default::default(),
@@ -138,31 +138,31 @@ impl Runner {
             incidents: Vec::new(),
         };
         // Nothing is filled in a directory that holds somebody else's run.
-        let journal = Journal::create(&wish.directory, &run)?;
-        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+        let journal = Journal::create(&options.directory, &run)?;
+        let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
-        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         run.host.warnings.extend(disks.warnings.iter().cloned());
         journal.result(&run)?;
-        Self::new(run, journal, disks, placement, wish, keeper)
+        Self::new(run, journal, disks, placement, options, reaper)
     }
 
-    /// Goes on with the run in the wish's directory.
+    /// Goes on with the run in the directory that the options name.
     ///
     /// # Errors
     /// There is none, or its disks cannot be made.
-    pub fn resume(wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
-        let (mut journal, mut run) = Journal::resume(&wish.directory)?;
-        check(&run.plan, &wish.directory).map_err(io::Error::other)?;
-        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+    pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
+        let (mut journal, mut run) = Journal::resume(&options.directory)?;
+        check(&run.plan, &options.directory).map_err(io::Error::other)?;
+        let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
-        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         if let Some(text) = differs(&run.host, &host) {
             let incident = Incident { at: now(), cell: None, source: "egret bench".into(), text };
             journal.incident(&incident)?;
             run.incidents.push(incident);
         }
-        Self::new(run, journal, disks, placement, wish, keeper)
+        Self::new(run, journal, disks, placement, options, reaper)
     }
 
     fn new(
@@ -170,21 +170,21 @@ impl Runner {
         journal: Journal,
         disks: Disks,
         placement: Placement,
-        wish: &Wish,
-        keeper: &Arc<Keeper>,
+        options: &RunOptions,
+        reaper: &Arc<ProcessReaper>,
     ) -> io::Result<Self> {
         allow_many_descriptors();
-        fs::create_dir_all(wish.directory.join("raw"))?;
-        let scratch = Scratch::new(&short_directory(), keeper)?;
+        fs::create_dir_all(options.directory.join("raw"))?;
+        let scratch = Scratch::new(&short_directory(), reaper)?;
         let steps = steps(&run.plan, run.seed, run.only.as_deref());
         let context = Context {
-            keeper: Arc::clone(keeper),
+            reaper: Arc::clone(reaper),
             scratch: scratch.path().to_owned(),
             placement,
-            egret: wish.egret.clone(),
+            egret: options.egret.clone(),
         };
         let kernel = kernel_log::KernelLog::open();
-        let (kept, directory) = (HashMap::new(), wish.directory.clone());
+        let (kept, directory) = (HashMap::new(), options.directory.clone());
         Ok(Self { run, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
     }
 
@@ -208,13 +208,13 @@ impl Runner {
         let (total, begin, stolen) = (self.steps.len(), Instant::now(), stolen_ns());
         let mut planned = Duration::ZERO;
         for (number, step) in left.iter().enumerate() {
-            if self.context.keeper.has_stopped() {
+            if self.context.reaper.has_stopped() {
                 break;
             }
             progress.measuring(&step.id);
             let started = now();
             let outcome = self.outcome(step);
-            if self.context.keeper.has_stopped() {
+            if self.context.reaper.has_stopped() {
                 break;
             }
             let cell = Cell { id: step.id.clone(), started, outcome };
@@ -279,7 +279,7 @@ impl Runner {
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
-        let perf = self.run.plan.perf.then(|| perf::record(&self.context.keeper, load.keys.ramp_time.duration(), &raw));
+        let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, load.keys.ramp_time.duration(), &raw));
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
         let symbols = perf.flatten().map(perf::Recording::symbols);
         // One that failed is of no use any more.

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use crate::machine::Placement;
 use crate::plan::{Load, Stack, Subject};
-use crate::process::Keeper;
+use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
 pub use options::{SubjectError, check_options};
@@ -36,7 +36,7 @@ pub use options::{SubjectError, check_options};
 #[derive(Clone)]
 pub struct Context {
     /// Starts processes so that they end with the lab.
-    pub keeper: Arc<Keeper>,
+    pub reaper: Arc<ProcessReaper>,
     /// A directory for sockets, private and with a short path.
     pub scratch: PathBuf,
     /// Who runs where.

@@ -12,7 +12,7 @@ use egret_loadgen::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Deployment, Disk, Task, Unable};
-use crate::ledger::{Meter, Role, threads_of};
+use crate::cpu_meter::{CpuMeter, Role, threads_of};
 use crate::plan::{DeviceModel, Load, LoadKeys, Pacing, Stack, Subject};
 use crate::process::Process;
 use crate::results::{Latency, Limit, Measurement, Operations};
@@ -68,7 +68,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     let cores = if subject.cpus.is_empty() { &context.placement.server } else { &subject.cpus };
     let start = |mut command: Command| {
         command.stdout(Stdio::piped());
-        egret_loadgen::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
+        egret_loadgen::machine::on_cores(cores, || context.reaper.start(command)).map_err(Unable::failed)
     };
     let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     await_listeners(&mut servers, &all)?;
@@ -192,8 +192,8 @@ impl Deployment for Served {
 }
 
 impl Served {
-    fn meter(&mut self) -> Meter {
-        let mut meter = Meter::new();
+    fn meter(&mut self) -> CpuMeter {
+        let mut meter = CpuMeter::new();
         for server in &self.servers {
             let pid = server.pid();
             let Some(telemetry) = &mut self.telemetry else {

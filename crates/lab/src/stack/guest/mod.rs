@@ -38,7 +38,7 @@ use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
 use super::{Context, Deployment, Disk, Task, Unable};
-use crate::ledger::{Meter, Role};
+use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Server, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
@@ -153,7 +153,7 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
     let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
-    let mut process = on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
+    let mut process = on_cores(&cpus, || context.reaper.start(command)).map_err(Unable::failed)?;
     await_listeners(std::slice::from_mut(&mut process), &all)?;
     let telemetry = Telemetry::connect(&qmp).map_err(Unable::failed)?;
     Ok((Egret { process, telemetry }, sockets))
@@ -247,8 +247,8 @@ impl Guest {
         }
     }
 
-    fn meter(&mut self) -> Meter {
-        let mut meter = Meter::new();
+    fn meter(&mut self) -> CpuMeter {
+        let mut meter = CpuMeter::new();
         let (threads, pid) = (self.qemu.threads.clone(), self.qemu.pid());
         let (serves, iothreads) = (self.server.is_none(), self.subject.iothreads);
         meter.follow(pid, move |tid, name| match name {
