@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, Span, Spec, Waiting};
 use serde_json::{Value, json};
 use support::disk::{self, BLOCK, Disk};
@@ -132,7 +132,7 @@ fn tell(what: &str, mut pauses: Vec<Pause>) {
 }
 
 fn jobs(socket: &Path, spec: &Spec) -> Vec<Job> {
-    spec.jobs(Client::connect(socket, Manner::default()).unwrap().start(spec.shape()).unwrap()).unwrap()
+    spec.jobs(Client::connect(socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap()).unwrap()
 }
 
 #[test]

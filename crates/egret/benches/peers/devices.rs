@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use egret_lab::statistics::{median, spread};
-use egret_loadgen::client::{Client, Disk as Connection, Manner};
+use egret_loadgen::client::{Client, ClientOptions, Disk as Connection};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
@@ -151,7 +151,7 @@ fn measure(
     };
     let start =
         |program: &Program, options: &Options| Rc::new(cores.on_the_servers(|| Server::start(program, options)));
-    let start_scsi = |path: &Path| Client::start_scsi(path, Manner::default(), spec.shape());
+    let start_scsi = |path: &Path| Client::start_scsi(path, ClientOptions::default(), spec.shape());
     let mut seats = Vec::new();
     for (iothread, names) in [("poll-max-ns=0", [BLK, SCSI]), ("", [POLLING_BLK, POLLING_SCSI])] {
         let [blk, scsi] = names.map(|name| scratch.path(&name.replace(", ", "-")));
@@ -162,7 +162,7 @@ fn measure(
             "iothread=io0,luns.0.lun=0,luns.0.node-name=s",
         );
         let server = start(&Program::egret(), &options);
-        let disks = [Client::connect(&blk, Manner::default())?.start(spec.shape())?, start_scsi(&scsi)?];
+        let disks = [Client::connect(&blk, ClientOptions::default())?.start(spec.shape())?, start_scsi(&scsi)?];
         for (name, disk) in names.into_iter().zip(disks) {
             seats.push(Seat::new(name, &server, disk, &spec)?);
         }

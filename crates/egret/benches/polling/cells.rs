@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egret_loadgen::load::{Process, Rate, Spec, Waiting};
+use egret_loadgen::load::{Rate, RateProcess, Spec, Waiting};
 use egret_loadgen::machine::Cores;
 
 use crate::support::server::Options;
@@ -101,7 +101,7 @@ impl Cell {
     pub fn spec(&self, cores: &Cores) -> Spec {
         let (iodepth, rate_iops) = match self.demand {
             Demand::Depth(depth) => (depth, None),
-            Demand::PerSecond(rate) => (ROOM, Some(Rate { iops: rate.into(), process: Process::Poisson })),
+            Demand::PerSecond(rate) => (ROOM, Some(Rate { iops: rate.into(), process: RateProcess::Poisson })),
         };
         Spec {
             iodepth,

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, Disk, Manner, Shape};
+use egret_loadgen::client::{Client, ClientOptions, Disk, Shape};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
@@ -125,7 +125,7 @@ impl Deployment {
             options = options.null(&node, "").export(&node, &node, &socket("idle", n), &queues);
         }
         let server = plan.cores.on_the_servers(|| Server::start(&Program::egret(), &options));
-        let connect = |path: &Path, shape| Client::connect(path, Manner::default())?.start(shape);
+        let connect = |path: &Path, shape| Client::connect(path, ClientOptions::default())?.start(shape);
         let idle = Shape { queues: IDLE_QUEUES, depth: 1, ..Shape::default() };
         let idle = (0..plan.company).map(|n| connect(&socket("idle", n), idle)).collect::<Result<Vec<_>, _>>()?;
         let mut disks = Vec::new();

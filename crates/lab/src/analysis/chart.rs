@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{Analysis, Place, Standing, Summary};
 use crate::plan::{Application, Chart, Form, Load, Metric, Published};
-use crate::results::Limit;
+use crate::results::Bottleneck;
 
 /// A chart with its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -147,8 +147,8 @@ impl Analysis<'_> {
             Standing::Measured if value.is_none() => cannot(),
             Standing::Measured if self.table.is_functional_only(place) => Some("functional only: emulated".into()),
             Standing::Measured => self.table.limit(place).map(|limit| match limit {
-                Limit::Load(why) => format!("load-bound: {why}"),
-                Limit::Device(why) => format!("device-bound: {why}"),
+                Bottleneck::Load(why) => format!("load-bound: {why}"),
+                Bottleneck::Device(why) => format!("device-bound: {why}"),
             }),
         };
         let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);

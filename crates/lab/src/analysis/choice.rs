@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::chart::anchor;
 use super::{Analysis, Place, Standing, difference};
 use crate::plan::{Form, Load, Metric, Stack};
-use crate::results::Limit;
+use crate::results::Bottleneck;
 use crate::statistics::{Estimate, Family};
 
 /// How a choice begins that others may equal.
@@ -132,8 +132,8 @@ impl Analysis<'_> {
             cpu_per_io: median(Metric::CpuPerIo)?,
             on_front: false,
             limit: self.table.limit(place).map(|limit| match limit {
-                Limit::Load(_) => "load-bound".into(),
-                Limit::Device(_) => "device-bound".into(),
+                Bottleneck::Load(_) => "load-bound".into(),
+                Bottleneck::Device(_) => "device-bound".into(),
             }),
         })
     }
@@ -226,8 +226,8 @@ impl Analysis<'_> {
         );
         if let Some(limit) = self.table.limit(place(leader)) {
             reasons.push(match limit {
-                Limit::Load(why) => format!("load-bound, so that it may be better still: {why}"),
-                Limit::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
+                Bottleneck::Load(why) => format!("load-bound, so that it may be better still: {why}"),
+                Bottleneck::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
             });
         }
         Some(Advice { aim: format!("{aim} ({})", load.name), choice, reasons, evidence: self.evidence(load, metric) })

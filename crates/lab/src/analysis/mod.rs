@@ -19,7 +19,7 @@ pub mod table;
 use serde::Serialize;
 
 use crate::plan::{Application, Load, Metric, Stack};
-use crate::results::{Limit, Run};
+use crate::results::{Bottleneck, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Family, Verdict, deviation, median};
 
@@ -194,8 +194,8 @@ impl<'a> Analysis<'a> {
         }
         let limits = places.map(|place| self.table.limit(place));
         match (limits[0], limits[1]) {
-            (Some(Limit::Load(why)), _) | (_, Some(Limit::Load(why))) => Some(format!("load-bound: {why}")),
-            (Some(Limit::Device(why)), Some(Limit::Device(_))) => Some(format!("device-bound: {why}")),
+            (Some(Bottleneck::Load(why)), _) | (_, Some(Bottleneck::Load(why))) => Some(format!("load-bound: {why}")),
+            (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Some(format!("device-bound: {why}")),
             _ => None,
         }
     }

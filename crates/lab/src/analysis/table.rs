@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::plan::{Load, Metric, Plan};
-use crate::results::{Cell, Limit, Measurement, Outcome, Run};
+use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
 
 /// Where cells that are repetitions of each other belong.
@@ -89,7 +89,7 @@ impl<'a> Table<'a> {
     }
 
     /// What limited most of a place's cells beside the server.
-    pub fn limit(&self, place: Place<'_>) -> Option<&'a Limit> {
+    pub fn limit(&self, place: Place<'_>) -> Option<&'a Bottleneck> {
         let limits: Vec<_> = self.measured(place).map(|(_, measurement)| measurement.limit.as_ref()).collect();
         let limited = limits.iter().flatten().count();
         (2 * limited > limits.len()).then(|| limits.iter().flatten().next().copied()).flatten()

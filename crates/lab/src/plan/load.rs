@@ -47,7 +47,7 @@ pub struct LoadKeys {
     pub rate_iops: Option<f64>,
     /// How an open loop's requests are spaced.
     #[serde(default)]
-    pub rate_process: Pacing,
+    pub rate_process: RateProcess,
     /// Latency as load rises: the closed loop's peak first, then open loops at shares of it.
     #[serde(default)]
     pub curve: Option<Curve>,
@@ -91,7 +91,7 @@ pub enum Application {
 /// How an open loop's requests are spaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pacing {
+pub enum RateProcess {
     /// As many independent users make them.
     #[default]
     Poisson,

@@ -43,7 +43,7 @@ mod units;
 use serde::{Deserialize, Serialize};
 
 pub use columns::Columns;
-pub use load::{Application, Curve, Load, LoadKeys, Loads, Pacing, expand};
+pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
 pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};

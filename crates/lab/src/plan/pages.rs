@@ -45,7 +45,9 @@ fn every_key_and_every_word_of_a_plan_is_in_the_pages() {
     for words in [words::<DiskKind>(), words::<Stack>(), words::<Server>(), words::<DeviceModel>(), words::<Pages>()] {
         known.extend(words);
     }
-    for words in [words::<Application>(), words::<Pacing>(), words::<Metric>(), words::<Form>(), words::<Published>()] {
+    for words in
+        [words::<Application>(), words::<RateProcess>(), words::<Metric>(), words::<Form>(), words::<Published>()]
+    {
         known.extend(words);
     }
     assert!(known.len() > 80, "{known:?}");

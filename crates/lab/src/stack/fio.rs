@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::Task;
-use crate::plan::{LoadKeys, Pacing, Seconds};
+use crate::plan::{LoadKeys, RateProcess, Seconds};
 use crate::results::{Latency, Ledger, Measurement, Operations};
 
 /// The engine that is fio's counterpart of `--blockdev`'s `aio`.
@@ -76,7 +76,7 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
     if let Some(total) = task.rate_iops {
         let each = total / f64::from(load.numjobs) / targets.len().max(1) as f64;
         key("rate_iops", &(each.round().max(1.0)));
-        key("rate_process", &if *rate_process == Pacing::Poisson { "poisson" } else { "linear" });
+        key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
     key("randseed", &(task.seed >> 16));
     key("ramp_time", &format_args!("{}ms", milliseconds(ramp_time)));

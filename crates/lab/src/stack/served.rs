@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use egret_loadgen::client::{self, Client, ClientError, Manner, Shape};
-use egret_loadgen::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+use egret_loadgen::client::{self, Client, ClientError, ClientOptions, Shape};
+use egret_loadgen::load::{self, Edge, Job, LoadError, Rate, Spec, Tally, Waiting};
 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
 use super::{Context, Deployment, Disk, Task, Unable};
 use crate::cpu_meter::{CpuMeter, Role, threads_of};
-use crate::plan::{DeviceModel, Load, LoadKeys, Pacing, Stack, Subject};
+use crate::plan::{DeviceModel, Load, LoadKeys, RateProcess, Stack, Subject};
 use crate::process::Process;
-use crate::results::{Latency, Limit, Measurement, Operations};
+use crate::results::{Bottleneck, Latency, Measurement, Operations};
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -120,8 +120,8 @@ fn quoted(path: &Path) -> String {
 
 fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
     match device {
-        DeviceModel::VirtioBlk => Client::connect(socket, Manner::default())?.start(shape),
-        DeviceModel::VirtioScsi => Client::start_scsi(socket, Manner::default(), shape),
+        DeviceModel::VirtioBlk => Client::connect(socket, ClientOptions::default())?.start(shape),
+        DeviceModel::VirtioScsi => Client::start_scsi(socket, ClientOptions::default(), shape),
     }
 }
 
@@ -238,8 +238,8 @@ impl Served {
             application: _,
         } = &load.keys;
         let process = match rate_process {
-            Pacing::Poisson => Spacing::Poisson,
-            Pacing::Fixed => Spacing::Fixed,
+            RateProcess::Poisson => load::RateProcess::Poisson,
+            RateProcess::Fixed => load::RateProcess::Fixed,
         };
         let rate = |total: f64| Rate { iops: total / f64::from(load.numjobs.max(1)), process };
         Ok(Spec {
@@ -317,7 +317,7 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
         seconds: tally.elapsed.as_secs_f64(),
         reads: operations(tally.reads, &reads),
         writes: operations(tally.writes, &tally.write_lat),
-        limit: tally.limit().map(Limit::Load),
+        limit: tally.limit().map(Bottleneck::Load),
         ..Measurement::default()
     }
 }

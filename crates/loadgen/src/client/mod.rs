@@ -62,7 +62,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How to connect.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct ClientOptions {
     /// How long any answer may take.
     pub patience: Duration,
     /// Whether to take `VIRTIO_F_EVENT_IDX` where it is offered.
@@ -71,7 +71,7 @@ pub struct Manner {
     pub packed: bool,
 }
 
-impl Default for Manner {
+impl Default for ClientOptions {
     fn default() -> Self {
         Self { patience: PATIENCE, event_idx: true, packed: false }
     }
@@ -91,8 +91,8 @@ impl Client {
     ///
     /// # Errors
     /// Nobody listens, or who listens does not speak vhost-user-blk as this client needs it.
-    pub fn connect(path: &Path, manner: Manner) -> Result<Self, ClientError> {
-        let mut new = Self::agree(path, manner, KNOWN | KNOWN_BLK, Framing::Blk)?;
+    pub fn connect(path: &Path, options: ClientOptions) -> Result<Self, ClientError> {
+        let mut new = Self::agree(path, options, KNOWN | KNOWN_BLK, Framing::Blk)?;
         if new.protocol & wire::P_CONFIG == 0 {
             return Err(ClientError::Lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
         }
@@ -108,17 +108,17 @@ impl Client {
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
-    pub fn start_scsi(path: &Path, manner: Manner, shape: Shape) -> Result<Disk, ClientError> {
-        let mut new = Self::agree(path, manner, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
+    pub fn start_scsi(path: &Path, options: ClientOptions, shape: Shape) -> Result<Disk, ClientError> {
+        let mut new = Self::agree(path, options, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
         new.info.queues = u16::MAX;
         new.limit_queues()?;
         let mut disk = new.start(shape)?;
-        disk.ask_what_it_is(manner.patience)?;
+        disk.ask_what_it_is(options.patience)?;
         Ok(disk)
     }
 
-    fn agree(path: &Path, manner: Manner, known: u64, framing: Framing) -> Result<Self, ClientError> {
-        let mut wire = Wire::connect(path, manner.patience)?;
+    fn agree(path: &Path, options: ClientOptions, known: u64, framing: Framing) -> Result<Self, ClientError> {
+        let mut wire = Wire::connect(path, options.patience)?;
         wire.tell(wire::SET_OWNER, &[], &[])?;
         let offered = wire.ask(wire::GET_FEATURES)?;
         for (feature, name) in [
@@ -130,10 +130,10 @@ impl Client {
             }
         }
         let mut features = offered & known;
-        if !manner.event_idx {
+        if !options.event_idx {
             features &= !EVENT_IDX;
         }
-        if !manner.packed {
+        if !options.packed {
             features &= !RING_PACKED;
         }
         let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?

@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::client::{ClientError, Disk, Op, Shape};
 
 pub use job::{Edge, Job, Span};
-pub use spec::{Process, Rate, Rw, Spec, SpecError, Waiting};
+pub use spec::{Rate, RateProcess, Rw, Spec, SpecError, Waiting};
 pub use tally::{OpenLoop, Tally};
 pub use verify::{Mismatch, Stamp};
 
