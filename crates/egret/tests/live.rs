@@ -119,7 +119,7 @@ fn pause(answer: &Value) -> Pause {
 }
 
 /// For people: the tests assert nothing about speed.
-fn tell(what: &str, mut pauses: Vec<Pause>) {
+fn print_pauses(what: &str, mut pauses: Vec<Pause>) {
     pauses.sort_unstable();
     let at = |share: usize| pauses[(pauses.len() - 1) * share / 100];
     println!(
@@ -141,14 +141,14 @@ fn queues_move_between_io_threads_under_load() {
         let deployment = Deployment::new().under_load(waiting, |deployment| {
             let moves =
                 (0..90).map(|round| deployment.move_queue(round % 4, THREADS[(round + round / 4) % 3])).collect();
-            tell("one queue moved", moves);
+            print_pauses("one queue moved", moves);
             let maps = (0..45).map(|round| match round % 3 {
                 0 => deployment.map(json!({"iothread": THREADS})),
                 1 => deployment.map(json!({"iothread": "io1"})),
                 _ => deployment.map(json!({"iothread-vq-mapping": [
                     {"iothread": "io2", "vqs": [3, 0]}, {"iothread": "io0", "vqs": [1, 2]}]})),
             });
-            tell("all queues mapped", maps.collect());
+            print_pauses("all queues mapped", maps.collect());
             let mapping = json!([{"iothread": "io2", "vqs": [0, 3]}, {"iothread": "io0", "vqs": [1, 2]}]);
             assert_eq!(deployment.export()["iothread-vq-mapping"], mapping);
             // Who has no queue can go while the others work, and who has one cannot.
@@ -175,7 +175,7 @@ fn a_disk_changes_its_engine_and_cache_mode_under_load() {
                 };
                 pauses.push(deployment.reopen(WAYS[round % WAYS.len()], more));
             }
-            tell("disk reopened", pauses);
+            print_pauses("disk reopened", pauses);
             let refused = deployment.qmp.fail(
                 "blockdev-reopen",
                 json!({"options": [{"driver": "file", "node-name": "d0",

@@ -5,7 +5,7 @@ mod browser;
 use std::fs;
 
 use browser::Browser;
-use egret_lab::analysis::{Analysis, Standing};
+use egret_lab::analysis::{Analysis, Status};
 use egret_lab::plan::{Metric, Plan};
 use egret_lab::results::{
     Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
@@ -189,7 +189,7 @@ fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
         }
     });
     let analysis = Analysis::new(&run);
-    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Standing::Failed("it crashed", _))));
+    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Status::Failed("it crashed", _))));
     let mark = &analysis.figures()[0].groups[0].marks[1];
     assert_eq!((mark.value, mark.note.as_deref()), (None, Some("failed: it crashed")));
     let directory = tempfile::tempdir().expect("a directory");

@@ -285,12 +285,12 @@ fn main() -> std::io::Result<()> {
 }
 
 /// What the neighbour had, in the median.
-struct Had {
+struct Figures {
     iops: f64,
     p99_us: f64,
 }
 
-impl Had {
+impl Figures {
     fn of(tallies: &[Tally]) -> Self {
         let median = |of: fn(&Tally) -> f64| {
             let mut all: Vec<f64> = tallies.iter().map(of).collect();
@@ -308,7 +308,7 @@ fn measure(
     attack: &Attack,
     depth: u16,
     arguments: &Arguments,
-) -> Result<[Had; 2], LoadError> {
+) -> Result<[Figures; 2], LoadError> {
     let scratch = Scratch::new();
     let [victim, neighbour] = ["victim", "neighbour"].map(|name| scratch.path(name));
     let in_memory = tempfile::tempdir_in("/dev/shm").map_err(egret_loadgen::client::ClientError::from)?;
@@ -336,7 +336,7 @@ fn measure(
     drop(jobs);
     // One that is killed may hold its locks for a moment longer.
     server.terminate();
-    Ok([Had::of(&alone), Had::of(&beside)])
+    Ok([Figures::of(&alone), Figures::of(&beside)])
 }
 
 fn run(jobs: &mut [Job], span: Span) -> Result<Tally, LoadError> {

@@ -7,7 +7,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `arguments` | what benchmarks are asked |
+//! | `arguments` | arguments that benchmarks share |
 //! | `cells` | what is measured: disks, depths, company, contenders |
 //! | `devices` | virtio-scsi beside virtio-blk and vhost-device-scsi, with the lab's load |
 //! | `load` | the client: random 4 KiB reads, so many in flight |
@@ -30,7 +30,7 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use arguments::Asked;
+use arguments::CommonArguments;
 use cells::{Cell, Contender, How, Measured, Role};
 use disk::Disk;
 use egret_loadgen::machine::{self, Cores};
@@ -41,7 +41,7 @@ use support::server::Program;
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
-    asked: Asked,
+    common: CommonArguments,
     /// Put another server in egret's place: the peer itself finds the noise
     #[arg(long, value_name = "COMMAND")]
     server_a: Option<String>,
@@ -90,30 +90,30 @@ fn main() -> std::io::Result<()> {
         Some((client, server)) => println!("cores: client on {client}, server on {server}"),
         None => println!("missing: a second core; client and server share one, unpinned"),
     }
-    let asked = &arguments.asked;
-    let cells: Vec<Cell> = cells::all().into_iter().filter(|cell| asked.has(&cell.name())).collect();
+    let common = &arguments.common;
+    let cells: Vec<Cell> = cells::all().into_iter().filter(|cell| common.chooses(&cell.name())).collect();
 
-    let how = How { disk: &disk, cores: &cores, poll: arguments.poll, length: asked.length(2.0, 0.7) };
+    let how = How { disk: &disk, cores: &cores, poll: arguments.poll, length: common.length(2.0, 0.7) };
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
     let mut measured = Vec::new();
-    for pair in 0..asked.pairs() {
+    for pair in 0..common.pairs() {
         for cell in shuffle.of(cells.clone()) {
             let admitted = contenders.iter().filter(|contender| cell.admits(contender)).collect();
             for (contender, sample) in cells::measure(&cell, admitted, &how, &mut shuffle) {
                 measured.push(Measured { cell: cell.clone(), contender, pair, sample });
             }
         }
-        eprintln!("repetition {} of {} is over, {} s", pair + 1, asked.pairs(), begin.elapsed().as_secs());
+        eprintln!("repetition {} of {} is over, {} s", pair + 1, common.pairs(), begin.elapsed().as_secs());
     }
-    let idle = contenders.iter().filter(|contender| asked.only.is_none() && contender.role != Role::Polling);
+    let idle = contenders.iter().filter(|contender| common.only.is_none() && contender.role != Role::Polling);
     let idle: Vec<_> = idle.flat_map(|contender| cells::measure_idle(contender, &cores)).collect();
 
     report::print(&cells, &contenders, &measured);
     report::print_idle(&idle);
-    devices::compare(asked, &arguments.scsi_peer, how.length, &cores, &mut shuffle);
-    if let Some(path) = &asked.json {
+    devices::compare(common, &arguments.scsi_peer, how.length, &cores, &mut shuffle);
+    if let Some(path) = &common.json {
         std::fs::write(path, report::json(&measured, &idle))?;
         println!("every sample: {}", path.display());
     }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, ClientOptions, Disk, Shape};
+use egret_loadgen::client::{Client, ClientOptions, Connection, Shape};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
@@ -64,7 +64,7 @@ pub struct Deployment {
     job: Job,
     tally: Tally,
     cpu: CpuTimes,
-    _idle: Vec<Disk>,
+    _idle: Vec<Connection>,
     _scratch: Scratch,
 }
 
@@ -130,7 +130,7 @@ impl Deployment {
         let idle = (0..plan.company).map(|n| connect(&socket("idle", n), idle)).collect::<Result<Vec<_>, _>>()?;
         let mut disks = Vec::new();
         for n in 0..plan.disks {
-            let Disk { info, queues } = connect(&socket("busy", n), plan.spec.shape())?;
+            let Connection { info, queues } = connect(&socket("busy", n), plan.spec.shape())?;
             disks.extend(queues.into_iter().map(|queue| (info, queue)));
         }
         let job = Job::new(&plan.spec, 0, disks)?;

@@ -7,7 +7,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `arguments` | what benchmarks are asked |
+//! | `arguments` | arguments that benchmarks share |
 //! | `cells` | what is measured: disks, clients, loads, placement |
 //! | `deployment` | daemons side by side, one of them awake |
 //! | `ladder` | one busy disk beside many idle ones |
@@ -31,7 +31,7 @@ use clap::Parser;
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
 
-use arguments::Asked;
+use arguments::CommonArguments;
 use cells::{Cell, Under};
 use deployment::Contender;
 use disk::Disk;
@@ -41,7 +41,7 @@ use report::Measured;
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(flatten)]
-    asked: Asked,
+    common: CommonArguments,
     /// A policy, with more of the I/O thread's properties behind commas if you like; give several
     #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "weighted", "busy", "low-regret"])]
     policies: Vec<String>,
@@ -52,10 +52,10 @@ struct Arguments {
 
 fn main() -> std::io::Result<()> {
     let arguments = Arguments::parse();
-    let asked = &arguments.asked;
+    let common = &arguments.common;
     // Some words choose among all cells, those of a long run too.
     let is_asked_for =
-        |cell: &Cell| asked.has(&cell.name()) && (asked.only.is_some() || !asked.quick || cell.is_quick());
+        |cell: &Cell| common.chooses(&cell.name()) && (common.only.is_some() || !common.quick || cell.is_quick());
     let mut cells: Vec<Cell> = cells::all().into_iter().filter(is_asked_for).collect();
     if arguments.list {
         cells.iter().for_each(|cell| println!("{}", cell.name()));
@@ -76,7 +76,7 @@ fn main() -> std::io::Result<()> {
     let loop_device = disk.as_ref().map(Disk::path);
     let contenders: Vec<_> = arguments.policies.iter().map(|policy| Contender::of_policy(policy)).collect();
 
-    let (pairs, length) = (asked.pairs(), asked.length(1.0, 0.5));
+    let (pairs, length) = (common.pairs(), common.length(1.0, 0.5));
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
@@ -96,7 +96,7 @@ fn main() -> std::io::Result<()> {
         }
         eprintln!("repetition {} of {} is over, {} s", pair + 1, pairs, begin.elapsed().as_secs());
     }
-    let wants_the_ladder = asked.only.as_ref().map_or(!asked.quick, |pattern| pattern == "ladder");
+    let wants_the_ladder = common.only.as_ref().map_or(!common.quick, |pattern| pattern == "ladder");
     let (rungs, idle) = if wants_the_ladder {
         let subject = contenders.last().map_or("low-regret", |contender| contender.name.as_str());
         ladder::measure(["off", subject], pairs, length, &mut shuffle)
@@ -108,7 +108,7 @@ fn main() -> std::io::Result<()> {
     report::print_ladder(&rungs, &idle);
     goals::print(&cells, &contenders, &measured);
     println!("{}", machine::fingerprint());
-    if let Some(path) = &asked.json {
+    if let Some(path) = &common.json {
         std::fs::write(path, report::json(&measured, &rungs, &idle))?;
         println!("every sample: {}", path.display());
     }

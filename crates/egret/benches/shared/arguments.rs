@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How much is measured, of what, and where the samples go.
 #[derive(Debug, clap::Args)]
-pub struct Asked {
+pub struct CommonArguments {
     /// Fewer and shorter measurements
     #[arg(long)]
     pub quick: bool,
@@ -26,7 +26,7 @@ pub struct Asked {
     bench: bool,
 }
 
-impl Asked {
+impl CommonArguments {
     pub fn pairs(&self) -> usize {
         self.pairs.unwrap_or(if self.quick { 2 } else { 5 }).max(1)
     }
@@ -37,7 +37,7 @@ impl Asked {
     }
 
     /// Whether a cell of this name is asked for.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn chooses(&self, name: &str) -> bool {
         let has = |word| name.split([' ', ',']).any(|part| part == word);
         self.only.as_ref().is_none_or(|only| only.split_whitespace().all(has))
     }

@@ -53,7 +53,7 @@ impl Plan {
         let mut plan: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start).min(text.len());
             let line = 1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
-            PlanError(format!("{name}:{line}: {}", told(error.message())))
+            PlanError(format!("{name}:{line}: {}", explained(error.message())))
         })?;
         plan.loads.change(|loads| {
             for path in loads.iter_mut().filter_map(|keys| keys.jobfile.as_mut()) {
@@ -232,7 +232,7 @@ fn check_load(load: &Load) -> Result<(), String> {
 }
 
 /// What serde says, in one line and with the nearest key where one is unknown.
-fn told(message: &str) -> String {
+fn explained(message: &str) -> String {
     let line = message.lines().collect::<Vec<_>>().join(", ");
     let Some(rest) = line.strip_prefix("unknown field `").or_else(|| line.strip_prefix("unknown variant `")) else {
         return line;

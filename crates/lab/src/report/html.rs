@@ -76,7 +76,7 @@ fn json(data: &Data<'_>) -> String {
 
 /// Whether some guest ran without KVM.
 fn is_emulated(analysis: &Analysis<'_>) -> bool {
-    analysis.table.places().any(|place| analysis.table.is_functional_only(place))
+    analysis.table.keys().any(|key| analysis.table.is_functional_only(key))
 }
 
 fn head(analysis: &Analysis<'_>) -> Markup {

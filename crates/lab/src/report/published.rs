@@ -3,7 +3,7 @@
 use csv::StringRecord;
 
 use super::tables::{Grid, interval};
-use crate::analysis::{Analysis, Place, figure};
+use crate::analysis::{Analysis, CellKey, figure};
 use crate::plan::{Load, Metric, Published, Subject};
 use crate::statistics::median;
 
@@ -129,8 +129,8 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             if !is_first {
                 return judged(analysis, &load.name, &subject.name, Metric::Iops);
             }
-            let place = Place { load: &load.name, subject: &subject.name, point: 0 };
-            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+            let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
+            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
         };
         (heading, Box::new(value))
     };
@@ -143,8 +143,8 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let iothreads = row.field("iothreads");
             let subject = on_line(analysis, line, iothreads)?;
             let cpus = analysis.loads.iter().filter_map(|load| {
-                let place = Place { load: &load.name, subject: &subject.name, point: 0 };
-                analysis.summary(place, Metric::Cpus).map(|summary| summary.median)
+                let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
+                analysis.summary(key, Metric::Cpus).map(|summary| summary.median)
             });
             let cpus: Vec<f64> = cpus.collect();
             let threads: f64 = iothreads.parse().ok()?;
@@ -174,8 +174,8 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
         let value = move |row: &Row<'_>| {
             let name = row.field("symbol");
-            let places = analysis.table.places().filter(|place| place.subject == subject);
-            let measured = places.flat_map(|place| analysis.table.measured(place));
+            let keys = analysis.table.keys().filter(|key| key.subject == subject);
+            let measured = keys.flat_map(|key| analysis.table.measured(key));
             let shares = measured.flat_map(|(_, one)| &one.symbols).filter(|symbol| symbol.name == name);
             let shares: Vec<f64> = shares.map(|symbol| symbol.percent).collect();
             (!shares.is_empty()).then(|| format!("{:.2} %", median(shares)))
@@ -191,8 +191,8 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let devices: u16 = row.field("devices").parse().ok()?;
             let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
             let load = analysis.loads.iter().copied().find(same)?;
-            let place = Place { load: &load.name, subject, point: 0 };
-            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+            let key = CellKey { load: &load.name, subject, point: 0 };
+            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
         };
         (format!("{subject}, IOPS"), Box::new(value))
     };

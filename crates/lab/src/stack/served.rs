@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use egret_loadgen::client::{self, Client, ClientError, ClientOptions, Shape};
+use egret_loadgen::client::{Client, ClientError, ClientOptions, Connection, Shape};
 use egret_loadgen::load::{self, Edge, Job, LoadError, Rate, Spec, Tally, Waiting};
 
 use super::options::{command, queues};
@@ -29,7 +29,7 @@ const MEMORY: u64 = 128 << 20;
 pub(super) struct Served {
     device: DeviceModel,
     /// Closed before the servers end.
-    _idle: Vec<client::Disk>,
+    _idle: Vec<Connection>,
     servers: Vec<Process>,
     sockets: Vec<PathBuf>,
     /// Of a server that can be asked.
@@ -118,7 +118,7 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
-fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
+fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<Connection, ClientError> {
     match device {
         DeviceModel::VirtioBlk => Client::connect(socket, ClientOptions::default())?.start(shape),
         DeviceModel::VirtioScsi => Client::start_scsi(socket, ClientOptions::default(), shape),

@@ -1,7 +1,7 @@
 //! A vhost-user-blk or vhost-user-scsi client: a virtual machine's part, without the virtual machine.
 //!
 //! ```text
-//!   Client::connect ── features, configuration ──► Client ── start(Shape) ──► Disk { queues }
+//!   Client::connect ── features, configuration ──► Client ── start(Shape) ──► Connection { queues }
 //! ```
 //!
 //! A [`Client`] has talked to its server and knows the disk; [`start`](Client::start) shares memory with it, sets the
@@ -31,7 +31,7 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 pub use error::ClientError;
 pub use info::Info;
 pub use queue::{Completed, Op, Queue};
-pub use start::{Disk, Shape};
+pub use start::{Connection, Shape};
 
 use self::framing::Framing;
 use self::info::SECTOR;
@@ -108,7 +108,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
-    pub fn start_scsi(path: &Path, options: ClientOptions, shape: Shape) -> Result<Disk, ClientError> {
+    pub fn start_scsi(path: &Path, options: ClientOptions, shape: Shape) -> Result<Connection, ClientError> {
         let mut new = Self::agree(path, options, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
         new.info.queues = u16::MAX;
         new.limit_queues()?;
@@ -119,7 +119,7 @@ impl Client {
 
     fn agree(path: &Path, options: ClientOptions, known: u64, framing: Framing) -> Result<Self, ClientError> {
         let mut wire = Wire::connect(path, options.patience)?;
-        wire.tell(wire::SET_OWNER, &[], &[])?;
+        wire.request(wire::SET_OWNER, &[], &[])?;
         let offered = wire.ask(wire::GET_FEATURES)?;
         for (feature, name) in [
             (bit(VIRTIO_F_VERSION_1), "VIRTIO_F_VERSION_1"),
@@ -138,9 +138,9 @@ impl Client {
         }
         let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?
             & (wire::P_MQ | wire::P_REPLY_ACK | wire::P_CONFIG | wire::P_MEM_SLOTS);
-        wire.tell(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
+        wire.request(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
         wire.acknowledged = protocol & wire::P_REPLY_ACK != 0;
-        wire.tell(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
+        wire.request(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
         Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing })
     }
 

@@ -136,7 +136,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     guest.place();
     let work = work::find_disks(disks.len());
     let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
-    let found = guest.settle(found)?;
+    let found = guest.check_answer(found)?;
     guest.paths = found.lines().map(str::to_owned).collect();
     Ok(guest)
 }
@@ -187,7 +187,7 @@ impl Deployment for Guest {
             }
             facts += &format!("{mark}\n");
         });
-        let output = self.settle(ran)?;
+        let output = self.check_answer(ran)?;
         // What cannot be kept is missed by who looks for it, and by nobody else.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let _ = fs::write(task.raw.with_extension("guest"), &facts);
@@ -221,7 +221,7 @@ impl Guest {
     }
 
     /// What the agent has answered, unless there is something wrong with that or with the guest.
-    fn settle(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
+    fn check_answer(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
         if let Some(line) = qemu::complaint(&self.qemu.log()).filter(|_| ran.is_ok()) {
             let reason = format!("the guest's kernel has complained: {line}");
             self.broken = true;
