@@ -45,22 +45,22 @@ pub(crate) mod keys {
     use super::{Key, Kind, LONGEST_SOCKET_PATH, access};
 
     pub const PATH: Key =
-        Key::optional("path", Kind::Text(1, LONGEST_SOCKET_PATH), "none", "Path of the UNIX socket to make.");
-    pub const MODE: Key = access::mode("0600");
+        Key::optional("path", Kind::Text(1, LONGEST_SOCKET_PATH), &"none", "Path of the UNIX socket to make.");
+    pub const MODE: Key = access::mode(&"0600");
     pub(crate) use access::{ALLOW_UID, GROUP, USER};
     pub const HOST: Key =
-        Key::optional("host", Kind::Text(1, 255), "none", "Address or name to listen on over TCP, on loopback.");
-    pub const PORT: Key = Key::optional("port", Kind::Number(1, 65535, ""), "none", "TCP port to listen on.");
+        Key::optional("host", Kind::Text(1, 255), &"none", "Address or name to listen on over TCP, on loopback.");
+    pub const PORT: Key = Key::optional("port", Kind::Number(1, 65535, ""), &"none", "TCP port to listen on.");
     pub const FD: Key = Key::optional(
         "fd",
         Kind::Descriptor,
-        "none",
+        &"none",
         "A socket that listens already, which the daemon is started with: its number, or the name that systemd gave it.",
     );
     pub const FORCE_REMOTE: Key = Key::optional(
         "force-remote",
         Kind::Flag,
-        "off",
+        &"off",
         "Listen on an address that other hosts reach, though whoever connects may do everything. Egret's own.",
     );
 }

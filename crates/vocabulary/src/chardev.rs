@@ -99,9 +99,9 @@ static CHARDEV: Shape = Shape {
 static MONITOR: Shape = Shape {
     keys: &[
         Key::needed("chardev", Kind::Name(usize::MAX), "The chardev that it is on, or `stdio`."),
-        Key::optional("id", Kind::Name(usize::MAX), "none", "Accepted; nothing needs it."),
-        Key::optional("mode", Kind::Word(|| vec!["control"]), "control", "QMP; there is no monitor for people."),
-        Key::optional("pretty", Kind::Flag, "off", "Answers over several lines, for people to read."),
+        Key::optional("id", Kind::Name(usize::MAX), &"none", "Accepted; nothing needs it."),
+        Key::optional("mode", Kind::Word(|| vec!["control"]), &"control", "QMP; there is no monitor for people."),
+        Key::optional("pretty", Kind::Flag, &"off", "Answers over several lines, for people to read."),
     ],
     variants: None,
     foreign: &[],

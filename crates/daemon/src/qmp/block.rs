@@ -16,19 +16,19 @@ static EXPORT: Shape = keys(&[
     Key::optional(
         "mode",
         Kind::Word(|| vec!["safe", "hard"]),
-        "safe",
+        &"safe",
         "`safe` refuses while a client uses it, `hard` cuts the client off.",
     ),
 ]);
 static SIZE: Shape = keys(&[
-    Key::optional("device", Kind::Text(0, usize::MAX), "none", "Accepted as another spelling of `node-name`."),
-    Key::optional("node-name", Kind::Text(0, usize::MAX), "none", "Name of the blockdev."),
+    Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `node-name`."),
+    Key::optional("node-name", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
     Key::needed("size", Kind::Bytes(0, i64::MAX as u64), "What it is to have; less than it has is refused."),
 ]);
 static STATS: Shape =
-    keys(&[Key::optional("query-nodes", Kind::Flag, "off", "One entry for each blockdev, not for each export.")]);
+    keys(&[Key::optional("query-nodes", Kind::Flag, &"off", "One entry for each blockdev, not for each export.")]);
 static NODES: Shape =
-    keys(&[Key::optional("flat", Kind::Flag, "off", "Accepted, and changes nothing: there are no backing files.")]);
+    keys(&[Key::optional("flat", Kind::Flag, &"off", "Accepted, and changes nothing: there are no backing files.")]);
 
 pub(super) static COMMANDS: &[Command] = &[
     Command {

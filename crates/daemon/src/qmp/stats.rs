@@ -9,7 +9,7 @@ use crate::snapshot::Snapshot;
 static EXPORT: Shape = keys(&[Key::optional(
     "export",
     Kind::Text(0, usize::MAX),
-    "everything",
+    &"everything",
     "An export: it alone, and queue by queue.",
 )]);
 

@@ -23,7 +23,7 @@ pub struct Access {
 }
 
 /// The key of the permissions, which are `default` where nobody says.
-pub(crate) const fn mode(default: &'static str) -> Key {
+pub(crate) const fn mode(default: &'static &'static str) -> Key {
     let about = "Permissions of the UNIX socket: who may write may connect. Egret's own.";
     Key::optional("mode", Kind::Mode, default, about)
 }
@@ -31,14 +31,14 @@ pub(crate) const fn mode(default: &'static str) -> Key {
 pub(crate) const USER: Key = Key::optional(
     "user",
     Kind::Text(1, 255),
-    "the daemon's",
+    &"the daemon's",
     "User that the UNIX socket belongs to, by name or number; to give it away takes privileges. Egret's own.",
 );
 
 pub(crate) const GROUP: Key = Key::optional(
     "group",
     Kind::Text(1, 255),
-    "the daemon's",
+    &"the daemon's",
     "Group of the UNIX socket, by name or number, which the daemon must be in; goes with a `mode` of `0660`, say. \
      Egret's own.",
 );
@@ -46,7 +46,7 @@ pub(crate) const GROUP: Key = Key::optional(
 pub(crate) const ALLOW_UID: Key = Key::optional(
     "allow-uid",
     Kind::Users,
-    "everybody who may connect",
+    &"everybody who may connect",
     "User, or list of users (`allow-uid.0=a,allow-uid.1=b`), whose processes are let in on the UNIX socket, by name or \
      number: others, root too, are hung up on. Egret's own.",
 );

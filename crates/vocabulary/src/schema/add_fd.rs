@@ -24,7 +24,7 @@ static SHAPE: Shape = Shape {
     keys: &[
         Key::needed("fd", Kind::Descriptor, "The descriptor."),
         Key::needed("set", Kind::Number(0, LARGEST_FD_SET, ""), "The set that it is added to."),
-        Key::optional("opaque", Kind::Text(0, 4096), "none", "What to say of it in `query-fdsets`."),
+        Key::optional("opaque", Kind::Text(0, 4096), &"none", "What to say of it in `query-fdsets`."),
     ],
     variants: None,
     foreign: &[],

@@ -181,15 +181,15 @@ pub(super) static SHAPE: Shape = Shape {
         Key::optional(
             "node-name",
             Kind::Name(LONGEST_NODE_NAME),
-            "needed, except inside another blockdev",
+            &"needed, except inside another blockdev",
             "Name of the disk.",
         ),
-        Key::optional("cache", Kind::Object(&CACHE), "see its keys", "How the host's page cache is used."),
-        Key::optional("read-only", Kind::Flag, "off; inline: the parent's", "Refuse writes."),
+        Key::optional("cache", Kind::Object(&CACHE), &"see its keys", "How the host's page cache is used."),
+        Key::optional("read-only", Kind::Flag, &"off; inline: the parent's", "Refuse writes."),
         Key::optional(
             "auto-read-only",
             Kind::Flag,
-            "on; inline: the parent's",
+            &"on; inline: the parent's",
             "Open the image for reading alone as long as no writable export uses it. With `off` it is opened, and locked, \
              for writing from the start, unless `read-only` says otherwise: a disk that cannot be written to is refused, \
              and one that is read can get an export that writes.",
@@ -197,13 +197,13 @@ pub(super) static SHAPE: Shape = Shape {
         Key::optional(
             "discard",
             Kind::Word(words::<Discard>),
-            "ignore; inline: unmap",
+            &"ignore; inline: unmap",
             "Whether discards give storage back or are dropped.",
         ),
         Key::optional(
             "detect-zeroes",
             Kind::Word(words::<DetectZeroes>),
-            "off",
+            &"off",
             "Whether writes of zeroes become write-zeroes requests; `unmap` needs `discard=unmap`.",
         ),
     ],
@@ -293,13 +293,13 @@ static CACHE: Shape = Shape {
         Key::optional(
             "direct",
             Kind::Flag,
-            "off; inline: the parent's",
+            &"off; inline: the parent's",
             "Bypass the host's page cache (`O_DIRECT`); `aio=native` needs it.",
         ),
         Key::optional(
             "no-flush",
             Kind::Flag,
-            "off; inline: the parent's",
+            &"off; inline: the parent's",
             "Drop flushes: fast, and data is lost when the host goes down.",
         ),
     ],
@@ -314,29 +314,29 @@ const IMAGE: &[Key] = &[
         "Path of the file or device; or `/dev/fdset/N`: a descriptor of the set N, which `add-fd` or `--add-fd` handed \
          over.",
     ),
-    Key::optional("aio", Kind::Word(words::<Aio>), "threads", "Engine that carries requests to the kernel."),
+    Key::optional("aio", Kind::Word(words::<Aio>), &"threads", "Engine that carries requests to the kernel."),
     Key::optional(
         "aio-max-batch",
         Kind::Number(0, LARGEST_DISK, "requests"),
-        "0",
+        &"0",
         "Most requests of this disk handed to the kernel in one system call (`aio=native`); the smaller of this and the \
          I/O thread's counts, and 0 does not.",
     ),
     Key::optional(
         "locking",
         Kind::Word(words::<Locking>),
-        "auto",
+        &"auto",
         "Lock the image against other processes, QEMU included; `auto` does where the file system can.",
     ),
 ];
 
 const NULL: &[Key] = &[
-    Key::optional("size", Kind::Bytes(0, LARGEST_DISK), "1G", "Size of the disk."),
-    Key::optional("latency-ns", Kind::Number(0, LARGEST_DISK, "ns"), "0", "How long each request takes."),
+    Key::optional("size", Kind::Bytes(0, LARGEST_DISK), &"1G", "Size of the disk."),
+    Key::optional("latency-ns", Kind::Number(0, LARGEST_DISK, "ns"), &"0", "How long each request takes."),
     Key::optional(
         "read-zeroes",
         Kind::Flag,
-        "off",
+        &"off",
         "Fill what is read with zeroes; off leaves the guest's buffer as it was.",
     ),
 ];

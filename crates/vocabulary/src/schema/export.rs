@@ -157,55 +157,55 @@ static SHAPE: Shape = Shape {
     keys: &[
         Key::needed("id", Kind::Name(usize::MAX), "Name of the export."),
         Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
-        access::mode("as the umask leaves"),
+        access::mode(&"as the umask leaves"),
         access::USER,
         access::GROUP,
         access::ALLOW_UID,
-        Key::optional("writable", Kind::Flag, "off", "Let clients write."),
+        Key::optional("writable", Kind::Flag, &"off", "Let clients write."),
         Key::optional(
             "writethrough",
             Kind::Flag,
-            "off",
+            &"off",
             "Complete a write only when it is on stable storage, and offer no volatile cache.",
         ),
         Key::optional(
             "logical-block-size",
             Kind::PowerOfTwoBytes(DEFAULT_BLOCK as u64, LARGEST_BLOCK),
-            "512",
+            &"512",
             "Smallest unit that the guest addresses. The disk's size must be a multiple of it.",
         ),
-        Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
+        Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), &"1", "Request queues."),
         Key::optional(
             "queue-size",
             Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE),
-            "128",
+            &"128",
             "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A \
              client may set up rings of any size up to 1024. Egret's own for this type.",
         ),
         Key::optional(
             "iothread",
             Kind::Names,
-            "the daemon chooses",
+            &"the daemon chooses",
             "The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt \
              out to in turn.",
         ),
         Key::optional(
             "iothread-vq-mapping",
             Kind::List(&VQ_MAPPING),
-            "by `iothread`",
+            &"by `iothread`",
             "Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every \
              queue once or no queue at all. Egret's own for exports.",
         ),
         Key::optional(
             "fixed-iothread",
             Kind::Flag,
-            "off",
+            &"off",
             "Never move the disk to another I/O thread; not with several of them.",
         ),
         Key::optional(
             "kickless-queues",
             Kind::Word(|| vec!["timer", "busy"]),
-            "timer",
+            &"timer",
             "What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for \
              polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its \
              policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.",
@@ -213,14 +213,14 @@ static SHAPE: Shape = Shape {
         Key::optional(
             "memory-max",
             Kind::Bytes(1 << 20, 1 << 47),
-            "4T",
+            &"4T",
             "Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than \
              64 regions, whatever this says. Egret's own.",
         ),
         Key::optional(
             "memory-files",
             Kind::Word(|| vec!["shared-memory", "any"]),
-            "shared-memory",
+            &"shared-memory",
             "Which files may be guest memory: `shared-memory` is memfds and files on tmpfs and hugetlbfs. With `any`, \
              whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O \
              thread for as long as it likes, and with it all exports there. Egret's own.",
@@ -237,7 +237,7 @@ static SHAPE: Shape = Shape {
                     Key::optional(
                         "serial",
                         Kind::Text(0, LONGEST_SERIAL),
-                        DEFAULT_SERIAL,
+                        &DEFAULT_SERIAL,
                         "What the guest reads as the disk's serial number. Egret's own for this type.",
                     ),
                 ],
@@ -247,7 +247,7 @@ static SHAPE: Shape = Shape {
                 &[Key::optional(
                     "luns",
                     Kind::List(&super::lun::SHAPE),
-                    "none",
+                    &"none",
                     "The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's \
                      own.",
                 )],
@@ -292,7 +292,7 @@ static ADDR: Shape = Shape {
 pub static VQ_MAPPING: Shape = Shape {
     keys: &[
         Key::needed("iothread", Kind::Name(usize::MAX), "The I/O thread."),
-        Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), "dealt out in turn", "Its queues, counted from 0."),
+        Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), &"dealt out in turn", "Its queues, counted from 0."),
     ],
     variants: None,
     foreign: &[],

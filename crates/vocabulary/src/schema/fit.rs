@@ -69,8 +69,16 @@ impl Fitter {
             }
         }
         for key in keys {
-            if matches!(key.unset, Unset::Refused) && !fitted.contains_key(key.name) {
-                return Err(Problem::Missing { key: join(path, key.name) });
+            let at = || join(path, key.name);
+            match key.unset {
+                _ if fitted.contains_key(key.name) => {}
+                Unset::Refused => return Err(Problem::Missing { key: at() }),
+                Unset::Default(value) => {
+                    // A default is spelled as text, whatever the object is.
+                    let value = Self { spelling: Spelling::Text }.value(&at(), value.to_string().into(), &key.kind)?;
+                    fitted.insert(key.name.to_owned(), value);
+                }
+                Unset::Means(_) => {}
             }
         }
         Ok(Value::Object(fitted))

@@ -39,7 +39,7 @@ pub struct Lun {
 /// Where it is: its number and its target.
 pub const ADDRESS: [Key; 2] = [
     Key::needed("lun", Kind::Number(0, LARGEST_LUN, ""), "Its number."),
-    Key::optional("target", Kind::Number(0, LARGEST_TARGET, ""), "0", "The target that it belongs to."),
+    Key::optional("target", Kind::Number(0, LARGEST_TARGET, ""), &"0", "The target that it belongs to."),
 ];
 
 /// What it is.
@@ -48,16 +48,16 @@ pub const PROPERTIES: [Key; 4] = [
     Key::optional(
         "serial",
         Kind::Text(0, LONGEST_SERIAL),
-        "its `node-name`",
+        &"its `node-name`",
         "What the guest reads as its serial number. Guests tell disks apart by it.",
     ),
     Key::optional(
         "wwn",
         Kind::Number(0, u64::MAX, ""),
-        "made of `serial`",
+        &"made of `serial`",
         "Its world wide name: a number of 64 bits that begins with 2, 3 or 5, such as 0x5000c50015ea71ac.",
     ),
-    Key::optional("removable", Kind::Flag, "off", "The guest can eject its medium."),
+    Key::optional("removable", Kind::Flag, &"off", "The guest can eject its medium."),
 ];
 
 static KEYS: [Key; 6] = {

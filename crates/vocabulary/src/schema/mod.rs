@@ -22,6 +22,7 @@ mod iothread;
 mod key;
 pub mod lun;
 mod object;
+pub(crate) mod options;
 mod problem;
 mod process;
 mod reference;

@@ -16,7 +16,7 @@ static SHAPE: Shape = Shape {
     keys: &[Key::optional(
         MEMORY_MAX,
         Kind::Bytes(1 << 20, 1 << 47),
-        "64T",
+        &"64T",
         "Guest memory that may be mapped at a time for the clients of all exports.",
     )],
     variants: None,

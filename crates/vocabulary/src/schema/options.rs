@@ -1,0 +1,134 @@
+//! How options are declared: each once, as a field of a struct.
+//!
+//! ```text
+//! options! {
+//!     /// An event loop on a thread of its own.
+//!     pub struct IoThread {
+//!         /// Name of the object.                              what it does: the reference, help and rustdoc have it
+//!         id: String, Kind::Name(usize::MAX);                  its type, and what it holds; it is needed
+//!         /// No wait spins longer than this.
+//!         poll_max_ns: u64, Kind::Number(0, 9, "ns"), default 7;        left out, it is this value
+//!         /// What a window is multiplied by.
+//!         poll_grow: Option<u64>, Kind::Number(0, 9, ""), unset 2;      left out, it stays unset, which means this
+//!         /// Who may connect.
+//!         #[serde(flatten)]
+//!         access: Access => Access::KEYS;                               a struct whose keys stand among these
+//!     }
+//! }
+//! ```
+//!
+//! The key is the field's name with `-` for `_`. What comes of it is the struct, as serde reads and writes it, and
+//! `KEYS`, the table that values are checked against.
+
+use super::key::{Key, Kind};
+
+macro_rules! options {
+    (
+        $(#[$struct_meta:meta])*
+        pub struct $name:ident {$(
+            $(#[doc = $about:literal])+
+            $(#[serde $serde:tt])*
+            $field:ident: $type:ty
+            $(, $kind:expr $(, default $default:expr)? $(, unset $unset:expr)?)?
+            $(=> $keys:expr)?;
+        )+}
+    ) => {
+        #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        $(#[$struct_meta])*
+        #[serde(rename_all = "kebab-case")]
+        pub struct $name {$(
+            $(#[doc = $about])+
+            $(#[serde $serde])*
+            $($(
+                // It is false, and names $unset to say for which fields the next line is.
+                #[cfg_attr(any(), unset($unset))]
+                #[serde(default, skip_serializing_if = "crate::schema::options::is_unset")]
+            )?)?
+            pub $field: $type,
+        )+}
+
+        impl $name {
+            /// Its keys.
+            pub const KEYS: &'static [$crate::schema::Key] = {
+                use $crate::schema::options::{count, join, key};
+                const GROUPS: &[&[$crate::schema::Key]] = &[
+                    $(key!(
+                        $field, concat!($($about),+)
+                        $(, $kind $(, default $default)? $(, unset $unset)?)?
+                        $(=> $keys)?
+                    )),+
+                ];
+                &join::<{ count(GROUPS) }>(GROUPS)
+            };
+        }
+    };
+}
+
+/// The keys that one field stands for.
+macro_rules! key {
+    ($field:ident, $about:expr => $keys:expr) => { $keys };
+    ($field:ident, $about:expr, $kind:expr) => { key!(@ $field, $about, $kind, Refused) };
+    ($field:ident, $about:expr, $kind:expr, default $value:expr) => { key!(@ $field, $about, $kind, Default(&$value)) };
+    ($field:ident, $about:expr, $kind:expr, unset $value:expr) => { key!(@ $field, $about, $kind, Means(&$value)) };
+    (@ $field:ident, $about:expr, $kind:expr, $($unset:tt)+) => {
+        &[$crate::schema::Key {
+            name: {
+                const NAME: &[u8] = &$crate::schema::options::spelled::<{ stringify!($field).len() }>(stringify!($field));
+                match str::from_utf8(NAME) {
+                    Ok(name) => name,
+                    Err(_) => unreachable!(),
+                }
+            },
+            kind: $kind,
+            unset: $crate::schema::Unset::$($unset)+,
+            about: $about.trim_ascii_start(),
+        }]
+    };
+}
+
+pub(crate) use {key, options};
+
+/// A field's name as a key.
+pub(crate) const fn spelled<const N: usize>(field: &str) -> [u8; N] {
+    let mut name = [0; N];
+    let mut at = 0;
+    while at < N {
+        name[at] = match field.as_bytes()[at] {
+            b'_' => b'-',
+            other => other,
+        };
+        at += 1;
+    }
+    name
+}
+
+/// How many keys there are in `groups`.
+pub(crate) const fn count(groups: &[&[Key]]) -> usize {
+    let (mut keys, mut at) = (0, 0);
+    while at < groups.len() {
+        keys += groups[at].len();
+        at += 1;
+    }
+    keys
+}
+
+/// The keys of `groups`, one after the other; there are `N`.
+pub(crate) const fn join<const N: usize>(groups: &[&[Key]]) -> [Key; N] {
+    let mut keys = [Key::needed("", Kind::Flag, ""); N];
+    let (mut to, mut group) = (0, 0);
+    while group < groups.len() {
+        let mut at = 0;
+        while at < groups[group].len() {
+            keys[to] = groups[group][at];
+            to += 1;
+            at += 1;
+        }
+        group += 1;
+    }
+    keys
+}
+
+/// Whether a value is left out when an object is written.
+pub(crate) fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
