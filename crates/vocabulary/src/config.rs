@@ -11,7 +11,7 @@ use crate::disk::{Disk, Layer};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, DetectZeroes, Discard, Driver, Export, IoThread, Object,
-    ObjectError, Problem,
+    ObjectError, Problem, Raw,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -191,7 +191,7 @@ impl Config {
                 Some(_) => blockdev.error(problem),
                 None => ObjectError { subject: format!("blockdev {}", described(blockdev)), problem },
             })?;
-            if let Driver::Raw { file: Child::Node(name) } = &blockdev.driver {
+            if let Driver::Raw(Raw { file: Child::Node(name) }) = &blockdev.driver {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
                 reference("file", "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
             }

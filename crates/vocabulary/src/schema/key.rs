@@ -71,7 +71,7 @@ pub enum Kind {
     PowerOfTwo(u64, u64),
     /// One of these words.
     Word(fn() -> Vec<&'static str>),
-    /// Text of at most this many bytes; the first field is the least.
+    /// Text of so many bytes, inclusive of both ends.
     Text(usize, usize),
     /// A file's permissions, in octal: `0600`.
     Mode,
@@ -91,8 +91,8 @@ pub enum Kind {
     Object(&'static Shape),
     /// A list of nested keys.
     List(&'static Shape),
-    /// The name of a blockdev, or a blockdev of its own.
-    Child,
+    /// A name of at most this many bytes, or an object of its own: a function, since a blockdev may lie in a blockdev.
+    Child(usize, fn() -> &'static Shape),
 }
 
 /// A key that QEMU has and that is not done here.
@@ -209,7 +209,7 @@ impl fmt::Display for Kind {
             Self::Numbers(least, most) => write!(f, "a list of numbers in {least}..={most}"),
             Self::Object(_) => f.write_str("an object"),
             Self::List(_) => f.write_str("a list of objects"),
-            Self::Child => f.write_str("a node-name or a blockdev of its own"),
+            Self::Child(..) => f.write_str("a node-name or a blockdev of its own"),
         }
     }
 }

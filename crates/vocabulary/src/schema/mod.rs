@@ -34,7 +34,7 @@ mod tests;
 
 pub use access::Access;
 pub use add_fd::AddFd;
-pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_FD_SET, Null, fd_set_number};
+pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_FD_SET, Null, Raw, fd_set_number};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub use export::{Addr, Export, ExportType, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, VQ_MAPPING, VqMapping};

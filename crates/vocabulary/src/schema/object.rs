@@ -1,5 +1,6 @@
 //! What the three kinds of object have in common.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{ObjectError, Problem, Shape, Spelling};
@@ -52,6 +53,13 @@ pub(super) fn read<T: Object>(
         .and_then(|fitted| deserialize(fitted).map_err(|error| Problem::Together(error.to_string())))
         .and_then(|object| check(&object).map(|()| object));
     object.map_err(|problem| ObjectError { subject, problem })
+}
+
+/// What `needed` comes to with every other key of `shape` at its default.
+pub(super) fn with_defaults<T: DeserializeOwned>(needed: Value, shape: &Shape) -> T {
+    let fitted = super::fit::fit(needed, shape, Spelling::Typed);
+    let read = fitted.map(serde_json::from_value).map_err(|problem| problem.to_string());
+    read.expect("what is needed is there").expect("what has its shape can be read")
 }
 
 /// Makes a struct with `#[serde(remote = "Self")]` an [`Object`] that cannot be deserialised without its checks.

@@ -64,6 +64,62 @@ macro_rules! options {
     };
 }
 
+/// Declares an enum that a key decides: its values, and the struct of the keys that each adds, if it adds any.
+macro_rules! variants {
+    (
+        $(#[$enum_meta:meta])*
+        pub enum $name:ident by $tag:literal, $about:literal {$(
+            $(#[$variant_meta:meta])*
+            $word:literal => $variant:ident $(($options:ty))?;
+        )+}
+        foreign $foreign:expr, because $because:literal
+    ) => {
+        $(#[$enum_meta])*
+        #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[serde(tag = $tag)]
+        pub enum $name {$(
+            $(#[$variant_meta])*
+            #[serde(rename = $word)]
+            $variant $(($options))?,
+        )+}
+
+        impl $name {
+            pub(crate) const VARIANTS: $crate::schema::Variants = $crate::schema::Variants {
+                tag: $tag,
+                about: $about,
+                of: &[$(($word, $crate::schema::options::keys_of!($($options)?))),+],
+                foreign: $foreign,
+                because: $because,
+            };
+
+            /// How it is spelled.
+            pub const fn word(&self) -> &'static str {
+                match self {$(
+                    $crate::schema::options::pattern!($variant $($options)?) => $word,
+                )+}
+            }
+        }
+    };
+}
+
+macro_rules! keys_of {
+    () => {
+        &[]
+    };
+    ($options:ty) => {
+        <$options>::KEYS
+    };
+}
+
+macro_rules! pattern {
+    ($variant:ident) => {
+        Self::$variant
+    };
+    ($variant:ident $options:ty) => {
+        Self::$variant(_)
+    };
+}
+
 /// The keys that one field stands for.
 macro_rules! key {
     ($field:ident, $about:expr => $keys:expr) => { $keys };
@@ -86,7 +142,7 @@ macro_rules! key {
     };
 }
 
-pub(crate) use {key, options};
+pub(crate) use {key, keys_of, options, pattern, variants};
 
 /// A field's name as a key.
 pub(crate) const fn spelled<const N: usize>(field: &str) -> [u8; N] {
