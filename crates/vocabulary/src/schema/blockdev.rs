@@ -7,8 +7,8 @@ use serde_json::json;
 use super::Problem;
 use super::key::{Foreign, Harmless, Kind, Shape};
 use super::object::{object, with_defaults};
-use super::options::{options, variants};
 use super::words::{as_word, words};
+use crate::{options, variants};
 
 /// Longest `node-name`, in bytes: QEMU's.
 pub(super) const LONGEST_NODE_NAME: usize = 31;

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::key::{Kind, Shape};
 use super::object::object;
-use super::options::options;
 use super::words::{as_word, words};
 use super::{Cpus, Object, ObjectError, Problem, Spelling};
+use crate::options;
 
 /// QEMU holds these in an `int64_t`.
 const LARGEST: u64 = Parameters::LARGEST;

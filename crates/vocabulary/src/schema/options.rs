@@ -22,10 +22,12 @@
 
 use super::key::{Key, Kind};
 
+/// Declares a struct of options; [the module](self) shows how.
+#[macro_export]
 macro_rules! options {
     (
         $(#[$struct_meta:meta])*
-        pub struct $name:ident {$(
+        $vis:vis struct $name:ident {$(
             $(#[doc = $about:literal])+
             $(#[serde $serde:tt])*
             $field:ident: $type:ty
@@ -36,13 +38,13 @@ macro_rules! options {
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         $(#[$struct_meta])*
         #[serde(rename_all = "kebab-case")]
-        pub struct $name {$(
+        $vis struct $name {$(
             $(#[doc = $about])+
             $(#[serde $serde])*
             $($(
                 // It is false, and names $unset to say for which fields the next line is.
                 #[cfg_attr(any(), unset($unset))]
-                #[serde(default, skip_serializing_if = "crate::schema::options::is_unset")]
+                #[serde(default, skip_serializing_if = "egret_vocabulary::schema::options::is_unset")]
             )?)?
             pub $field: $type,
         )+}
@@ -50,9 +52,9 @@ macro_rules! options {
         impl $name {
             /// Its keys.
             pub const KEYS: &'static [$crate::schema::Key] = {
-                use $crate::schema::options::{count, join, key};
+                use $crate::schema::options::{count, join};
                 const GROUPS: &[&[$crate::schema::Key]] = &[
-                    $(key!(
+                    $($crate::key!(
                         $field, concat!($($about),+)
                         $(, $kind $(, default $default)? $(, unset $unset)?)?
                         $(=> $keys)?
@@ -65,10 +67,11 @@ macro_rules! options {
 }
 
 /// Declares an enum that a key decides: its values, and the struct of the keys that each adds, if it adds any.
+#[macro_export]
 macro_rules! variants {
     (
         $(#[$enum_meta:meta])*
-        pub enum $name:ident by $tag:literal, $about:literal {$(
+        $vis:vis enum $name:ident by $tag:literal, $about:literal {$(
             $(#[$variant_meta:meta])*
             $word:literal => $variant:ident $(($options:ty))?;
         )+}
@@ -77,31 +80,70 @@ macro_rules! variants {
         $(#[$enum_meta])*
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[serde(tag = $tag)]
-        pub enum $name {$(
+        $vis enum $name {$(
             $(#[$variant_meta])*
             #[serde(rename = $word)]
             $variant $(($options))?,
         )+}
 
         impl $name {
-            pub(crate) const VARIANTS: $crate::schema::Variants = $crate::schema::Variants {
+            /// Its values, and the keys that each adds.
+            pub const VARIANTS: $crate::schema::Variants = $crate::schema::Variants {
                 tag: $tag,
                 about: $about,
-                of: &[$(($word, $crate::schema::options::keys_of!($($options)?))),+],
+                of: &[$(($word, $crate::keys_of!($($options)?))),+],
                 foreign: $foreign,
                 because: $because,
             };
 
             /// How it is spelled.
+            #[allow(dead_code, reason = "not everyone who has variants asks which it is")]
             pub const fn word(&self) -> &'static str {
                 match self {$(
-                    $crate::schema::options::pattern!($variant $($options)?) => $word,
+                    $crate::pattern!($variant $($options)?) => $word,
                 )+}
             }
         }
     };
 }
 
+/// Declares an enum that is a key's value, each variant by its word.
+#[macro_export]
+macro_rules! choices {
+    (
+        $(#[$enum_meta:meta])*
+        pub enum $name:ident {$(
+            $(#[$variant_meta:meta])*
+            $word:literal => $variant:ident;
+        )+}
+    ) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        $(#[$enum_meta])*
+        pub enum $name {$(
+            $(#[$variant_meta])*
+            #[serde(rename = $word)]
+            $variant,
+        )+}
+
+        impl $name {
+            /// Every word.
+            pub fn words() -> Vec<&'static str> {
+                vec![$($word),+]
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self {$(
+                    Self::$variant => $word,
+                )+})
+            }
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
 macro_rules! keys_of {
     () => {
         &[]
@@ -111,6 +153,8 @@ macro_rules! keys_of {
     };
 }
 
+#[doc(hidden)]
+#[macro_export]
 macro_rules! pattern {
     ($variant:ident) => {
         Self::$variant
@@ -121,11 +165,13 @@ macro_rules! pattern {
 }
 
 /// The keys that one field stands for.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! key {
     ($field:ident, $about:expr => $keys:expr) => { $keys };
-    ($field:ident, $about:expr, $kind:expr) => { key!(@ $field, $about, $kind, Refused) };
-    ($field:ident, $about:expr, $kind:expr, default $value:expr) => { key!(@ $field, $about, $kind, Default(&$value)) };
-    ($field:ident, $about:expr, $kind:expr, unset $value:expr) => { key!(@ $field, $about, $kind, Means(&$value)) };
+    ($field:ident, $about:expr, $kind:expr) => { $crate::key!(@ $field, $about, $kind, Refused) };
+    ($field:ident, $about:expr, $kind:expr, default $value:expr) => { $crate::key!(@ $field, $about, $kind, Default(&$value)) };
+    ($field:ident, $about:expr, $kind:expr, unset $value:expr) => { $crate::key!(@ $field, $about, $kind, Means(&$value)) };
     (@ $field:ident, $about:expr, $kind:expr, $($unset:tt)+) => {
         &[$crate::schema::Key {
             name: {
@@ -142,10 +188,8 @@ macro_rules! key {
     };
 }
 
-pub(crate) use {key, keys_of, options, pattern, variants};
-
 /// A field's name as a key.
-pub(crate) const fn spelled<const N: usize>(field: &str) -> [u8; N] {
+pub const fn spelled<const N: usize>(field: &str) -> [u8; N] {
     let mut name = [0; N];
     let mut at = 0;
     while at < N {
@@ -159,7 +203,7 @@ pub(crate) const fn spelled<const N: usize>(field: &str) -> [u8; N] {
 }
 
 /// How many keys there are in `groups`.
-pub(crate) const fn count(groups: &[&[Key]]) -> usize {
+pub const fn count(groups: &[&[Key]]) -> usize {
     let (mut keys, mut at) = (0, 0);
     while at < groups.len() {
         keys += groups[at].len();
@@ -169,7 +213,7 @@ pub(crate) const fn count(groups: &[&[Key]]) -> usize {
 }
 
 /// The keys of `groups`, one after the other; there are `N`.
-pub(crate) const fn join<const N: usize>(groups: &[&[Key]]) -> [Key; N] {
+pub const fn join<const N: usize>(groups: &[&[Key]]) -> [Key; N] {
     let mut keys = [Key::needed("", Kind::Flag, ""); N];
     let (mut to, mut group) = (0, 0);
     while group < groups.len() {
@@ -185,6 +229,6 @@ pub(crate) const fn join<const N: usize>(groups: &[&[Key]]) -> [Key; N] {
 }
 
 /// Whether a value is left out when an object is written.
-pub(crate) fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
+pub fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

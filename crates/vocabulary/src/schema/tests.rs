@@ -143,7 +143,7 @@ fn what_is_left_out_means_what_the_tables_say() {
     let scsi = "vhost-user-scsi,id=e,luns.0.lun=0,luns.0.node-name=d,addr.type=unix,addr.path=/s";
     check::<Export>(scsi, Some("vhost-user-scsi"), |_| {});
     assert_eq!(read::<IoThread>("id=io0").unwrap(), IoThread::new("io0"));
-    let addr = Addr::Unix { path: "/s".to_owned() };
+    let addr = Addr::Unix(UnixAddr { path: "/s".to_owned() });
     assert_eq!(
         read::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s").unwrap(),
         Export::new("e", "d", addr)
