@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_disk::{EngineOptions, Engines};
+use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::PolicyKind;
@@ -111,7 +111,7 @@ impl RunningIoThread {
             {
                 tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
             }
-            let mut engines = Engines::new(EngineOptions {
+            let mut engines = EngineSet::new(EngineOptions {
                 ring,
                 thread_pool_min,
                 thread_pool_max,

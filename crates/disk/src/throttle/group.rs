@@ -30,7 +30,7 @@ impl ThrottleGroup {
     }
 
     /// Limits its disks to something else; what they have done so far counts no more. Loops that run them should
-    /// [look again](crate::Engines::look_at_limits).
+    /// [look again](crate::EngineSet::look_at_limits).
     pub fn set_limits(&self, limits: Limits) {
         self.lock().set_limits(limits);
     }

@@ -1,7 +1,7 @@
 //! Limits on what disks may do, and the groups that share them.
 //!
 //! ```text
-//!   Engines::push ─▶ Lane, one for each disk on each queue of a loop: requests wait here
+//!   EngineSet::push ─▶ Lane, one for each disk on each queue of a loop: requests wait here
 //!                      │ asks, takes        ▲ the loop's timer
 //!                      ▼                    │
 //!                    Group ─ Mutex<Schedule> ─ Buckets

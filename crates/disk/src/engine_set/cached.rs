@@ -8,7 +8,7 @@
 //! wait for the storage, and workers move them side by side; here they would be moved one by one, and tried for nothing
 //! where the storage has to be asked anyway.
 
-use super::{Attached, Engines, completion};
+use super::{Attached, EngineSet, completion};
 use crate::blocking;
 use crate::disk::Disk;
 use crate::job::Job;
@@ -75,7 +75,7 @@ impl Attached {
     }
 }
 
-impl Engines {
+impl EngineSet {
     /// Runs a read that has stayed alone until its batch was complete.
     #[inline]
     pub(super) fn run_alone(&mut self, job: Job) {
@@ -155,7 +155,7 @@ mod tests {
             println!("skipped: /dev/shm reads without waiting");
             return;
         }
-        let mut engines = Engines::new(EngineOptions::default());
+        let mut engines = EngineSet::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();
         assert_eq!(engines.slots[0].as_ref().unwrap().cache, Some(Trial { pause: 0, next: 1 }));
         let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: Token(0) };

@@ -122,7 +122,7 @@ struct Attached {
 /// only what a guest has seen complete comes before what it asks for then.
 ///
 /// Dropping it waits for what is in flight, because the kernel uses the requests' memory until then.
-pub struct Engines {
+pub struct EngineSet {
     /// By [`Kind`]; made when a disk first needs them. Dropped before the disks.
     list: [Option<Box<dyn Engine>>; ENGINES],
     slots: Vec<Option<Attached>>,
@@ -141,7 +141,7 @@ pub struct Engines {
     counters: Arc<Counters>,
 }
 
-impl Engines {
+impl EngineSet {
     /// No engine yet: each is made by the first disk that needs it.
     pub fn new(options: EngineOptions) -> Self {
         Self {
@@ -398,7 +398,7 @@ impl Engines {
     }
 }
 
-impl Backend for Engines {
+impl Backend for EngineSet {
     type Completion = Completion;
 
     fn has_completions(&mut self) -> bool {
@@ -498,7 +498,7 @@ impl Backend for Engines {
     }
 }
 
-impl Drop for Engines {
+impl Drop for EngineSet {
     /// Waits for what is in flight, and lets those pass who wait for it.
     fn drop(&mut self) {
         // The workers last: they may be waiting for a write of the others to leave a disk's gate.
