@@ -269,7 +269,7 @@ impl Disk {
     }
 
     /// Limits what guests do with it from here on, or no longer does. Requests that wait under other limits go as soon
-    /// as the loops that run the disk [look](crate::EngineSet::look_at_limits).
+    /// as the loops that run the disk [restart them](crate::EngineSet::restart_throttled).
     pub fn set_throttle_group(&self, group: Option<&Arc<ThrottleGroup>>) {
         self.throttle.set_group(group);
     }

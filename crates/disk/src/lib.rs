@@ -26,6 +26,7 @@ mod blocking;
 mod buffers;
 mod disk;
 mod engine;
+mod engine_kind;
 mod engine_set;
 mod error;
 mod failure;

@@ -482,14 +482,14 @@ impl Source for Worker {
     }
 
     fn stop(&mut self, engines: &mut EngineSet) {
-        self.disks.slots.iter().flatten().for_each(|slot| engines.lift_limits(*slot));
+        self.disks.slots.iter().flatten().for_each(|slot| engines.disable_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
         }
     }
 
     fn resume(&mut self, engines: &mut EngineSet) {
-        self.disks.slots.iter().flatten().for_each(|slot| engines.limit_again(*slot));
+        self.disks.slots.iter().flatten().for_each(|slot| engines.enable_limits(*slot));
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
         }

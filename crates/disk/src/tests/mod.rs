@@ -317,16 +317,16 @@ impl Drop for LoopDevice {
 /// Every way of running requests on an image: engine, through the cache or past it, with the loop's ring or without.
 pub(crate) fn ways(options: &Options) -> Vec<(String, Options, bool)> {
     let mut ways = Vec::new();
-    for (aio, direct, shared) in [
-        (Aio::Threads, false, false),
-        (Aio::Threads, true, false),
-        (Aio::Native, true, false),
-        (Aio::IoUring, false, false),
-        (Aio::IoUring, true, false),
-        (Aio::IoUring, true, true),
-    ] {
-        let name = format!("{:?} aio={aio} direct={direct} shared={shared}", options.driver);
-        ways.push((name, Options { aio, direct, ..options.clone() }, shared));
+    for &aio in Aio::ALL {
+        let of_engine: &[(bool, bool)] = match aio {
+            Aio::Threads => &[(false, false), (true, false)],
+            Aio::Native => &[(true, false)],
+            Aio::IoUring => &[(false, false), (true, false), (true, true)],
+        };
+        for &(direct, shared) in of_engine {
+            let name = format!("{:?} aio={aio} direct={direct} shared={shared}", options.driver);
+            ways.push((name, Options { aio, direct, ..options.clone() }, shared));
+        }
     }
     ways
 }
