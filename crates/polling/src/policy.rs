@@ -92,9 +92,12 @@ pub trait Policy: Send {
     /// About what the next wait will get, for telemetry; [`Nanos::MAX`] from a policy that never blocks.
     fn window_now(&self) -> Nanos;
 
+    /// Whether its windows depend on what blocking costs, which takes 10 to 50 ms to measure.
+    fn weighs_block_cost(&self) -> bool;
+
     /// Learns what blocking costs on this thread, at its start and whenever the loop knows better.
     ///
-    /// A policy that does not weigh costs ignores it.
+    /// A policy that does not weigh it ignores it.
     fn set_block_cost(&mut self, _cost: BlockCost) {}
 
     /// Learns whether somebody else wants this thread's core.

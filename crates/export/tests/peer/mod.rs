@@ -53,7 +53,6 @@ impl IoThread {
             policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
             window_max: Nanos::ZERO,
             idle_after: Nanos::from_millis(1_000),
-            calibrate: false,
         };
         let engines = move |ring| EngineSet::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
         let (handle, thread) = spawn(options, engines, |e| panic!("{e}")).unwrap();

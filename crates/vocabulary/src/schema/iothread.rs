@@ -113,7 +113,7 @@ static SHAPE: Shape = Shape {
         Key::optional(
             "poll-policy",
             Kind::Word(words::<PolicyKind>),
-            IoThread::DEFAULT_POLICY.name(),
+            IoThread::DEFAULT_POLICY.as_str(),
             "When to spin and for how long. Egret's own.",
         ),
         Key::optional(
