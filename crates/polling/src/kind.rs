@@ -56,6 +56,14 @@ impl PolicyKind {
         }
     }
 
+    /// Whether a window that shrinks is gone at once where `poll-shrink` is unset, and not divided by a default.
+    pub const fn starts_over(self) -> bool {
+        match self {
+            Self::SharedWindow | Self::PerSourceWindow => true,
+            Self::Off | Self::Busy | Self::Weighted | Self::LowRegret => false,
+        }
+    }
+
     /// Whether a policy of this kind heeds `property`.
     pub fn uses(self, property: Property) -> bool {
         self.properties().contains(&property)

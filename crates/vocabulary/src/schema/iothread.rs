@@ -254,12 +254,7 @@ impl IoThread {
         match property {
             Property::Max => Some(self.poll_max_ns),
             Property::Grow => or(self.poll_grow, 2),
-            Property::Shrink
-                if self.poll_shrink.is_none()
-                    && matches!(self.policy(), PolicyKind::SharedWindow | PolicyKind::PerSourceWindow) =>
-            {
-                None
-            }
+            Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
             Property::Shrink => or(self.poll_shrink, 2),
             Property::Weight => or(self.poll_weight.map(u64::from), 3),
             Property::Price => Some(self.poll_price.unwrap_or(1).into()),
