@@ -227,6 +227,8 @@ pub struct Attacker {
     pub data: Vec<Share>,
     control: Share,
     manner: Manner,
+    /// The descriptors of the ring, by place: an address, a length and flags.
+    ring: Vec<(u64, u32, u16)>,
     /// Chains made so far, and those of them that were published.
     made: u64,
     published: u64,
@@ -247,8 +249,8 @@ impl Attacker {
         let packed = if manner.packed { F_RING_PACKED } else { 0 };
         let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
         let control = Share::new(CONTROL, CONTROL_LEN);
-        let (made, published, seen) = (0, 0, 0);
-        let mut new = Self { wire, signals, data, control, manner, made, published, seen, first_flags: None };
+        let (ring, made, published, seen) = (vec![(0, 0, 0); SIZE.into()], 0, 0, 0);
+        let mut new = Self { wire, signals, data, control, manner, ring, made, published, seen, first_flags: None };
         new.start();
         new
     }
@@ -318,6 +320,16 @@ impl Attacker {
         self.make_available(at, table.len() as u32, INDIRECT);
     }
 
+    /// Makes the last chains once more, as many as the ring has room for. Their tables are still there, so this takes
+    /// little time where the device needs long for each.
+    pub fn make_all_again(&mut self) {
+        assert!(self.made >= SIZE.into() && self.is_served(), "each place has a chain, and none is in use");
+        for _ in 0..SIZE {
+            let (addr, len, flags) = self.ring[(self.made % u64::from(SIZE)) as usize];
+            self.make_available(addr, len, flags);
+        }
+    }
+
     /// Makes a chain that breaks the rules: one that loops, in a split ring; in a packed one, where none can, one whose
     /// table ends in half a descriptor.
     pub fn chain_that_breaks(&mut self) {
@@ -331,6 +343,7 @@ impl Attacker {
     fn make_available(&mut self, addr: u64, len: u32, flags: u16) {
         let place = self.made % u64::from(SIZE);
         let desc = CONTROL + 16 * place;
+        self.ring[place as usize] = (addr, len, flags);
         if self.manner.packed {
             let is_odd_lap = (self.made / u64::from(SIZE)).is_multiple_of(2);
             let flags = flags | if is_odd_lap { PACKED_AVAILABLE } else { PACKED_USED };
