@@ -155,12 +155,7 @@ impl IoThread {
         match property {
             Property::Max => Some(self.poll_max_ns),
             Property::Grow => or(self.poll_grow, DEFAULT_GROW),
-            Property::Shrink
-                if self.poll_shrink.is_none()
-                    && matches!(self.policy(), PolicyKind::SharedWindow | PolicyKind::PerSourceWindow) =>
-            {
-                None
-            }
+            Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
             Property::Shrink => or(self.poll_shrink, DEFAULT_SHRINK),
             Property::Weight => or(self.poll_weight.map(u64::from), DEFAULT_WEIGHT),
             Property::Price => Some(self.poll_price.map_or(DEFAULT_PRICE, u64::from)),
