@@ -11,13 +11,8 @@ const BLOCK: u64 = 4096;
 
 /// Requests that the disk's engine has taken, and those that workers ran in its stead.
 fn taken(rig: &Rig) -> (u64, u64) {
-    let own = match rig.disk.options().aio {
-        Aio::Threads => "threads",
-        Aio::Native => "native",
-        Aio::IoUring => "io_uring",
-    };
     let counted = rig.engines.counters().read();
-    (rig.requests_of(own), counted.fallbacks + counted.bounced)
+    (rig.requests_of(rig.disk.options().aio.as_str()), counted.fallbacks + counted.bounced)
 }
 
 fn is_threads(rig: &Rig) -> bool {
