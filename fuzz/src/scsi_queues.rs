@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, Request};
 use egret_scsi::LogicalUnit;
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
@@ -166,7 +166,7 @@ impl Line {
                 break;
             }
             let head = self.chain.head();
-            match self.model.begin(self.queue.memory(), &mut self.chain, Token(7 << 16)) {
+            match self.model.begin(self.queue.memory(), &mut self.chain, 7) {
                 Ok(next) => self.go_on(next),
                 Err(_) => {
                     self.queue.abandon(head);
@@ -182,7 +182,7 @@ impl Line {
             Next::Wait => {}
             Next::Submit(_, request) => {
                 self.check(&request);
-                assert_eq!(request.token.0 >> 16, 7);
+                assert_eq!(request.token.source(), 7);
                 self.out.push(request);
             }
             Next::Done(ended) => self.queue.add_used(ended.head, ended.written),

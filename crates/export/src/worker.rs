@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, Token};
+use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{DiskKey, Ended, Model, Next};
 use egret_vring::memory::Buffers;
@@ -16,9 +16,6 @@ use rustix::io::Errno;
 use crate::alarm::Alarm;
 use crate::peer_log::PeerLog;
 use crate::stats::QueueCounters;
-
-/// Bits of a token that name the request within its queue; the bits above name the worker.
-const HEAD_BITS: u32 = 16;
 
 /// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
 #[derive(Default)]
@@ -104,7 +101,8 @@ pub struct Worker {
     /// The model's [`wanted`](Model::wanted).
     wanted: Option<Arc<AtomicU32>>,
     disks: Disks,
-    token_base: u64,
+    /// Its index on its loop, while it is on one.
+    source: u32,
     fds: VringFds,
     chain: Chain,
     /// The chains in flight, by their heads.
@@ -181,7 +179,7 @@ impl Worker {
             wanted: model.wanted(),
             model,
             disks,
-            token_base: 0,
+            source: 0,
             fds,
             chain: Chain::default(),
             begun,
@@ -284,7 +282,7 @@ impl Worker {
 
     /// Ends a request for a disk that is gone, or one of memory that is not the queue's, as no model makes one.
     #[cold]
-    fn refuse(&mut self, token: Token, buffers: Buffers, why: Errno, now: Nanos) {
+    fn refuse(&mut self, token: RequestToken, buffers: Buffers, why: Errno, now: Nanos) {
         self.end_request(Completion { token, result: Err(why), buffers }, now);
     }
 
@@ -370,12 +368,12 @@ impl Source for Worker {
     type Backend = Engines;
 
     fn route(completion: &Completion) -> u32 {
-        (completion.token.0 >> HEAD_BITS) as u32
+        completion.token.source()
     }
 
     fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
-        self.token_base = u64::from(id.index()) << HEAD_BITS;
+        self.source = id.index();
         // The last loop's timer is not this one's.
         self.look_at = Nanos::ZERO;
         self.alarm = self.home.clone().map(|home| Alarm::new(home, id));
@@ -420,7 +418,7 @@ impl Source for Worker {
             bytes += self.chain.bytes();
             // One that has none costs something, too.
             pieces += of_chain.max(1);
-            match self.model.begin(self.queue.memory(), &mut self.chain, Token(self.token_base)) {
+            match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
                 Ok(Next::Submit(key, request)) => {
                     self.begin(head, of_chain, turn.now());
                     self.push(engines, key, request, turn.now());

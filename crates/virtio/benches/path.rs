@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
@@ -85,7 +85,7 @@ impl Guest<ScsiQueue> {
         // The first command hears of the power on.
         guest.add(1);
         while guest.queue.pop(&mut guest.chain).unwrap() {
-            match guest.model.begin(&guest.memory, &mut guest.chain, Token(1 << 16)) {
+            match guest.model.begin(&guest.memory, &mut guest.chain, 1) {
                 Ok(Next::Done(ended)) => guest.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
             }
@@ -143,7 +143,7 @@ impl<M: Model> Guest<M> {
     /// The same, with `each` at the beginning of every request and at its end.
     fn serve_with(&mut self, mut each: impl FnMut()) {
         while self.queue.pop(&mut self.chain).unwrap() {
-            match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
+            match self.model.begin(&self.memory, &mut self.chain, 1) {
                 Ok(Next::Submit(_, request)) => {
                     each();
                     let request = black_box(request);

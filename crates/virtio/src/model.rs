@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, Request};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use thiserror::Error;
@@ -21,14 +21,13 @@ use thiserror::Error;
 pub trait Model: Send {
     /// Looks at a chain, once. It may take the chain's buffers; the next pop fills them anew.
     ///
-    /// The request's token is `base` with the chain's head in its low 16 bits (see [`head_of`]); the other bits are the
-    /// worker's own.
+    /// A request's token has `source`, the worker's index on its loop, and the chain's head as its slot.
     ///
     /// # Errors
     ///
     /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
     /// worker [abandons](egret_vring::ring::Queue::abandon) it.
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed>;
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed>;
 
     /// Goes on after a request; keeps its buffers for another.
     ///
@@ -162,16 +161,4 @@ pub enum Malformed {
         /// How many there should be.
         needed: u32,
     },
-}
-
-/// The token for the chain at `head`: `base`, and the head in the low 16 bits.
-#[inline]
-pub const fn token_of(base: Token, head: u16) -> Token {
-    Token(base.0 & !0xffff | head as u64)
-}
-
-/// The head that [`token_of`] put in.
-#[inline]
-pub const fn head_of(token: Token) -> u16 {
-    token.0 as u16
 }

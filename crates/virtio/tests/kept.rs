@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use counting::LIVE;
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, Request};
 use egret_scsi::{DiscardConfig, LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
@@ -65,7 +65,7 @@ fn storm(memory: &Arc<GuestMemory>, model: &mut dyn Model, (header, answer, way)
     driver.publish();
     let (mut chain, mut requests, mut nexts) = (Chain::new(), Vec::new(), Vec::new());
     while queue.pop(&mut chain).unwrap() {
-        nexts.push(model.begin(memory, &mut chain, Token(0)).unwrap());
+        nexts.push(model.begin(memory, &mut chain, 0).unwrap());
     }
     let mut most = LIVE.load(Ordering::Relaxed);
     loop {

@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::tests::Memory;
-    use crate::{Driver, EngineOptions, Options, Token};
+    use crate::{Driver, EngineOptions, Options, RequestToken};
 
     /// How many reads go by untried before the next one is tried.
     fn untried(trial: &mut Trial) -> u32 {
@@ -158,7 +158,7 @@ mod tests {
         let mut engines = Engines::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();
         assert_eq!(engines.slots[0].as_ref().unwrap().cache, Some(Trial { pause: 0, next: 1 }));
-        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: Token(0) };
+        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: RequestToken(0) };
         engines.push(slot, request);
         engines.submit(clock::now());
         assert_eq!(engines.slots[0].as_ref().unwrap().cache, None);

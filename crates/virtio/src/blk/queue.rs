@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::{Blk, SECTOR};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
+use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, keep};
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -172,7 +172,7 @@ impl BlkQueue {
 
 impl Model for BlkQueue {
     #[inline]
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
         let Some(status) = pieces::take_last_byte(chain.writable_mut()) else {
@@ -194,7 +194,10 @@ impl Model for BlkQueue {
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
                 *slot = Some(Pending { status, kind, bytes: len });
                 self.in_flight += 1;
-                Next::Submit(DISK, Request { op, offset, len, buffers: buffers.into(), token: token_of(base, head) })
+                Next::Submit(
+                    DISK,
+                    Request { op, offset, len, buffers: buffers.into(), token: RequestToken::new(source, head) },
+                )
             }
             Ok(Asked::Nothing { kind, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
@@ -210,7 +213,7 @@ impl Model for BlkQueue {
     #[inline]
     fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
         let Completion { token, result, buffers } = completion;
-        let head = head_of(token);
+        let head = token.slot();
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
         let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
         self.in_flight -= 1;

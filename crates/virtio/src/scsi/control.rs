@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 use egret_vring::memory::{Buffers, GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
@@ -141,7 +141,7 @@ fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> 
 }
 
 impl Model for ControlQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         let mut request = [0; TMF];
         let len = memory.gather(chain.readable(), &mut request);

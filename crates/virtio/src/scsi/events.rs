@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 use egret_scsi::Code;
 use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::Chain;
@@ -120,7 +120,7 @@ impl Events {
 pub(super) struct EventQueue(pub(super) Arc<super::Scsi>);
 
 impl Model for EventQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _source: u32) -> Result<Next, Malformed> {
         let events = &self.0.events;
         let mut ended = Ended { head: chain.head(), written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
         if (chain.writable_len() as usize) < EVENT {

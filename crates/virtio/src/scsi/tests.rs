@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, DriverConfig, Piece};
@@ -37,8 +37,8 @@ const HEADER: u64 = DATA;
 const RESPONSE: u64 = DATA + 0x800;
 const BUFFER: u64 = DATA + 0x1000;
 
-/// The worker's own bits of a token.
-const BASE: Token = Token(7 << 16);
+/// The worker's index on its loop.
+const SOURCE: u32 = 7;
 const BLOCKS: u64 = 1000;
 
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
@@ -112,7 +112,7 @@ impl Line {
         self.guest.driver.add(readable, writable, 1).unwrap();
         self.guest.driver.publish();
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
-        let next = self.model.begin(&self.guest.memory, &mut self.chain, BASE);
+        let next = self.model.begin(&self.guest.memory, &mut self.chain, SOURCE);
         match &next {
             Ok(Next::Done(ended)) => self.use_up(*ended),
             Ok(_) => {}
@@ -211,7 +211,7 @@ impl Line {
 
     fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> Next {
         let Request { token, buffers, .. } = request;
-        assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
+        assert_eq!(token.source(), SOURCE);
         let next = self.model.end(&self.guest.memory, Completion { token, result, buffers });
         if let Next::Done(ended) = &next {
             self.use_up(*ended);

@@ -4,7 +4,7 @@ use egret_vring::ring::{Chain, DriverConfig};
 use egret_vring::testing::{DATA, DATA_LEN, Guest, RING, descriptor};
 use proptest::prelude::*;
 
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 
 use crate::blk::{Blk, BlkConfig, DiscardLimits, WriteZeroesLimits};
 use crate::{Model, Next};
@@ -112,7 +112,7 @@ proptest! {
             }
             let head = chain.head();
             let room: u64 = chain.writable().iter().map(|piece| piece.len() as u64).sum();
-            match model.begin(&memory, &mut chain, Token(0)) {
+            match model.begin(&memory, &mut chain, 0) {
                 Ok(Next::Submit(_, request)) => {
                     prop_assert!(request.buffers.iter().all(|piece| memory.holds(piece)));
                     prop_assert!(request.offset + request.len <= 1000 * 512);
