@@ -13,7 +13,7 @@ use egret_disk::Completion;
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
-use egret_virtio::{Model, Next};
+use egret_virtio::{Next, RequestModel};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 
@@ -96,7 +96,7 @@ impl Guest<ScsiQueue> {
     }
 }
 
-impl<M: Model> Guest<M> {
+impl<M: RequestModel> Guest<M> {
     fn new(kind: Kind, Ring { packed, indirect, .. }: Ring, model: M) -> Self {
         // Three regions, as QEMU has them.
         let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
@@ -209,7 +209,7 @@ fn clock(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Ring) -> Guest<M>) {
+fn measure<M: RequestModel>(criterion: &mut Criterion, device: &str, make: impl Fn(Ring) -> Guest<M>) {
     for ring in RINGS {
         let kind = ring.name;
         let mut group = criterion.benchmark_group(format!("{device}, {kind}, both halves"));

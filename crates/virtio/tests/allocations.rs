@@ -21,7 +21,7 @@ const DATA: u64 = 0x2_0000;
 
 /// A device, and requests of it: how each is described, and whether data goes to the disk.
 struct Case {
-    model: Box<dyn Model>,
+    model: Model,
     requests: Vec<(Vec<u8>, bool)>,
     answer: u32,
 }
@@ -119,7 +119,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
             queue.add_used(ended.head, ended.written);
         }
         queue.publish();
-        model.shown();
+        model.caught_up();
         while driver.reap().unwrap().is_some() {}
         submitted
     };

@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::{Blk, SECTOR};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, keep};
+use crate::model::{DiskKey, Ended, Kind, Malformed, Next, RequestModel, Status, keep};
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -52,7 +52,6 @@ pub struct BlkQueue {
     blk: Arc<Blk>,
     /// By head.
     pending: Box<[Option<Pending>]>,
-    in_flight: usize,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
 }
@@ -60,7 +59,7 @@ pub struct BlkQueue {
 impl BlkQueue {
     pub(super) fn new(blk: Arc<Blk>, size: u16) -> Self {
         let size = usize::from(size);
-        Self { blk, pending: vec![None; size].into(), in_flight: 0, spare: Vec::with_capacity(size) }
+        Self { blk, pending: vec![None; size].into(), spare: Vec::with_capacity(size) }
     }
 
     /// The device that it is a queue of.
@@ -170,7 +169,7 @@ impl BlkQueue {
     }
 }
 
-impl Model for BlkQueue {
+impl RequestModel for BlkQueue {
     #[inline]
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
@@ -193,7 +192,6 @@ impl Model for BlkQueue {
                 let slot = &mut self.pending[usize::from(head)];
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
                 *slot = Some(Pending { status, kind, bytes: len });
-                self.in_flight += 1;
                 Next::Submit(
                     DISK,
                     Request { op, offset, len, buffers: buffers.into(), token: RequestToken::new(source, head) },
@@ -216,7 +214,6 @@ impl Model for BlkQueue {
         let head = token.slot();
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
         let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
-        self.in_flight -= 1;
         keep(&mut self.spare, buffers.into_parts().0);
         let (status, data) = match result {
             // A read is of less than 4 GiB, as its chain is.
@@ -226,10 +223,6 @@ impl Model for BlkQueue {
         };
         set_status(memory, byte, status);
         Next::Done(Ended { head, written: data + 1, kind, bytes, status })
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
     }
 }
 

@@ -12,7 +12,7 @@ use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::{Ended, Kind, Malformed, Model, Next, Status};
+use crate::{Ended, Kind, Malformed, Next, RequestModel, Status};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -175,13 +175,13 @@ fn a_read_fills_the_data_and_its_written_length_is_data_and_status() {
     let request = submitted(disk.ask(IN, 3, &[], &[piece(BUFFER, 4096), piece(BUFFER + 8192, 512)]));
     assert_eq!((request.op, request.offset, request.len), (Op::Read, 3 * 512, 4608));
     assert_eq!(lengths(&request), [4096, 512]);
-    assert_eq!(disk.model.in_flight(), 1);
+    assert_eq!(disk.guest.queue.in_flight(), 1);
     assert_eq!(disk.guest.memory.scatter(&request.buffers, &[0x5a; 4608]), 4608);
     let (ended, told) = disk.end(request, Ok(()));
     assert_eq!(told, OK);
     assert_eq!((ended.written, ended.kind, ended.bytes), (4609, Kind::Read, 4608));
     assert_eq!(disk.guest.read::<512>(BUFFER + 8192), [0x5a; 512]);
-    assert_eq!(disk.model.in_flight(), 0);
+    assert_eq!(disk.guest.queue.in_flight(), 0);
 }
 
 #[test]
@@ -478,5 +478,5 @@ fn buffers_are_used_again() {
         let write = submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[]));
         disk.end(write, Ok(()));
     }
-    assert_eq!(disk.model.in_flight(), 0);
+    assert_eq!(disk.guest.queue.in_flight(), 0);
 }

@@ -21,7 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status, keep};
+use crate::model::{Ended, Kind, Malformed, Next, RequestModel, Status, keep};
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -141,7 +141,6 @@ pub struct ScsiQueue {
     view: View,
     /// By head.
     slots: Box<[Slot]>,
-    in_flight: usize,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
     /// Where responses are made; without sense data between two of them.
@@ -173,7 +172,6 @@ impl ScsiQueue {
             layout,
             view: View::new(&scsi),
             slots: (0..size).map(|_| Slot::default()).collect(),
-            in_flight: 0,
             spare: Vec::with_capacity(size.into()),
             response: [0; RESPONSE + LONGEST_SENSE],
             inbox,
@@ -380,7 +378,6 @@ impl ScsiQueue {
         let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
         if let Some(unit) = slot.unit.take() {
             self.view.leave(unit as usize);
-            self.in_flight -= 1;
         }
         ended
     }
@@ -441,7 +438,7 @@ fn told(response: u32, done: &Done) -> Status {
     }
 }
 
-impl Model for ScsiQueue {
+impl RequestModel for ScsiQueue {
     #[inline]
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
@@ -540,17 +537,13 @@ impl Model for ScsiQueue {
     }
 
     #[inline]
-    fn shown(&mut self) {
+    fn caught_up(&mut self) {
         if !self.due.is_empty() {
             self.due.clear();
         }
         if !self.asked.is_empty() {
             self.obey();
         }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
     }
 }
 
@@ -618,7 +611,6 @@ impl ScsiQueue {
         let slot = &mut self.slots[usize::from(head)];
         slot.unit = Some(unit as u32);
         slot.tag = tag;
-        self.in_flight += 1;
         self.view.enter(unit);
     }
 }

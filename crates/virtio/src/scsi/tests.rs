@@ -62,7 +62,7 @@ fn device() -> Arc<Scsi> {
 /// A queue and its driver.
 struct Line {
     guest: Guest,
-    model: Box<dyn Model>,
+    model: Model,
     chain: Chain,
     woken: Arc<Woken>,
     /// Whether the worker says that it has shown what was done.
@@ -130,7 +130,7 @@ impl Line {
 
     fn show(&mut self) {
         if self.shows {
-            self.model.shown();
+            self.model.caught_up();
         }
     }
 
@@ -248,11 +248,11 @@ fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
     assert_eq!((disk, request.op, request.offset, request.len), (DiskKey(1), Op::Read, 5 * 512, 3 * 512));
     let lengths: Vec<_> = request.buffers.iter().map(|piece| piece.len()).collect();
     assert_eq!(lengths, [1000, 536]);
-    assert_eq!(line.model.in_flight(), 1);
+    assert_eq!(line.guest.queue.in_flight(), 1);
     let told = line.ended(request, Ok(()));
     assert_eq!((told.response, told.status, told.residual), (OK, GOOD, 2000 - 1536));
     assert_eq!((told.ended.written, told.ended.kind, told.ended.bytes), (108 + 1536, crate::Kind::Read, 1536));
-    assert_eq!(line.model.in_flight(), 0);
+    assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
-    assert_eq!(line.model.in_flight(), 0);
+    assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
 #[test]
