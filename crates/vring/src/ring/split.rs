@@ -270,7 +270,7 @@ impl Queue {
             record.publish(old, new);
         }
         if self.config.event_idx {
-            first || need_event(self.areas.avail.used_event(), new, old)
+            first || need_event(self.areas.avail.event(), new, old)
         } else {
             self.areas.avail.flags() & NO_INTERRUPT == 0
         }
@@ -296,7 +296,7 @@ impl Queue {
             return true;
         }
         if self.config.event_idx {
-            self.areas.used.set_avail_event(self.next_avail);
+            self.areas.used.set_event(self.next_avail);
         } else if mem::replace(&mut self.kicks_suppressed, false) {
             self.areas.used.set_flags(0);
         }

@@ -63,8 +63,8 @@ impl Driver {
         avail.set_index(base);
         used.set_index(base);
         if event_idx {
-            avail.set_used_event(base);
-            used.set_avail_event(base);
+            avail.set_event(base);
+            used.set_event(base);
         }
         Ok(Self {
             home,
@@ -145,7 +145,7 @@ impl Driver {
         // The mirror of the fence in the device's `arm_kicks`: either it sees the index, or we see its wish.
         fence(Ordering::SeqCst);
         if self.home.config.event_idx {
-            need_event(self.used.avail_event(), new, old)
+            need_event(self.used.event(), new, old)
         } else {
             self.used.flags() & NO_NOTIFY == 0
         }
@@ -184,7 +184,7 @@ impl Driver {
 
     pub(super) fn arm_calls(&mut self) -> bool {
         if self.home.config.event_idx {
-            self.avail.set_used_event(self.next_used);
+            self.avail.set_event(self.next_used);
         } else if mem::replace(&mut self.calls_suppressed, false) {
             self.avail.set_flags(0);
         }
