@@ -42,13 +42,15 @@ impl QueueConfig {
         if !self.packed || self.base != PACKED_BASE {
             return Ok(false);
         }
-        let ring = Areas::locate(self, memory)?.ring;
+        // SAFETY: the memory is borrowed for as long as the areas are used.
+        let ring = unsafe { Areas::locate(self, memory) }?.ring;
         Ok((0..self.size).any(|slot| ring.flags(slot) & area::USED != 0))
     }
 
     /// [`start_recorded`](Self::start_recorded), for a packed ring.
     pub(super) fn start_packed(self, memory: &GuestMemory, record: Option<Record>) -> Result<Ring, RingError> {
-        let areas = Areas::locate(&self, memory)?;
+        // SAFETY: the queue has its ring next to the `Arc` of this memory.
+        let areas = unsafe { Areas::locate(&self, memory) }?;
         let place = |half: u32| Position::new(half as u16, self.size);
         let (mut next_avail, mut next_used) = (place(self.base)?, place(self.base >> 16)?);
         let is_used = record.as_ref().is_some_and(|record| !record.is_new());
@@ -75,21 +77,23 @@ impl QueueConfig {
     }
 }
 
-/// Where the areas are in this process.
-struct Areas {
-    ring: Slots,
-    driver: Events,
-    device: Events,
+/// Where the areas are in this process, for either half.
+pub(super) struct Areas {
+    pub(super) ring: Slots,
+    pub(super) driver: Events,
+    pub(super) device: Events,
 }
 
 impl Areas {
-    fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the areas are used.
+    pub(super) unsafe fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
         let QueueConfig { size, desc, avail, used, .. } = *config;
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(RingError::PackedSize(size));
         }
-        // SAFETY: a queue has its ring next to the `Arc` of the memory that the areas were found in, and replaces both
-        // together.
+        // SAFETY: the caller's promise.
         unsafe {
             Ok(Self {
                 ring: Slots::locate(memory, desc, size)?,
@@ -292,7 +296,8 @@ impl Ring {
 
     /// Finds the areas in another memory map; with nothing in flight.
     pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
-        self.areas = Areas::locate(config, memory)?;
+        // SAFETY: as in `start_packed`; the queue replaces its memory together with the areas.
+        self.areas = unsafe { Areas::locate(config, memory) }?;
         Ok(())
     }
 }

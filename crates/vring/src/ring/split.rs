@@ -13,13 +13,14 @@ use super::inflight::{Record, crash};
 use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
 
-const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
-const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
+pub(super) const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
+pub(super) const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
 impl QueueConfig {
     /// [`start_recorded`](Self::start_recorded), for a split ring.
     pub(super) fn start_split(self, memory: &GuestMemory, record: Option<Record>) -> Result<Ring, RingError> {
-        let areas = Areas::locate(&self, memory)?;
+        // SAFETY: the queue has its ring next to the `Arc` of this memory, and uses the events with EVENT_IDX only.
+        let areas = unsafe { Areas::locate(&self, memory) }?;
         let next_used = areas.used.index();
         let (record, recovered) = match record {
             Some(record) => {
@@ -50,21 +51,23 @@ impl QueueConfig {
     }
 }
 
-/// Where the areas are in this process.
-struct Areas {
-    desc: Descriptors,
-    avail: Available,
-    used: UsedRing,
+/// Where the areas are in this process, for either half.
+pub(super) struct Areas {
+    pub(super) desc: Descriptors,
+    pub(super) avail: Available,
+    pub(super) used: UsedRing,
 }
 
 impl Areas {
-    fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the areas are used, and the events not be used without EVENT_IDX.
+    pub(super) unsafe fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
         let QueueConfig { size, desc, avail, used, event_idx, .. } = *config;
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
-        // SAFETY: a queue has its ring next to the `Arc` of the memory that the areas were found in, replaces both together,
-        // and uses the events with EVENT_IDX only.
+        // SAFETY: the caller's promise.
         unsafe {
             Ok(Self {
                 desc: Descriptors::locate(memory, desc, size)?,
@@ -236,7 +239,8 @@ impl Ring {
 
     /// Finds the areas in another memory map; with nothing in flight.
     pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
-        self.areas = Areas::locate(config, memory)?;
+        // SAFETY: as in `start_split`; the queue replaces its memory together with the areas.
+        self.areas = unsafe { Areas::locate(config, memory) }?;
         Ok(())
     }
 }
