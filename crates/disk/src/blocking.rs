@@ -434,7 +434,7 @@ mod tests {
     use egret_vring::memory::Lent;
 
     use super::*;
-    use crate::request::{Request, Token};
+    use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
 
     #[test]
@@ -448,7 +448,7 @@ mod tests {
         let buffers = unsafe {
             Lent::assume(memory.chunks_exact_mut(512).map(|piece| IoVec::new(piece.as_mut_ptr(), 512)).collect())
         };
-        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
+        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: RequestToken(0) };
         let (mut job, mut scratch) = (Job::new(0, request), Scratch::default());
         assert_eq!(parts(&disk, &mut job, PART, &mut scratch), 3);
         assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
@@ -478,7 +478,7 @@ mod tests {
                 // SAFETY: the memory outlives the request.
                 let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), len as usize)]) };
                 let buffers = if op == zeroes { Lent::default() } else { buffers };
-                let request = Request { op, offset: 0, len, buffers, token: Token(0) };
+                let request = Request { op, offset: 0, len, buffers, token: RequestToken(0) };
                 // What the kernel cannot zero is copied, in parts of a worker's memory.
                 let expected = if op == zeroes { expected.max(len / SCRATCH) } else { expected };
                 let mut job = Job::new(0, request);

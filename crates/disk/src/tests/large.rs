@@ -301,7 +301,7 @@ fn memory_that_its_owner_took_away_is_no_failure_of_the_disk() {
         for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }] {
             // SAFETY: as above. What touches it is the kernel, and says so.
             let buffers = unsafe { Lent::assume(vec![IoVec::new(base.cast(), len)]) };
-            let request = Request { op, offset: 0, len: len as u64, buffers, token: Token(rig.next) };
+            let request = Request { op, offset: 0, len: len as u64, buffers, token: RequestToken(rig.next) };
             rig.next += 1;
             rig.engines.push(rig.slot, request);
             assert_eq!(rig.finish(rig.next - 1).0, Err(Errno::FAULT), "{op:?}");
