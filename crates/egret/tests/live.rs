@@ -161,6 +161,41 @@ fn queues_move_between_io_threads_under_load() {
 }
 
 #[test]
+fn a_policy_spins_or_sleeps_as_its_name_says_from_the_start_and_when_it_is_set() {
+    for first in ["busy", "off"] {
+        let scratch = Scratch::new();
+        let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+        let options = Options::new()
+            .null("d0", "")
+            .iothread("io0", &format!("poll-policy={first}"))
+            .export("e0", "d0", &socket, "iothread=io0")
+            .monitor("m", &monitor);
+        let _server = Server::start(&Program::egret(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let client = disk::Client { read_only: true, ..disk::Client::default() };
+        let mut disk = Disk::connect_as(&socket, client).expect("a connection");
+        for policy in if first == "busy" { ["busy", "off", "busy"] } else { ["off", "busy", "off"] } {
+            qmp.run("qom-set", json!({"path": "/objects/io0", "property": "poll-policy", "value": policy}));
+            // The thread may have gone to sleep under the policy before.
+            disk.first().read(0, 4096).expect("a read");
+            let mut look = || qmp.run("egret-query-stats", json!({}))["iothreads"][0].take();
+            let before = look();
+            for _ in 0..200 {
+                disk.first().read(0, 4096).expect("a read");
+            }
+            let after = look();
+            let since = |what: &str| after[what].as_u64().expect("a count") - before[what].as_u64().expect("a count");
+            let (spun, blocks) = (since("spin-found-ns") + since("spin-wasted-ns"), since("blocks"));
+            if policy == "busy" {
+                assert!(spun > 0 && blocks == 0, "busy, after {first}: spun {spun} ns, slept {blocks} times");
+            } else {
+                assert!(spun == 0 && blocks > 0, "off, after {first}: spun {spun} ns, slept {blocks} times");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_disk_changes_its_engine_and_cache_mode_under_load() {
     for waiting in [Waiting::Blocking, Waiting::Polling] {
         let deployment = Deployment::new().under_load(waiting, |deployment| {
