@@ -16,9 +16,9 @@ use egret_event_loop::Nanos;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
+use crate::block_range_lock::BlockRangeLock;
 use crate::error::{OpenCause, OpenError};
 use crate::failure::{Failure, Failures};
-use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
@@ -36,7 +36,7 @@ pub struct Disk {
     pub(crate) alignment: Alignment,
     limits: Limits,
     /// Present where a sector is less than what direct I/O moves.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) block_range_lock: Option<BlockRangeLock>,
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
     pub(crate) failures: Failures,
@@ -188,7 +188,7 @@ impl Disk {
             blocks,
             alignment,
             limits,
-            gate: (alignment.offset > SECTOR).then(Gate::default),
+            block_range_lock: (alignment.offset > SECTOR).then(BlockRangeLock::default),
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),
@@ -206,7 +206,7 @@ impl Disk {
             blocks: Blocks { logical: SECTOR, physical: SECTOR },
             alignment: Alignment::NONE,
             limits: Limits::unlimited(SECTOR),
-            gate: None,
+            block_range_lock: None,
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),

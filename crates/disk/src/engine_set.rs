@@ -167,7 +167,9 @@ impl EngineSet {
             Verdict::Engine if self.in_flight == 1 && attached.probe.is_some() && PageCacheProbe::suits(&job) => {
                 return self.alone = Some(job);
             }
-            Verdict::Engine if !attached.kind.runs_in_kernel() || triage::enter(&attached.disk, &job) => attached.kind,
+            Verdict::Engine if !attached.kind.runs_in_kernel() || triage::try_lock(&attached.disk, &job) => {
+                attached.kind
+            }
             Verdict::Engine | Verdict::Worker => {
                 self.counters.fallbacks.add(u64::from(attached.kind != EngineKind::THREADS));
                 EngineKind::THREADS
@@ -314,7 +316,7 @@ impl Backend for EngineSet {
             }
             engine.reap(now, &mut |Finished { job, result }| {
                 if let Some(attached) = &slots[job.slot as usize] {
-                    triage::leave(&attached.disk, &job);
+                    triage::unlock(&attached.disk, &job);
                     if let Err(errno) = result
                         && triage::deserves_a_worker(job.request.op, errno)
                     {
@@ -383,7 +385,7 @@ impl Drop for EngineSet {
     fn drop(&mut self) {
         self.engines.end(&mut |job| {
             if let Some(attached) = &self.slots[job.slot as usize] {
-                triage::leave(&attached.disk, &job);
+                triage::unlock(&attached.disk, &job);
             }
         });
     }

@@ -111,19 +111,19 @@ fn objection(disk: &Disk, job: &Job) -> Option<Errno> {
     (changes && disk.read_only()).then_some(Errno::ROFS)
 }
 
-/// Lets a write that the kernel runs enter its disk's gate, if it has one; false if it must wait, as a worker can.
-/// Workers enter by themselves.
-pub(crate) fn enter(disk: &Disk, job: &Job) -> bool {
-    match (&disk.gate, job.request.op) {
-        (Some(gate), Op::Write { .. }) => gate.try_enter(&job.bytes()),
+/// Locks the blocks of a write that the kernel runs, where they need that; false if it must wait, as a worker can. Workers
+/// lock by themselves.
+pub(crate) fn try_lock(disk: &Disk, job: &Job) -> bool {
+    match (&disk.block_range_lock, job.request.op) {
+        (Some(lock), Op::Write { .. }) => lock.try_lock_shared(&job.bytes()),
         _ => true,
     }
 }
 
-/// Takes back an [`enter`] that was true.
-pub(crate) fn leave(disk: &Disk, job: &Job) {
-    if let (Some(gate), Op::Write { .. }) = (&disk.gate, job.request.op) {
-        gate.leave(&job.bytes());
+/// Takes back a [`try_lock`] that was true.
+pub(crate) fn unlock(disk: &Disk, job: &Job) {
+    if let (Some(lock), Op::Write { .. }) = (&disk.block_range_lock, job.request.op) {
+        lock.unlock_shared(&job.bytes());
     }
 }
 
