@@ -91,6 +91,12 @@ pub enum Ask {
     Write {
         at: u64,
     },
+    /// A write with FUA, which virtio-blk does not have: there it is as any other.
+    WriteStable {
+        at: u64,
+    },
+    /// What makes writes stable, those that have ended.
+    Flush,
     WriteZeroes {
         at: u64,
         len: u64,
@@ -112,6 +118,9 @@ impl Ask {
         let (blk, cdb, at, len) = match self {
             Self::Read { at } => (0_u32, [0x88, 0], at, len),
             Self::Write { at } => (1, [0x8a, 0], at, len),
+            Self::WriteStable { at } => (1, [0x8a, 1 << 3], at, len),
+            // SYNCHRONIZE CACHE (16) of all blocks.
+            Self::Flush => (4, [0x91, 0], 0, 0),
             // WRITE SAME (16) without a buffer.
             Self::WriteZeroes { at, len } => (13, [0x93, 1], at, len),
             Self::Verify { at, len, against_data } => (u32::MAX, [0x8f, u8::from(against_data) << 1], at, len),
@@ -421,7 +430,17 @@ impl Attacker {
 
     /// The status of the last chain: zero is success.
     pub fn status(&self) -> u8 {
-        let at = CONTROL + STATUSES + STATUS * ((self.made - 1) % u64::from(SIZE));
+        self.status_of(self.made - 1)
+    }
+
+    /// How many chains were made so far, which is the number of the next.
+    pub const fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// The status of a chain by its number: zero is success.
+    pub fn status_of(&self, number: u64) -> u8 {
+        let at = CONTROL + STATUSES + STATUS * (number % u64::from(SIZE));
         match self.manner.device {
             Device::Blk => self.control.get::<1>(at)[0],
             // The command's status, and the transport's.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use egret_vring::memory::{IoVec, Lent};
 
 use super::*;
-use crate::request::{Op, Request, Token};
+use crate::request::{Op, Request, RequestToken};
 use crate::{Driver, Options};
 
 const DISKS: u32 = 3;
@@ -22,7 +22,7 @@ fn threads(limits: WorkerLimits) -> Threads {
 }
 
 fn push(threads: &mut Threads, token: u64) {
-    let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
+    let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(token) };
     threads.push(Job::new(token as u32 % DISKS, request));
 }
 
@@ -53,10 +53,11 @@ fn overtaken(threads: &mut Threads, slot: u32, large: &mut [u8]) -> usize {
     let len = large.len() as u64;
     // SAFETY: the memory is there until the job is back, below.
     let buffers = unsafe { Lent::assume(vec![IoVec::new(large.as_mut_ptr(), large.len())]) };
-    let request = Request { op: Op::Read, offset: 0, len, buffers, token: Token(0) };
+    let request = Request { op: Op::Read, offset: 0, len, buffers, token: RequestToken(0) };
     threads.push(Job::new(0, request));
     for token in 1..=100 {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
+        let request =
+            Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(token) };
         threads.push(Job::new(slot, request));
     }
     threads.submit(Nanos::ZERO);
@@ -64,7 +65,7 @@ fn overtaken(threads: &mut Threads, slot: u32, large: &mut [u8]) -> usize {
     while ended.len() < 101 {
         reap_some(threads, &mut |finished| ended.push(finished.job.request.token));
     }
-    ended.iter().position(|token| *token == Token(0)).unwrap()
+    ended.iter().position(|token| *token == RequestToken(0)).unwrap()
 }
 
 #[test]
@@ -169,8 +170,8 @@ impl Drop for Locked<'_> {
 
 /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
 fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
-    let op = Op::WriteZeroes { unmap: false };
-    threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: Token(token) }));
+    let op = Op::WriteZeroes { unmap: false, fua: false };
+    threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: RequestToken(token) }));
 }
 
 /// Waits for the next `count` jobs that come back, and names them in their order.
