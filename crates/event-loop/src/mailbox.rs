@@ -1,7 +1,7 @@
 //! How other threads talk to a loop: commands in a box, and a doorbell.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -23,7 +23,7 @@ impl<T> Mailbox<T> {
     }
 
     pub(crate) fn send(&self, letter: T) {
-        self.letters.lock().expect("no holder of this lock panics").push(letter);
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
         if self.bell.ring() {
             // It fails only when the counter is full, and then the loop is being woken already.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -39,7 +39,7 @@ impl<T> Mailbox<T> {
         if !self.bell.answer() {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters.lock().expect("no holder of this lock panics"))
+        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -264,7 +264,7 @@ impl Stalls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Stall>> {
-        self.0.untold.lock().expect("no holder of this lock panics")
+        self.0.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
