@@ -7,11 +7,11 @@ mod open;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use egret_event_loop::Nanos;
+use egret_event_loop::{EventNotifier, Nanos};
 
 use crate::block_range_lock::BlockRangeLock;
 use crate::failure::{Failure, Failures};
@@ -123,8 +123,8 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has an eventfd told when a request fails in its engine, from here on; the first one to be named is.
-    pub fn watch_failures(&self, bell: &Arc<OwnedFd>) {
+    /// Has a notifier set when a request fails in its engine, from here on; the first one to be named is.
+    pub fn watch_failures(&self, bell: &EventNotifier) {
         self.failures.watch(bell);
     }
 

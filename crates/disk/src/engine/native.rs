@@ -6,13 +6,12 @@
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
 //! only, and why the time inside it is measured.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
 use egret_event_loop::aio::{self, Context, Iocb};
-use egret_event_loop::{Nanos, clock};
-use rustix::event::EventfdFlags;
+use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::io::Errno;
 
 use super::Engine;
@@ -44,7 +43,7 @@ const NO_FILE: File = File { fd: -1, block: 1, line: 0 };
 pub(crate) struct Native {
     /// Dropped before what it works on.
     context: Context,
-    event: OwnedFd,
+    event: EventNotifier,
     /// By slot.
     disks: Vec<File>,
     flying: Slab<Transfer>,
@@ -67,8 +66,7 @@ impl Native {
     /// An engine with `depth` requests in the kernel at a time, and at most `max_batch` (0: no limit) of them in one
     /// `io_submit`.
     pub(crate) fn new(depth: u32, max_batch: u32, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| EngineError::Event(e.into()))?;
+        let event = EventNotifier::new().map_err(EngineError::Event)?;
         let context = Context::new(depth)?;
         let mut new = Self {
             context,

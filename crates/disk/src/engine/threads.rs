@@ -11,7 +11,7 @@ mod workers;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use egret_event_loop::{Nanos, clock};
+use egret_event_loop::{EventNotifier, Nanos, clock};
 
 use self::done::{DoneList, JobPtr, Node};
 use self::workers::Workers;
@@ -54,7 +54,8 @@ pub(crate) struct Threads {
 
 impl Threads {
     pub(crate) fn new(limits: WorkerLimits, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
-        let workers = Arc::new(Workers::new(limits.sound(), DoneList::new()?));
+        let event = EventNotifier::new().map_err(EngineError::Event)?;
+        let workers = Arc::new(Workers::new(limits.sound(), DoneList::new(event)));
         Ok(Self { workers, disks: Vec::new(), pending: Vec::new(), spare: Vec::new(), counters })
     }
 

@@ -1,17 +1,14 @@
 //! Jobs on their way back from the workers: a list that the loop takes whole with one atomic exchange, so that a worker
 //! that loses its processor at a bad moment holds up nobody, and an eventfd for a loop that sleeps.
 
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 
-use rustix::event::EventfdFlags;
+use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
 use crate::disk::Disk;
-use crate::error::EngineError;
 use crate::job::Job;
 
 /// A job, and what is needed to run it, on its way to a worker and back.
@@ -56,14 +53,13 @@ pub(super) struct DoneList {
     newest: AtomicPtr<Node>,
     /// Whether the loop is about to block, and wants to be told of the next one that is done.
     armed: AtomicBool,
-    pub(super) event: File,
+    pub(super) event: EventNotifier,
 }
 
 impl DoneList {
-    pub(super) fn new() -> Result<Self, EngineError> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| EngineError::Event(e.into()))?;
-        Ok(Self { newest: AtomicPtr::new(ptr::null_mut()), armed: AtomicBool::new(false), event: File::from(event) })
+    /// An empty one, whose event is `event`.
+    pub(super) const fn new(event: EventNotifier) -> Self {
+        Self { newest: AtomicPtr::new(ptr::null_mut()), armed: AtomicBool::new(false), event }
     }
 
     /// Puts a node on the list, and wakes the loop if it asked for that.
@@ -83,8 +79,7 @@ impl DoneList {
         }
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
-            // A counter that is full announces as well as one that goes up.
-            let _ = (&self.event).write(&1u64.to_ne_bytes());
+            self.event.set();
         }
     }
 
