@@ -60,7 +60,7 @@ impl Price {
         if length <= window { self.spinning(length) } else { self.spinning(window) + self.block }
     }
 
-    /// The window after which spinning has cost as much as a block: at worst twice what the clairvoyant pays.
+    /// The window after which spinning has cost as much as a block: at worst twice what the offline optimum pays.
     pub(super) fn break_even(&self) -> u64 {
         (self.block * UNIT / self.spin).min(self.longest)
     }
