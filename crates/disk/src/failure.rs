@@ -1,7 +1,6 @@
-//! What a disk's engine could not do, for whoever watches: the newest failure, and a bell for the first.
+//! The newest request of a disk that failed, and a notifier that is set when there is one.
 //!
-//! An I/O thread leaves a failure here and goes on; it takes no memory, however many there are and however long nobody
-//! looks. A request that succeeds comes nowhere near.
+//! I/O threads note failures here. Only the newest is kept, so that failures take no memory however many there are. A request that succeeds comes nowhere near.
 
 #![forbid(unsafe_code)]
 

@@ -20,7 +20,7 @@ const LOOK: u64 = 64 << 10;
 /// Who runs a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nobody: this is its result.
+    /// None: the request has this result already.
     Answered(Result<(), Errno>),
     /// The disk's engine.
     Engine,
@@ -33,8 +33,8 @@ pub(crate) enum Verdict {
 /// Looks at a request once, and turns it into what will be run: zeroes that were written into zeroes, options into
 /// what they mean for it.
 ///
-/// How long that takes, and how long the engine is at it before the loop goes on, does not depend on what a guest asks
-/// for: what is large goes to workers.
+/// How long that takes, and how long an engine's submission takes, does not depend on the request's length: large requests
+/// go to workers.
 pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
     if let Some(errno) = objection(disk, job) {
         return Verdict::Answered(Err(errno));

@@ -9,7 +9,7 @@ use crate::LoopCounters;
 use crate::calibrate::{Calibration, Strain};
 use crate::cost::RunningCost;
 
-/// The policy, what it has been told, and what came of it.
+/// The policy, what it was told about the last wait, and counters of what came of its windows.
 pub(crate) struct Polling {
     policy: Box<dyn Policy>,
     window_max: Nanos,

@@ -139,7 +139,7 @@ impl Export {
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
-            bounds.narrow(egret_confine::Kind::Session);
+            bounds.narrow(egret_confine::ThreadKind::Session);
             serve(&theirs, listener, &their_stop.0);
         });
         let thread = thread.map_err(system)?;

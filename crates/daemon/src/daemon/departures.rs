@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
 use egret_virtio::scsi::LunAddress;
 
@@ -51,7 +51,7 @@ impl Departures {
         let (tell, bell, name) = (self.tell.clone(), self.bell.clone(), what.clone());
         let bounds = Bounds::of_this_thread();
         let thread = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             leave();
             let _ = tell.send(name);
             bell.set();

@@ -14,7 +14,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
 
@@ -51,7 +51,7 @@ impl Ending {
         let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
         let bounds = Bounds::of_this_thread();
         let thread = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             let Ok(end) = take.recv() else { return };
             let _ = tell.send((what, end()));
             bell.set();

@@ -48,7 +48,7 @@ impl Metrics {
         let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
-            bounds.narrow(egret_confine::Kind::Metrics);
+            bounds.narrow(egret_confine::ThreadKind::Metrics);
             http::serve(&socket, &theirs, &|| scrape(&board.look()));
             socket
         })?;

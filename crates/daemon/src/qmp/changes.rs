@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
 use serde_json::Value;
 
@@ -65,7 +65,7 @@ impl Changes {
         let their_bell = SetAtTheEnd(bell.clone());
         let bounds = Bounds::of_this_thread();
         let work = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             for (daemon, what) in their_orders {
                 if their_done.send(change(daemon, what)).is_err() {
                     return;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::{EventNotifier, Phase};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -98,7 +98,7 @@ impl Watchdog {
         let (their_stalls, their_stop) = (stalls.clone(), stop.clone());
         let bounds = Bounds::of_this_thread();
         let watch = move || {
-            bounds.narrow(Kind::Watchdog);
+            bounds.narrow(ThreadKind::Watchdog);
             watch(&board, &their_stalls, &their_stop, limit, interval, on_stall);
         };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);

@@ -13,8 +13,8 @@ use crate::disk::Disk;
 /// (1280 KiB), and little enough for others to wait for.
 pub(crate) const PART: u64 = 2 << 20;
 
-/// The same for the parts of what is larger, where several disks share the workers: a core that copies for one of them
-/// is had back by the others soon.
+/// The same for the parts of what is larger, where several disks share the workers: a worker that copies for one
+/// of them soon gives its core to the others.
 pub(crate) const SHARED_PART: u64 = 256 << 10;
 
 /// All of `bytes` if they are not more than `most`, or else up to the next multiple of that, where blocks meet.

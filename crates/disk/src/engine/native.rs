@@ -1,6 +1,6 @@
 //! Linux AIO: the engine of `aio=native`.
 //!
-//! The kernel counts each completion on an eventfd, which the loop watches and nobody reads; what completed is read from
+//! The kernel counts each completion on an eventfd, which the loop watches edge by edge and never reads; completions are read from
 //! the context's ring.
 //!
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
@@ -41,7 +41,7 @@ const NO_FILE: File = File { fd: -1, block: 1, line: 0 };
 
 /// See the module's description.
 pub(crate) struct Native {
-    /// Dropped before what it works on.
+    /// Dropped first: the kernel uses the memory of its transfers until then.
     context: Context,
     event: EventNotifier,
     /// By slot.

@@ -23,7 +23,7 @@ use crate::job::{Finished, Job};
 use crate::stats::EngineCounters;
 
 impl WorkerLimits {
-    /// The same, with somebody to do the work.
+    /// The same, with at least one worker.
     fn sound(self) -> Self {
         Self { max: self.max.max(1), ..self }
     }

@@ -2,13 +2,13 @@
 //!
 //! Calibration tells how late this thread wakes up. What sleeping does to a wait can be more than that, or less: a client
 //! that is kept waiting sleeps more deeply and answers later, and who serves the disk may be sooner done on the core that
-//! this thread has left. A thread that always blocks sees only the long waits of who always blocks, and finds itself
-//! confirmed. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
-//! spinning is, and the lengths are compared: in a row, because others take a while to answer in kind.
+//! this thread has left. A thread that always blocks sees only the waits that blocking makes long, and goes on
+//! blocking. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
+//! spinning is, and the lengths are compared: in a row, because clients take a while to adapt.
 
 /// Waits that are compared on either side.
 const SAMPLE: usize = 8;
-/// Waits at the beginning of a trial that are not counted: the world is still as it was.
+/// Waits at the beginning of a trial that are not counted: clients and disks react only after some.
 const SETTLING: u32 = 4;
 /// Waits between two trials, at most.
 const LATEST: u32 = 8_192;

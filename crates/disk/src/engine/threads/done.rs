@@ -40,7 +40,7 @@ impl JobPtr {
         Self(Box::into_raw(node))
     }
 
-    /// The node, which is whoever's who has taken this from the queue.
+    /// The node. The holder of the pointer is its only user.
     pub(super) fn node(&mut self) -> &mut Node {
         // SAFETY: made by `Box::into_raw`, and neither cloned nor copied: who has this has the node.
         unsafe { &mut *self.0 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use rustix::io::Errno;
 
 use super::super::WorkerLimits;
@@ -65,7 +65,7 @@ impl Workers {
         (0..wake).for_each(|_| self.work.notify_one());
         let (workers, bounds) = (Arc::clone(self), Bounds::of_this_thread());
         let spawned = std::thread::Builder::new().name("disk-worker".into()).spawn(move || {
-            bounds.narrow(Kind::Worker);
+            bounds.narrow(ThreadKind::Worker);
             work(&workers);
         });
         if spawned.is_ok() {
@@ -77,7 +77,7 @@ impl Workers {
         if queue.workers > 0 {
             return;
         }
-        // Nobody is left to take them.
+        // There is no worker, and none can be started: the jobs fail, or they would never come back.
         for mut job in queue.jobs.drain() {
             job.node().result = Err(Errno::AGAIN);
             self.done.push(job);
@@ -94,7 +94,7 @@ impl Workers {
         self.call(queue);
     }
 
-    /// Waits until they have done what they were given, because it is others' memory that they use, and have left.
+    /// Waits until the workers have run their jobs, which use the guests' memory, and have left.
     pub(super) fn end(&self) {
         let mut queue = self.lock();
         queue.closing = true;
@@ -127,8 +127,8 @@ fn work(workers: &Arc<Workers>) {
                     None
                 }
                 Poll::Pending => {
-                    // On a processor that it shares with its I/O thread, or with whoever waits for that, it would come
-                    // back after milliseconds only.
+                    // Its I/O thread, or that thread's client, may want this processor; without a yield the scheduler
+                    // would leave the worker on it for milliseconds.
                     std::thread::yield_now();
                     Some(taken)
                 }
@@ -148,7 +148,7 @@ fn work(workers: &Arc<Workers>) {
         let (back, waited) = workers.work.wait_timeout(queue, idle).unwrap_or_else(PoisonError::into_inner);
         queue = back;
         queue.idle -= 1;
-        // Whoever wakes looks, whether it was the one that was meant or not: it counts for one of them.
+        // A worker may wake by itself before one that was notified does: whichever looks first counts as the notified one.
         queue.woken = queue.woken.saturating_sub(1);
         if waited.timed_out() && queue.jobs.is_empty() && queue.workers > queue.limits.min {
             break;
@@ -156,6 +156,6 @@ fn work(workers: &Arc<Workers>) {
     }
     queue.workers -= 1;
     workers.left.notify_all();
-    // It may have been woken for a job: somebody who stays takes it.
+    // It may leave although it was notified of a job; another worker has to take that.
     workers.call(queue);
 }
