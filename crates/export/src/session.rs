@@ -13,23 +13,24 @@ use egret_event_loop::Leaving;
 use egret_virtio::{EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
+use egret_vring::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;
 use crate::peer_fd::PeerFd;
-use crate::protocol::{Connection, F_PROTOCOL_FEATURES, InflightAt, Message, RegionAt, Request, RingAt, feature};
+use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
 use crate::vring::{Due, Runs, Vring};
 use crate::worker::{VringFds, Worker};
 
-const PROTOCOL_FEATURES: u64 = feature::MQ
-    | feature::REPLY_ACK
-    | feature::BACKEND_REQ
-    | feature::CONFIG
-    | feature::INFLIGHT_SHMFD
-    | feature::RESET_DEVICE
-    | feature::CONFIGURE_MEM_SLOTS;
+const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
+    | protocol_feature::REPLY_ACK
+    | protocol_feature::BACKEND_REQ
+    | protocol_feature::CONFIG
+    | protocol_feature::INFLIGHT_SHMFD
+    | protocol_feature::RESET_DEVICE
+    | protocol_feature::CONFIGURE_MEM_SLOTS;
 
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
@@ -77,7 +78,7 @@ impl<'a> Session<'a> {
             if !pause.is_zero() {
                 self.connection.pause(pause)?;
             }
-            let acknowledges = message.wants_ack && self.protocol_features & feature::REPLY_ACK != 0;
+            let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
             match self.answer(request, &message) {
                 Ok(Answered::Replied) => {}
                 Ok(Answered::Done) if acknowledges => self.connection.reply_u64(&message, 0)?,
