@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 use std::thread;
 
-use egret_disk::{Disk, Driver, EngineOptions, Engines, Options};
+use egret_disk::{Disk, Driver, EngineOptions, EngineSet, Options};
 use egret_event_loop::{LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
 use egret_export::{Access, Address, Export, ExportConfig, Kickless, Worker};
 use egret_polling::{Parameters, PolicyKind};
@@ -52,9 +52,8 @@ static IO: LazyLock<LoopHandle<Worker>> = LazyLock::new(|| {
         policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).expect("a policy"),
         window_max: Nanos::ZERO,
         idle_after: Nanos::from_millis(1),
-        calibrate: false,
     };
-    let engines = |ring| Engines::new(EngineOptions { ring, ..EngineOptions::default() });
+    let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
     spawn(options, engines, |error| panic!("{error}")).expect("an I/O thread").0
 });
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use egret_export as export;
-use egret_vocabulary::schema::Access;
+use egret_vocabulary::schema::{Access, Mode};
 
 use crate::process::sys::{group_id, user_id};
 
@@ -15,7 +15,7 @@ pub(crate) fn resolve(access: &Access) -> io::Result<export::Access> {
     let Access { mode, user: owner, group, allow_uid } = access;
     let user = |name: &String| find("user", name, user_id);
     Ok(export::Access {
-        mode: *mode,
+        mode: mode.map(|Mode(mode)| mode),
         user: owner.as_ref().map(user).transpose()?,
         group: group.as_ref().map(|name| find("group", name, group_id)).transpose()?,
         uids: allow_uid.iter().map(user).collect::<io::Result<_>>()?,

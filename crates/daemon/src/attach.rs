@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use egret_vocabulary::schema::{Addr, Export, ExportType};
+use egret_vocabulary::schema::{Addr, Device, Export, UnixAddr};
 
 /// The ring size that QEMU, and libvirt with it, sets up when told nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
@@ -32,10 +32,10 @@ impl Attach {
     ///
     /// `None` for an export on an inherited descriptor: where its socket is, only the one who made it knows.
     pub fn new(export: &Export, directory: &Path) -> Option<Self> {
-        let Addr::Unix { path } = &export.addr else { return None };
+        let Addr::Unix(UnixAddr { path }) = &export.addr else { return None };
         let path = directory.join(path).to_string_lossy().into_owned();
         // libvirt and cloud-hypervisor know no vhost-user-scsi.
-        if export.kind == ExportType::VhostUserScsi {
+        if let Device::VhostUserScsi(_) = export.device {
             return Some(Self { qemu: qemu(export, &path), libvirt: String::new(), cloud_hypervisor: String::new() });
         }
         Some(Self {
@@ -48,9 +48,9 @@ impl Attach {
 
 fn qemu(export: &Export, path: &str) -> String {
     let Export { id, num_queues, queue_size, .. } = export;
-    let device = match export.kind {
-        ExportType::VhostUserBlk => format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}"),
-        ExportType::VhostUserScsi => format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}"),
+    let device = match export.device {
+        Device::VhostUserBlk(_) => format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}"),
+        Device::VhostUserScsi(_) => format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}"),
     };
     let chardev =
         shell_word(&format!("socket,id=chr-{id},path={},reconnect-ms={RECONNECT_MS}", path.replace(',', ",,")));
@@ -97,12 +97,12 @@ fn xml_text(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egret_vocabulary::schema::Descriptor;
+    use egret_vocabulary::schema::{Descriptor, FdAddr, ScsiDevice};
 
     use super::*;
 
     fn export(path: &str) -> Export {
-        let addr = Addr::Unix { path: path.to_owned() };
+        let addr = Addr::Unix(UnixAddr { path: path.to_owned() });
         Export { num_queues: 4, ..Export::new("disk0", "disk0", addr) }
     }
 
@@ -131,7 +131,11 @@ mod tests {
 
     #[test]
     fn a_virtio_scsi_export_has_a_line_for_qemu_alone() {
-        let attach = Attach::new(&Export { kind: ExportType::VhostUserScsi, ..export("s") }, Path::new("/")).unwrap();
+        let attach = Attach::new(
+            &Export { device: Device::VhostUserScsi(ScsiDevice { luns: Vec::new() }), ..export("s") },
+            Path::new("/"),
+        )
+        .unwrap();
         let device = "-device vhost-user-scsi-pci,num_queues=4,virtqueue_size=128,id=disk0,chardev=chr-disk0";
         assert!(attach.qemu.ends_with(device), "{attach:?}");
         assert_eq!((attach.libvirt.as_str(), attach.cloud_hypervisor.as_str()), ("", ""));
@@ -157,7 +161,7 @@ mod tests {
 
     #[test]
     fn an_inherited_socket_has_no_lines() {
-        let export = Export { addr: Addr::Fd { fd: Descriptor::Number(3) }, ..export("s") };
+        let export = Export { addr: Addr::Fd(FdAddr { str: Descriptor::Number(3) }), ..export("s") };
         assert_eq!(Attach::new(&export, Path::new("/")), None);
     }
 }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, Engines, Op, Options, Request, RequestToken};
+use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, RequestToken};
 use egret_event_loop::{Backend, Nanos, clock};
 use egret_vring::memory::{IoVec, Lent};
 
@@ -15,7 +15,7 @@ const BLOCK: usize = 4096;
 struct Block([u8; BLOCK]);
 
 /// Runs a batch of reads to its end, spinning, and keeps the buffers for the next one.
-fn batch(engines: &mut Engines, slot: DiskSlot, spare: &mut Vec<Lent>, blocks: u64) {
+fn batch(engines: &mut EngineSet, slot: DiskSlot, spare: &mut Vec<Lent>, blocks: u64) {
     let now = clock::now();
     for (i, buffers) in spare.drain(..).enumerate() {
         let offset = (i as u64 * 7919) % blocks * BLOCK as u64;
@@ -35,7 +35,7 @@ fn batch(engines: &mut Engines, slot: DiskSlot, spare: &mut Vec<Lent>, blocks: u
 
 fn bench(criterion: &mut Criterion, name: &str, options: &Options) {
     let disk = Arc::new(Disk::open(options).expect("it opens"));
-    let mut engines = Engines::new(EngineOptions::default());
+    let mut engines = EngineSet::new(EngineOptions::default());
     let slot = engines.attach(&disk).expect("it attaches");
     let mut group = criterion.benchmark_group(name);
     for depth in [1usize, 64] {

@@ -103,7 +103,7 @@ fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Res
             together(disk, &part, || discard(disk, &part))?;
             Ok(part.end - part.start)
         }
-        Op::WriteZeroes { unmap } => write_zeroes(disk, bytes, unmap, scratch),
+        Op::WriteZeroes { unmap, .. } => write_zeroes(disk, bytes, unmap, scratch),
     }
 }
 
@@ -471,7 +471,7 @@ mod tests {
         let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
         let disk = Disk::open(&options).unwrap();
         let mut memory = vec![1u8; 5 << 20];
-        let zeroes = Op::WriteZeroes { unmap: false };
+        let zeroes = Op::WriteZeroes { unmap: false, fua: false };
         disk.able.zero_range.store(false, Ordering::Relaxed);
         for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, zeroes] {
             for (len, part, expected) in [(5 << 20, SHARED_PART, 20), (PART, SHARED_PART, 1)] {

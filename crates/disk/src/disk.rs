@@ -27,7 +27,7 @@ use crate::throttle::{Direction, Throttle, ThrottleGroup};
 
 /// An open image: what it is, and what was learnt about it.
 ///
-/// Every I/O thread that serves it shares it, and runs its requests on [`Engines`](crate::Engines) of its own.
+/// Every I/O thread that serves it shares it, and runs its requests on an [`EngineSet`](crate::EngineSet) of its own.
 pub struct Disk {
     pub(crate) options: Options,
     pub(crate) backing: Backing,
@@ -269,7 +269,7 @@ impl Disk {
     }
 
     /// Limits what guests do with it from here on, or no longer does. Requests that wait under other limits go as soon
-    /// as the loops that run the disk [look](crate::Engines::look_at_limits).
+    /// as the loops that run the disk [restart them](crate::EngineSet::restart_throttled).
     pub fn set_throttle_group(&self, group: Option<&Arc<ThrottleGroup>>) {
         self.throttle.set_group(group);
     }

@@ -1,14 +1,14 @@
 //! Requests and the engines that run them.
 //!
-//! A [`Disk`] is an open image, a file or a block device: shared, and the same for everybody. [`Engines`] are what one
+//! A [`Disk`] is an open image, a file or a block device: shared, and the same for everybody. [`EngineSet`] is what one
 //! I/O thread runs requests on: its own, and for every disk that it serves. A [`Request`] is pushed; nothing happens
 //! until the loop has collected its batch and submits; then it comes back as a [`Completion`].
 //!
 //! ```text
-//! Request ──► Engines ──► triage ──┬─► threads    workers that block
-//!                                  ├─► native     Linux AIO
-//!                                  ├─► io_uring   the loop's ring, or its own
-//!                                  └─► null       nothing at all
+//! Request ──► EngineSet ──► triage ──┬─► threads    workers that block
+//!                                    ├─► native     Linux AIO
+//!                                    ├─► io_uring   the loop's ring, or its own
+//!                                    └─► null       nothing at all
 //! ```
 //!
 //! Whatever the engine, a request means the same: a read past the end of an image that has shrunk finds zeroes, a
@@ -26,7 +26,8 @@ mod blocking;
 mod buffers;
 mod disk;
 mod engine;
-mod engines;
+mod engine_kind;
+mod engine_set;
 mod error;
 mod failure;
 mod gate;
@@ -40,7 +41,7 @@ mod throttle;
 mod triage;
 
 pub use disk::Disk;
-pub use engines::{DiskSlot, EngineOptions, Engines};
+pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::Failure;
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};

@@ -46,6 +46,8 @@ pub enum Op {
     WriteZeroes {
         /// The storage behind the range may be given back.
         unmap: bool,
+        /// Complete only when the zeroes are on stable storage.
+        fua: bool,
     },
 }
 

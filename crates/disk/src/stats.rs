@@ -6,17 +6,16 @@ use std::sync::{Arc, OnceLock};
 
 use egret_event_loop::{Counter, Nanos};
 
+use crate::engine_kind::EngineKind;
+
 /// Batch sizes are told apart up to 2^15 and more.
 pub const BATCH_CLASSES: usize = 16;
-
-/// How many engines there may be on one I/O thread.
-pub(crate) const ENGINES: usize = 4;
 
 /// What the engines of one I/O thread count, as they count it; any thread may [read](Self::read) it.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// By the engine's place; there from the engine's first use on.
-    engines: [OnceLock<Arc<EngineCounters>>; ENGINES],
+    /// By [`EngineKind::index`]; there from the engine's first use on.
+    engines: [OnceLock<Arc<EngineCounters>>; EngineKind::COUNT],
     pub(crate) fallbacks: Counter,
     pub(crate) bounced: Counter,
     pub(crate) answered: Counter,
@@ -25,8 +24,9 @@ pub struct Counters {
 
 impl Counters {
     /// The counters of an engine, for it to count in. One that is made anew goes on where the last one was.
-    pub(crate) fn engine(&self, place: usize, name: &'static str) -> Arc<EngineCounters> {
-        Arc::clone(self.engines[place].get_or_init(|| Arc::new(EngineCounters { name, ..EngineCounters::default() })))
+    pub(crate) fn engine(&self, kind: EngineKind) -> Arc<EngineCounters> {
+        let new = || Arc::new(EngineCounters { name: kind.name(), ..EngineCounters::default() });
+        Arc::clone(self.engines[kind.index()].get_or_init(new))
     }
 
     /// What they have come to, without asking the I/O thread.

@@ -40,7 +40,7 @@ pub struct Replay {
 }
 
 fn policy(name: &str) -> Result<PolicyKind, String> {
-    let known = PolicyKind::ALL.map(PolicyKind::name);
+    let known = PolicyKind::ALL.iter().map(|kind| kind.as_str());
     name.parse().map_err(|error| format!("{error}{}", did_you_mean(name, known)))
 }
 

@@ -38,15 +38,13 @@ pub struct LoopOptions {
     pub name: String,
     /// The monitor to use.
     pub monitor: MonitorChoice,
-    /// Decides how long it spins.
+    /// Decides how long it spins. If it weighs what blocking costs, a thread of the loop's own finds that out before its
+    /// first turn.
     pub policy: Box<dyn Policy>,
     /// The largest window the policy may choose; only counted against.
     pub window_max: Nanos,
     /// A source without an event for so long is left to the monitor.
     pub idle_after: Nanos,
-    /// Whether a thread of the loop's own finds out, before its first turn, what blocking costs it: 10 to 50 ms, for
-    /// policies that weigh it.
-    pub calibrate: bool,
 }
 
 /// One thread's loop: its sources, the engines they share, and how it waits.

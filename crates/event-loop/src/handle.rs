@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use egret_confine::{Bounds, Kind};
-use egret_polling::BlockCost;
+use egret_polling::{BlockCost, Nanos, Policy};
 use rustix::thread::gettid;
 
 use crate::calibrate::{Strain, calibrate};
@@ -110,6 +110,19 @@ impl<S: Source> LoopHandle<S> {
         Ok(calibration.cost)
     }
 
+    /// Has `policy` decide about waits from here on, once it knows what blocking costs, should it weigh that.
+    ///
+    /// # Errors
+    ///
+    /// As [`calibrate`](Self::calibrate).
+    pub fn set_policy(&self, policy: Box<dyn Policy>, window_max: Nanos) -> io::Result<()> {
+        if policy.weighs_block_cost() {
+            self.calibrate()?;
+        }
+        self.send(move |target| target.set_policy(policy, window_max));
+        Ok(())
+    }
+
     /// Gives a source to the loop.
     ///
     /// # Errors
@@ -147,7 +160,7 @@ pub fn spawn<S: Source>(
     let thread = std::thread::Builder::new().name(options.name.clone()).spawn(move || {
         // A deadline means that moment, not one up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let wants_calibration = options.calibrate;
+        let wants_calibration = options.policy.weighs_block_cost();
         let made = EventLoop::new(options, backend).and_then(|mut new| {
             if wants_calibration {
                 new.set_calibration(calibrate()?, Strain::of(gettid())?);

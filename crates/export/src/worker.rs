@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use egret_disk::{Completion, Disk, DiskSlot, EngineError, Engines, Request, RequestToken};
+use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{DiskKey, Ended, Model, Next};
 use egret_vring::memory::Buffers;
@@ -140,7 +140,7 @@ impl Disks {
         self.slots.get(key as usize).copied().flatten()
     }
 
-    fn attach(&mut self, engines: &mut Engines) -> Result<(), EngineError> {
+    fn attach(&mut self, engines: &mut EngineSet) -> Result<(), EngineError> {
         for at in 0..self.all.len() {
             let Some(disk) = &self.all[at] else { continue };
             match engines.attach(disk) {
@@ -154,7 +154,7 @@ impl Disks {
         Ok(())
     }
 
-    fn detach(&mut self, engines: &mut Engines) {
+    fn detach(&mut self, engines: &mut EngineSet) {
         self.slots.iter_mut().filter_map(Option::take).for_each(|slot| engines.detach(slot));
     }
 }
@@ -264,7 +264,7 @@ impl Worker {
 
     /// Gives a request to the engines, with its memory, which the queue lends.
     #[inline]
-    fn push(&mut self, engines: &mut Engines, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+    fn push(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         let Request { op, offset, len, buffers, token } = request;
         let Some(slot) = self.disks.slot(key) else { return self.refuse(token, buffers, Errno::NODEV, now) };
         match self.queue.lend(buffers) {
@@ -323,7 +323,7 @@ impl Worker {
 
     /// Pushes what came of completions.
     #[cold]
-    fn push_follow_ups(&mut self, engines: &mut Engines, now: Nanos) {
+    fn push_follow_ups(&mut self, engines: &mut EngineSet, now: Nanos) {
         // A request that is refused may leave another behind, until its command gives up.
         while let Some((key, request)) = self.follow_ups.pop() {
             self.push(engines, key, request, now);
@@ -357,13 +357,13 @@ fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
 }
 
 impl Source for Worker {
-    type Backend = Engines;
+    type Backend = EngineSet;
 
     fn route(completion: &Completion) -> u32 {
         completion.token.source()
     }
 
-    fn attached(&mut self, id: SourceId, engines: &mut Engines) -> io::Result<()> {
+    fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.source = id.index();
         // The last loop's timer is not this one's.
@@ -374,7 +374,7 @@ impl Source for Worker {
         Ok(())
     }
 
-    fn detached(&mut self, engines: &mut Engines) {
+    fn detached(&mut self, engines: &mut EngineSet) {
         self.alarm = None;
         self.model.set_waker(None);
         self.disks.detach(engines);
@@ -384,7 +384,7 @@ impl Source for Worker {
         self.phase == Phase::Running && self.queue.is_available() && self.takes_chains()
     }
 
-    fn dispatch(&mut self, engines: &mut Engines, turn: &mut Turn<'_, Self>) {
+    fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
         self.answer_alarm(turn.now());
         if !self.follow_ups.is_empty() {
             self.push_follow_ups(engines, turn.now());
@@ -471,15 +471,15 @@ impl Source for Worker {
         }
     }
 
-    fn stop(&mut self, engines: &mut Engines) {
-        self.disks.slots.iter().flatten().for_each(|slot| engines.lift_limits(*slot));
+    fn stop(&mut self, engines: &mut EngineSet) {
+        self.disks.slots.iter().flatten().for_each(|slot| engines.disable_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
         }
     }
 
-    fn resume(&mut self, engines: &mut Engines) {
-        self.disks.slots.iter().flatten().for_each(|slot| engines.limit_again(*slot));
+    fn resume(&mut self, engines: &mut EngineSet) {
+        self.disks.slots.iter().flatten().for_each(|slot| engines.enable_limits(*slot));
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
         }

@@ -124,7 +124,7 @@ impl Terms {
     /// # Errors
     /// A property out of its range.
     pub fn replay(&self, named: &Named) -> Result<Vec<Row>, ReplayError> {
-        let policies = if self.policies.is_empty() { &PolicyKind::ALL[..] } else { &self.policies };
+        let policies = if self.policies.is_empty() { PolicyKind::ALL } else { &self.policies };
         Ok(replay(&named.name, &named.trace, &self.setting(&named.trace), policies)?)
     }
 

@@ -38,10 +38,10 @@ fn decide(c: &mut Criterion) {
         let waits = waits(trace);
         let mut group = c.benchmark_group(trace.name());
         group.throughput(Throughput::Elements(waits.len() as u64));
-        for kind in PolicyKind::ALL {
+        for &kind in PolicyKind::ALL {
             let mut policy = egret_polling::build(kind, &Parameters::default()).expect("the defaults are in range");
             policy.set_block_cost(BlockCost::default());
-            group.bench_function(kind.name(), |b| b.iter(|| run(policy.as_mut(), &waits)));
+            group.bench_function(kind.as_str(), |b| b.iter(|| run(policy.as_mut(), &waits)));
         }
         group.finish();
     }

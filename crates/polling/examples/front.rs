@@ -30,7 +30,7 @@ fn tables() -> Result<(), Box<dyn Error>> {
     for (k_us, max) in [5, 30].into_iter().flat_map(|k| [(k, Parameters::DEFAULT_MAX), (k, Nanos::from_millis(10))]) {
         println!("\nK = {k_us} us, poll-max-ns {}: cost against the clairvoyant's\n", max.0);
         for (index, trace) in Builtin::ALL.into_iter().enumerate() {
-            let rows = replay(trace.name(), &trace.generate(), &setting(k_us, max), &PolicyKind::ALL)?;
+            let rows = replay(trace.name(), &trace.generate(), &setting(k_us, max), PolicyKind::ALL)?;
             // The clairvoyant's own row would be all ones.
             let rows = &rows[1..];
             if index == 0 {
@@ -50,7 +50,7 @@ fn tables() -> Result<(), Box<dyn Error>> {
 fn picture(trace: Builtin, k_us: u64) -> Result<(), Box<dyn Error>> {
     let waits = trace.generate();
     let setting = setting(k_us, Parameters::DEFAULT_MAX);
-    let rows = replay(trace.name(), &waits, &setting, &PolicyKind::ALL)?;
+    let rows = replay(trace.name(), &waits, &setting, PolicyKind::ALL)?;
     print!("{}", front_svg(&rows, &fixed_windows(trace.name(), &waits, &setting)));
     Ok(())
 }

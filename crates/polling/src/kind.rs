@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 use thiserror::Error;
 
 use crate::low_regret::LowRegret;
@@ -12,7 +13,7 @@ use crate::policies::{Busy, Off, PerSourceWindow, SharedWindow, Weighted};
 use crate::{Parameters, Policy};
 
 /// A value of `poll-policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum PolicyKind {
     /// `off`: never spins.
@@ -31,11 +32,10 @@ pub enum PolicyKind {
 
 impl PolicyKind {
     /// Every policy, from the oldest idea to the newest.
-    pub const ALL: [Self; 6] =
-        [Self::Off, Self::Busy, Self::SharedWindow, Self::PerSourceWindow, Self::Weighted, Self::LowRegret];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// How it is spelled.
-    pub const fn name(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Busy => "busy",
@@ -46,16 +46,27 @@ impl PolicyKind {
         }
     }
 
-    /// Whether a policy of this kind heeds `property`.
-    pub const fn uses(self, property: Property) -> bool {
-        match property {
-            Property::Max => true,
-            Property::Grow | Property::Shrink => {
-                matches!(self, Self::SharedWindow | Self::PerSourceWindow | Self::Weighted)
-            }
-            Property::Weight => matches!(self, Self::Weighted),
-            Property::Price => matches!(self, Self::LowRegret),
+    /// The properties that a policy of this kind heeds.
+    const fn properties(self) -> &'static [Property] {
+        match self {
+            Self::Off | Self::Busy => &[Property::Max],
+            Self::SharedWindow | Self::PerSourceWindow => &[Property::Max, Property::Grow, Property::Shrink],
+            Self::Weighted => &[Property::Max, Property::Grow, Property::Shrink, Property::Weight],
+            Self::LowRegret => &[Property::Max, Property::Price],
         }
+    }
+
+    /// Whether a window that shrinks is gone at once where `poll-shrink` is unset, and not divided by a default.
+    pub const fn starts_over(self) -> bool {
+        match self {
+            Self::SharedWindow | Self::PerSourceWindow => true,
+            Self::Off | Self::Busy | Self::Weighted | Self::LowRegret => false,
+        }
+    }
+
+    /// Whether a policy of this kind heeds `property`.
+    pub fn uses(self, property: Property) -> bool {
+        self.properties().contains(&property)
     }
 }
 
@@ -81,27 +92,31 @@ pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy
 
 impl fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        f.pad(self.as_str())
     }
 }
 
 impl From<PolicyKind> for &'static str {
     fn from(kind: PolicyKind) -> Self {
-        kind.name()
+        kind.as_str()
     }
 }
 
 /// A `poll-policy` that does not exist.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("poll-policy must be one of {known}; got '{0}'", known = PolicyKind::ALL.map(PolicyKind::name).join(", "))]
+#[error("poll-policy must be one of {known}; got '{0}'", known = known().join(", "))]
 pub struct UnknownPolicy(String);
+
+fn known() -> Vec<&'static str> {
+    PolicyKind::ALL.iter().map(|kind| kind.as_str()).collect()
+}
 
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        let known = Self::ALL.into_iter().find(|kind| kind.name() == text);
-        known.ok_or_else(|| UnknownPolicy(text.to_owned()))
+        let found = Self::ALL.iter().copied().find(|kind| kind.as_str() == text);
+        found.ok_or_else(|| UnknownPolicy(text.to_owned()))
     }
 }
 
@@ -119,7 +134,7 @@ mod tests {
 
     #[test]
     fn every_name_reads_back_as_what_it_names() {
-        for kind in PolicyKind::ALL {
+        for &kind in PolicyKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
     }

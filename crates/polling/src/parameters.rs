@@ -149,7 +149,7 @@ pub enum ParameterError {
 
 /// The policies that use `property`, for a reader: `a, b and c`.
 fn owners(property: Property) -> String {
-    let names: Vec<_> = PolicyKind::ALL.iter().filter(|kind| kind.uses(property)).map(|kind| kind.name()).collect();
+    let names: Vec<_> = PolicyKind::ALL.iter().filter(|kind| kind.uses(property)).map(|kind| kind.as_str()).collect();
     match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => names.concat(),

@@ -76,6 +76,44 @@ pub struct Wait<'a> {
 /// A policy sees only durations, never a clock, so a recorded trace replays through exactly the code that runs in
 /// production. The loop calls [`window`](Self::window) before each wait and [`observe`](Self::observe) after it,
 /// strictly in turn. Neither may allocate, except when a slot is seen for the first time.
+///
+/// A policy that expects each wait to be about as long as the last one:
+///
+/// ```
+/// use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
+///
+/// struct AsLast {
+///     max: Nanos,
+///     window: Nanos,
+/// }
+///
+/// impl Policy for AsLast {
+///     fn window(&mut self, _before: &Standing) -> Nanos {
+///         self.window
+///     }
+///
+///     fn observe(&mut self, wait: &Wait<'_>) {
+///         let twice = wait.length + wait.length;
+///         self.window = if twice <= self.max { twice } else { Nanos::ZERO };
+///     }
+///
+///     fn forget(&mut self, _slot: Slot) {}
+///
+///     fn window_now(&self) -> Nanos {
+///         self.window
+///     }
+///
+///     fn weighs_block_cost(&self) -> bool {
+///         false
+///     }
+/// }
+///
+/// let mut policy = AsLast { max: Nanos(32_768), window: Nanos::ZERO };
+/// for (length, window) in [(10_000, 20_000), (100_000, 0)] {
+///     policy.observe(&Wait { length: Nanos(length), spun: Nanos::ZERO, blocked: true, active: &[] });
+///     assert_eq!(policy.window(&Standing::default()), Nanos(window));
+/// }
+/// ```
 pub trait Policy: Send {
     /// How long to spin before the coming wait blocks; zero blocks at once, [`Nanos::MAX`] never blocks.
     fn window(&mut self, before: &Standing) -> Nanos;
@@ -92,9 +130,12 @@ pub trait Policy: Send {
     /// About what the next wait will get, for telemetry; [`Nanos::MAX`] from a policy that never blocks.
     fn window_now(&self) -> Nanos;
 
+    /// Whether its windows depend on what blocking costs, which takes 10 to 50 ms to measure.
+    fn weighs_block_cost(&self) -> bool;
+
     /// Learns what blocking costs on this thread, at its start and whenever the loop knows better.
     ///
-    /// A policy that does not weigh costs ignores it.
+    /// A policy that does not weigh it ignores it.
     fn set_block_cost(&mut self, _cost: BlockCost) {}
 
     /// Learns whether somebody else wants this thread's core.

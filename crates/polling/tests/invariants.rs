@@ -76,14 +76,11 @@ fn windows(kind: PolicyKind, parameters: &Parameters, events: &[Event]) -> Vec<N
     play(build(kind, parameters).unwrap().as_mut(), events)
 }
 
-/// Every policy that has a window to adapt.
-const ADAPTIVE: [PolicyKind; 4] =
-    [PolicyKind::SharedWindow, PolicyKind::PerSourceWindow, PolicyKind::Weighted, PolicyKind::LowRegret];
-
 proptest! {
     #[test]
     fn no_window_is_ever_longer_than_the_maximum(parameters in parameters(), events in vec(event(), 0..200)) {
-        for kind in ADAPTIVE {
+        // One never blocks, whatever the maximum.
+        for &kind in PolicyKind::ALL.iter().filter(|&&kind| kind != PolicyKind::Busy) {
             for window in windows(kind, &parameters, &events) {
                 prop_assert!(window <= parameters.max, "{kind}: {window}");
             }
@@ -93,7 +90,7 @@ proptest! {
     #[test]
     fn a_maximum_of_zero_means_that_no_policy_spins(parameters in parameters(), events in vec(event(), 0..50)) {
         let parameters = Parameters { max: Nanos::ZERO, ..parameters };
-        for kind in PolicyKind::ALL {
+        for &kind in PolicyKind::ALL {
             prop_assert!(windows(kind, &parameters, &events).iter().all(|&window| window == Nanos::ZERO));
         }
     }
@@ -102,7 +99,7 @@ proptest! {
     fn zero_for_grow_shrink_or_weight_is_the_default(max in 0..100_000_u64, events in vec(event(), 0..100)) {
         let zero = Parameters { max: Nanos(max), grow: Some(0), shrink: Some(0), weight: Some(0), price: None };
         let default = Parameters { max: Nanos(max), grow: Some(2), shrink: Some(2), weight: Some(3), price: None };
-        for kind in PolicyKind::ALL {
+        for &kind in PolicyKind::ALL {
             prop_assert_eq!(windows(kind, &zero, &events), windows(kind, &default, &events));
         }
     }
@@ -113,11 +110,22 @@ proptest! {
         before in vec(event(), 0..100),
         after in vec(event(), 0..50),
     ) {
-        for kind in PolicyKind::ALL {
+        for &kind in PolicyKind::ALL {
             let mut used = build(kind, &parameters).unwrap();
             play(used.as_mut(), &before);
             used = build(kind, &parameters).unwrap();
             prop_assert_eq!(play(used.as_mut(), &after), windows(kind, &parameters, &after));
+        }
+    }
+
+    #[test]
+    fn a_policy_that_weighs_no_blocks_decides_the_same_whatever_they_cost(events in vec(event(), 0..100)) {
+        let costless: Vec<_> = events.iter().filter(|event| !matches!(event, Event::BlockCost(_))).cloned().collect();
+        let parameters = Parameters::default();
+        for &kind in PolicyKind::ALL {
+            if !build(kind, &parameters).unwrap().weighs_block_cost() {
+                prop_assert_eq!(windows(kind, &parameters, &events), windows(kind, &parameters, &costless), "{}", kind);
+            }
         }
     }
 

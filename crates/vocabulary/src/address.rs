@@ -3,12 +3,11 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use serde_json::{Map, Value};
-
-use crate::schema::{Access, Descriptor, Key, Kind, LONGEST_SOCKET_PATH, Problem, access};
+use crate::options;
+use crate::schema::{Access, Descriptor, Kind, LONGEST_SOCKET_PATH, Mode, Problem};
 
 /// Who may connect where nobody says: the daemon's own user.
-const DEFAULT_MODE: u32 = 0o600;
+const DEFAULT_MODE: Mode = Mode(0o600);
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,58 +39,51 @@ pub enum Address {
     },
 }
 
-/// The keys that say where to listen: `path` and what goes with it, `host` and `port`, or `fd`.
-pub(crate) mod keys {
-    use super::{Key, Kind, LONGEST_SOCKET_PATH, access};
-
-    pub const PATH: Key =
-        Key::optional("path", Kind::Text(1, LONGEST_SOCKET_PATH), "none", "Path of the UNIX socket to make.");
-    pub const MODE: Key = access::mode("0600");
-    pub(crate) use access::{ALLOW_UID, GROUP, USER};
-    pub const HOST: Key =
-        Key::optional("host", Kind::Text(1, 255), "none", "Address or name to listen on over TCP, on loopback.");
-    pub const PORT: Key = Key::optional("port", Kind::Number(1, 65535, ""), "none", "TCP port to listen on.");
-    pub const FD: Key = Key::optional(
-        "fd",
-        Kind::Descriptor,
-        "none",
-        "A socket that listens already, which the daemon is started with: its number, or the name that systemd gave it.",
-    );
-    pub const FORCE_REMOTE: Key = Key::optional(
-        "force-remote",
-        Kind::Flag,
-        "off",
-        "Listen on an address that other hosts reach, though whoever connects may do everything. Egret's own.",
-    );
+options! {
+    /// The keys that say where to listen: `path` and what goes with it, `host` and `port`, or `fd`.
+    pub struct Listen {
+        /// Path of the UNIX socket to make.
+        path: Option<String>, Kind::Text(1, LONGEST_SOCKET_PATH), unset "none";
+        /// Who may connect.
+        #[serde(flatten)]
+        access: Access => &Access::keys(&DEFAULT_MODE);
+        /// Address or name to listen on over TCP, on loopback.
+        host: Option<String>, Kind::Text(1, 255), unset "none";
+        /// TCP port to listen on.
+        port: Option<u16>, Kind::Number(1, 65535, ""), unset "none";
+        /// A socket that listens already, which the daemon is started with: its number, or the name that systemd gave it.
+        fd: Option<Descriptor>, Kind::Descriptor, unset "none";
+        /// Listen on an address that other hosts reach, though whoever connects may do everything. Egret's own.
+        force_remote: Option<bool>, Kind::Flag, unset "off";
+    }
 }
 
-impl Address {
-    /// What the [`keys`] that were given come to; they have been checked one by one.
+impl Listen {
+    /// The place that the keys name, which have been checked one by one.
     ///
     /// # Errors
     /// They name no place, or two.
-    pub(crate) fn from_keys(given: &Map<String, Value>) -> Result<Self, Problem> {
-        let text = |key: &str| given.get(key).and_then(Value::as_str).map(str::to_owned);
-        let strangers = |these: &[&str], place: &str| match these.iter().find(|key| given.contains_key(**key)) {
+    pub(crate) fn address(self) -> Result<Address, Problem> {
+        let given = serde_json::to_value(&self).map_err(|e| Problem::Together(e.to_string()))?;
+        let strangers = |these: &[&str], place: &str| match these.iter().find(|key| given.get(key).is_some()) {
             Some(key) => Err(Problem::Together(format!("{key} does not go with {place}"))),
             None => Ok(()),
         };
-        let read = |given: &Map<String, Value>| serde_json::from_value::<Access>(given.clone().into());
-        let mut access = read(given).map_err(|e| Problem::Together(e.to_string()))?;
-        if let Some(path) = text("path") {
+        let Self { path, mut access, host, port, fd, force_remote } = self;
+        if let Some(path) = path {
             strangers(&["fd"], "path: there is one place")?;
             strangers(&["host", "port", "force-remote"], "path: it is about TCP")?;
             access.mode.get_or_insert(DEFAULT_MODE);
-            return Ok(Self::Unix { path: path.into(), access });
+            return Ok(Address::Unix { path: path.into(), access });
         }
-        let remote = given.get("force-remote") == Some(&Value::Bool(true));
-        if let Some(fd) = text("fd").and_then(|fd| fd.parse().ok()) {
+        let remote = force_remote == Some(true);
+        if let Some(fd) = fd {
             strangers(&["mode", "user", "group", "host", "port"], "fd: it is about sockets that are made here")?;
-            return Ok(Self::Inherited { fd, access, remote });
+            return Ok(Address::Inherited { fd, access, remote });
         }
         strangers(&["mode", "user", "group", "allow-uid"], "host: it is about UNIX sockets")?;
-        match (text("host"), given.get("port").and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok())) {
-            (Some(host), Some(port)) => Ok(Self::Tcp { host, port, remote }),
+        match (host, port) {
+            (Some(host), Some(port)) => Ok(Address::Tcp { host, port, remote }),
             (Some(_), None) => Err(Problem::Missing { key: "port".to_owned() }),
             (None, Some(_)) => Err(Problem::Missing { key: "host".to_owned() }),
             (None, None) => Err(Problem::Missing { key: "path".to_owned() }),

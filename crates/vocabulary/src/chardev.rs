@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-use crate::address::{Address, keys};
+use crate::address::{Address, Listen};
 use crate::keyval::{self, KeyvalError};
-use crate::schema::{Foreign, Harmless, Key, Kind, Problem, Shape, Spelling, Variants, fit_arguments};
+use crate::schema::{Foreign, Harmless, Kind, Problem, Shape, read_options};
+use crate::{options, variants};
 
 /// Where bytes come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,32 +59,43 @@ pub enum MonitorError {
     Taken(String),
 }
 
+options! {
+    /// What `--chardev` says.
+    struct ChardevOptions {
+        /// Name of the chardev.
+        id: String, Kind::Name(usize::MAX);
+        /// What it is.
+        #[serde(flatten)]
+        backend: Backend => &[];
+    }
+}
+
+variants! {
+    /// Kinds of chardev.
+    enum Backend by "backend", "What it is." {
+        /// A socket.
+        "socket" => Socket(SocketOptions);
+        /// The daemon's standard input and output.
+        "stdio" => Stdio;
+    }
+    foreign &["null", "file", "pipe", "pty", "ringbuf", "serial", "udp", "vc", "memory", "parallel", "hub"],
+    because "a monitor is on a socket, or on standard input and output"
+}
+
+options! {
+    /// A socket of the daemon's.
+    struct SocketOptions {
+        /// `on`: the daemon listens, and does not connect to others.
+        server: bool, Kind::Flag;
+        /// Where.
+        #[serde(flatten)]
+        listen: Listen => Listen::KEYS;
+    }
+}
+
 static CHARDEV: Shape = Shape {
-    keys: &[Key::needed("id", Kind::Name(usize::MAX), "Name of the chardev.")],
-    variants: Some(Variants {
-        tag: "backend",
-        about: "What it is.",
-        of: &[
-            (
-                "socket",
-                &[
-                    Key::needed("server", Kind::Flag, "`on`: the daemon listens, and does not connect to others."),
-                    keys::PATH,
-                    keys::MODE,
-                    keys::USER,
-                    keys::GROUP,
-                    keys::ALLOW_UID,
-                    keys::HOST,
-                    keys::PORT,
-                    keys::FD,
-                    keys::FORCE_REMOTE,
-                ],
-            ),
-            ("stdio", &[]),
-        ],
-        foreign: &["null", "file", "pipe", "pty", "ringbuf", "serial", "udp", "vc", "memory", "parallel", "hub"],
-        because: "a monitor is on a socket, or on standard input and output",
-    }),
+    keys: ChardevOptions::KEYS,
+    variants: Some(Backend::VARIANTS),
     foreign: &[
         Foreign { name: "wait", harmless: Harmless::Off, because: "disks are served without waiting for a monitor" },
         Foreign { name: "signal", harmless: Harmless::Any, because: "it concerns terminals" },
@@ -96,16 +108,21 @@ static CHARDEV: Shape = Shape {
     ],
 };
 
-static MONITOR: Shape = Shape {
-    keys: &[
-        Key::needed("chardev", Kind::Name(usize::MAX), "The chardev that it is on, or `stdio`."),
-        Key::optional("id", Kind::Name(usize::MAX), "none", "Accepted; nothing needs it."),
-        Key::optional("mode", Kind::Word(|| vec!["control"]), "control", "QMP; there is no monitor for people."),
-        Key::optional("pretty", Kind::Flag, "off", "Answers over several lines, for people to read."),
-    ],
-    variants: None,
-    foreign: &[],
-};
+options! {
+    /// What `--monitor` says.
+    struct MonitorOptions {
+        /// The chardev that it is on, or `stdio`.
+        chardev: String, Kind::Name(usize::MAX);
+        /// Accepted; nothing needs it.
+        id: Option<String>, Kind::Name(usize::MAX), unset "none";
+        /// QMP; there is no monitor for people.
+        mode: String, Kind::Word(|| vec!["control"]), default "control";
+        /// Answers over several lines, for people to read.
+        pretty: bool, Kind::Flag, default "off";
+    }
+}
+
+static MONITOR: Shape = Shape::of(MonitorOptions::KEYS);
 
 /// The tables of `--chardev` and `--monitor`, for help and reference.
 pub fn shapes() -> [(&'static str, &'static Shape); 2] {
@@ -119,9 +136,9 @@ pub fn shapes() -> [(&'static str, &'static Shape); 2] {
 pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>, MonitorError> {
     let mut known: Vec<Chardev> = Vec::new();
     for argument in chardevs {
-        let keys = read("--chardev", argument, "backend", &CHARDEV)?;
+        let options = read("--chardev", argument, "backend", &CHARDEV)?;
         let chardev =
-            chardev(&keys).map_err(|problem| MonitorError::Problem(format!("--chardev {argument}"), problem))?;
+            chardev(options).map_err(|problem| MonitorError::Problem(format!("--chardev {argument}"), problem))?;
         if known.iter().any(|other| other.id == chardev.id) {
             return Err(MonitorError::Duplicate(chardev.id));
         }
@@ -129,47 +146,42 @@ pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>
     }
     let mut taken = BTreeSet::new();
     let monitor = |argument: &String| {
-        let keys = read("--monitor", argument, "chardev", &MONITOR)?;
-        let name = text(&keys, "chardev").to_owned();
+        let MonitorOptions { chardev: name, id: _, mode: _, pretty } =
+            read("--monitor", argument, "chardev", &MONITOR)?;
         let chardev = known.iter().find(|chardev| chardev.id == name).cloned();
         let stdio = || (name == "stdio").then(|| Chardev { id: name.clone(), place: Place::Stdio });
         let Some(chardev) = chardev.or_else(stdio) else { return Err(MonitorError::NoChardev(name)) };
         if !taken.insert(name.clone()) {
             return Err(MonitorError::Taken(name));
         }
-        Ok(Monitor { chardev, pretty: keys.get("pretty") == Some(&Value::Bool(true)) })
+        Ok(Monitor { chardev, pretty })
     };
     monitors.iter().map(monitor).collect()
 }
 
-fn read(option: &str, argument: &str, implied: &str, shape: &Shape) -> Result<Map<String, Value>, MonitorError> {
+fn read<T: DeserializeOwned>(option: &str, argument: &str, implied: &str, shape: &Shape) -> Result<T, MonitorError> {
     let option = format!("{option} {argument}");
-    let (value, spelling): (Value, Spelling) =
+    let (value, spelling) =
         keyval::read(argument, implied).map_err(|error| MonitorError::Syntax(option.clone(), error))?;
-    let keys = value.as_object().cloned().unwrap_or_default();
-    fit_arguments(keys, shape, spelling).map_err(|problem| MonitorError::Problem(option, problem))
+    read_options(value, shape, spelling).map_err(|problem| MonitorError::Problem(option, problem))
 }
 
-fn chardev(keys: &Map<String, Value>) -> Result<Chardev, Problem> {
-    let place = match text(keys, "backend") {
-        "stdio" => Place::Stdio,
-        _ if keys.get("server") != Some(&Value::Bool(true)) => {
+fn chardev(ChardevOptions { id, backend }: ChardevOptions) -> Result<Chardev, Problem> {
+    let place = match backend {
+        Backend::Stdio => Place::Stdio,
+        Backend::Socket(SocketOptions { server: true, listen }) => Place::Socket(listen.address()?),
+        Backend::Socket(_) => {
             let because = "Egret listens and does not connect: write server=on".to_owned();
             return Err(Problem::NotDone { what: "server=off".to_owned(), because });
         }
-        _ => Place::Socket(Address::from_keys(keys)?),
     };
-    Ok(Chardev { id: text(keys, "id").to_owned(), place })
-}
-
-fn text<'a>(keys: &'a Map<String, Value>, key: &str) -> &'a str {
-    keys.get(key).and_then(Value::as_str).unwrap_or_default()
+    Ok(Chardev { id, place })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::Access;
+    use crate::schema::{Access, Mode};
 
     fn read(chardevs: &[&str], names: &[&str]) -> Result<Vec<Monitor>, String> {
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
@@ -181,14 +193,14 @@ mod tests {
         let monitors = read(&["socket,id=c,path=/q,server=on,wait=off"], &["chardev=c", "stdio"]).unwrap();
         let socket = Place::Socket(Address::Unix {
             path: "/q".into(),
-            access: Access { mode: Some(0o600), ..Access::default() },
+            access: Access { mode: Some(Mode(0o600)), ..Access::default() },
         });
         assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), place: socket }, pretty: false });
         assert_eq!(monitors[1].chardev.place, Place::Stdio);
         let words = "socket,id=c,path=/q,server=on,mode=0660,group=kvm,user=me,allow-uid.0=me,allow-uid.1=7";
         let monitors = read(&[words], &["c,pretty=on"]).unwrap();
         let (user, group) = (Some("me".to_owned()), Some("kvm".to_owned()));
-        let access = Access { mode: Some(0o660), user, group, allow_uid: vec!["me".into(), "7".into()] };
+        let access = Access { mode: Some(Mode(0o660)), user, group, allow_uid: vec!["me".into(), "7".into()] };
         let socket = Place::Socket(Address::Unix { path: "/q".into(), access });
         assert!(monitors[0].pretty && monitors[0].chardev.place == socket);
         let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();

@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::disk::{Disk, Layer};
 use crate::nearest::hint;
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DEFAULT_MEMORY_MAX, DetectZeroes, Discard, Driver, Export, IoThread, Object,
-    ObjectError, Problem,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
+    Raw, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -61,8 +61,8 @@ impl Config {
     }
 
     /// A configuration without objects.
-    pub const fn empty() -> Self {
-        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new(), memory_max: DEFAULT_MEMORY_MAX }
+    pub fn empty() -> Self {
+        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new(), memory_max: default_memory_max() }
     }
 
     /// Adds an I/O thread.
@@ -191,7 +191,7 @@ impl Config {
                 Some(_) => blockdev.error(problem),
                 None => ObjectError { subject: format!("blockdev {}", described(blockdev)), problem },
             })?;
-            if let Driver::Raw { file: Child::Node(name) } = &blockdev.driver {
+            if let Driver::Raw(Raw { file: Child::Node(name) }) = &blockdev.driver {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
                 reference("file", "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
             }
@@ -225,7 +225,7 @@ impl Config {
         let mut taken: BTreeMap<PathBuf, &Export> = BTreeMap::new();
         for export in &self.exports {
             // A descriptor is given to one, and a monitor's client may give its name to the next.
-            let Addr::Unix { path } = &export.addr else { continue };
+            let Addr::Unix(UnixAddr { path }) = &export.addr else { continue };
             if let Some(other) = taken.insert(absolute(path), export) {
                 let problem = format!("addr.path {path} is taken by {}", other.subject());
                 return Err(export.error(Problem::Together(problem)));

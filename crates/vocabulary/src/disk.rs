@@ -8,7 +8,7 @@
 //! - a discard gets through only if every layer lets it;
 //! - a stack is read-only if any layer is.
 
-use crate::schema::{Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Null};
+use crate::schema::{Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Null, Raw};
 
 /// A disk, as an export opens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,8 +105,8 @@ impl<'a> Disk<'a> {
                 Driver::File(image) => break Bottom::File(image),
                 Driver::HostDevice(image) => break Bottom::HostDevice(image),
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
-                Driver::Raw { file: Child::Inline(child) } => (at, layer) = (child, layer.inline(child)),
-                Driver::Raw { file: Child::Node(name) } => {
+                Driver::Raw(Raw { file: Child::Inline(child) }) => (at, layer) = (child, layer.inline(child)),
+                Driver::Raw(Raw { file: Child::Node(name) }) => {
                     if named.contains(&name) {
                         return None;
                     }

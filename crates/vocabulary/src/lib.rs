@@ -22,6 +22,9 @@
 
 #![forbid(unsafe_code)]
 
+// What `options!` makes names this crate, wherever it is used.
+extern crate self as egret_vocabulary;
+
 pub mod address;
 pub mod chardev;
 pub mod config;

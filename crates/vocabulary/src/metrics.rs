@@ -2,29 +2,15 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use thiserror::Error;
 
-use crate::address::{Address, keys};
+use crate::address::{Address, Listen};
 use crate::keyval::{self, KeyvalError};
-use crate::schema::{Access, Problem, Shape, Spelling, fit_arguments};
+use crate::schema::{Access, Problem, Shape, Spelling, read_options};
 
 /// What says where metrics are served.
-pub static SHAPE: &Shape = &Shape {
-    keys: &[
-        keys::PATH,
-        keys::MODE,
-        keys::USER,
-        keys::GROUP,
-        keys::ALLOW_UID,
-        keys::HOST,
-        keys::PORT,
-        keys::FD,
-        keys::FORCE_REMOTE,
-    ],
-    variants: None,
-    foreign: &[],
-};
+pub static SHAPE: &Shape = &Shape::of(Listen::KEYS);
 
 /// Why there is no such place.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -45,16 +31,15 @@ pub fn place(argument: &str) -> Result<Address, PlaceError> {
     let text = spelled_out(argument);
     let (value, spelling) =
         keyval::read(&text, "path").map_err(|error| PlaceError::Syntax(argument.to_owned(), error))?;
-    let given = value.as_object().cloned().unwrap_or_default();
-    from_keys(given, spelling).map_err(|problem| PlaceError::Problem(argument.to_owned(), problem))
+    from_keys(value, spelling).map_err(|problem| PlaceError::Problem(argument.to_owned(), problem))
 }
 
 /// The place that keys name.
 ///
 /// # Errors
 /// They name none.
-pub(crate) fn from_keys(given: Map<String, Value>, spelling: Spelling) -> Result<Address, Problem> {
-    Address::from_keys(&fit_arguments(given, SHAPE, spelling)?)
+pub(crate) fn from_keys(given: Value, spelling: Spelling) -> Result<Address, Problem> {
+    read_options::<Listen>(given, SHAPE, spelling)?.address()
 }
 
 /// A place as a file has it, read back by [`ConfigFile`](crate::config::ConfigFile).
@@ -101,6 +86,7 @@ fn spelled_out(argument: &str) -> String {
 mod tests {
     use super::*;
     use crate::config::ConfigFile;
+    use crate::schema::Mode;
 
     fn tcp(host: &str, port: u16, remote: bool) -> Address {
         Address::Tcp { host: host.to_owned(), port, remote }
@@ -111,7 +97,7 @@ mod tests {
     }
 
     fn unix(path: &str, mode: u32) -> Address {
-        Address::Unix { path: path.into(), access: Access { mode: Some(mode), ..Access::default() } }
+        Address::Unix { path: path.into(), access: Access { mode: Some(Mode(mode)), ..Access::default() } }
     }
 
     #[test]

@@ -196,10 +196,10 @@ impl Daemon {
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.
 fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
-    if object.kind == schema::ExportType::VhostUserBlk {
+    if let schema::Device::VhostUserBlk(_) = object.device {
         return export.resize(bytes);
     }
-    let lun = object.luns.iter().find(|lun| lun.node_name == node_name);
+    let lun = object.luns().iter().find(|lun| lun.node_name == node_name);
     lun.is_some_and(|lun| export.resize_lun(super::scsi::address_of(lun), bytes).is_ok())
 }
 

@@ -7,7 +7,7 @@ use egret_disk::Disk;
 use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
-use egret_vocabulary::schema;
+use egret_vocabulary::schema::{self, BlkDevice, FdAddr, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::departures::Departed;
@@ -51,7 +51,7 @@ impl Daemon {
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
         }
-        if matches!(object.addr, schema::Addr::Fd { .. }) && socket.is_none() {
+        if matches!(object.addr, schema::Addr::Fd(_)) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
         self.config.add_export(object.clone())?;
@@ -101,9 +101,9 @@ impl Daemon {
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let access = crate::access::resolve(&object.access).map_err(|e| StartError::Access(object.id.clone(), e))?;
         let address = match (&object.addr, socket) {
-            (schema::Addr::Unix { path }, _) => Address::Path(path.into()),
-            (schema::Addr::Fd { .. }, Some(socket)) => Address::Fd(socket),
-            (schema::Addr::Fd { fd }, None) => {
+            (schema::Addr::Unix(UnixAddr { path }), _) => Address::Path(path.into()),
+            (schema::Addr::Fd(_), Some(socket)) => Address::Fd(socket),
+            (schema::Addr::Fd(FdAddr { str: fd }), None) => {
                 return Err(StartError::Inherit(object.id.clone(), fd.clone(), InheritError::NotOpen));
             }
         };
@@ -116,14 +116,14 @@ impl Daemon {
             loops.push(self.io_threads[name].handle().clone());
         }
         let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), kickless(object));
-        let export = match object.kind {
-            schema::ExportType::VhostUserBlk => {
+        let export = match &object.device {
+            schema::Device::VhostUserBlk(blk) => {
                 let disk = Arc::clone(&disks[0]);
-                let config = ExportConfig { id, address, access, device: device(object, &disk), memory, kickless };
+                let config = ExportConfig { id, address, access, device: device(object, blk, &disk), memory, kickless };
                 Export::start(config, disk, loops)?
             }
-            schema::ExportType::VhostUserScsi => {
-                let luns = self.units(object, disks)?;
+            schema::Device::VhostUserScsi(scsi) => {
+                let luns = self.units(object, &scsi.luns, disks)?;
                 let device = ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size };
                 let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory };
                 Export::start_scsi(config, loops)?
@@ -171,7 +171,7 @@ pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), Sta
 }
 
 /// What the guest is to see of an export.
-fn device(export: &schema::Export, disk: &Disk) -> BlkConfig {
+fn device(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfig {
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX);
     BlkConfig {
         capacity_bytes: disk.size(),
@@ -180,7 +180,7 @@ fn device(export: &schema::Export, disk: &Disk) -> BlkConfig {
         num_queues: export.num_queues,
         queue_size: export.queue_size,
         read_only: !export.writable,
-        serial: export.serial().to_owned(),
+        serial: blk.serial().to_owned(),
         writethrough: export.writethrough,
         // Offered always, as qemu-storage-daemon does, so that a guest can move between the two: a discard that is
         // ignored succeeds, and zeroes are written where they cannot be asked for.

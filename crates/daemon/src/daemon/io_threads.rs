@@ -5,10 +5,9 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_disk::{EngineOptions, Engines};
+use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spawn};
 use egret_export::Worker;
-use egret_polling::PolicyKind;
 use egret_polling::trace::Trace;
 use egret_vocabulary::schema::{Cpus, IoThread};
 
@@ -100,7 +99,6 @@ impl RunningIoThread {
             policy: egret_polling::build(object.policy(), &parameters).map_err(|e| failed(e.to_string()))?,
             window_max: parameters.max,
             idle_after: Nanos::from_millis(object.poll_idle_ms.into()),
-            calibrate: object.policy() == PolicyKind::LowRegret,
         };
         let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
         let aio_max_batch = batch(object.aio_max_batch);
@@ -111,7 +109,7 @@ impl RunningIoThread {
             {
                 tracing::warn!("iothread '{name}': cannot run on processors {cpus}: {e}");
             }
-            let mut engines = Engines::new(EngineOptions {
+            let mut engines = EngineSet::new(EngineOptions {
                 ring,
                 thread_pool_min,
                 thread_pool_max,
@@ -167,10 +165,7 @@ impl RunningIoThread {
         if (now.policy(), now.parameters()) != (object.policy(), object.parameters()) {
             let parameters = object.parameters();
             let policy = egret_polling::build(object.policy(), &parameters).map_err(|e| failed(e.to_string()))?;
-            if object.policy() == PolicyKind::LowRegret {
-                self.handle.calibrate().map_err(|e| failed(e.to_string()))?;
-            }
-            self.handle.send(move |target| target.set_policy(policy, parameters.max));
+            self.handle.set_policy(policy, parameters.max).map_err(|e| failed(e.to_string()))?;
         }
         if now.poll_idle_ms != object.poll_idle_ms {
             let idle_after = Nanos::from_millis(object.poll_idle_ms.into());

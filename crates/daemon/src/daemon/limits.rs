@@ -38,7 +38,7 @@ impl Daemon {
             self.throttle_groups.remove(node_name);
         }
         self.io_threads.values().for_each(|io_thread| {
-            io_thread.handle().send(|target| target.backend().look_at_limits());
+            io_thread.handle().send(|target| target.backend().restart_throttled());
         });
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use egret_export::{Exchange, Export, Pause, exchange};
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
+use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _, Raw};
 
 use super::disks::{make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
@@ -112,7 +112,7 @@ fn node_mut<'a>(blockdev: &'a mut Blockdev, name: &str) -> Option<&'a mut Blockd
         return Some(blockdev);
     }
     match &mut blockdev.driver {
-        Driver::Raw { file: Child::Inline(child) } => node_mut(child, name),
+        Driver::Raw(Raw { file: Child::Inline(child) }) => node_mut(child, name),
         _ => None,
     }
 }
@@ -128,7 +128,7 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }
-        (Driver::Raw { file: old }, Driver::Raw { file: new }) => match (&mut *old, &mut *new) {
+        (Driver::Raw(Raw { file: old }), Driver::Raw(Raw { file: new })) => match (&mut *old, &mut *new) {
             (Child::Inline(old), Child::Inline(new)) => {
                 keeps(old.node_name == new.node_name, "node-name")?;
                 replace(old, (**new).clone())?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
-use egret_vocabulary::schema::{self, ExportType, Lun};
+use egret_vocabulary::schema::{self, Device, Lun};
 
 use super::departures::Departed;
 use super::exports::check_size;
@@ -19,7 +19,7 @@ impl Daemon {
     pub fn add_lun(&mut self, id: &str, lun: Lun) -> Result<(), ChangeError> {
         let (before, _) = self.scsi_export(id)?;
         let (before, node) = (before.clone(), lun.node_name.as_str());
-        if before.luns.iter().any(|other| scsi::address_of(other) == scsi::address_of(&lun)) {
+        if before.luns().iter().any(|other| scsi::address_of(other) == scsi::address_of(&lun)) {
             return Err(ChangeError::LunInUse(id.to_owned(), scsi::address_of(&lun)));
         }
         if !self.config.node_names().contains(&node) {
@@ -46,11 +46,9 @@ impl Daemon {
     /// There is no such export, or none with logical units, or there is nothing at this address.
     pub fn remove_lun(&mut self, id: &str, at: LunAddress) -> Result<(), ChangeError> {
         let (object, export) = self.scsi_export(id)?;
-        let mut without = object.clone();
-        let nothing = || ChangeError::NoLun(id.to_owned(), at);
-        let place = object.luns.iter().position(|lun| scsi::address_of(lun) == at).ok_or_else(nothing)?;
+        let (without, lun) = object.without_lun(schema::LunAddress { lun: at.lun, target: at.target });
+        let Lun { node_name, .. } = lun.ok_or_else(|| ChangeError::NoLun(id.to_owned(), at))?;
         let leaving = export.remove_lun(at).map_err(StartError::from)?;
-        let node_name = without.luns.remove(place).node_name;
         self.config.put_export(without);
         self.departures.add(Departed::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
         Ok(())
@@ -68,9 +66,9 @@ impl Daemon {
         let Some((object, export)) = object.zip(self.exports.get(id)) else {
             return Err(ChangeError::NoExport(id.to_owned()));
         };
-        match object.kind {
-            ExportType::VhostUserScsi => Ok((object, export)),
-            ExportType::VhostUserBlk => Err(ChangeError::NotScsi(id.to_owned())),
+        match object.device {
+            Device::VhostUserScsi(_) => Ok((object, export)),
+            Device::VhostUserBlk(_) => Err(ChangeError::NotScsi(id.to_owned())),
         }
     }
 }

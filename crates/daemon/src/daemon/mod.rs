@@ -39,7 +39,7 @@ use egret_disk::{Disk, ThrottleGroup};
 use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{AddFd, Addr};
+use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
@@ -117,8 +117,8 @@ impl Daemon {
         }
         for export in &config.exports {
             let socket = match &export.addr {
-                Addr::Unix { .. } => None,
-                Addr::Fd { fd } => {
+                Addr::Unix(_) => None,
+                Addr::Fd(FdAddr { str: fd }) => {
                     let explain = |e| StartError::Inherit(export.id.clone(), fd.clone(), e);
                     Some(inherited.take(fd).map_err(explain)?)
                 }

@@ -17,9 +17,14 @@ pub(super) type Unit = (LunAddress, Arc<LogicalUnit>, Arc<Disk>);
 
 impl Daemon {
     /// The logical units of a device, with the disks of each.
-    pub(super) fn units(&mut self, object: &Export, disks: Vec<Arc<Disk>>) -> Result<Vec<Unit>, StartError> {
+    pub(super) fn units(
+        &mut self,
+        object: &Export,
+        luns: &[Lun],
+        disks: Vec<Arc<Disk>>,
+    ) -> Result<Vec<Unit>, StartError> {
         let unit = |(lun, disk): (_, Arc<Disk>)| Ok((address_of(lun), self.unit(object, lun, &disk)?, disk));
-        object.luns.iter().zip(disks).map(unit).collect()
+        luns.iter().zip(disks).map(unit).collect()
     }
 
     /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each
@@ -76,7 +81,7 @@ fn warn_of_two_units(object: &Export, node: &str) {
 }
 
 pub(super) fn address_of(lun: &Lun) -> LunAddress {
-    LunAddress { target: lun.target, lun: lun.lun }
+    LunAddress { target: lun.address.target, lun: lun.address.lun }
 }
 
 fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {

@@ -1,7 +1,9 @@
 use std::path::Path;
 
 use egret_virtio::scsi::LunAddress;
-use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Export, Image, IoThread, Lun};
+use egret_vocabulary::schema::{
+    self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, ScsiDevice, UnixAddr,
+};
 use rustix::event::{PollFd, PollFlags};
 
 use super::*;
@@ -17,19 +19,29 @@ fn image(directory: &Path, name: &str) -> Blockdev {
 }
 
 fn export(directory: &Path, id: &str, node: &str) -> Export {
-    Export::new(id, node, Addr::Unix { path: directory.join(id).to_str().unwrap().to_owned() })
+    Export::new(id, node, Addr::Unix(UnixAddr { path: directory.join(id).to_str().unwrap().to_owned() }))
 }
 
 /// A SCSI device without units, whose guest may write.
 fn scsi_export(directory: &Path, id: &str) -> Export {
-    let kind = schema::ExportType::VhostUserScsi;
-    Export { kind, node_name: String::new(), writable: true, ..export(directory, id, "") }
+    scsi_export_of(directory, id, Vec::new())
+}
+
+fn scsi_export_of(directory: &Path, id: &str, luns: Vec<Lun>) -> Export {
+    let device = Device::VhostUserScsi(ScsiDevice { luns });
+    Export { device, writable: true, ..export(directory, id, "x") }
 }
 
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
 
 fn lun(lun: u16, node: &str) -> Lun {
-    Lun { lun, target: 0, node_name: node.to_owned(), serial: String::new(), wwn: 0, removable: false }
+    Lun {
+        address: schema::LunAddress { lun, target: 0 },
+        node_name: node.to_owned(),
+        serial: String::new(),
+        wwn: 0,
+        removable: false,
+    }
 }
 
 /// What the daemon would show of itself.
@@ -158,10 +170,7 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     let at = place.path();
     let mut daemon = daemon();
     daemon.add_blockdev(image(at, "d0")).unwrap();
-    let scsi = |id: &str, serial: &str| Export {
-        luns: vec![Lun { serial: serial.to_owned(), ..lun(0, "d0") }],
-        ..scsi_export(at, id)
-    };
+    let scsi = |id: &str, serial: &str| scsi_export_of(at, id, vec![Lun { serial: serial.to_owned(), ..lun(0, "d0") }]);
     let unit = |daemon: &Daemon, id: &str| Arc::clone(&daemon.exports[id].lun(FIRST).unwrap().unit);
     for (id, serial) in [("s0", ""), ("s1", "d0"), ("s2", "another")] {
         daemon.add_export(scsi(id, serial)).unwrap();

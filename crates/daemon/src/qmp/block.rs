@@ -3,7 +3,7 @@
 use egret_export::QueueStats;
 use egret_virtio::Kind as Op;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, Blockdev, Export, ExportType, Key, Kind, Object, Shape, Spelling};
+use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Key, Kind, Object, Shape, Spelling};
 use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, keys, nothing, text};
@@ -16,19 +16,19 @@ static EXPORT: Shape = keys(&[
     Key::optional(
         "mode",
         Kind::Word(|| vec!["safe", "hard"]),
-        "safe",
+        &"safe",
         "`safe` refuses while a client uses it, `hard` cuts the client off.",
     ),
 ]);
 static SIZE: Shape = keys(&[
-    Key::optional("device", Kind::Text(0, usize::MAX), "none", "Accepted as another spelling of `node-name`."),
-    Key::optional("node-name", Kind::Text(0, usize::MAX), "none", "Name of the blockdev."),
+    Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `node-name`."),
+    Key::optional("node-name", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
     Key::needed("size", Kind::Bytes(0, i64::MAX as u64), "What it is to have; less than it has is refused."),
 ]);
 static STATS: Shape =
-    keys(&[Key::optional("query-nodes", Kind::Flag, "off", "One entry for each blockdev, not for each export.")]);
+    keys(&[Key::optional("query-nodes", Kind::Flag, &"off", "One entry for each blockdev, not for each export.")]);
 static NODES: Shape =
-    keys(&[Key::optional("flat", Kind::Flag, "off", "Accepted, and changes nothing: there are no backing files.")]);
+    keys(&[Key::optional("flat", Kind::Flag, &"off", "Accepted, and changes nothing: there are no backing files.")]);
 
 pub(super) static COMMANDS: &[Command] = &[
     Command {
@@ -91,8 +91,8 @@ pub(super) static COMMANDS: &[Command] = &[
         run: Run::Change(|context, arguments| {
             let export = Export::from_value(arguments.into(), Spelling::Typed)?;
             let socket = match &export.addr {
-                Addr::Unix { .. } => None,
-                Addr::Fd { fd } => Some(context.descriptors.take(fd)?),
+                Addr::Unix(_) => None,
+                Addr::Fd(FdAddr { str: fd }) => Some(context.descriptors.take(fd)?),
             };
             context.daemon.add_export_on(export, socket)?;
             Ok(nothing())
@@ -123,17 +123,25 @@ fn exports(view: &View) -> Value {
     let show = |export: &Export| {
         let mut shown = json!({
             "id": export.id,
-            "type": export.kind,
-            "node-name": export.node_name,
+            "type": export.device.word(),
+            "node-name": node_of(export),
             "shutting-down": view.is_departing(&export.id),
             "iothread-vq-mapping": export.mapping(DEFAULT_IOTHREAD),
         });
-        if export.kind == ExportType::VhostUserScsi {
-            shown["luns"] = export.luns.iter().map(luns::shown).collect();
+        if let Device::VhostUserScsi(device) = &export.device {
+            shown["luns"] = device.luns.iter().map(luns::shown).collect();
         }
         shown
     };
     view.config().exports.iter().map(show).collect()
+}
+
+/// The one disk of an export; empty where there are logical units.
+fn node_of(export: &Export) -> &str {
+    match &export.device {
+        Device::VhostUserBlk(device) => &device.node_name,
+        Device::VhostUserScsi(_) => "",
+    }
 }
 
 fn node(view: &View, name: &str) -> Option<Value> {
@@ -167,7 +175,8 @@ fn statistics(view: &View, by_node: bool) -> Value {
     let config = view.config();
     let of = |export: &Export| view.export_stats(&export.id).unwrap_or_default();
     if !by_node {
-        let show = |export: &Export| json!({ "device": export.id, "node-name": export.node_name, "stats": shown(&of(export)) });
+        let show =
+            |export: &Export| json!({ "device": export.id, "node-name": node_of(export), "stats": shown(&of(export)) });
         return config.exports.iter().map(show).collect();
     }
     let show = |name: &str| {

@@ -1,6 +1,7 @@
 //! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
 use egret_vocabulary::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Descriptors, QmpError};
@@ -120,6 +121,11 @@ impl Command {
             Takes::Object(..) => arguments,
         })
     }
+}
+
+/// Arguments that have been checked, as the struct whose keys they are.
+pub(super) fn typed<T: DeserializeOwned>(arguments: Arguments) -> Result<T, QmpError> {
+    serde_json::from_value(arguments.into()).map_err(|error| QmpError::generic(error.to_string()))
 }
 
 /// A text argument that its shape has checked.

@@ -16,12 +16,12 @@ const MOST_NAMED: usize = 64;
 static NAME: Shape =
     keys(&[Key::needed("fdname", Kind::Text(1, 255), "Name of the descriptor, not with a digit first.")]);
 static ADD: Shape = keys(&[
-    Key::optional("fdset-id", SET, "the least that is free", "The set that it is added to."),
-    Key::optional("opaque", Kind::Text(0, 4096), "none", "What to say of it in `query-fdsets`."),
+    Key::optional("fdset-id", SET, &"the least that is free", "The set that it is added to."),
+    Key::optional("opaque", Kind::Text(0, 4096), &"none", "What to say of it in `query-fdsets`."),
 ]);
 static REMOVE: Shape = keys(&[
     Key::needed("fdset-id", SET, "The set."),
-    Key::optional("fd", Kind::Number(0, i32::MAX as u64, ""), "all of the set", "The descriptor, by its number."),
+    Key::optional("fd", Kind::Number(0, i32::MAX as u64, ""), &"all of the set", "The descriptor, by its number."),
 ]);
 const SET: Kind = Kind::Number(0, LARGEST_FD_SET, "");
 

@@ -126,7 +126,7 @@ impl Types {
                 self.object(&name, shape, &[]);
                 self.list(&name)
             }
-            Kind::Child => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
+            Kind::Child(..) => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
         };
         let mut member = json!({ "name": key.name, "type": of });
         if let Unset::Means(_) = key.unset {

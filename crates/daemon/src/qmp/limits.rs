@@ -15,16 +15,16 @@ const fn rate(name: &'static str, about: &'static str) -> Key {
 }
 
 const fn burst(name: &'static str, about: &'static str) -> Key {
-    Key::optional(name, RATE, "0", about)
+    Key::optional(name, RATE, &"0", about)
 }
 
 const fn length(name: &'static str, about: &'static str) -> Key {
-    Key::optional(name, RATE, "1", about)
+    Key::optional(name, RATE, &"1", about)
 }
 
 static LIMITS: Shape = keys(&[
-    Key::optional("device", Kind::Text(0, usize::MAX), "none", "Accepted as another spelling of `id`."),
-    Key::optional("id", Kind::Text(0, usize::MAX), "none", "Name of the blockdev."),
+    Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `id`."),
+    Key::optional("id", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
     rate("bps", "Bytes a second of reads and writes together; 0 is no limit, as in all that follow."),
     rate("bps_rd", "Bytes a second of reads; not beside `bps`."),
     rate("bps_wr", "Bytes a second of writes; not beside `bps`."),
@@ -44,7 +44,7 @@ static LIMITS: Shape = keys(&[
     length("iops_rd_max_length", "Of `iops_rd_max`."),
     length("iops_wr_max_length", "Of `iops_wr_max`."),
     burst("iops_size", "Bytes of a request that counts as one; a larger one counts as several. 0: each counts as one."),
-    Key::optional("group", Kind::Text(1, 255), "the blockdev's name", "Group of disks that share the limits."),
+    Key::optional("group", Kind::Text(1, 255), &"the blockdev's name", "Group of disks that share the limits."),
 ]);
 
 pub(super) static COMMANDS: &[Command] = &[Command {

@@ -23,8 +23,13 @@ static QUEUE: Shape = keys(&[
 ]);
 static MAPPING: Shape = keys(&[
     Key::needed("id", Kind::Text(0, usize::MAX), "Name of the export."),
-    Key::optional("iothread", Kind::Names, "by the mapping", "As the export's key of this name."),
-    Key::optional("iothread-vq-mapping", Kind::List(&VQ_MAPPING), "by `iothread`", "As the export's key of this name."),
+    Key::optional("iothread", Kind::Names, &"by the mapping", "As the export's key of this name."),
+    Key::optional(
+        "iothread-vq-mapping",
+        Kind::List(&VQ_MAPPING),
+        &"by `iothread`",
+        "As the export's key of this name.",
+    ),
 ]);
 
 pub(super) static COMMANDS: &[Command] = &[

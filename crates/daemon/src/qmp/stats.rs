@@ -9,7 +9,7 @@ use crate::snapshot::Snapshot;
 static EXPORT: Shape = keys(&[Key::optional(
     "export",
     Kind::Text(0, usize::MAX),
-    "everything",
+    &"everything",
     "An export: it alone, and queue by queue.",
 )]);
 
@@ -33,7 +33,7 @@ pub(super) static COMMANDS: &[Command] = &[Command {
 #[cfg(test)]
 mod tests {
     use egret_vocabulary::Config;
-    use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Image};
+    use egret_vocabulary::schema::{self, Addr, Blockdev, Driver, Image, UnixAddr};
     use serde_json::Value;
 
     use super::*;
@@ -59,7 +59,7 @@ mod tests {
         let mut daemon = Daemon::start(&Config::empty(), &mut Inherited::default()).unwrap();
         daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new(at("image"))))).unwrap();
         for id in ["e0", "e1"] {
-            let mut export = schema::Export::new(id, "d0", Addr::Unix { path: at(id) });
+            let mut export = schema::Export::new(id, "d0", Addr::Unix(UnixAddr { path: at(id) }));
             export.num_queues = 3;
             daemon.add_export(export).unwrap();
         }

@@ -1,11 +1,11 @@
 //! The engines: ways to have requests run while the loop goes on.
 //!
 //! ```text
-//!             push            submit                 reap
-//! Engines ──► triage ──► Engine ─────► kernel ─────► Engine ──► completion
-//!                │                                      │
-//!                └──────► Threads ◄── what the kernel ◄─┘
-//!                                     would not take
+//!               push            submit                 reap
+//! EngineSet ──► triage ──► Engine ─────► kernel ─────► Engine ──► completion
+//!                  │                                      │
+//!                  └──────► Threads ◄── what the kernel ◄─┘
+//!                                       would not take
 //! ```
 //!
 //! | engine | runs requests by | says that one is done by |

@@ -545,7 +545,7 @@ mod tests {
 
     /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
     fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
-        let op = Op::WriteZeroes { unmap: false };
+        let op = Op::WriteZeroes { unmap: false, fua: false };
         threads
             .push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: RequestToken(token) }));
     }

@@ -11,13 +11,8 @@ const BLOCK: u64 = 4096;
 
 /// Requests that the disk's engine has taken, and those that workers ran in its stead.
 fn taken(rig: &Rig) -> (u64, u64) {
-    let own = match rig.disk.options().aio {
-        Aio::Threads => "threads",
-        Aio::Native => "native",
-        Aio::IoUring => "io_uring",
-    };
     let counted = rig.engines.counters().read();
-    (rig.requests_of(own), counted.fallbacks + counted.bounced)
+    (rig.requests_of(rig.disk.options().aio.as_str()), counted.fallbacks + counted.bounced)
 }
 
 fn is_threads(rig: &Rig) -> bool {
@@ -154,7 +149,7 @@ fn what_is_discarded_or_zeroed_in_parts_keeps_its_surroundings() {
     File::options().write(true).open(&image.path).unwrap().set_len(size).unwrap();
     let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..image.options() });
     let patch = pattern(MIB as usize, 7);
-    for op in [Op::Discard, Op::WriteZeroes { unmap: true }] {
+    for op in [Op::Discard, Op::WriteZeroes { unmap: true, fua: false }] {
         // What begins and ends in the middle of each.
         let (first, last) = (10 * MIB, 180 * MIB);
         let patches = [first, 64 * MIB - 512, 100 * MIB, 128 * MIB - 512, last];
@@ -215,7 +210,7 @@ fn compare(rig: &mut Rig, requests: &[(u8, u64, u64, usize)]) {
             }
             _ => {
                 part.fill(0);
-                assert_eq!(rig.run(Op::WriteZeroes { unmap: false }, start, end - start), Ok(()));
+                assert_eq!(rig.run(Op::WriteZeroes { unmap: false, fua: false }, start, end - start), Ok(()));
             }
         }
     }
@@ -232,7 +227,7 @@ fn requests_of_many_parts_leave_a_disk_as_they_leave_memory() {
         for (_, options, shared) in options.iter().flatten().flat_map(ways) {
             let ring = shared.then(shared_ring);
             let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-            rig.run(Op::WriteZeroes { unmap: true }, 0, SIZE).unwrap();
+            rig.run(Op::WriteZeroes { unmap: true, fua: false }, 0, SIZE).unwrap();
             compare(&mut rig, &requests);
         }
     });

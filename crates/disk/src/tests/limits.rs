@@ -52,7 +52,7 @@ fn what_keeps_a_disk_busy_is_limited_and_flushes_are_not() {
         let write = |rig: &mut Rig| rig.push_write(0, Memory::new(BLOCK as usize, 0));
         let gone =
             [write(&mut rig), write(&mut rig), rig.push(Op::Flush, 0, 0, None), rig.push_read(0, Memory::new(512, 0))];
-        let wait = [write(&mut rig), rig.push(Op::WriteZeroes { unmap: false }, 0, BLOCK, None)];
+        let wait = [write(&mut rig), rig.push(Op::WriteZeroes { unmap: false, fua: false }, 0, BLOCK, None)];
         let discard = rig.push(Op::Discard, 0, BLOCK, None);
         rig.engines.submit(clock::now());
         rig.reap();
@@ -93,7 +93,7 @@ fn what_is_let_go_at_a_time_begins_in_turns_of_bounded_length() {
         rig.push_read(0, Memory::new(HALF, 0));
     }
     rig.engines.submit(clock::now());
-    rig.engines.lift_limits(rig.slot);
+    rig.engines.disable_limits(rig.slot);
     let mut turns = Vec::new();
     while rig.engines.in_flight() > 0 {
         let before = rig.done.len();
@@ -112,17 +112,17 @@ fn whatever_ends_a_limit_lets_everything_go() {
     let ends: [(&str, End); 4] = [
         ("no group", |rig, _, _| {
             rig.disk.set_throttle_group(None);
-            rig.engines.look_at_limits();
+            rig.engines.restart_throttled();
         }),
         ("another group", |rig, _, _| {
             rig.disk.set_throttle_group(Some(&ThrottleGroup::new("h", blocks_at_once(1))));
-            rig.engines.look_at_limits();
+            rig.engines.restart_throttled();
         }),
         ("other limits", |rig, group, limits| {
             group.set_limits(limits);
-            rig.engines.look_at_limits();
+            rig.engines.restart_throttled();
         }),
-        ("a drain", |rig, _, _| rig.engines.lift_limits(rig.slot)),
+        ("a drain", |rig, _, _| rig.engines.disable_limits(rig.slot)),
     ];
     for (what, end) in ends {
         let mut rig = rig();
@@ -151,9 +151,9 @@ fn a_disk_that_is_detached_is_let_go_of_with_everything_that_waited() {
 fn what_is_pushed_while_a_disk_drains_waits_for_nothing() {
     let mut rig = rig();
     rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
-    rig.engines.lift_limits(rig.slot);
+    rig.engines.disable_limits(rig.slot);
     assert_eq!(read(&mut rig, 20), 20);
-    rig.engines.limit_again(rig.slot);
+    rig.engines.enable_limits(rig.slot);
     assert!(read(&mut rig, 20) < 20, "it goes on under its limits");
 }
 
@@ -172,7 +172,7 @@ fn disks_of_a_group_share_its_limits_across_loops() {
     let waiting = rigs.each_ref().map(|rig| rig.engines.in_flight());
     assert_eq!(waiting, [1, 3]);
     for rig in &mut rigs {
-        rig.engines.look_at_limits();
+        rig.engines.restart_throttled();
         rig.engines.submit(clock::now());
         rig.reap();
     }

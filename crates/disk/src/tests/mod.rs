@@ -24,7 +24,7 @@ use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, Engines, Op, Options, Request, RequestToken};
+use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, RequestToken};
 
 /// Long enough for any machine; what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ impl Memory {
 
 /// Plays the loop for one disk: pushes, submits, waits as the loop does, reaps.
 pub(crate) struct Rig {
-    engines: Engines,
+    engines: EngineSet,
     slot: DiskSlot,
     disk: Arc<Disk>,
     /// The loop's ring, if the engine shares one.
@@ -104,7 +104,7 @@ impl Rig {
 
     fn over(disk: Arc<Disk>, engine_options: EngineOptions) -> Self {
         let ring = engine_options.ring.clone();
-        let mut engines = Engines::new(engine_options);
+        let mut engines = EngineSet::new(engine_options);
         let slot = engines.attach(&disk).unwrap_or_else(|e| panic!("{e}"));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let mut rig = Self {
@@ -317,16 +317,16 @@ impl Drop for LoopDevice {
 /// Every way of running requests on an image: engine, through the cache or past it, with the loop's ring or without.
 pub(crate) fn ways(options: &Options) -> Vec<(String, Options, bool)> {
     let mut ways = Vec::new();
-    for (aio, direct, shared) in [
-        (Aio::Threads, false, false),
-        (Aio::Threads, true, false),
-        (Aio::Native, true, false),
-        (Aio::IoUring, false, false),
-        (Aio::IoUring, true, false),
-        (Aio::IoUring, true, true),
-    ] {
-        let name = format!("{:?} aio={aio} direct={direct} shared={shared}", options.driver);
-        ways.push((name, Options { aio, direct, ..options.clone() }, shared));
+    for &aio in Aio::ALL {
+        let of_engine: &[(bool, bool)] = match aio {
+            Aio::Threads => &[(false, false), (true, false)],
+            Aio::Native => &[(true, false)],
+            Aio::IoUring => &[(false, false), (true, false), (true, true)],
+        };
+        for &(direct, shared) in of_engine {
+            let name = format!("{:?} aio={aio} direct={direct} shared={shared}", options.driver);
+            ways.push((name, Options { aio, direct, ..options.clone() }, shared));
+        }
     }
     ways
 }

@@ -30,7 +30,7 @@ impl ThrottleGroup {
     }
 
     /// Limits its disks to something else; what they have done so far counts no more. Loops that run them should
-    /// [look again](crate::Engines::look_at_limits).
+    /// [restart what is throttled](crate::EngineSet::restart_throttled).
     pub fn set_limits(&self, limits: Limits) {
         self.lock().set_limits(limits);
     }
@@ -47,12 +47,12 @@ impl fmt::Debug for ThrottleGroup {
 }
 
 /// A disk's place in a group.
-pub(crate) struct Membership {
+pub(crate) struct ThrottleGroupMember {
     pub(super) group: Arc<ThrottleGroup>,
     pub(super) disk: DiskId,
 }
 
-impl Drop for Membership {
+impl Drop for ThrottleGroupMember {
     fn drop(&mut self) {
         self.group.lock().leave(self.disk);
     }
@@ -64,7 +64,7 @@ pub(crate) struct Throttle {
     /// The number of the last change, and zero while there is no group: all that a disk without limits ever looks at.
     version: AtomicU64,
     /// How often the group has changed, and the place in it.
-    changes: Mutex<(u64, Option<Arc<Membership>>)>,
+    changes: Mutex<(u64, Option<Arc<ThrottleGroupMember>>)>,
 }
 
 impl Throttle {
@@ -75,28 +75,29 @@ impl Throttle {
     }
 
     pub(crate) fn group(&self) -> Option<Arc<ThrottleGroup>> {
-        self.lock().1.as_ref().map(|membership| Arc::clone(&membership.group))
+        self.lock().1.as_ref().map(|member| Arc::clone(&member.group))
     }
 
     /// Limits the disk from here on; a group that it is in already keeps it as it is.
     pub(crate) fn set_group(&self, group: Option<&Arc<ThrottleGroup>>) {
         let mut guard = self.lock();
-        let (changes, membership) = &mut *guard;
-        if membership.as_ref().map(|now| Arc::as_ptr(&now.group)) == group.map(Arc::as_ptr) {
+        let (changes, member) = &mut *guard;
+        if member.as_ref().map(|now| Arc::as_ptr(&now.group)) == group.map(Arc::as_ptr) {
             return;
         }
         *changes += 1;
-        *membership = group.map(|group| Arc::new(Membership { group: Arc::clone(group), disk: group.lock().join() }));
-        self.version.store(if membership.is_some() { *changes } else { 0 }, Ordering::Relaxed);
+        *member =
+            group.map(|group| Arc::new(ThrottleGroupMember { group: Arc::clone(group), disk: group.lock().join() }));
+        self.version.store(if member.is_some() { *changes } else { 0 }, Ordering::Relaxed);
     }
 
     /// The disk's place in its group, and the version that it is of; `None` where nothing is limited any more.
-    pub(super) fn membership(&self) -> Option<(Arc<Membership>, u64)> {
+    pub(super) fn member(&self) -> Option<(Arc<ThrottleGroupMember>, u64)> {
         let guard = self.lock();
         Some((Arc::clone(guard.1.as_ref()?), guard.0))
     }
 
-    fn lock(&self) -> MutexGuard<'_, (u64, Option<Arc<Membership>>)> {
+    fn lock(&self) -> MutexGuard<'_, (u64, Option<Arc<ThrottleGroupMember>>)> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

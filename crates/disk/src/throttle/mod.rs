@@ -1,10 +1,10 @@
 //! Limits on what disks may do, and the groups that share them.
 //!
 //! ```text
-//!   Engines::push ─▶ Lane, one for each disk on each queue of a loop: requests wait here
-//!                      │ asks, takes        ▲ the loop's timer
-//!                      ▼                    │
-//!                    Group ─ Mutex<Schedule> ─ Buckets
+//!   EngineSet::push ─▶ ThrottledSlot ─▶ ThrottledQueue, one for each disk on each queue of a loop: requests wait here
+//!                                         │ asks, takes        ▲ the loop's timer
+//!                                         ▼                    │
+//!                                 ThrottleGroup ─ Mutex<Schedule> ─ Buckets
 //! ```
 //!
 //! Arithmetic ([`buckets`], [`limits`]) and order ([`schedule`]) know no clock: time is passed in, as QEMU's semantics
@@ -18,12 +18,13 @@
 
 mod buckets;
 mod group;
-mod lane;
 mod limits;
+mod queue;
 mod schedule;
+mod slot;
 
 pub(crate) use buckets::Direction;
 pub(crate) use group::Throttle;
 pub use group::ThrottleGroup;
-pub(crate) use lane::Lane;
 pub use limits::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates};
+pub(crate) use slot::ThrottledSlot;

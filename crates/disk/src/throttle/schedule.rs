@@ -1,6 +1,6 @@
 //! Whose turn it is in a group.
 //!
-//! Requests that wait are known here by tickets: how large each is, and on which lane (one disk's requests on one I/O
+//! Requests that wait are known here by tickets: how large each is, and on which queue (one disk's requests on one I/O
 //! thread's queue) it waits. As soon as the buckets have room tickets are granted, one disk after the other, so that of
 //! two disks with something to do neither gets more for having more of it waiting; and one direction after the other,
 //! as far as both are limited. Among the tickets of one disk the oldest is the first.
@@ -19,13 +19,13 @@ pub(super) struct DiskId(u64);
 
 /// Where requests of a disk wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LaneId(u64);
+pub(super) struct QueueId(u64);
 
 /// For reads and for writes.
 pub(super) type ByDirection<T> = [T; 2];
 
 struct Ticket {
-    lane: LaneId,
+    queue: QueueId,
     bytes: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Schedule {
     buckets: Buckets,
     disks: BTreeMap<DiskId, ByDirection<VecDeque<Ticket>>>,
     /// What was granted and not yet taken.
-    granted: BTreeMap<LaneId, ByDirection<usize>>,
+    granted: BTreeMap<QueueId, ByDirection<usize>>,
     /// The disk and the direction that had the last turn.
     last: ByDirection<DiskId>,
     last_direction: Direction,
@@ -75,32 +75,32 @@ impl Schedule {
         self.disks.remove(&disk);
     }
 
-    pub(super) fn open(&mut self) -> LaneId {
-        let id = LaneId(self.new_id());
+    pub(super) fn open(&mut self) -> QueueId {
+        let id = QueueId(self.new_id());
         self.granted.insert(id, ByDirection::default());
         id
     }
 
-    /// A lane's requests begin without having been granted: they count nevertheless, and it has no tickets any more.
-    pub(super) fn close(&mut self, disk: DiskId, lane: LaneId) {
+    /// A queue's requests begin without having been granted: they count nevertheless, and it has no tickets any more.
+    pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
         let Self { disks, buckets, .. } = self;
         for direction in Direction::BOTH {
             let Some(tickets) = disks.get_mut(&disk).map(|disk| &mut disk[direction as usize]) else { continue };
             tickets.retain(|ticket| {
-                let stays = ticket.lane != lane;
+                let stays = ticket.queue != queue;
                 if !stays {
                     buckets.account(direction, ticket.bytes);
                 }
                 stays
             });
         }
-        self.granted.remove(&lane);
+        self.granted.remove(&queue);
     }
 
     /// A request waits from here on.
-    pub(super) fn ask(&mut self, disk: DiskId, lane: LaneId, direction: Direction, bytes: u64) {
+    pub(super) fn ask(&mut self, disk: DiskId, queue: QueueId, direction: Direction, bytes: u64) {
         if let Some(disk) = self.disks.get_mut(&disk) {
-            disk[direction as usize].push_back(Ticket { lane, bytes });
+            disk[direction as usize].push_back(Ticket { queue, bytes });
         }
     }
 
@@ -115,19 +115,19 @@ impl Schedule {
             });
             let Some((direction, disk)) = next else { return };
             let ticket = self.disks.get_mut(&disk).and_then(|disk| disk[direction as usize].pop_front());
-            let Some(Ticket { lane, bytes }) = ticket else { return };
+            let Some(Ticket { queue, bytes }) = ticket else { return };
             self.buckets.account(direction, bytes);
             self.last[direction as usize] = disk;
             self.last_direction = direction;
-            if let Some(granted) = self.granted.get_mut(&lane) {
+            if let Some(granted) = self.granted.get_mut(&queue) {
                 granted[direction as usize] += 1;
             }
         }
     }
 
-    /// How many of its oldest requests in each direction a lane may begin now.
-    pub(super) fn take(&mut self, lane: LaneId) -> ByDirection<usize> {
-        self.granted.get_mut(&lane).map(std::mem::take).unwrap_or_default()
+    /// How many of its oldest requests in each direction a queue may begin now.
+    pub(super) fn take(&mut self, queue: QueueId) -> ByDirection<usize> {
+        self.granted.get_mut(&queue).map(std::mem::take).unwrap_or_default()
     }
 
     /// When [`grant`](Self::grant) is worth another call, to one who waits in this direction. It may turn out to have

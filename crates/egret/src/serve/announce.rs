@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use egret_daemon::attach::Attach;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, Descriptor};
+use egret_vocabulary::schema::{Addr, Descriptor, FdAddr, UnixAddr};
 
 /// For every export its address, and the lines that attach it.
 pub fn announcement(config: &Config) -> Result<String> {
@@ -15,13 +15,13 @@ pub fn announcement(config: &Config) -> Result<String> {
     for export in &config.exports {
         let access = if export.writable { "writable" } else { "read-only" };
         let _ = match &export.addr {
-            Addr::Unix { path } => {
+            Addr::Unix(UnixAddr { path }) => {
                 writeln!(text, "{}: {access}, at {}", export.id, directory.join(path).display())
             }
-            Addr::Fd { fd: Descriptor::Number(fd) } => {
+            Addr::Fd(FdAddr { str: Descriptor::Number(fd) }) => {
                 writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id)
             }
-            Addr::Fd { fd: Descriptor::Name(name) } => {
+            Addr::Fd(FdAddr { str: Descriptor::Name(name) }) => {
                 writeln!(text, "{}: {access}, at the inherited socket '{name}'", export.id)
             }
         };

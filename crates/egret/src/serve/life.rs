@@ -19,7 +19,7 @@ use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Monitor, Place};
-use egret_vocabulary::schema::{AddFd, Addr, Descriptor};
+use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -86,8 +86,8 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
 /// What is to be served on sockets and through descriptors that somebody else made.
 fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &'a Descriptor> {
     let exports = config.exports.iter().filter_map(|export| match &export.addr {
-        Addr::Fd { fd } => Some(fd),
-        Addr::Unix { .. } => None,
+        Addr::Fd(FdAddr { str: fd }) => Some(fd),
+        Addr::Unix(_) => None,
     });
     let exports = exports.chain(life.add_fds.iter().map(|add| &add.fd));
     exports.chain(places(life).addresses.into_iter().filter_map(|address| match address {

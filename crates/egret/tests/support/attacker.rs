@@ -91,6 +91,12 @@ pub enum Ask {
     Write {
         at: u64,
     },
+    /// A write with FUA, which virtio-blk does not have: there it is as any other.
+    WriteStable {
+        at: u64,
+    },
+    /// What makes writes stable, those that have ended.
+    Flush,
     WriteZeroes {
         at: u64,
         len: u64,
@@ -112,6 +118,9 @@ impl Ask {
         let (blk, cdb, at, len) = match self {
             Self::Read { at } => (0_u32, [0x88, 0], at, len),
             Self::Write { at } => (1, [0x8a, 0], at, len),
+            Self::WriteStable { at } => (1, [0x8a, 1 << 3], at, len),
+            // SYNCHRONIZE CACHE (16) of all blocks.
+            Self::Flush => (4, [0x91, 0], 0, 0),
             // WRITE SAME (16) without a buffer.
             Self::WriteZeroes { at, len } => (13, [0x93, 1], at, len),
             Self::Verify { at, len, against_data } => (u32::MAX, [0x8f, u8::from(against_data) << 1], at, len),
@@ -227,6 +236,8 @@ pub struct Attacker {
     pub data: Vec<Share>,
     control: Share,
     manner: Manner,
+    /// The descriptors of the ring, by place: an address, a length and flags.
+    ring: Vec<(u64, u32, u16)>,
     /// Chains made so far, and those of them that were published.
     made: u64,
     published: u64,
@@ -247,8 +258,8 @@ impl Attacker {
         let packed = if manner.packed { F_RING_PACKED } else { 0 };
         let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
         let control = Share::new(CONTROL, CONTROL_LEN);
-        let (made, published, seen) = (0, 0, 0);
-        let mut new = Self { wire, signals, data, control, manner, made, published, seen, first_flags: None };
+        let (ring, made, published, seen) = (vec![(0, 0, 0); SIZE.into()], 0, 0, 0);
+        let mut new = Self { wire, signals, data, control, manner, ring, made, published, seen, first_flags: None };
         new.start();
         new
     }
@@ -318,6 +329,16 @@ impl Attacker {
         self.make_available(at, table.len() as u32, INDIRECT);
     }
 
+    /// Makes the last chains once more, as many as the ring has room for. Their tables are still there, so this takes
+    /// little time where the device needs long for each.
+    pub fn make_all_again(&mut self) {
+        assert!(self.made >= SIZE.into() && self.is_served(), "each place has a chain, and none is in use");
+        for _ in 0..SIZE {
+            let (addr, len, flags) = self.ring[(self.made % u64::from(SIZE)) as usize];
+            self.make_available(addr, len, flags);
+        }
+    }
+
     /// Makes a chain that breaks the rules: one that loops, in a split ring; in a packed one, where none can, one whose
     /// table ends in half a descriptor.
     pub fn chain_that_breaks(&mut self) {
@@ -331,6 +352,7 @@ impl Attacker {
     fn make_available(&mut self, addr: u64, len: u32, flags: u16) {
         let place = self.made % u64::from(SIZE);
         let desc = CONTROL + 16 * place;
+        self.ring[place as usize] = (addr, len, flags);
         if self.manner.packed {
             let is_odd_lap = (self.made / u64::from(SIZE)).is_multiple_of(2);
             let flags = flags | if is_odd_lap { PACKED_AVAILABLE } else { PACKED_USED };
@@ -408,7 +430,17 @@ impl Attacker {
 
     /// The status of the last chain: zero is success.
     pub fn status(&self) -> u8 {
-        let at = CONTROL + STATUSES + STATUS * ((self.made - 1) % u64::from(SIZE));
+        self.status_of(self.made - 1)
+    }
+
+    /// How many chains were made so far, which is the number of the next.
+    pub const fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// The status of a chain by its number: zero is success.
+    pub fn status_of(&self, number: u64) -> u8 {
+        let at = CONTROL + STATUSES + STATUS * (number % u64::from(SIZE));
         match self.manner.device {
             Device::Blk => self.control.get::<1>(at)[0],
             // The command's status, and the transport's.

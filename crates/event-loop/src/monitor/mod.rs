@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use egret_polling::Nanos;
+use strum::VariantArray;
 
 use crate::ring::{Ring, SharedRing};
 
@@ -48,7 +49,7 @@ pub(crate) trait Monitor {
 }
 
 /// Which monitor to use, as `fd-monitor=` spells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, VariantArray)]
 pub enum MonitorChoice {
     /// The best that works here: io_uring, else epoll, else ppoll.
     #[default]
@@ -62,8 +63,8 @@ pub enum MonitorChoice {
 }
 
 impl MonitorChoice {
-    /// Every choice, in the order of preference.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::IoUring, Self::Epoll, Self::Ppoll];
+    /// Every choice: automatic, then the monitors in the order in which that tries them.
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The word for it.
     pub const fn as_str(self) -> &'static str {
@@ -85,8 +86,11 @@ impl fmt::Display for MonitorChoice {
 impl FromStr for MonitorChoice {
     type Err = String;
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = Self::ALL.into_iter().find(|choice| choice.as_str() == name);
-        known.ok_or_else(|| format!("fd-monitor must be auto, io_uring, epoll or ppoll, got '{name}'"))
+        let found = Self::ALL.iter().copied().find(|choice| choice.as_str() == name);
+        found.ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|choice| choice.as_str()).collect();
+            format!("fd-monitor must be one of {}, got '{name}'", known.join(", "))
+        })
     }
 }
 
@@ -99,25 +103,23 @@ pub(crate) struct Opened {
 
 /// Opens the monitor asked for; `auto` falls back and says why, once a loop.
 pub(crate) fn open(choice: MonitorChoice, loop_name: &str) -> io::Result<Opened> {
-    let uring = || -> Result<Opened, crate::ring::RingError> {
-        let ring = Rc::new(RefCell::new(Ring::new()?));
-        let monitor = Box::new(uring::Uring::new(Rc::clone(&ring)));
-        Ok(Opened { monitor, ring: Some(ring), name: MonitorChoice::IoUring })
-    };
-    let epoll = || {
-        Ok::<_, io::Error>(Opened { monitor: Box::new(epoll::Epoll::new()?), ring: None, name: MonitorChoice::Epoll })
-    };
-    let ppoll = || Opened { monitor: Box::new(ppoll::Ppoll::default()), ring: None, name: MonitorChoice::Ppoll };
+    let of = |monitor: Box<dyn Monitor>| Opened { monitor, ring: None, name: choice };
     match choice {
-        MonitorChoice::IoUring => uring().map_err(io::Error::other),
-        MonitorChoice::Epoll => epoll(),
-        MonitorChoice::Ppoll => Ok(ppoll()),
-        MonitorChoice::Auto => uring().or_else(|why| {
-            tracing::warn!("iothread '{loop_name}': fd-monitor falls back to epoll: {why}");
-            epoll().or_else(|why| {
-                tracing::warn!("iothread '{loop_name}': fd-monitor falls back to ppoll: {why}");
-                Ok(ppoll())
-            })
-        }),
+        MonitorChoice::Auto => {
+            let mut opened = open(MonitorChoice::ALL[1], loop_name);
+            for &next in &MonitorChoice::ALL[2..] {
+                let Err(why) = opened else { break };
+                tracing::warn!("iothread '{loop_name}': fd-monitor falls back to {next}: {why}");
+                opened = open(next, loop_name);
+            }
+            opened
+        }
+        MonitorChoice::IoUring => {
+            let ring = Rc::new(RefCell::new(Ring::new().map_err(io::Error::other)?));
+            let monitor = Box::new(uring::Uring::new(Rc::clone(&ring)));
+            Ok(Opened { ring: Some(ring), ..of(monitor) })
+        }
+        MonitorChoice::Epoll => Ok(of(Box::new(epoll::Epoll::new()?))),
+        MonitorChoice::Ppoll => Ok(of(Box::<ppoll::Ppoll>::default())),
     }
 }

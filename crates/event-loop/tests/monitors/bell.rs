@@ -11,7 +11,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{BlockCost, Nanos, Policy, Slot, Standing, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
@@ -25,6 +25,29 @@ impl Policy for Fixed {
     fn forget(&mut self, _slot: Slot) {}
     fn window_now(&self) -> Nanos {
         self.0
+    }
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
+}
+
+/// A policy that weighs what blocking costs, and passes on what it is told of that.
+pub struct Weighing(pub Sender<BlockCost>);
+
+impl Policy for Weighing {
+    fn window(&mut self, _before: &Standing) -> Nanos {
+        Nanos::ZERO
+    }
+    fn observe(&mut self, _wait: &Wait<'_>) {}
+    fn forget(&mut self, _slot: Slot) {}
+    fn window_now(&self) -> Nanos {
+        Nanos::ZERO
+    }
+    fn weighs_block_cost(&self) -> bool {
+        true
+    }
+    fn set_block_cost(&mut self, cost: BlockCost) {
+        let _ = self.0.send(cost);
     }
 }
 
@@ -173,13 +196,12 @@ pub fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
         policy: Box::new(Fixed(window)),
         window_max: window,
         idle_after: Nanos::from_millis(1),
-        calibrate: false,
     }
 }
 
-/// Runs `test` on a loop of every kind: three monitors, each without spinning, spinning a little, and never sleeping.
+/// Runs `test` on a loop of every kind: each monitor, without spinning, spinning a little, and never sleeping.
 pub fn on_every_loop(test: impl Fn(&LoopHandle<Bell>)) {
-    for monitor in [MonitorChoice::IoUring, MonitorChoice::Epoll, MonitorChoice::Ppoll] {
+    for &monitor in &MonitorChoice::ALL[1..] {
         if monitor == MonitorChoice::IoUring && !has_io_uring() {
             continue;
         }

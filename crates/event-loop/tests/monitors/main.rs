@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
 use egret_event_loop::ring::{Ring, RingError};
-use egret_event_loop::{EventLoop, MonitorChoice, Phase, Source, SourceId, spawn};
+use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
 use egret_polling::Nanos;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-use bell::{Bell, Echo, Fixed, Heard, PATIENCE, bell, hear_work, on_every_loop, options};
+use bell::{Bell, Echo, Fixed, Heard, PATIENCE, Weighing, bell, hear_work, on_every_loop, options};
 
 #[test]
 fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
@@ -320,6 +320,27 @@ fn a_hundred_sources_are_all_heard() {
             bells.iter().for_each(|(_, hear)| hear_work(hear, 1));
         }
     });
+}
+
+#[test]
+fn a_policy_that_weighs_blocks_is_told_what_they_cost_and_for_others_nobody_measures() {
+    let echo = |_ring| Echo::default();
+    let (tell, told) = channel();
+    let weighing =
+        LoopOptions { policy: Box::new(Weighing(tell.clone())), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let (handle, thread) = spawn::<Bell>(weighing, echo, |e| panic!("{e}")).unwrap();
+    told.recv_timeout(PATIENCE).expect("a loop that begins with it");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+
+    let (handle, thread) = spawn::<Bell>(options(MonitorChoice::Auto, Nanos::ZERO), echo, |e| panic!("{e}")).unwrap();
+    assert_eq!(handle.call(|target| target.block_cost()).unwrap(), None);
+    handle.set_policy(Box::new(Fixed(Nanos(1))), Nanos(1)).unwrap();
+    assert_eq!(handle.call(|target| target.block_cost()).unwrap(), None);
+    handle.set_policy(Box::new(Weighing(tell)), Nanos::ZERO).unwrap();
+    told.recv_timeout(PATIENCE).expect("a loop that is given it later");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
 }
 
 #[test]

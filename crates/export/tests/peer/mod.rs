@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
-use egret_disk::{EngineOptions, Engines};
+use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::{Parameters, PolicyKind};
@@ -32,9 +32,8 @@ impl IoThread {
             policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
             window_max: Nanos::ZERO,
             idle_after: Nanos::from_millis(1_000),
-            calibrate: false,
         };
-        let engines = move |ring| Engines::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
+        let engines = move |ring| EngineSet::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
         let (handle, thread) = spawn(options, engines, |e| panic!("{e}")).unwrap();
         Self(handle, Some(thread))
     }

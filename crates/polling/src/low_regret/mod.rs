@@ -89,6 +89,10 @@ impl Policy for LowRegret {
         Nanos(self.habit.trusted().unwrap_or(self.decision.trusted()))
     }
 
+    fn weighs_block_cost(&self) -> bool {
+        true
+    }
+
     fn set_block_cost(&mut self, cost: BlockCost) {
         self.cases.iter_mut().for_each(|case| case.set_block(cost));
         self.habit.set_block(cost);

@@ -26,4 +26,8 @@ impl Policy for Busy {
     fn window_now(&self) -> Nanos {
         self.window
     }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 }

@@ -17,4 +17,8 @@ impl Policy for Off {
     fn window_now(&self) -> Nanos {
         Nanos::ZERO
     }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 }

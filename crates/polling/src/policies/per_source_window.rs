@@ -42,6 +42,10 @@ impl Policy for PerSourceWindow {
     fn window_now(&self) -> Nanos {
         self.largest
     }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

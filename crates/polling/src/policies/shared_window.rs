@@ -29,6 +29,10 @@ impl Policy for SharedWindow {
     fn window_now(&self) -> Nanos {
         self.window
     }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -70,6 +70,10 @@ impl Policy for Weighted {
     fn window_now(&self) -> Nanos {
         self.window
     }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

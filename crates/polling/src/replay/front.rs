@@ -194,7 +194,7 @@ mod tests {
 
     fn picture(name: &str, trace: &Trace) -> String {
         let setting = Setting { block: BlockCost::default(), parameters: Parameters::default() };
-        let rows = replay(name, trace, &setting, &PolicyKind::ALL).unwrap();
+        let rows = replay(name, trace, &setting, PolicyKind::ALL).unwrap();
         front_svg(&rows, &fixed_windows(name, trace, &setting))
     }
 

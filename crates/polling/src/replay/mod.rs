@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_empty_trace_costs_nothing_and_compares_as_equal() {
-        let rows = replay("empty", &trace(&[]), &setting(100), &PolicyKind::ALL).unwrap();
+        let rows = replay("empty", &trace(&[]), &setting(100), PolicyKind::ALL).unwrap();
         assert!(rows.iter().all(|row| row.cost_ns == 0 && row.against_clairvoyant == 1.0));
     }
 

@@ -135,7 +135,7 @@ impl BlkQueue {
         let unmap = limits.may_unmap && flags & known != 0;
         Ok(match len {
             0 => Asked::Nothing { kind, bytes: 0, written: 0 },
-            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap }, offset, len },
+            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap, fua: self.blk.is_write_through() }, offset, len },
         })
     }
 

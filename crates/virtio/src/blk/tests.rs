@@ -350,16 +350,16 @@ fn a_discard_goes_to_the_disk_as_one_range() {
 fn write_zeroes_may_unmap_when_asked_to_and_able_to() {
     let mut disk = Disk::new(config());
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 512, 1)]));
-    assert_eq!((request.op, request.len), (Op::WriteZeroes { unmap: true }, 512 * 512));
+    assert_eq!((request.op, request.len), (Op::WriteZeroes { unmap: true, fua: false }, 512 * 512));
     disk.end(request, Ok(()));
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 0)]));
-    assert_eq!(request.op, Op::WriteZeroes { unmap: false });
+    assert_eq!(request.op, Op::WriteZeroes { unmap: false, fua: false });
     disk.end(request, Ok(()));
 
     let write_zeroes = Some(WriteZeroesLimits { max_sectors: 512, may_unmap: false });
     let mut disk = Disk::new(BlkConfig { write_zeroes, ..config() });
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 1)]));
-    assert_eq!(request.op, Op::WriteZeroes { unmap: false });
+    assert_eq!(request.op, Op::WriteZeroes { unmap: false, fua: false });
     disk.end(request, Ok(()));
 }
 
@@ -414,9 +414,11 @@ fn writes_are_stable_at_once_when_the_driver_has_no_cache_to_flush() {
         if let Some(writeback) = writeback {
             disk.blk.write_config(32, &[writeback]).unwrap();
         }
-        match submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[])).op {
-            Op::Write { fua } => fua,
-            other => panic!("not a write: {other:?}"),
+        let write = submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[])).op;
+        let zeroes = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 0)])).op;
+        match (write, zeroes) {
+            (Op::Write { fua }, Op::WriteZeroes { fua: zeroes, .. }) if fua == zeroes => fua,
+            other => panic!("not a write and zeroes alike: {other:?}"),
         }
     };
     // 5.2.6.2, the three conditions of a stable write.

@@ -178,9 +178,10 @@ fn flat(object: &impl serde::Serialize) -> Result<String, toml::ser::Error> {
 /// Where the table says that metrics are served, or what is wrong and where.
 fn read_metrics(value: &Spanned<DeValue<'_>>) -> Result<Address, (usize, String)> {
     let at = value.span().start;
-    let Value::Object(given) = json(value.get_ref()) else {
+    let given = json(value.get_ref());
+    if !given.is_object() {
         return Err((at, format!("{METRICS} must be a table: write [{METRICS}]")));
-    };
+    }
     metrics::from_keys(given, Spelling::Typed).map_err(|problem| {
         let mut keys = Vec::new();
         collect_keys(value, "", &mut |path, span| keys.push((path, span.start)));
@@ -233,7 +234,7 @@ fn json(value: &DeValue<'_>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::Access;
+    use crate::schema::{Access, Mode};
 
     const GOOD: &str = "\
 # Two disks on one thread.
@@ -275,7 +276,10 @@ iothread = \"io0\"
         let file = ConfigFile::read("egret.toml", "[metrics]\npath = \"/run/m\"\nmode = \"0660\"\n").unwrap();
         assert_eq!(
             file.metrics,
-            Some(Address::Unix { path: "/run/m".into(), access: Access { mode: Some(0o660), ..Access::default() } })
+            Some(Address::Unix {
+                path: "/run/m".into(),
+                access: Access { mode: Some(Mode(0o660)), ..Access::default() }
+            })
         );
     }
 

@@ -1,34 +1,26 @@
 //! `--add-fd`: a descriptor that the daemon is started with, for a set.
 
-use serde::Deserialize;
-
 use super::blockdev::{FdSetNumber, LARGEST_FD_SET};
 use super::descriptor::Descriptor;
-use super::fit::fit;
-use super::key::{Key, Kind, Shape};
+use super::key::{Kind, Shape};
+use super::object::read_options;
 use super::{ObjectError, Problem};
 use crate::keyval;
+use crate::options;
 
-/// A descriptor and its set.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct AddFd {
-    /// The descriptor.
-    pub fd: Descriptor,
-    /// The set that it is added to.
-    pub set: FdSetNumber,
-    /// What to say of it.
-    pub opaque: Option<String>,
+options! {
+    /// A descriptor and its set.
+    pub struct AddFd {
+        /// The descriptor.
+        fd: Descriptor, Kind::Descriptor;
+        /// The set that it is added to.
+        set: FdSetNumber, Kind::Number(0, LARGEST_FD_SET, "");
+        /// What to say of it in `query-fdsets`.
+        opaque: Option<String>, Kind::Text(0, 4096), unset "none";
+    }
 }
 
-static SHAPE: Shape = Shape {
-    keys: &[
-        Key::needed("fd", Kind::Descriptor, "The descriptor."),
-        Key::needed("set", Kind::Number(0, LARGEST_FD_SET, ""), "The set that it is added to."),
-        Key::optional("opaque", Kind::Text(0, 4096), "none", "What to say of it in `query-fdsets`."),
-    ],
-    variants: None,
-    foreign: &[],
-};
+static SHAPE: Shape = Shape::of(AddFd::KEYS);
 
 impl AddFd {
     /// Reads the argument of an option.
@@ -37,9 +29,9 @@ impl AddFd {
     /// The first thing that is wrong with it.
     pub fn read(text: &str) -> Result<Self, ObjectError> {
         let read = || {
-            let together = |error: &dyn std::fmt::Display| Problem::Together(error.to_string());
-            let (value, spelling) = keyval::read(text, "fd").map_err(|error| together(&error))?;
-            serde_json::from_value(fit(value, &SHAPE, spelling)?).map_err(|error| together(&error))
+            let read = keyval::read(text, "fd");
+            let (value, spelling) = read.map_err(|error| Problem::Together(error.to_string()))?;
+            read_options(value, &SHAPE, spelling)
         };
         read().map_err(|problem| ObjectError { subject: format!("--add-fd {text}"), problem })
     }

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
-use super::access::{self, Access};
+use super::access::Access;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::descriptor::Descriptor;
-use super::key::{Foreign, Harmless, Key, Kind, Shape, Variants};
-use super::lun::{self, Lun};
-use super::object::object;
+use super::key::{Foreign, Harmless, Kind, Shape};
+use super::lun::{self, Lun, LunAddress};
+use super::object::{object, with_defaults};
 use super::{Object, ObjectError, Problem, Spelling};
+use crate::{choices, options, variants};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
 pub const LONGEST_SOCKET_PATH: usize = 107;
@@ -24,238 +25,154 @@ const MOST_SCSI_QUEUES: u16 = 254;
 /// What a request needs beside data are two descriptors, and powers of two have none between that and this.
 const SMALLEST_QUEUE: u64 = 4;
 const LARGEST_QUEUE: u64 = 1024;
+const SMALLEST_BLOCK: u64 = 512;
 const LARGEST_BLOCK: u64 = 2 << 20;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
 const LONGEST_SERIAL: usize = 20;
 
-const DEFAULT_BLOCK: u32 = 512;
-const DEFAULT_QUEUE_SIZE: u16 = 128;
-/// No guest has as much.
-const DEFAULT_MEMORY_MAX: u64 = 4 << 40;
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
-/// How disks are offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExportType {
-    /// One, as a virtio-blk device over vhost-user.
-    VhostUserBlk,
-    /// Any number, as a virtio-scsi device over vhost-user.
-    VhostUserScsi,
+options! {
+    /// Disks offered to virtual machines.
+    #[serde(remote = "Self")]
+    pub struct Export {
+        /// How it is offered, and the keys that only such a one has.
+        #[serde(flatten)]
+        device: Device => &[];
+        /// Name of the export.
+        id: String, Kind::Name(usize::MAX);
+        /// Where clients connect.
+        addr: Addr, Kind::Object(&ADDR);
+        /// Who may connect there.
+        #[serde(flatten)]
+        access: Access => Access::KEYS;
+        /// Let clients write.
+        writable: bool, Kind::Flag, default "off";
+        /// Complete a write only when it is on stable storage, and offer no volatile cache.
+        writethrough: bool, Kind::Flag, default "off";
+        /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
+        logical_block_size: u32, Kind::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
+        /// Request queues.
+        num_queues: u16, Kind::Number(1, MOST_QUEUES, "queues"), default 1;
+        /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
+        /// client may set up rings of any size up to 1024. Egret's own for this type.
+        queue_size: u16, Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
+        /// The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt out to
+        /// in turn.
+        #[serde(serialize_with = "one_or_list")]
+        iothread: Vec<String>, Kind::Names, unset "the daemon chooses";
+        /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every queue
+        /// once or no queue at all. Egret's own for exports.
+        iothread_vq_mapping: Vec<VqMapping>, Kind::List(&VQ_MAPPING), unset "by `iothread`";
+        /// Never move the disk to another I/O thread; not with several of them.
+        fixed_iothread: bool, Kind::Flag, default "off";
+        /// What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for
+        /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
+        /// policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.
+        kickless_queues: Kickless, Kind::Word(Kickless::words), default Kickless::Timer;
+        // No guest has as much as the default.
+        /// Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than 64
+        /// regions, whatever this says. Egret's own.
+        memory_max: u64, Kind::Bytes(1 << 20, 1 << 47), default "4T";
+        /// Which files may be guest memory: `shared-memory` is memfds and files on tmpfs and hugetlbfs. With `any`,
+        /// whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O thread
+        /// for as long as it likes, and with it all exports there. Egret's own.
+        memory_files: MemoryFiles, Kind::Word(MemoryFiles::words), default MemoryFiles::SharedMemory;
+    }
 }
 
-/// Which files clients may hand over as guest memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum MemoryFiles {
-    /// Memfds, and files on tmpfs and hugetlbfs.
-    #[default]
-    SharedMemory,
-    /// All that can be mapped.
-    Any,
+variants! {
+    /// How disks are offered.
+    pub enum Device by "type", "How the disk is offered." {
+        /// One, as a virtio-blk device over vhost-user.
+        "vhost-user-blk" => VhostUserBlk(BlkDevice);
+        /// Any number, as a virtio-scsi device over vhost-user.
+        "vhost-user-scsi" => VhostUserScsi(ScsiDevice);
+    }
+    foreign &["nbd", "fuse", "vduse-blk"], because "Egret exports vhost-user-blk and vhost-user-scsi"
 }
 
-/// What becomes of a queue that its client asks to be polled, by giving it no kick descriptor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kickless {
-    /// It is looked at once a millisecond at least.
-    #[default]
-    Timer,
-    /// Its I/O thread does not sleep while it runs.
-    Busy,
+options! {
+    /// A virtio-blk device.
+    pub struct BlkDevice {
+        /// The blockdev to export.
+        node_name: String, Kind::Name(LONGEST_NODE_NAME);
+        /// What the guest reads as the disk's serial number. Egret's own for this type.
+        serial: Option<String>, Kind::Text(0, LONGEST_SERIAL), unset DEFAULT_SERIAL;
+    }
 }
 
-/// Disks offered to virtual machines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self", rename_all = "kebab-case")]
-pub struct Export {
-    /// How it is offered.
-    #[serde(rename = "type")]
-    pub kind: ExportType,
-    /// Its name.
-    pub id: String,
-    /// The disk; empty where there are `luns`.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub node_name: String,
-    /// The disks of a virtio-scsi device.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub luns: Vec<Lun>,
+options! {
+    /// A virtio-scsi device.
+    pub struct ScsiDevice {
+        /// The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.
+        luns: Vec<Lun>, Kind::List(&lun::SHAPE), unset "none";
+    }
+}
+
+choices! {
+    /// What becomes of a queue that its client asks to be polled, by giving it no kick descriptor.
+    pub enum Kickless {
+        /// It is looked at once a millisecond at least.
+        "timer" => Timer;
+        /// Its I/O thread does not sleep while it runs.
+        "busy" => Busy;
+    }
+}
+
+choices! {
+    /// Which files clients may hand over as guest memory.
+    pub enum MemoryFiles {
+        /// Memfds, and files on tmpfs and hugetlbfs.
+        "shared-memory" => SharedMemory;
+        /// All that can be mapped.
+        "any" => Any;
+    }
+}
+
+variants! {
     /// Where clients connect.
-    pub addr: Addr,
-    /// Who may connect there.
-    #[serde(flatten)]
-    pub access: Access,
-    /// Whether clients may write.
-    #[serde(default)]
-    pub writable: bool,
-    /// Whether every write is on stable storage before it completes.
-    #[serde(default)]
-    pub writethrough: bool,
-    /// The smallest addressable unit, in bytes.
-    #[serde(default = "default_block")]
-    pub logical_block_size: u32,
-    /// Request queues.
-    #[serde(default = "default_num_queues")]
-    pub num_queues: u16,
-    /// The ring size that the device is described for.
-    #[serde(default = "default_queue_size")]
-    pub queue_size: u16,
-    /// I/O threads that its queues are spread over; empty if the daemon chooses.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "one_or_list")]
-    pub iothread: Vec<String>,
-    /// Which I/O thread has which queues; empty if `iothread` says it all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub iothread_vq_mapping: Vec<VqMapping>,
-    /// Whether the disk may not be moved to another I/O thread.
-    #[serde(default)]
-    pub fixed_iothread: bool,
-    /// What becomes of queues that their client asks to be polled.
-    #[serde(default)]
-    pub kickless_queues: Kickless,
-    /// How much guest memory is mapped at a time, at most, in bytes.
-    #[serde(default = "default_memory_max")]
-    pub memory_max: u64,
-    /// Which files may be guest memory.
-    #[serde(default)]
-    pub memory_files: MemoryFiles,
-    /// What the guest reads as the disk's serial number, if it was said; `luns` have their own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub serial: Option<String>,
+    pub enum Addr by "type", "Kind of address." {
+        /// A UNIX socket, made by the daemon.
+        "unix" => Unix(UnixAddr);
+        /// A listening UNIX socket that the daemon inherits.
+        "fd" => Fd(FdAddr);
+    }
+    foreign &["inet", "vsock"],
+    because "vhost-user hands over file descriptors, which only UNIX sockets carry"
 }
 
-/// Where clients connect.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum Addr {
+options! {
     /// A UNIX socket, made by the daemon.
-    Unix {
-        /// Its path.
-        path: String,
-    },
-    /// A listening UNIX socket that the daemon inherits.
-    Fd {
-        /// Its descriptor.
-        #[serde(rename = "str")]
-        fd: Descriptor,
-    },
+    pub struct UnixAddr {
+        /// Path of the UNIX socket to make.
+        path: String, Kind::Text(1, LONGEST_SOCKET_PATH);
+    }
 }
 
-/// An I/O thread and its queues.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct VqMapping {
-    /// The I/O thread.
-    pub iothread: String,
-    /// Its queues; empty if all are dealt out in turn.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub vqs: Vec<u16>,
+options! {
+    /// A listening UNIX socket that the daemon inherits.
+    pub struct FdAddr {
+        /// A listening UNIX socket that the daemon is started with; with `block-export-add`, the name that `getfd` gave
+        /// it.
+        str: Descriptor, Kind::Descriptor;
+    }
+}
+
+options! {
+    /// An I/O thread and its queues.
+    pub struct VqMapping {
+        /// The I/O thread.
+        iothread: String, Kind::Name(usize::MAX);
+        /// Its queues, counted from 0.
+        vqs: Vec<u16>, Kind::Numbers(0, MOST_QUEUES - 1), unset "dealt out in turn";
+    }
 }
 
 static SHAPE: Shape = Shape {
-    keys: &[
-        Key::needed("id", Kind::Name(usize::MAX), "Name of the export."),
-        Key::needed("addr", Kind::Object(&ADDR), "Where clients connect."),
-        access::mode("as the umask leaves"),
-        access::USER,
-        access::GROUP,
-        access::ALLOW_UID,
-        Key::optional("writable", Kind::Flag, "off", "Let clients write."),
-        Key::optional(
-            "writethrough",
-            Kind::Flag,
-            "off",
-            "Complete a write only when it is on stable storage, and offer no volatile cache.",
-        ),
-        Key::optional(
-            "logical-block-size",
-            Kind::PowerOfTwoBytes(DEFAULT_BLOCK as u64, LARGEST_BLOCK),
-            "512",
-            "Smallest unit that the guest addresses. The disk's size must be a multiple of it.",
-        ),
-        Key::optional("num-queues", Kind::Number(1, MOST_QUEUES, "queues"), "1", "Request queues."),
-        Key::optional(
-            "queue-size",
-            Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE),
-            "128",
-            "The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A \
-             client may set up rings of any size up to 1024. Egret's own for this type.",
-        ),
-        Key::optional(
-            "iothread",
-            Kind::Names,
-            "the daemon chooses",
-            "The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt \
-             out to in turn.",
-        ),
-        Key::optional(
-            "iothread-vq-mapping",
-            Kind::List(&VQ_MAPPING),
-            "by `iothread`",
-            "Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every \
-             queue once or no queue at all. Egret's own for exports.",
-        ),
-        Key::optional(
-            "fixed-iothread",
-            Kind::Flag,
-            "off",
-            "Never move the disk to another I/O thread; not with several of them.",
-        ),
-        Key::optional(
-            "kickless-queues",
-            Kind::Word(|| vec!["timer", "busy"]),
-            "timer",
-            "What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for \
-             polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its \
-             policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.",
-        ),
-        Key::optional(
-            "memory-max",
-            Kind::Bytes(1 << 20, 1 << 47),
-            "4T",
-            "Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than \
-             64 regions, whatever this says. Egret's own.",
-        ),
-        Key::optional(
-            "memory-files",
-            Kind::Word(|| vec!["shared-memory", "any"]),
-            "shared-memory",
-            "Which files may be guest memory: `shared-memory` is memfds and files on tmpfs and hugetlbfs. With `any`, \
-             whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O \
-             thread for as long as it likes, and with it all exports there. Egret's own.",
-        ),
-    ],
-    variants: Some(Variants {
-        tag: "type",
-        about: "How the disk is offered.",
-        of: &[
-            (
-                "vhost-user-blk",
-                &[
-                    Key::needed("node-name", Kind::Name(LONGEST_NODE_NAME), "The blockdev to export."),
-                    Key::optional(
-                        "serial",
-                        Kind::Text(0, LONGEST_SERIAL),
-                        DEFAULT_SERIAL,
-                        "What the guest reads as the disk's serial number. Egret's own for this type.",
-                    ),
-                ],
-            ),
-            (
-                "vhost-user-scsi",
-                &[Key::optional(
-                    "luns",
-                    Kind::List(&super::lun::SHAPE),
-                    "none",
-                    "The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's \
-                     own.",
-                )],
-            ),
-        ],
-        foreign: &["nbd", "fuse", "vduse-blk"],
-        because: "Egret exports vhost-user-blk and vhost-user-scsi",
-    }),
+    keys: Export::KEYS,
+    variants: Some(Device::VARIANTS),
     foreign: &[Foreign {
         name: "allow-inactive",
         harmless: Harmless::Off,
@@ -265,23 +182,7 @@ static SHAPE: Shape = Shape {
 
 static ADDR: Shape = Shape {
     keys: &[],
-    variants: Some(Variants {
-        tag: "type",
-        about: "Kind of address.",
-        of: &[
-            ("unix", &[Key::needed("path", Kind::Text(1, LONGEST_SOCKET_PATH), "Path of the UNIX socket to make.")]),
-            (
-                "fd",
-                &[Key::needed(
-                    "str",
-                    Kind::Descriptor,
-                    "A listening UNIX socket that the daemon is started with; with `block-export-add`, the name that `getfd` gave it.",
-                )],
-            ),
-        ],
-        foreign: &["inet", "vsock"],
-        because: "vhost-user hands over file descriptors, which only UNIX sockets carry",
-    }),
+    variants: Some(Addr::VARIANTS),
     foreign: &[
         Foreign { name: "abstract", harmless: Harmless::Off, because: "clients find a socket by its path" },
         Foreign { name: "tight", harmless: Harmless::Any, because: "it concerns abstract addresses" },
@@ -289,59 +190,57 @@ static ADDR: Shape = Shape {
 };
 
 /// The keys of an I/O thread and its queues.
-pub static VQ_MAPPING: Shape = Shape {
-    keys: &[
-        Key::needed("iothread", Kind::Name(usize::MAX), "The I/O thread."),
-        Key::optional("vqs", Kind::Numbers(0, MOST_QUEUES - 1), "dealt out in turn", "Its queues, counted from 0."),
-    ],
-    variants: None,
-    foreign: &[],
-};
+pub static VQ_MAPPING: Shape = Shape::of(VqMapping::KEYS);
 
 object!(Export, "export", "id", &SHAPE);
+
+impl BlkDevice {
+    /// What the guest reads as the disk's serial number.
+    pub fn serial(&self) -> &str {
+        self.serial.as_deref().unwrap_or(DEFAULT_SERIAL)
+    }
+}
 
 impl Export {
     /// An export over vhost-user-blk with every key that is not needed left at its default.
     pub fn new(id: impl Into<String>, node_name: impl Into<String>, addr: Addr) -> Self {
-        Self {
-            kind: ExportType::VhostUserBlk,
-            id: id.into(),
-            node_name: node_name.into(),
-            luns: Vec::new(),
-            addr,
-            access: Access::default(),
-            writable: false,
-            writethrough: false,
-            logical_block_size: DEFAULT_BLOCK,
-            num_queues: 1,
-            queue_size: DEFAULT_QUEUE_SIZE,
-            iothread: Vec::new(),
-            iothread_vq_mapping: Vec::new(),
-            fixed_iothread: false,
-            kickless_queues: Kickless::default(),
-            memory_max: DEFAULT_MEMORY_MAX,
-            memory_files: MemoryFiles::default(),
-            serial: None,
-        }
+        let needed = json!({ "id": id.into(), "type": "vhost-user-blk", "node-name": node_name.into(), "addr": addr });
+        with_defaults(needed, &SHAPE)
     }
 
-    /// What the guest reads as the serial number of its one disk.
-    pub fn serial(&self) -> &str {
-        self.serial.as_deref().unwrap_or(DEFAULT_SERIAL)
+    /// The logical units of a virtio-scsi device.
+    pub fn luns(&self) -> &[Lun] {
+        match &self.device {
+            Device::VhostUserBlk(_) => &[],
+            Device::VhostUserScsi(device) => &device.luns,
+        }
     }
 
     /// The disks that it names, each with the key that names it.
     pub fn node_names(&self) -> impl Iterator<Item = (String, &str)> {
-        let one = (self.kind == ExportType::VhostUserBlk).then_some(self.node_name.as_str());
-        let one = one.map(|name| ("node-name".to_owned(), name));
-        let many =
-            self.luns.iter().enumerate().map(|(at, lun)| (format!("luns.{at}.node-name"), lun.node_name.as_str()));
-        one.into_iter().chain(many)
+        let one = match &self.device {
+            Device::VhostUserBlk(device) => Some(("node-name".to_owned(), device.node_name.as_str())),
+            Device::VhostUserScsi(_) => None,
+        };
+        let many = self.luns().iter().enumerate();
+        one.into_iter().chain(many.map(|(at, lun)| (format!("luns.{at}.node-name"), lun.node_name.as_str())))
     }
 
     /// Whether it offers the disk of this name.
     pub fn has_node(&self, name: &str) -> bool {
         self.node_names().any(|(_, node)| node == name)
+    }
+
+    /// The same without one logical unit, and that one if it had it.
+    pub fn without_lun(&self, address: LunAddress) -> (Self, Option<Lun>) {
+        let mut without = self.clone();
+        let lun = match &mut without.device {
+            Device::VhostUserBlk(_) => None,
+            Device::VhostUserScsi(ScsiDevice { luns }) => {
+                luns.iter().position(|lun| lun.address == address).map(|at| luns.remove(at))
+            }
+        };
+        (without, lun)
     }
 
     /// The same with another logical unit.
@@ -350,7 +249,9 @@ impl Export {
     /// It does not fit the others.
     pub fn with_lun(&self, lun: Lun) -> Result<Self, ObjectError> {
         let mut with = self.clone();
-        with.luns.push(lun);
+        if let Device::VhostUserScsi(device) = &mut with.device {
+            device.luns.push(lun);
+        }
         with.check().map(|()| with).map_err(|problem| self.error(problem))
     }
 
@@ -431,7 +332,7 @@ impl Export {
 
     fn check(&self) -> Result<(), Problem> {
         let together = |problem: String| Err(Problem::Together(problem));
-        if let (Addr::Fd { .. }, Some(key)) = (&self.addr, self.access.about_its_file().next()) {
+        if let (Addr::Fd(_), Some(key)) = (&self.addr, self.access.about_its_file().next()) {
             return together(format!(
                 "{key} does not go with addr.type=fd: whoever made that socket has said it; allow-uid does go with it"
             ));
@@ -447,17 +348,17 @@ impl Export {
             return together(format!("{key} names iothread '{name}' twice"));
         }
         self.check_mapping()?;
-        match self.kind {
-            ExportType::VhostUserBlk => Ok(()),
-            ExportType::VhostUserScsi => self.check_luns(),
+        match &self.device {
+            Device::VhostUserBlk(_) => Ok(()),
+            Device::VhostUserScsi(device) => self.check_luns(&device.luns),
         }
     }
 
-    fn check_luns(&self) -> Result<(), Problem> {
+    fn check_luns(&self, luns: &[Lun]) -> Result<(), Problem> {
         if self.num_queues > MOST_SCSI_QUEUES {
             return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
         }
-        lun::check(&self.luns)
+        lun::check(luns)
     }
 
     /// QEMU's rules: all entries say their queues or none does, and every queue has one owner.
@@ -493,20 +394,4 @@ fn one_or_list<S: Serializer>(names: &[String], serializer: S) -> Result<S::Ok, 
         [name] => serializer.serialize_str(name),
         names => names.serialize(serializer),
     }
-}
-
-fn default_block() -> u32 {
-    DEFAULT_BLOCK
-}
-
-fn default_num_queues() -> u16 {
-    1
-}
-
-fn default_queue_size() -> u16 {
-    DEFAULT_QUEUE_SIZE
-}
-
-fn default_memory_max() -> u64 {
-    DEFAULT_MEMORY_MAX
 }

@@ -5,7 +5,6 @@
 
 use serde_json::{Map, Value};
 
-use super::blockdev;
 use super::cpus::Cpus;
 use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Kind, Shape, Unset, Variants, one_of};
@@ -69,8 +68,16 @@ impl Fitter {
             }
         }
         for key in keys {
-            if matches!(key.unset, Unset::Refused) && !fitted.contains_key(key.name) {
-                return Err(Problem::Missing { key: join(path, key.name) });
+            let at = || join(path, key.name);
+            match key.unset {
+                _ if fitted.contains_key(key.name) => {}
+                Unset::Refused => return Err(Problem::Missing { key: at() }),
+                Unset::Default(value) => {
+                    // A default is spelled as text, whatever the object is.
+                    let value = Self { spelling: Spelling::Text }.value(&at(), value.to_string().into(), &key.kind)?;
+                    fitted.insert(key.name.to_owned(), value);
+                }
+                Unset::Means(_) => {}
             }
         }
         Ok(Value::Object(fitted))
@@ -79,7 +86,7 @@ impl Fitter {
     fn value(&self, at: &str, value: Value, kind: &Kind) -> Result<Value, Problem> {
         let fitted = match (kind, value) {
             (Kind::Object(shape), value) => return self.object(at, value, shape),
-            (Kind::Child, value @ Value::Object(_)) => return self.object(at, value, &blockdev::SHAPE),
+            (Kind::Child(_, shape), value @ Value::Object(_)) => return self.object(at, value, shape()),
             (Kind::List(shape), Value::Array(list)) => {
                 let items = list.into_iter().enumerate();
                 let fitted = items.map(|(place, value)| self.object(&format!("{at}.{place}"), value, shape));
@@ -114,7 +121,7 @@ impl Fitter {
                     |text: &&str| digits(text) && u32::from_str_radix(text, 8).is_ok_and(|mode| mode <= 0o777);
                 value.as_str().filter(is_mode)?.into()
             }
-            Kind::Name(most) => parse_name(value.as_str()?, most)?.into(),
+            Kind::Name(most) | Kind::Child(most, _) => parse_name(value.as_str()?, most)?.into(),
             Kind::Names => self.names(value)?,
             Kind::Descriptor => value.as_str()?.parse::<Descriptor>().ok()?.to_string().into(),
             Kind::Users => self.users(value)?,
@@ -123,7 +130,6 @@ impl Fitter {
                 let numbers = value.as_array()?.iter().map(|value| self.number(value, least, most));
                 numbers.collect::<Option<Vec<_>>>()?.into()
             }
-            Kind::Child => parse_name(value.as_str()?, blockdev::LONGEST_NODE_NAME)?.into(),
             Kind::Object(_) | Kind::List(_) => return None,
         })
     }

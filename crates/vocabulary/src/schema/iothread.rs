@@ -2,148 +2,63 @@
 
 use egret_event_loop::{MonitorChoice, Nanos};
 use egret_polling::{Parameters, PolicyKind, Property};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::key::{Key, Kind, Shape};
+use super::key::{Kind, Shape};
 use super::object::object;
 use super::words::{as_word, words};
 use super::{Cpus, Object, ObjectError, Problem, Spelling};
+use crate::options;
 
 /// QEMU holds these in an `int64_t`.
 const LARGEST: u64 = Parameters::LARGEST;
 const LARGEST_POOL: u64 = 65_536;
 
-const DEFAULT_POLL_IDLE_MS: u32 = 7_000;
-const DEFAULT_POOL_MAX: u32 = 64;
+const DEFAULT_GROW: u64 = 2;
+const DEFAULT_SHRINK: u64 = 2;
+const DEFAULT_WEIGHT: u64 = 3;
+const DEFAULT_PRICE: u64 = 1;
 
-/// An event loop on a thread of its own.
-///
-/// Where 0 stands for the default, as in QEMU, it is kept as 0: a policy may tell 0 from unset.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(remote = "Self", rename_all = "kebab-case")]
-pub struct IoThread {
-    /// Its name, and that of its thread in `top -H`.
-    pub id: String,
-    /// No wait spins longer than this; 0 never spins.
-    #[serde(default = "default_poll_max_ns")]
-    pub poll_max_ns: u64,
-    /// What a window is multiplied by when it grows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll_grow: Option<u64>,
-    /// What a window is divided by when it shrinks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll_shrink: Option<u64>,
-    /// A new interval counts 2^-weight in the average.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll_weight: Option<u32>,
-    /// When to spin and for how long, if somebody chose.
-    #[serde(default, with = "as_word::optional", skip_serializing_if = "Option::is_none")]
-    pub poll_policy: Option<PolicyKind>,
-    /// Nanoseconds of CPU that one nanosecond of latency is worth.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub poll_price: Option<u32>,
-    /// A queue without a hit for this long is no longer spun on.
-    #[serde(default = "default_poll_idle_ms")]
-    pub poll_idle_ms: u32,
-    /// How file descriptors are waited for.
-    #[serde(default, with = "as_word")]
-    pub fd_monitor: MonitorChoice,
-    /// Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.
-    #[serde(default)]
-    pub aio_max_batch: u64,
-    /// Worker threads of `aio=threads` that are kept even when idle.
-    #[serde(default)]
-    pub thread_pool_min: u32,
-    /// Most worker threads of `aio=threads`.
-    #[serde(default = "default_thread_pool_max")]
-    pub thread_pool_max: u32,
-    /// Where the thread may run; unset inherits the daemon's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_affinity: Option<Cpus>,
+options! {
+    /// An event loop on a thread of its own.
+    ///
+    /// Where 0 stands for the default, as in QEMU, it is kept as 0: a policy may tell 0 from unset.
+    #[serde(remote = "Self")]
+    pub struct IoThread {
+        /// Name of the object, and of its thread in `top -H`.
+        id: String, Kind::Name(usize::MAX);
+        /// No wait spins longer than this; 0 never spins. The policy `busy` ignores it.
+        poll_max_ns: u64, Kind::Number(0, LARGEST, "ns"), default Parameters::DEFAULT_MAX.0;
+        /// What a polling window is multiplied by when it grows; 0 is the default.
+        poll_grow: Option<u64>, Kind::Number(0, LARGEST, ""), unset DEFAULT_GROW;
+        /// What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset,
+        /// `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.
+        poll_shrink: Option<u64>, Kind::Number(0, LARGEST, ""), unset DEFAULT_SHRINK;
+        /// A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.
+        poll_weight: Option<u32>, Kind::Number(0, Parameters::LARGEST_WEIGHT as u64, ""), unset DEFAULT_WEIGHT;
+        /// Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.
+        aio_max_batch: u64, Kind::Number(0, LARGEST, "requests"), default 0;
+        /// Worker threads that are kept even when idle; at most `thread-pool-max`.
+        thread_pool_min: u32, Kind::Number(0, LARGEST_POOL, "threads"), default 0;
+        /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
+        /// thread none has more of them than it leaves free, so that one that hangs leaves half.
+        thread_pool_max: u32, Kind::Number(1, LARGEST_POOL, "threads"), default 64;
+        /// When to spin and for how long. Egret's own.
+        #[serde(with = "as_word::optional")]
+        poll_policy: Option<PolicyKind>, Kind::Word(words::<PolicyKind>), unset IoThread::DEFAULT_POLICY;
+        /// Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.
+        poll_price: Option<u32>, Kind::Number(0, Parameters::LARGEST_PRICE as u64, ""), unset DEFAULT_PRICE;
+        /// A queue without a hit for this long is no longer spun on, only waited for. Egret's own.
+        poll_idle_ms: u32, Kind::Number(1, 3_600_000, "ms"), default 7_000;
+        /// How file descriptors are waited for. Egret's own.
+        #[serde(with = "as_word")]
+        fd_monitor: MonitorChoice, Kind::Word(words::<MonitorChoice>), default MonitorChoice::Auto;
+        /// Where the thread may run. In `key=value` text its commas are doubled: `0-3,,8`. Egret's own.
+        cpu_affinity: Option<Cpus>, Kind::Cpus, unset "the daemon's own";
+    }
 }
 
-static SHAPE: Shape = Shape {
-    keys: &[
-        Key::needed("id", Kind::Name(usize::MAX), "Name of the object, and of its thread in `top -H`."),
-        Key::optional(
-            "poll-max-ns",
-            Kind::Number(0, LARGEST, "ns"),
-            "32768",
-            "No wait spins longer than this; 0 never spins. The policy `busy` ignores it.",
-        ),
-        Key::optional(
-            "poll-grow",
-            Kind::Number(0, LARGEST, ""),
-            "2",
-            "What a polling window is multiplied by when it grows; 0 is the default.",
-        ),
-        Key::optional(
-            "poll-shrink",
-            Kind::Number(0, LARGEST, ""),
-            "2",
-            "What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset, \
-             `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.",
-        ),
-        Key::optional(
-            "poll-weight",
-            Kind::Number(0, Parameters::LARGEST_WEIGHT as u64, ""),
-            "3",
-            "A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.",
-        ),
-        Key::optional(
-            "aio-max-batch",
-            Kind::Number(0, LARGEST, "requests"),
-            "0",
-            "Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.",
-        ),
-        Key::optional(
-            "thread-pool-min",
-            Kind::Number(0, LARGEST_POOL, "threads"),
-            "0",
-            "Worker threads that are kept even when idle; at most `thread-pool-max`.",
-        ),
-        Key::optional(
-            "thread-pool-max",
-            Kind::Number(1, LARGEST_POOL, "threads"),
-            "64",
-            "Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O \
-             thread none has more of them than it leaves free, so that one that hangs leaves half.",
-        ),
-        Key::optional(
-            "poll-policy",
-            Kind::Word(words::<PolicyKind>),
-            IoThread::DEFAULT_POLICY.name(),
-            "When to spin and for how long. Egret's own.",
-        ),
-        Key::optional(
-            "poll-price",
-            Kind::Number(0, Parameters::LARGEST_PRICE as u64, ""),
-            "1",
-            "Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.",
-        ),
-        Key::optional(
-            "poll-idle-ms",
-            Kind::Number(1, 3_600_000, "ms"),
-            "7000",
-            "A queue without a hit for this long is no longer spun on, only waited for. Egret's own.",
-        ),
-        Key::optional(
-            "fd-monitor",
-            Kind::Word(words::<MonitorChoice>),
-            "auto",
-            "How file descriptors are waited for. Egret's own.",
-        ),
-        Key::optional(
-            "cpu-affinity",
-            Kind::Cpus,
-            "the daemon's own",
-            "Where the thread may run. In `key=value` text its commas are doubled: `0-3,,8`. Egret's own.",
-        ),
-    ],
-    variants: None,
-    foreign: &[],
-};
+static SHAPE: Shape = Shape::of(IoThread::KEYS);
 
 /// What else qemu-storage-daemon makes with `--object`.
 const FOREIGN_OBJECTS: &[&str] = &[
@@ -170,21 +85,7 @@ impl IoThread {
 
     /// An I/O thread with every property left at its default.
     pub fn new(id: impl Into<String>) -> Self {
-        Self {
-            id: id.into(),
-            poll_max_ns: Parameters::DEFAULT_MAX.0,
-            poll_grow: None,
-            poll_shrink: None,
-            poll_weight: None,
-            poll_policy: None,
-            poll_price: None,
-            poll_idle_ms: DEFAULT_POLL_IDLE_MS,
-            fd_monitor: MonitorChoice::Auto,
-            aio_max_batch: 0,
-            thread_pool_min: 0,
-            thread_pool_max: DEFAULT_POOL_MAX,
-            cpu_affinity: None,
-        }
+        Self::from_value(json!({ "id": id.into() }), Spelling::Typed).expect("its name is all that an I/O thread needs")
     }
 
     /// Reads an I/O thread from the arguments of `--object` or `object-add`, which say what kind of object is meant.
@@ -253,16 +154,11 @@ impl IoThread {
         let or = |value: Option<u64>, default| Some(value.filter(|&value| value != 0).unwrap_or(default));
         match property {
             Property::Max => Some(self.poll_max_ns),
-            Property::Grow => or(self.poll_grow, 2),
-            Property::Shrink
-                if self.poll_shrink.is_none()
-                    && matches!(self.policy(), PolicyKind::SharedWindow | PolicyKind::PerSourceWindow) =>
-            {
-                None
-            }
-            Property::Shrink => or(self.poll_shrink, 2),
-            Property::Weight => or(self.poll_weight.map(u64::from), 3),
-            Property::Price => Some(self.poll_price.unwrap_or(1).into()),
+            Property::Grow => or(self.poll_grow, DEFAULT_GROW),
+            Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
+            Property::Shrink => or(self.poll_shrink, DEFAULT_SHRINK),
+            Property::Weight => or(self.poll_weight.map(u64::from), DEFAULT_WEIGHT),
+            Property::Price => Some(self.poll_price.map_or(DEFAULT_PRICE, u64::from)),
         }
     }
 
@@ -294,16 +190,4 @@ impl IoThread {
         }
         Ok(())
     }
-}
-
-fn default_poll_max_ns() -> u64 {
-    Parameters::DEFAULT_MAX.0
-}
-
-fn default_poll_idle_ms() -> u32 {
-    DEFAULT_POLL_IDLE_MS
-}
-
-fn default_thread_pool_max() -> u32 {
-    DEFAULT_POOL_MAX
 }

@@ -33,7 +33,7 @@ pub struct Variants {
 }
 
 /// One key of an object.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Key {
     /// How it is spelled.
     pub name: &'static str,
@@ -46,16 +46,18 @@ pub struct Key {
 }
 
 /// What leaving a key out means.
-#[derive(Debug)]
+#[derive(Clone, Copy)]
 pub enum Unset {
     /// An error.
     Refused,
-    /// This, as it would be spelled, or in words where it depends.
-    Means(&'static str),
+    /// This value, which [`validate`](super::validate) puts in its place.
+    Default(&'static (dyn fmt::Display + Sync)),
+    /// It stays unset, and whoever reads it knows what that means: this value, or what these words say.
+    Means(&'static (dyn fmt::Display + Sync)),
 }
 
 /// What a key holds.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// `on` or `off`; in typed sources a bool.
     Flag,
@@ -69,7 +71,7 @@ pub enum Kind {
     PowerOfTwo(u64, u64),
     /// One of these words.
     Word(fn() -> Vec<&'static str>),
-    /// Text of at most this many bytes; the first field is the least.
+    /// Text of so many bytes, inclusive of both ends.
     Text(usize, usize),
     /// A file's permissions, in octal: `0600`.
     Mode,
@@ -89,8 +91,8 @@ pub enum Kind {
     Object(&'static Shape),
     /// A list of nested keys.
     List(&'static Shape),
-    /// The name of a blockdev, or a blockdev of its own.
-    Child,
+    /// A name of at most this many bytes, or an object of its own: a function, since a blockdev may lie in a blockdev.
+    Child(usize, fn() -> &'static Shape),
 }
 
 /// A key that QEMU has and that is not done here.
@@ -126,12 +128,38 @@ impl Key {
     }
 
     /// A key that means `default` where it is left out.
-    pub const fn optional(name: &'static str, kind: Kind, default: &'static str, about: &'static str) -> Self {
+    pub const fn optional(
+        name: &'static str,
+        kind: Kind,
+        default: &'static (dyn fmt::Display + Sync),
+        about: &'static str,
+    ) -> Self {
         Self { name, kind, unset: Unset::Means(default), about }
     }
 }
 
+/// As the reference says it.
+impl fmt::Display for Unset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("needed"),
+            Self::Default(value) | Self::Means(value) => value.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for Unset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Shape {
+    /// An object that has these keys and no others.
+    pub const fn of(keys: &'static [Key]) -> Self {
+        Self { keys, variants: None, foreign: &[] }
+    }
+
     /// The keys of an object whose tag is `tag` (`None`: an object without one), those of every object first.
     pub fn keys_of(&self, tag: Option<&str>) -> impl Iterator<Item = &'static Key> + Clone {
         let of_variant = self
@@ -181,7 +209,7 @@ impl fmt::Display for Kind {
             Self::Numbers(least, most) => write!(f, "a list of numbers in {least}..={most}"),
             Self::Object(_) => f.write_str("an object"),
             Self::List(_) => f.write_str("a list of objects"),
-            Self::Child => f.write_str("a node-name or a blockdev of its own"),
+            Self::Child(..) => f.write_str("a node-name or a blockdev of its own"),
         }
     }
 }

@@ -11,7 +11,7 @@
 //! against them, so an object that exists has only known keys with values in their ranges. What concerns several
 //! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
 
-pub(crate) mod access;
+mod access;
 mod add_fd;
 mod blockdev;
 mod cpus;
@@ -20,8 +20,9 @@ mod export;
 mod fit;
 mod iothread;
 mod key;
-pub mod lun;
+mod lun;
 mod object;
+pub mod options;
 mod problem;
 mod process;
 mod reference;
@@ -31,20 +32,23 @@ mod words;
 #[cfg(test)]
 mod tests;
 
-pub use access::Access;
+pub use access::{Access, Mode};
 pub use add_fd::AddFd;
-pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_FD_SET, Null, fd_set_number};
+pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_FD_SET, Null, Raw, fd_set_number};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
-pub use export::{Addr, Export, ExportType, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, VQ_MAPPING, VqMapping};
+pub use export::{
+    Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, ScsiDevice, UnixAddr,
+    VQ_MAPPING, VqMapping,
+};
 pub use fit::{Spelling, fit_arguments};
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
-pub use lun::Lun;
-pub use object::Object;
+pub use lun::{Lun, LunAddress};
+pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
-pub(crate) use process::{DEFAULT_MEMORY_MAX, MEMORY_MAX};
+pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use reference::{help, reference};
 pub use words::{Word, words};
 

@@ -1,5 +1,6 @@
 //! What the three kinds of object have in common.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{ObjectError, Problem, Shape, Spelling};
@@ -52,6 +53,20 @@ pub(super) fn read<T: Object>(
         .and_then(|fitted| deserialize(fitted).map_err(|error| Problem::Together(error.to_string())))
         .and_then(|object| check(&object).map(|()| object));
     object.map_err(|problem| ObjectError { subject, problem })
+}
+
+/// Reads the keys of `shape`, which are those of `T`.
+///
+/// # Errors
+/// The first thing that is wrong with them.
+pub fn read_options<T: DeserializeOwned>(value: Value, shape: &Shape, spelling: Spelling) -> Result<T, Problem> {
+    let fitted = super::fit::fit(value, shape, spelling)?;
+    serde_json::from_value(fitted).map_err(|error| Problem::Together(error.to_string()))
+}
+
+/// What `needed` comes to with every other key of `shape` at its default.
+pub(super) fn with_defaults<T: DeserializeOwned>(needed: Value, shape: &Shape) -> T {
+    read_options(needed, shape, Spelling::Typed).expect("what is needed is there")
 }
 
 /// Makes a struct with `#[serde(remote = "Self")]` an [`Object`] that cannot be deserialised without its checks.

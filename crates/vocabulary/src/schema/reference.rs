@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::key::{Key, Kind, Shape, Unset, one_of};
+use super::key::{Key, Kind, Shape, one_of};
 
 /// The keys of an object as a Markdown table: key, value, default, meaning.
 ///
@@ -69,9 +69,5 @@ fn row(at: String, key: &Key, owners: &[&str]) -> Row {
         Kind::Number(_, _, unit) if !unit.is_empty() => format!("{} {unit}", key.kind),
         _ => key.kind.to_string(),
     };
-    let default = match key.unset {
-        Unset::Refused => "needed",
-        Unset::Means(default) => default,
-    };
-    Row { key: at, owners: one_of(owners), value, default: default.to_owned(), about: key.about.to_owned() }
+    Row { key: at, owners: one_of(owners), value, default: key.unset.to_string(), about: key.about.to_owned() }
 }

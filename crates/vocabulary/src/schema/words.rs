@@ -22,23 +22,6 @@ pub fn words<T: Word>() -> Vec<&'static str> {
 }
 
 macro_rules! word {
-    ($($type:ty, $spell:ident;)+) => {$(
-        impl Word for $type {
-            const VALUES: &'static [Self] = &Self::ALL;
-
-            fn word(self) -> &'static str {
-                self.$spell()
-            }
-        }
-    )+};
-}
-
-word! {
-    PolicyKind, name;
-    MonitorChoice, as_str;
-}
-
-macro_rules! word_of_a_disk {
     ($($type:ty),+) => {$(
         impl Word for $type {
             const VALUES: &'static [Self] = Self::ALL;
@@ -50,7 +33,7 @@ macro_rules! word_of_a_disk {
     )+};
 }
 
-word_of_a_disk!(Aio, DetectZeroes, Discard, Locking);
+word!(PolicyKind, MonitorChoice, Aio, DetectZeroes, Discard, Locking);
 
 /// `#[serde(with = "as_word")]`: a value as its word.
 pub(super) mod as_word {

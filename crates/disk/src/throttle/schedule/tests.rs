@@ -14,15 +14,15 @@ fn average(average: u64) -> Limit {
 /// A queue of a disk on which as many requests of 4 KiB as began wait at all times.
 struct Load {
     disk: DiskId,
-    lane: LaneId,
+    queue: QueueId,
     direction: Direction,
     begun: u64,
 }
 
 fn load(schedule: &mut Schedule, disk: DiskId, direction: Direction, depth: u64) -> Load {
-    let lane = schedule.open();
-    (0..depth).for_each(|_| schedule.ask(disk, lane, direction, 4096));
-    Load { disk, lane, direction, begun: 0 }
+    let queue = schedule.open();
+    (0..depth).for_each(|_| schedule.ask(disk, queue, direction, 4096));
+    Load { disk, queue, direction, begun: 0 }
 }
 
 /// Lets `seconds` of virtual time go by; each load looks when it was told to.
@@ -36,9 +36,9 @@ fn run(schedule: &mut Schedule, loads: &mut [Load], seconds: u64) {
         }
         let load = &mut loads[at];
         schedule.grant(now);
-        let taken = schedule.take(load.lane)[load.direction as usize];
+        let taken = schedule.take(load.queue)[load.direction as usize];
         load.begun += taken as u64;
-        (0..taken).for_each(|_| schedule.ask(load.disk, load.lane, load.direction, 4096));
+        (0..taken).for_each(|_| schedule.ask(load.disk, load.queue, load.direction, 4096));
         // One that has just begun some has others waiting at once, and a look at the same moment serves those.
         looks[at] = schedule.next(load.direction, now).max(now + Nanos(u64::from(taken > 0)));
     }
@@ -112,12 +112,12 @@ fn a_limit_on_writes_leaves_reads_alone() {
     let requests = Rates { write: average(10), ..Rates::default() };
     let mut schedule = Schedule::new(Limits { requests, ..Limits::default() });
     let disk = schedule.join();
-    let lane = schedule.open();
+    let queue = schedule.open();
     for direction in Direction::BOTH {
-        (0..100).for_each(|_| schedule.ask(disk, lane, direction, 4096));
+        (0..100).for_each(|_| schedule.ask(disk, queue, direction, 4096));
     }
     schedule.grant(Nanos::ZERO);
-    assert_eq!(schedule.take(lane), [100, 2]);
+    assert_eq!(schedule.take(queue), [100, 2]);
 }
 
 #[test]
@@ -134,14 +134,14 @@ fn a_lane_that_is_closed_has_used_up_what_it_took_along() {
     let mut schedule = Schedule::new(limits(average(100)));
     let disk = schedule.join();
     let closed = load(&mut schedule, disk, Direction::Read, 111);
-    schedule.close(disk, closed.lane);
+    schedule.close(disk, closed.queue);
     let waits = load(&mut schedule, disk, Direction::Read, 1);
     schedule.grant(Nanos::ZERO);
-    assert_eq!(schedule.take(waits.lane), [0, 0]);
+    assert_eq!(schedule.take(waits.queue), [0, 0]);
     let next = schedule.next(Direction::Read, Nanos::ZERO);
     assert_eq!(next, Nanos(1_010_000_000));
     schedule.grant(next);
-    assert_eq!(schedule.take(waits.lane), [1, 0]);
+    assert_eq!(schedule.take(waits.queue), [1, 0]);
 }
 
 #[test]
@@ -150,13 +150,13 @@ fn new_limits_begin_with_nothing_used_up() {
     let disk = schedule.join();
     let load = load(&mut schedule, disk, Direction::Read, 50);
     schedule.grant(Nanos::ZERO);
-    assert_eq!(schedule.take(load.lane), [1, 0]);
+    assert_eq!(schedule.take(load.queue), [1, 0]);
     schedule.set_limits(limits(average(200)));
     schedule.grant(Nanos::ZERO);
-    assert_eq!(schedule.take(load.lane), [21, 0]);
+    assert_eq!(schedule.take(load.queue), [21, 0]);
     schedule.set_limits(Limits::default());
     schedule.grant(Nanos::ZERO);
-    assert_eq!(schedule.take(load.lane), [28, 0]);
+    assert_eq!(schedule.take(load.queue), [28, 0]);
 }
 
 fn begun(loads: &[Load]) -> Vec<u64> {

@@ -8,7 +8,6 @@
 //! wait for the storage, and workers move them side by side; here they would be moved one by one, and tried for nothing
 //! where the storage has to be asked anyway.
 
-use super::{Attached, Engines, completion};
 use crate::blocking;
 use crate::disk::Disk;
 use crate::job::Job;
@@ -21,14 +20,14 @@ const LONGEST_PAUSE: u32 = 1024;
 
 /// When the page cache is tried for one attached disk: the more seldom, the more often it was in vain.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Trial {
+pub(super) struct PageCacheProbe {
     /// Reads that go by before the next try.
     pause: u32,
     /// Reads that go by after the next miss.
     next: u32,
 }
 
-impl Trial {
+impl PageCacheProbe {
     /// `None` where no read comes out of the page cache.
     pub(super) fn of(disk: &Disk) -> Option<Self> {
         (disk.file().is_some() && !disk.options.direct).then_some(Self { pause: 0, next: 1 })
@@ -49,54 +48,27 @@ impl Trial {
             self.next = (self.next * 2).min(LONGEST_PAUSE);
         }
     }
-}
 
-/// Whether the page cache may be asked for it, should it stay alone.
-#[inline]
-pub(super) fn suits(attached: &Attached, job: &Job) -> bool {
-    attached.cache.is_some() && job.request.op == Op::Read && job.request.len <= LONGEST
-}
+    /// Whether the page cache may be asked for it, should it stay alone.
+    #[inline]
+    pub(super) fn suits(job: &Job) -> bool {
+        job.request.op == Op::Read && job.request.len <= LONGEST
+    }
 
-impl Attached {
     /// Fills a read from the page cache; false if the engine has to, whatever the reason: should something be wrong, it
-    /// will say so.
-    fn read_cached(&mut self, request: &Request) -> bool {
-        let Some(trial) = &mut self.cache else { return false };
-        if !trial.is_due() {
+    /// will say so. Leaves none in the place of a probe that the file system cannot answer.
+    pub(super) fn read(place: &mut Option<Self>, disk: &Disk, request: &Request) -> bool {
+        let Some(probe) = place else { return false };
+        if !probe.is_due() {
             return false;
         }
-        let found = blocking::read_cached(&self.disk, request.offset, &request.buffers);
+        let found = blocking::read_cached(disk, request.offset, &request.buffers);
         let hit = found == Ok(request.len);
-        trial.learn(hit);
+        probe.learn(hit);
         if found.is_err_and(blocking::is_unsupported) {
-            self.cache = None;
+            *place = None;
         }
         hit
-    }
-}
-
-impl Engines {
-    /// Runs a read that has stayed alone until its batch was complete.
-    #[inline]
-    pub(super) fn run_alone(&mut self, job: Job) {
-        let Some(attached) = &mut self.slots[job.slot as usize] else { return };
-        let kind = attached.kind;
-        if attached.read_cached(&job.request) {
-            self.counters.cached.add(1);
-            self.answers.push_back((job.slot, completion(job, Ok(()))));
-        } else {
-            self.give(kind, job);
-        }
-    }
-
-    /// There is another one: a read that was alone goes with it.
-    #[inline]
-    pub(super) fn end_alone(&mut self) {
-        if let Some(job) = self.alone.take()
-            && let Some(attached) = &self.slots[job.slot as usize]
-        {
-            self.give(attached.kind, job);
-        }
     }
 }
 
@@ -109,36 +81,36 @@ mod tests {
 
     use super::*;
     use crate::tests::Memory;
-    use crate::{Driver, EngineOptions, Options, RequestToken};
+    use crate::{Driver, EngineOptions, EngineSet, Options, RequestToken};
 
     /// How many reads go by untried before the next one is tried.
-    fn untried(trial: &mut Trial) -> u32 {
-        (0..).find(|_| trial.is_due()).unwrap()
+    fn untried(probe: &mut PageCacheProbe) -> u32 {
+        (0..).find(|_| probe.is_due()).unwrap()
     }
 
     #[test]
     fn the_more_often_a_try_was_in_vain_the_more_reads_go_by_before_the_next() {
-        let mut trial = Trial { pause: 0, next: 1 };
+        let mut probe = PageCacheProbe { pause: 0, next: 1 };
         let mut pauses = Vec::new();
         for _ in 0..13 {
-            pauses.push(untried(&mut trial));
-            trial.learn(false);
+            pauses.push(untried(&mut probe));
+            probe.learn(false);
         }
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024]);
     }
 
     #[test]
     fn a_read_that_was_found_makes_up_for_all_that_were_not() {
-        let mut trial = Trial { pause: 0, next: 1 };
+        let mut probe = PageCacheProbe { pause: 0, next: 1 };
         for _ in 0..5 {
-            untried(&mut trial);
-            trial.learn(false);
+            untried(&mut probe);
+            probe.learn(false);
         }
-        assert_eq!(untried(&mut trial), 16);
-        trial.learn(true);
-        assert_eq!(untried(&mut trial), 0);
-        trial.learn(false);
-        assert_eq!(untried(&mut trial), 1);
+        assert_eq!(untried(&mut probe), 16);
+        probe.learn(true);
+        assert_eq!(untried(&mut probe), 0);
+        probe.learn(false);
+        assert_eq!(untried(&mut probe), 1);
     }
 
     #[test]
@@ -155,13 +127,13 @@ mod tests {
             println!("skipped: /dev/shm reads without waiting");
             return;
         }
-        let mut engines = Engines::new(EngineOptions::default());
+        let mut engines = EngineSet::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();
-        assert_eq!(engines.slots[0].as_ref().unwrap().cache, Some(Trial { pause: 0, next: 1 }));
+        assert_eq!(engines.slots[0].as_ref().unwrap().probe, Some(PageCacheProbe { pause: 0, next: 1 }));
         let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: RequestToken(0) };
         engines.push(slot, request);
         engines.submit(clock::now());
-        assert_eq!(engines.slots[0].as_ref().unwrap().cache, None);
+        assert_eq!(engines.slots[0].as_ref().unwrap().probe, None);
         assert_eq!((engines.in_flight(), engines.counters.cached.get()), (1, 0));
     }
 }

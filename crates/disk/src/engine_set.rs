@@ -1,0 +1,403 @@
+//! Everything one I/O thread runs requests on.
+
+#![forbid(unsafe_code)]
+
+mod engines;
+mod options;
+mod page_cache;
+mod slot;
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use egret_event_loop::{Backend, Nanos};
+use rustix::io::Errno;
+
+use self::engines::Engines;
+pub use self::options::EngineOptions;
+use self::page_cache::PageCacheProbe;
+use self::slot::Attached;
+pub use self::slot::DiskSlot;
+use crate::disk::Disk;
+use crate::engine_kind::EngineKind;
+use crate::error::EngineError;
+use crate::job::{Finished, Job};
+use crate::request::{Completion, Request};
+use crate::stats::Counters;
+use crate::triage::{self, Verdict};
+
+/// Of requests that waited for limits one slot starts so many bytes or pieces in a turn, and one request at most beyond
+/// that, should more be released at a time: its engine may copy them before the loop goes on. A queue takes in as much.
+const TURN_BYTES: u64 = 1 << 20;
+const TURN_PIECES: usize = 1024;
+
+/// Everything one I/O thread runs requests on.
+///
+/// A request is looked at once, then run by its disk's engine, or by worker threads where the engine cannot, and comes
+/// out of [`reap`](Backend::reap) exactly once. Requests run side by side and complete in any order, as virtio has it:
+/// only what a guest has seen complete comes before what it asks for then.
+///
+/// Dropping it waits for what is in flight, because the kernel uses the requests' memory until then.
+pub struct EngineSet {
+    engines: Engines,
+    slots: Vec<Option<Attached>>,
+    /// Completions without an engine.
+    answers: VecDeque<(u32, Completion)>,
+    /// Jobs on their way from an engine that refused them to the workers; empty between calls.
+    refused: Vec<Job>,
+    /// A read that began alone, kept until the batch is complete.
+    alone: Option<Job>,
+    in_flight: u32,
+    /// When to release throttled requests, if there are some.
+    throttle_timer: Option<Nanos>,
+    counters: Arc<Counters>,
+}
+
+impl EngineSet {
+    /// No engine yet: each is made by the first disk that needs it.
+    pub fn new(options: EngineOptions) -> Self {
+        Self {
+            engines: Engines::new(options),
+            slots: Vec::new(),
+            answers: VecDeque::new(),
+            refused: Vec::new(),
+            alone: None,
+            in_flight: 0,
+            throttle_timer: None,
+            counters: Arc::default(),
+        }
+    }
+
+    /// Makes the ring of an io_uring engine ahead, if that would be its own: a thread that is confined makes none. A disk
+    /// that needs it is told why it could not be had.
+    pub fn make_ring_ahead(&mut self) {
+        self.engines.make_ring_ahead();
+    }
+
+    /// Lets requests for `disk` be pushed. It may bring in an engine, and with it a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// The disk's engine cannot be had, for the reason that the error names.
+    pub fn attach(&mut self, disk: &Arc<Disk>) -> Result<DiskSlot, EngineError> {
+        let attached = Attached::new(disk);
+        // Before anything else can fail halfway.
+        for kind in attached.engines() {
+            self.engines.make(kind, &self.counters)?;
+        }
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        for kind in attached.engines() {
+            if let Some(engine) = self.engines.get(kind) {
+                engine.attach(slot as u32, disk);
+            }
+        }
+        self.slots.resize_with(self.slots.len().max(slot + 1), || None);
+        self.slots[slot] = Some(attached);
+        Ok(DiskSlot(slot as u32))
+    }
+
+    /// How many worker threads stay, and how many there may be at most, from here on; those that are too many leave when
+    /// they have done what they are at.
+    pub fn set_thread_pool(&mut self, min: u32, max: u32) {
+        self.engines.set_thread_pool(min, max);
+    }
+
+    /// The most requests of `aio=native` that one system call takes to the kernel, from here on; 0 leaves it to the
+    /// engine.
+    pub fn set_aio_max_batch(&mut self, most: u32) {
+        self.engines.set_aio_max_batch(most);
+    }
+
+    /// Lets go of a disk. None of its requests should be in flight; where some are, the disk is let go of when the
+    /// last one has been reaped.
+    pub fn detach(&mut self, slot: DiskSlot) {
+        self.disable_limits(slot);
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
+        attached.leaving = true;
+        self.free_if_left(slot.0);
+    }
+
+    /// As [`detach`](Self::detach); `held` is dropped when the disk has been let go of.
+    pub fn detach_telling(&mut self, slot: DiskSlot, held: Sender<()>) {
+        if let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) {
+            attached.held = Some(held);
+        }
+        self.detach(slot);
+    }
+
+    fn free_if_left(&mut self, slot: u32) {
+        let place = &mut self.slots[slot as usize];
+        let Some(attached) = place.take_if(|attached| attached.leaving && attached.in_flight == 0) else { return };
+        for kind in attached.engines() {
+            if let Some(engine) = self.engines.get(kind) {
+                engine.detach(slot);
+            }
+        }
+    }
+
+    /// Takes a request; it starts at the next [`submit`](Backend::submit). Makes no system call, and allocates nothing
+    /// in the steady state.
+    ///
+    /// A request that makes no sense completes with an error: `EINVAL` outside the disk or not made of whole 512-byte
+    /// sectors, `EROFS` where a read-only disk would change.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not attached.
+    pub fn push(&mut self, slot: DiskSlot, request: Request) {
+        let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
+        attached.in_flight += 1;
+        self.in_flight += 1;
+        // All that limits cost a disk without them.
+        if attached.disk.throttle.version() != 0 {
+            return self.throttle(slot.0, request);
+        }
+        self.start(slot.0, request);
+    }
+
+    /// Gives a request to who runs it.
+    #[inline]
+    fn start(&mut self, slot: u32, request: Request) {
+        self.end_alone();
+        let attached = self.slots[slot as usize].as_ref().expect("the slot is attached");
+        let mut job = Job::new(slot, request);
+        let kind = match triage::triage(&attached.disk, &mut job) {
+            Verdict::Engine if self.in_flight == 1 && attached.probe.is_some() && PageCacheProbe::suits(&job) => {
+                return self.alone = Some(job);
+            }
+            Verdict::Engine if !attached.kind.runs_in_kernel() || triage::enter(&attached.disk, &job) => attached.kind,
+            Verdict::Engine | Verdict::Worker => {
+                self.counters.fallbacks.add(u64::from(attached.kind != EngineKind::THREADS));
+                EngineKind::THREADS
+            }
+            Verdict::Bounce => {
+                self.counters.bounced.add(1);
+                EngineKind::THREADS
+            }
+            Verdict::Answered(result) => {
+                self.counters.answered.add(1);
+                let Request { token, buffers, .. } = job.request;
+                self.answers.push_back((slot, Completion { token, result, buffers }));
+                return;
+            }
+        };
+        self.give(kind, job);
+    }
+
+    #[inline]
+    fn give(&mut self, kind: EngineKind, job: Job) {
+        if let Some(engine) = self.engines.get(kind) {
+            engine.push(job);
+        }
+    }
+
+    /// Runs a read that has stayed alone until its batch was complete.
+    #[inline]
+    fn run_alone(&mut self, job: Job) {
+        let Some(attached) = &mut self.slots[job.slot as usize] else { return };
+        let kind = attached.kind;
+        if PageCacheProbe::read(&mut attached.probe, &attached.disk, &job.request) {
+            self.counters.cached.add(1);
+            self.answers.push_back((job.slot, completion(job, Ok(()))));
+        } else {
+            self.give(kind, job);
+        }
+    }
+
+    /// There is another one: a read that was alone goes with it.
+    #[inline]
+    fn end_alone(&mut self) {
+        if let Some(job) = self.alone.take()
+            && let Some(attached) = &self.slots[job.slot as usize]
+        {
+            self.give(attached.kind, job);
+        }
+    }
+
+    /// Has a request of a limited disk wait for its turn, which may be this one.
+    #[cold]
+    fn throttle(&mut self, slot: u32, request: Request) {
+        let Some(Attached { disk, throttled, .. }) = &mut self.slots[slot as usize] else { return };
+        throttled.enqueue(&disk.throttle, disk.throttled(request.op), request);
+        self.throttle_timer = Some(Nanos::ZERO);
+    }
+
+    /// Starts those throttled requests that need not wait any longer, at the end of the batch.
+    #[cold]
+    fn start_throttled(&mut self, now: Nanos) {
+        self.throttle_timer = None;
+        for slot in 0..self.slots.len() {
+            let Some(Attached { disk, throttled, .. }) = &mut self.slots[slot] else { continue };
+            let next = throttled.release(&disk.throttle, now);
+            self.throttle_timer = self.throttle_timer.into_iter().chain(next).min();
+            self.start_released(slot);
+        }
+    }
+
+    /// Starts as much as one slot may in a turn, and has the loop come back for the rest.
+    fn start_released(&mut self, slot: usize) {
+        let (mut bytes, mut pieces) = (0, 0);
+        while bytes < TURN_BYTES
+            && pieces < TURN_PIECES
+            && let Some(request) = self.slots[slot].as_mut().and_then(|attached| attached.throttled.pop_released())
+        {
+            bytes += request.len;
+            pieces += request.buffers.len();
+            self.start(slot as u32, request);
+        }
+        if self.slots[slot].as_ref().is_some_and(|attached| attached.throttled.has_released()) {
+            self.throttle_timer = Some(Nanos::ZERO);
+        }
+    }
+
+    /// Limits have changed: throttled requests that they let through start at the end of this batch.
+    pub fn restart_throttled(&mut self) {
+        self.throttle_timer = Some(Nanos::ZERO);
+    }
+
+    /// Throttled requests of a slot start at the next submit, and what is pushed from here on is not throttled: the slot
+    /// is being drained, and limits must not hold that up.
+    pub fn disable_limits(&mut self, slot: DiskSlot) {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return };
+        if attached.throttled.disable_limits() {
+            self.throttle_timer = Some(Nanos::ZERO);
+        }
+    }
+
+    /// The slot goes on after a drain, under its disk's limits.
+    pub fn enable_limits(&mut self, slot: DiskSlot) {
+        if let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) {
+            attached.throttled.enable_limits();
+        }
+    }
+
+    /// The counters of all engines, for whoever wants to read them.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+}
+
+impl Backend for EngineSet {
+    type Completion = Completion;
+
+    fn has_completions(&mut self) -> bool {
+        !self.answers.is_empty() || self.engines.iter_mut().any(|engine| engine.has_completions())
+    }
+
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Completion)) {
+        let Self { engines, slots, answers, refused, in_flight, counters, .. } = self;
+        let mut left = None;
+        let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
+            *in_flight -= 1;
+            let Some(attached) = &mut slots[slot as usize] else { return };
+            attached.in_flight -= 1;
+            if attached.leaving && attached.in_flight == 0 {
+                left = Some(slot);
+            }
+        };
+        while let Some((slot, completion)) = answers.pop_front() {
+            settle(slots, slot);
+            done(completion);
+        }
+        for kind in EngineKind::ALL {
+            let Some(engine) = engines.get(kind) else { continue };
+            let mut end = |slots: &mut [Option<Attached>], Finished { job, result }| {
+                note_failure(slots, &job, result);
+                settle(slots, job.slot);
+                done(completion(job, result));
+            };
+            if !kind.runs_in_kernel() {
+                engine.reap(now, &mut |finished| end(slots, finished));
+                continue;
+            }
+            engine.reap(now, &mut |Finished { job, result }| {
+                if let Some(attached) = &slots[job.slot as usize] {
+                    triage::leave(&attached.disk, &job);
+                    if let Err(errno) = result
+                        && triage::deserves_a_worker(job.request.op, errno)
+                    {
+                        counters.fallbacks.add(1);
+                        refused.push(job);
+                        return;
+                    }
+                }
+                end(slots, Finished { job, result });
+            });
+        }
+        if let Some(threads) = engines.get(EngineKind::THREADS) {
+            for job in refused.drain(..) {
+                threads.push(job);
+            }
+        }
+        // Two that leave in one go are rare enough to look for the other.
+        if left.is_some() {
+            for slot in 0..self.slots.len() as u32 {
+                self.free_if_left(slot);
+            }
+        }
+    }
+
+    fn submit(&mut self, now: Nanos) {
+        if self.throttle_timer.is_some_and(|at| at <= now) {
+            self.start_throttled(now);
+        }
+        if let Some(job) = self.alone.take() {
+            self.run_alone(job);
+        }
+        for engine in self.engines.iter_mut() {
+            engine.submit(now);
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.engines.iter().filter_map(|engine| engine.deadline()).chain(self.throttle_timer).min()
+    }
+
+    fn arm(&mut self) -> bool {
+        let quiet = self.answers.is_empty() && self.engines.iter_mut().all(|engine| engine.arm());
+        if !quiet {
+            self.suppress();
+        }
+        quiet
+    }
+
+    fn suppress(&mut self) {
+        for engine in self.engines.iter_mut() {
+            engine.suppress();
+        }
+    }
+
+    fn descriptors(&self) -> Vec<RawFd> {
+        self.engines.iter().filter_map(|engine| engine.descriptor()).collect()
+    }
+}
+
+impl Drop for EngineSet {
+    /// Waits for what is in flight, and lets those pass who wait for it.
+    fn drop(&mut self) {
+        self.engines.end(&mut |job| {
+            if let Some(attached) = &self.slots[job.slot as usize] {
+                triage::leave(&attached.disk, &job);
+            }
+        });
+    }
+}
+
+/// Leaves word of a request that an engine could not run; memory that the guest has taken away is no failure of the disk.
+fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
+    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize])
+        && errno != Errno::FAULT
+    {
+        attached.disk.failures.note(job.request.op, errno);
+    }
+}
+
+fn completion(job: Job, result: Result<(), Errno>) -> Completion {
+    Completion { token: job.request.token, result, buffers: job.request.buffers }
+}

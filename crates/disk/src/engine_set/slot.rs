@@ -1,0 +1,47 @@
+//! A disk that is attached to the engines of one I/O thread.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use super::page_cache::PageCacheProbe;
+use crate::disk::Disk;
+use crate::engine_kind::EngineKind;
+use crate::throttle::ThrottledSlot;
+
+/// A disk attached to an I/O thread's engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DiskSlot(pub(super) u32);
+
+/// What a slot stands for.
+pub(super) struct Attached {
+    pub(super) disk: Arc<Disk>,
+    pub(super) kind: EngineKind,
+    pub(super) in_flight: u32,
+    /// Detached while it had requests in flight: freed when the last one is reaped.
+    pub(super) leaving: bool,
+    pub(super) throttled: ThrottledSlot,
+    /// Whether its reads are tried on the page cache; none where that never answers.
+    pub(super) probe: Option<PageCacheProbe>,
+    /// Dropped when it is freed, for who waits for that.
+    pub(super) held: Option<Sender<()>>,
+}
+
+impl Attached {
+    pub(super) fn new(disk: &Arc<Disk>) -> Self {
+        Self {
+            disk: Arc::clone(disk),
+            kind: EngineKind::of(disk),
+            in_flight: 0,
+            leaving: false,
+            throttled: ThrottledSlot::default(),
+            probe: PageCacheProbe::of(disk),
+            held: None,
+        }
+    }
+
+    /// The engines that run its requests: its own, and workers for what that cannot.
+    pub(super) fn engines(&self) -> impl Iterator<Item = EngineKind> + use<> {
+        let workers = self.kind != EngineKind::THREADS && self.disk.needs_workers();
+        [self.kind].into_iter().chain(workers.then_some(EngineKind::THREADS))
+    }
+}

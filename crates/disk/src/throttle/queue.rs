@@ -1,0 +1,99 @@
+//! Where the requests of one disk wait, on one loop.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use egret_event_loop::Nanos;
+
+use super::buckets::Direction;
+use super::group::{Throttle, ThrottleGroupMember};
+use super::schedule::{ByDirection, QueueId, Schedule};
+use crate::request::Request;
+
+/// Requests that wait for their turn, the oldest first.
+pub(crate) struct ThrottledQueue {
+    member: Arc<ThrottleGroupMember>,
+    version: u64,
+    id: QueueId,
+    waiting: ByDirection<VecDeque<Request>>,
+    /// How many of those that wait have a ticket.
+    asked: ByDirection<usize>,
+}
+
+impl ThrottledQueue {
+    /// The queue to wait in: `queue`, unless the disk's limits are others by now. What waited under those that are gone
+    /// goes to `released`.
+    pub(crate) fn current<'a>(
+        queue: &'a mut Option<Box<Self>>,
+        throttle: &Throttle,
+        released: &mut VecDeque<Request>,
+    ) -> Option<&'a mut Self> {
+        if queue.as_ref().is_none_or(|queue| queue.version != throttle.version()) {
+            if let Some(old) = queue.take() {
+                old.release_all(released);
+            }
+            *queue = throttle.member().map(|(member, version)| Box::new(Self::open(member, version)));
+        }
+        queue.as_deref_mut()
+    }
+
+    fn open(member: Arc<ThrottleGroupMember>, version: u64) -> Self {
+        let id = member.group.lock().open();
+        Self { member, version, id, waiting: ByDirection::default(), asked: ByDirection::default() }
+    }
+
+    /// Takes a request in.
+    pub(crate) fn push(&mut self, direction: Direction, request: Request) {
+        self.waiting[direction as usize].push_back(request);
+    }
+
+    /// Gives those to `released` that have their turn. Returns when to ask again; `None` if nothing waits.
+    pub(crate) fn release(&mut self, now: Nanos, released: &mut VecDeque<Request>) -> Option<Nanos> {
+        let Self { member, id, waiting, asked, .. } = self;
+        let mut schedule = member.group.lock();
+        ask(&mut schedule, member, *id, waiting, asked);
+        schedule.grant(now);
+        let granted = schedule.take(*id);
+        let mut again = None;
+        for direction in Direction::BOTH {
+            let at = direction as usize;
+            released.extend(waiting[at].drain(..granted[at]));
+            asked[at] -= granted[at];
+            if asked[at] > 0 {
+                let next = schedule.next(direction, now);
+                again = Some(again.map_or(next, |again: Nanos| again.min(next)));
+            }
+        }
+        again
+    }
+
+    /// Gives all that wait to `released`, whatever the limits say; they count all the same.
+    pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
+        let Self { member, id, waiting, asked, .. } = &mut self;
+        ask(&mut member.group.lock(), member, *id, waiting, asked);
+        waiting.iter_mut().for_each(|waiting| released.extend(waiting.drain(..)));
+    }
+}
+
+/// Gets tickets for those that have none.
+fn ask(
+    schedule: &mut Schedule,
+    member: &ThrottleGroupMember,
+    id: QueueId,
+    waiting: &ByDirection<VecDeque<Request>>,
+    asked: &mut ByDirection<usize>,
+) {
+    for direction in Direction::BOTH {
+        let (waiting, asked) = (&waiting[direction as usize], &mut asked[direction as usize]);
+        for request in waiting.range(*asked..) {
+            schedule.ask(member.disk, id, direction, request.len);
+        }
+        *asked = waiting.len();
+    }
+}
+
+impl Drop for ThrottledQueue {
+    fn drop(&mut self) {
+        self.member.group.lock().close(self.member.disk, self.id);
+    }
+}

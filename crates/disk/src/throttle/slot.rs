@@ -1,0 +1,64 @@
+//! The way of one attached disk's requests past its limits.
+
+use std::collections::VecDeque;
+
+use egret_event_loop::Nanos;
+
+use super::buckets::Direction;
+use super::group::Throttle;
+use super::queue::ThrottledQueue;
+use crate::request::Request;
+
+/// See the module's description.
+#[derive(Default)]
+pub(crate) struct ThrottledSlot {
+    /// Where requests wait, if the disk is limited.
+    queue: Option<Box<ThrottledQueue>>,
+    /// Requests that need not wait any longer.
+    released: VecDeque<Request>,
+    /// The slot is being drained, and nothing waits for limits.
+    limits_disabled: bool,
+}
+
+impl ThrottledSlot {
+    /// Takes a request in, which waits if it has a direction to be limited in.
+    pub(crate) fn enqueue(&mut self, throttle: &Throttle, direction: Option<Direction>, request: Request) {
+        let Self { queue, released, limits_disabled } = self;
+        let limited = direction.filter(|_| !*limits_disabled);
+        match limited.and_then(|direction| Some((direction, ThrottledQueue::current(queue, throttle, released)?))) {
+            Some((direction, queue)) => queue.push(direction, request),
+            None => released.push_back(request),
+        }
+    }
+
+    /// Releases requests that have their turn. Returns when to ask again; `None` if nothing waits.
+    pub(crate) fn release(&mut self, throttle: &Throttle, now: Nanos) -> Option<Nanos> {
+        let Self { queue, released, limits_disabled } = self;
+        if *limits_disabled || queue.is_none() {
+            return None;
+        }
+        ThrottledQueue::current(queue, throttle, released)?.release(now, released)
+    }
+
+    /// The oldest request that was released.
+    pub(crate) fn pop_released(&mut self) -> Option<Request> {
+        self.released.pop_front()
+    }
+
+    pub(crate) fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
+    /// Releases all that wait, and what comes from here on; says whether something waited.
+    pub(crate) fn disable_limits(&mut self) -> bool {
+        self.limits_disabled = true;
+        let Some(queue) = self.queue.take() else { return false };
+        queue.release_all(&mut self.released);
+        true
+    }
+
+    /// Requests wait again.
+    pub(crate) fn enable_limits(&mut self) {
+        self.limits_disabled = false;
+    }
+}
