@@ -184,7 +184,7 @@ impl Line {
                 assert_eq!(request.token.source(), 7);
                 self.out.push(request);
             }
-            Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
+            Next::Complete(ended) => self.queue.add_used(ended.head, ended.written),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
-use egret_virtio::{DiskKey, Ended, Model, Next};
+use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
@@ -230,13 +230,13 @@ impl Worker {
     }
 
     /// Ends a chain: counts it, and hands it to the driver.
-    fn end(&mut self, ended: &Ended, latency: Nanos) {
-        self.counters.count(ended, latency);
+    fn end(&mut self, completed: &Completed, latency: Nanos) {
+        self.counters.count(completed, latency);
         if self.phase == Phase::Broken {
             // Its driver is told nothing more. The queue lets go of the chain, and with the last one of the memory.
-            self.queue.abandon(ended.head);
+            self.queue.abandon(completed.head);
         } else {
-            self.queue.add_used(ended.head, ended.written);
+            self.queue.add_used(completed.head, completed.written);
             self.news = true;
         }
     }
@@ -292,10 +292,10 @@ impl Worker {
     #[inline]
     fn go_on(&mut self, next: Next, now: Nanos) {
         match next {
-            Next::Done(ended) => {
-                let Begun { at, pieces } = self.begun[usize::from(ended.head)];
+            Next::Complete(completed) => {
+                let Begun { at, pieces } = self.begun[usize::from(completed.head)];
                 self.pieces -= pieces;
-                self.end(&ended, now - at);
+                self.end(&completed, now - at);
             }
             Next::Submit(key, request) => self.follow_ups.push((key, request)),
             // The model's, until the alarm rings.
@@ -415,7 +415,7 @@ impl Source for Worker {
                     self.begin(head, of_chain, turn.now());
                     self.push(engines, key, request, turn.now());
                 }
-                Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
+                Ok(Next::Complete(completed)) => self.end(&completed, Nanos::ZERO),
                 Ok(Next::Wait) => self.begin(head, of_chain, turn.now()),
                 Err(why) => {
                     self.queue.abandon(head);

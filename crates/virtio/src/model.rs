@@ -58,7 +58,7 @@ pub trait ControlModel: Send {
     /// # Errors
     ///
     /// As [`Model::begin`].
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed>;
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Completed>, Malformed>;
 
     /// Whether another function may begin.
     fn has_room(&self) -> bool;
@@ -67,7 +67,7 @@ pub trait ControlModel: Send {
     fn set_waker(&mut self, waker: Option<Waker>);
 
     /// The chains that need not wait any more.
-    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended>;
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed>;
 }
 
 /// What an event queue's worker asks of its model.
@@ -76,7 +76,7 @@ pub trait EventModel: Send {
     fn has_event(&self) -> bool;
 
     /// Puts the next event in a chain's buffer.
-    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended;
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Completed;
 }
 
 impl Model {
@@ -103,8 +103,8 @@ impl Model {
     pub fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         match self {
             Self::Request(model) => model.begin(memory, chain, source),
-            Self::Control(model) => Ok(model.begin(memory, chain)?.map_or(Next::Wait, Next::Done)),
-            Self::Event(model) => Ok(Next::Done(model.begin(memory, chain))),
+            Self::Control(model) => Ok(model.begin(memory, chain)?.map_or(Next::Wait, Next::Complete)),
+            Self::Event(model) => Ok(Next::Complete(model.begin(memory, chain))),
         }
     }
 
@@ -136,7 +136,7 @@ impl Model {
     pub fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         match self {
             Self::Request(model) => model.resume(memory, into),
-            Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Done)),
+            Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Complete)),
             Self::Event(_) => {}
         }
     }
@@ -176,18 +176,18 @@ pub enum Next {
     /// Others are in its way: [`resume`](Model::resume) has more of it.
     Wait,
     /// It is done: add it to the used ring.
-    Done(Ended),
+    Complete(Completed),
 }
 
 /// A chain that can be added to the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct Completed {
     /// Which one.
     pub head: u16,
     /// How many bytes of it were written, its status included.
     pub written: u32,
     /// What it asked for.
-    pub kind: Kind,
+    pub request_type: RequestType,
     /// How many bytes of the disk it asked for.
     pub bytes: u64,
     /// What it was told.
@@ -196,7 +196,7 @@ pub struct Ended {
 
 /// What a request asked for, as statistics have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RequestType {
     /// Data from the disk.
     Read,
     /// Data to the disk.
@@ -211,7 +211,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl RequestType {
     /// Every kind.
     pub const ALL: [Self; 6] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Other];
 

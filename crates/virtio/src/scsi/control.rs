@@ -18,8 +18,8 @@ use virtio_bindings::bindings::virtio_scsi::{
 use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
-use super::tasks::{Abort, About, Ended as EndedFunctions, Function};
-use crate::model::{ControlModel, Ended, Kind, Malformed, Status};
+use super::tasks::{Abort, About, EndedFunctions, Function};
+use crate::model::{Completed, ControlModel, Malformed, RequestType, Status};
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
 const TMF: usize = 24;
@@ -126,13 +126,13 @@ impl ControlQueue {
     }
 }
 
-fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Ended {
+fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Completed {
     let written = memory.scatter(room, response) as u32;
-    Ended { head, written, kind: Kind::Other, bytes: 0, status: Status::Ok }
+    Completed { head, written, request_type: RequestType::Other, bytes: 0, status: Status::Ok }
 }
 
 impl ControlModel for ControlQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Completed>, Malformed> {
         let head = chain.head();
         let mut request = [0; TMF];
         let len = memory.gather(chain.readable(), &mut request);
@@ -164,7 +164,7 @@ impl ControlModel for ControlQueue {
             }
             _ => {
                 let status = Status::Unsupported;
-                Ok(Some(Ended { head, written: 0, kind: Kind::Other, bytes: 0, status }))
+                Ok(Some(Completed { head, written: 0, request_type: RequestType::Other, bytes: 0, status }))
             }
         }
     }
@@ -177,7 +177,7 @@ impl ControlModel for ControlQueue {
         self.ended.set_waker(waker.unwrap_or_else(|| Waker::noop().clone()));
     }
 
-    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended> {
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed> {
         let mut completed = Vec::new();
         for (head, found) in self.ended.take() {
             let Some(Waiting { response, then }) = self.waiting.remove(&head) else { continue };

@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::address::LunAddress;
-use crate::model::{Ended, EventModel, Kind, Status};
+use crate::model::{Completed, EventModel, RequestType, Status};
 
 /// The length of `struct virtio_scsi_event`.
 pub(super) const EVENT: usize = 16;
@@ -129,15 +129,21 @@ impl EventModel for EventQueue {
         self.0.events.len() > 0
     }
 
-    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended {
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Completed {
         let events = &self.0.events;
-        let mut ended = Ended { head: chain.head(), written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
+        let mut completed = Completed {
+            head: chain.head(),
+            written: 0,
+            request_type: RequestType::Other,
+            bytes: 0,
+            status: Status::Ok,
+        };
         if (chain.writable_len() as usize) < EVENT {
             events.lose();
-            ended.status = Status::IoError;
+            completed.status = Status::IoError;
         } else {
-            ended.written = memory.scatter(chain.writable(), &events.take()) as u32;
+            completed.written = memory.scatter(chain.writable(), &events.take()) as u32;
         }
-        ended
+        completed
     }
 }

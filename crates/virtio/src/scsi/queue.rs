@@ -21,7 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::model::{Ended, Kind, Malformed, Next, RequestModel, Status, keep};
+use crate::model::{Completed, Malformed, Next, RequestModel, RequestType, Status, keep};
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -60,7 +60,7 @@ struct Slot {
     tag: u64,
     /// The command's unit, as the view has it, while the command is under way.
     unit: Option<u32>,
-    kind: Option<Kind>,
+    request_type: Option<RequestType>,
     /// How it is to end early, if it is.
     ends: Option<Abort>,
     command: Command,
@@ -201,11 +201,11 @@ impl ScsiQueue {
         let response = pieces::first(chain.writable(), self.layout.response)?;
         let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
         slot.response = Some(response);
-        let (kind, from, skip) = match op {
-            Op::Read => (Kind::Read, chain.writable(), self.layout.response),
-            _ => (Kind::Write, chain.readable(), self.layout.header),
+        let (request_type, from, skip) = match op {
+            Op::Read => (RequestType::Read, chain.writable(), self.layout.response),
+            _ => (RequestType::Write, chain.readable(), self.layout.header),
         };
-        (slot.kind, slot.bytes) = (Some(kind), len);
+        (slot.request_type, slot.bytes) = (Some(request_type), len);
         // Filled where it lies: one that has just been filled is one to wait for when it is moved.
         if self.spare.is_empty() {
             self.spare.push(Vec::new());
@@ -243,7 +243,7 @@ impl ScsiQueue {
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
         let next = self.proceed(memory, token, unit, step);
-        if !matches!(next, Next::Done(_)) {
+        if !matches!(next, Next::Complete(_)) {
             self.enter(head, *tag, unit);
         }
         next
@@ -251,7 +251,7 @@ impl ScsiQueue {
 
     /// Answers what is no command for a unit that is there, of a chain that is kept.
     #[cold]
-    fn begin_nowhere(&mut self, memory: &GuestMemory, head: u16, Header { lun, cdb, .. }: &Header) -> Ended {
+    fn begin_nowhere(&mut self, memory: &GuestMemory, head: u16, Header { lun, cdb, .. }: &Header) -> Completed {
         let Slot { data_in, data_out, .. } = self.slots[usize::from(head)];
         if data_in > 0 && data_out > 0 {
             return self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE);
@@ -297,8 +297,8 @@ impl ScsiQueue {
                 self.waiting.push_back(token);
                 Next::Wait
             }
-            Step::Done(done) => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
-            Step::Overrun { .. } => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
+            Step::Done(done) => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
+            Step::Overrun { .. } => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
         }
     }
 
@@ -330,27 +330,27 @@ impl ScsiQueue {
                 Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
         };
-        slot.kind.get_or_insert(match op {
-            Op::Read => Kind::Read,
-            Op::Write { .. } => Kind::Write,
-            Op::Flush => Kind::Flush,
-            Op::Discard => Kind::Discard,
-            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+        slot.request_type.get_or_insert(match op {
+            Op::Read => RequestType::Read,
+            Op::Write { .. } => RequestType::Write,
+            Op::Flush => RequestType::Flush,
+            Op::Discard => RequestType::Discard,
+            Op::WriteZeroes { .. } => RequestType::WriteZeroes,
         });
         slot.bytes += len;
         Request { op, offset, len, buffers, token }
     }
 
     /// Writes a chain's response, and its data where the disk has not done that.
-    fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
-        let ended = self.respond(memory, head, response, done);
+    fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Completed {
+        let completed = self.respond(memory, head, response, done);
         self.slots[usize::from(head)].forget();
-        ended
+        completed
     }
 
     /// As [`finish`](Self::finish); inlined where it is known that all went well, which leaves little of it.
     #[inline(always)]
-    fn respond(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
+    fn respond(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Completed {
         let slot = &mut self.slots[usize::from(head)];
         let Layout { response: room, .. } = self.layout;
         let Done { status, sense, moved } = done;
@@ -373,18 +373,18 @@ impl ScsiQueue {
             bytes[RESPONSE..].fill(0);
         }
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
-        let kind = slot.kind.take().unwrap_or(Kind::Other);
+        let request_type = slot.request_type.take().unwrap_or(RequestType::Other);
         let bytes = mem::take(&mut slot.bytes);
-        let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
+        let completed = Completed { head, written: written as u32, request_type, bytes, status: told(response, &done) };
         if let Some(unit) = slot.unit.take() {
             self.view.leave(unit as usize);
         }
-        ended
+        completed
     }
 
     /// Ends a command that was under way and has no operation out, because it was told to.
     #[cold]
-    fn abort(&mut self, memory: &GuestMemory, head: u16, how: Abort) -> Ended {
+    fn abort(&mut self, memory: &GuestMemory, head: u16, how: Abort) -> Completed {
         let unit = self.unit_of(head);
         let slot = &mut self.slots[usize::from(head)];
         self.view.lun(unit).unit.abort(&mut slot.command);
@@ -467,7 +467,7 @@ impl RequestModel for ScsiQueue {
         self.slots[usize::from(head)].keep(chain);
         Ok(match unit {
             Some(unit) => self.begin_other(memory, token, unit, &header),
-            None => Next::Done(self.begin_nowhere(memory, head, &header)),
+            None => Next::Complete(self.begin_nowhere(memory, head, &header)),
         })
     }
 
@@ -483,13 +483,13 @@ impl RequestModel for ScsiQueue {
         }
         if let Some(how) = self.slots[usize::from(head)].ends {
             self.give_scratch_back(head);
-            return Next::Done(self.abort(memory, head, how));
+            return Next::Complete(self.abort(memory, head, how));
         }
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         if result.is_ok() && slot.command.is_transfer() {
             let moved = lun.unit.end_transfer(&mut slot.command);
-            return Next::Done(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
+            return Next::Complete(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
         }
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.step(&mut slot.command, result, &given);
@@ -592,7 +592,7 @@ impl ScsiQueue {
         for token in ended {
             let head = token.slot();
             let how = self.slots[usize::from(head)].ends.unwrap_or(Abort::Task);
-            into.push(Next::Done(self.abort(memory, head, how)));
+            into.push(Next::Complete(self.abort(memory, head, how)));
         }
     }
 

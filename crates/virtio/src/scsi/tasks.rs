@@ -4,7 +4,7 @@
 //!   control queue                       each request queue, on its own thread
 //!   Function ──── Inbox, waker ───────▶ looks for its commands, marks those that are to end, and holds the function
 //!                                       until they have left and the driver has been shown that they have
-//!   response ◀─── Ended, waker ──────── lets go of it: the last one who does has ended it
+//!   response ◀─── EndedFunctions, waker ──────── lets go of it: the last one who does has ended it
 //! ```
 //!
 //! Nobody looks at another thread's commands, so that there is nothing to race for, and nobody polls. A function is
@@ -60,11 +60,11 @@ pub(super) struct Function {
     pub(super) ends: Option<Abort>,
     /// Whether one of its commands was in flight.
     found: AtomicBool,
-    ended: Arc<Ended>,
+    ended: Arc<EndedFunctions>,
 }
 
 impl Function {
-    pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<Ended>) -> Arc<Self> {
+    pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<EndedFunctions>) -> Arc<Self> {
         Arc::new(Self { head, about, ends, found: AtomicBool::new(false), ended: Arc::clone(ended) })
     }
 
@@ -83,15 +83,15 @@ impl Drop for Function {
 
 /// The functions of a control queue that have come to their end, by their heads, and whether they have found a command.
 #[derive(Debug)]
-pub(super) struct Ended(Mutex<(Vec<(u16, bool)>, Waker)>);
+pub(super) struct EndedFunctions(Mutex<(Vec<(u16, bool)>, Waker)>);
 
-impl Default for Ended {
+impl Default for EndedFunctions {
     fn default() -> Self {
         Self(Mutex::new((Vec::new(), Waker::noop().clone())))
     }
 }
 
-impl Ended {
+impl EndedFunctions {
     pub(super) fn set_waker(&self, waker: Waker) {
         lock(&self.0).1 = waker;
     }
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_function_ends_when_the_last_queue_has_let_go_of_it_and_one_that_does_not_run_is_not_asked() {
-        let (ended, inboxes) = (Arc::<Ended>::default(), [(); 3].map(|()| Inbox::default()));
+        let (ended, inboxes) = (Arc::<EndedFunctions>::default(), [(); 3].map(|()| Inbox::default()));
         inboxes[0].open(Waker::noop().clone());
         inboxes[2].open(Waker::noop().clone());
         let function = Function::new(5, ALL, None, &ended);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_is_not_taken_stays_in_its_order() {
-        let (ended, inbox) = (Arc::<Ended>::default(), Inbox::default());
+        let (ended, inbox) = (Arc::<EndedFunctions>::default(), Inbox::default());
         inbox.open(Waker::noop().clone());
         (0..5).for_each(|head| inbox.post(&Function::new(head, ALL, None, &ended)));
         assert!(inbox.take(2).1);
