@@ -47,7 +47,7 @@ pub fn blk_ring(data: &[u8]) {
             }
             _ => end(&mut queue, &mut model, &mut out, input.u8()),
         }
-        queue.publish();
+        queue.publish_used();
     }
     while !out.is_empty() {
         end(&mut queue, &mut model, &mut out, 0);

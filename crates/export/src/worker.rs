@@ -67,15 +67,15 @@ pub(crate) struct About {
     pub kickless: Kickless,
 }
 
-/// A queue takes no more in in a turn when it has taken in chains of so many bytes, or of so many pieces of memory: what a
+/// A queue takes no more in in a turn when it has taken in chains of so many bytes, or of so many iovecs of memory: what a
 /// chain costs the loop grows with both, and the other queues of the loop wait meanwhile. So a turn is as long as the
 /// loop's queues are many, whatever their drivers ask for: each takes in this much and one chain at most.
 const TURN_BYTES: u64 = 1 << 20;
-const TURN_PIECES: u32 = 1024;
+const TURN_IOVECS: u32 = 1024;
 
-/// Nor does a queue take chains in while those in flight have so many pieces of memory, which bounds its lists of them:
-/// 1 MiB, and twice as many requests of 128 pieces as Linux has in flight on a queue.
-const MOST_PIECES: u32 = 65536;
+/// Nor does a queue take chains in while those in flight have so many iovecs of memory, which bounds its lists of them:
+/// 1 MiB, and twice as many requests of 128 iovecs as Linux has in flight on a queue.
+const MOST_IOVECS: u32 = 65536;
 
 /// How often a queue without a kick descriptor is looked at, at least.
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);
@@ -85,8 +85,8 @@ const LOOK_EVERY: Nanos = Nanos::from_millis(1);
 struct Begun {
     /// When it was taken in.
     at: Nanos,
-    /// Pieces of guest memory that it has.
-    pieces: u32,
+    /// Iovecs of guest memory that it has.
+    iovecs: u32,
 }
 
 /// A queue, its device model and its disks, owned by exactly one loop at a time.
@@ -104,8 +104,8 @@ pub struct Worker {
     chain: Chain,
     /// The chains in flight, by their heads. The queue knows how many there are.
     begun: Vec<Begun>,
-    /// Pieces of guest memory that they have.
-    pieces: u32,
+    /// Iovecs of guest memory that they have.
+    iovecs: u32,
     /// Requests that came of completions, to be pushed at the next dispatch.
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
@@ -178,7 +178,7 @@ impl Worker {
             fds,
             chain: Chain::default(),
             begun,
-            pieces: 0,
+            iovecs: 0,
             follow_ups: Vec::new(),
             home: None,
             alarm: None,
@@ -244,20 +244,20 @@ impl Worker {
     /// Whether there is a use for another chain, and room for it.
     #[inline]
     fn takes_chains(&self) -> bool {
-        self.pieces < MOST_PIECES && self.model.takes_chains()
+        self.iovecs < MOST_IOVECS && self.model.takes_chains()
     }
 
     /// Counts a chain that is in flight from here on.
     #[inline]
-    fn begin(&mut self, head: u16, pieces: u32, now: Nanos) {
-        self.begun[usize::from(head)] = Begun { at: now, pieces };
-        self.pieces += pieces;
+    fn begin(&mut self, head: u16, iovecs: u32, now: Nanos) {
+        self.begun[usize::from(head)] = Begun { at: now, iovecs };
+        self.iovecs += iovecs;
     }
 
     /// Breaks the queue if its memory was taken away.
     #[inline]
-    fn look_for_tears(&mut self) {
-        if self.phase != Phase::Broken && self.queue.is_torn() {
+    fn check_truncation(&mut self) {
+        if self.phase != Phase::Broken && self.queue.is_truncated() {
             self.break_queue(&"the front-end took its memory away (its file was truncated)");
         }
     }
@@ -283,7 +283,7 @@ impl Worker {
     #[inline]
     fn end_request(&mut self, completion: Completion<Buffers>, now: Nanos) {
         // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
-        self.look_for_tears();
+        self.check_truncation();
         let next = self.model.end(self.queue.memory(), completion);
         self.go_on(next, now);
     }
@@ -293,8 +293,8 @@ impl Worker {
     fn go_on(&mut self, next: Next, now: Nanos) {
         match next {
             Next::Complete(completed) => {
-                let Begun { at, pieces } = self.begun[usize::from(completed.head)];
-                self.pieces -= pieces;
+                let Begun { at, iovecs } = self.begun[usize::from(completed.head)];
+                self.iovecs -= iovecs;
                 self.end(&completed, now - at);
             }
             Next::Submit(key, request) => self.follow_ups.push((key, request)),
@@ -315,7 +315,7 @@ impl Worker {
     #[cold]
     fn resume(&mut self, now: Nanos) {
         // As for completions.
-        self.look_for_tears();
+        self.check_truncation();
         let mut resumed = Vec::new();
         self.model.resume(self.queue.memory(), &mut resumed);
         resumed.into_iter().for_each(|next| self.go_on(next, now));
@@ -392,24 +392,24 @@ impl Source for Worker {
         if self.fds.kick.is_none() {
             self.look_again(turn);
         }
-        self.look_for_tears();
+        self.check_truncation();
         self.is_behind = false;
         if self.phase != Phase::Running {
             return;
         }
-        let (mut bytes, mut pieces) = (0, 0);
+        let (mut bytes, mut iovecs) = (0, 0);
         // Not until there is no more: a driver can make chains available as fast as they are popped. What is left is found
         // by the next turn, since the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && pieces < TURN_PIECES && self.takes_chains() {
+        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(e) => return self.break_queue(&e),
             }
-            let (head, of_chain) = (self.chain.head(), self.chain.pieces());
+            let (head, of_chain) = (self.chain.head(), self.chain.iovecs());
             bytes += self.chain.bytes();
             // One that has none costs something, too.
-            pieces += of_chain.max(1);
+            iovecs += of_chain.max(1);
             match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
                 Ok(Next::Submit(key, request)) => {
                     self.begin(head, of_chain, turn.now());
@@ -436,7 +436,7 @@ impl Source for Worker {
 
     fn notify(&mut self, signals: &mut Signals) {
         let has_news = std::mem::take(&mut self.news);
-        let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        let wants_call = self.phase != Phase::Broken && self.queue.publish_used();
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.queue.in_flight().into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));

@@ -90,7 +90,7 @@ impl Guest<ScsiQueue> {
                 other => panic!("not done: {other:?}"),
             }
         }
-        guest.queue.publish();
+        guest.queue.publish_used();
         guest.reap();
         guest
     }
@@ -161,7 +161,7 @@ impl<M: RequestModel> Guest<M> {
                 other => panic!("not done: {other:?}"),
             }
         }
-        black_box(self.queue.publish());
+        black_box(self.queue.publish_used());
     }
 
     /// The driver's part after.

@@ -151,14 +151,14 @@ impl Model {
     }
 }
 
-/// The longest list of pieces that is kept for another request.
-pub(crate) const KEEP_PIECES: usize = 128;
+/// The longest list of iovecs that is kept for another request.
+pub(crate) const KEEP_IOVECS: usize = 128;
 
 /// Keeps a request's buffers for another, unless they have grown to a list that is rarely needed: a driver that has sent
 /// the longest chains once would otherwise have their memory for as long as its queue runs. Only those allocate anew.
 #[inline]
 pub(crate) fn keep(spare: &mut Vec<Vec<IoVec>>, mut buffers: Vec<IoVec>) {
-    if buffers.capacity() <= KEEP_PIECES {
+    if buffers.capacity() <= KEEP_IOVECS {
         buffers.clear();
         spare.push(buffers);
     }

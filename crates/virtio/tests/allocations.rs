@@ -118,7 +118,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
             let Next::Complete(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
             queue.add_used(ended.head, ended.written);
         }
-        queue.publish();
+        queue.publish_used();
         model.caught_up();
         while driver.reap().unwrap().is_some() {}
         submitted

@@ -8,7 +8,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
+//! | [`memory`] | the map from guest addresses to ours, and what keeps a truncated mapping from killing the daemon |
 //! | [`ring`] | the device's half of a split or packed ring, and the driver's half for tests and load |
 //! | [`vhost_user`] | numbers of messages, feature bits and flags |
 //!

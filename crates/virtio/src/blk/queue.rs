@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
-use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -181,7 +181,7 @@ impl RequestModel for BlkQueue {
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
-        let Some(status) = pieces::take_last_byte(chain.writable_mut()) else {
+        let Some(status) = iovecs::take_last_byte(chain.writable_mut()) else {
             return Err(Malformed::NoStatus);
         };
         let mut header = [0; HEADER];
@@ -193,7 +193,7 @@ impl RequestModel for BlkQueue {
                 let mut buffers = self.spare.pop().unwrap_or_default();
                 match op {
                     Op::Read => mem::swap(&mut buffers, chain.writable_mut()),
-                    Op::Write { .. } => pieces::append_after(chain.readable(), HEADER, &mut buffers),
+                    Op::Write { .. } => iovecs::append_after(chain.readable(), HEADER, &mut buffers),
                     Op::Flush | Op::Discard | Op::WriteZeroes { .. } => {}
                 }
                 let slot = &mut self.pending[usize::from(head)];

@@ -98,7 +98,7 @@ impl Disk {
             Ok(Next::Submit(_, request)) => Outcome::Submitted(request),
             Ok(Next::Complete(ended)) => {
                 self.guest.queue.add_used(ended.head, ended.written);
-                self.guest.queue.publish();
+                self.guest.queue.publish_used();
                 assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
                 let [status] = self.guest.read(STATUS);
                 Outcome::Done(ended, status)
@@ -118,7 +118,7 @@ impl Disk {
             panic!("not done")
         };
         self.guest.queue.add_used(ended.head, ended.written);
-        self.guest.queue.publish();
+        self.guest.queue.publish_used();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
         let [status] = self.guest.read(STATUS);
         (ended, status)

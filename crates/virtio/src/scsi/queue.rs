@@ -9,7 +9,7 @@ use std::task::Waker;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
-use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
@@ -37,8 +37,8 @@ const REPORT_LUNS: u8 = 0xa0;
 /// How many functions a queue looks through its commands for in one turn.
 pub(super) const FUNCTIONS_A_TURN: usize = 4;
 
-/// The longest lists of a chain's pieces that a slot keeps.
-const KEEP_SLOT_PIECES: usize = 8;
+/// The longest lists of a chain's iovecs that a slot keeps.
+const KEEP_SLOT_IOVECS: usize = 8;
 
 /// A nothing that was done: for requests that no logical unit has seen.
 const NOT_DONE: Done = Done { status: ScsiStatus::Good, sense: None, moved: 0 };
@@ -64,7 +64,7 @@ struct Slot {
     /// How it is to end early, if it is.
     ends: Option<Abort>,
     command: Command,
-    /// The chain's pieces, all of them, where more than the response is needed.
+    /// The chain's iovecs, all of them, where more than the response is needed.
     readable: Vec<IoVec>,
     writable: Vec<IoVec>,
     /// The scratch memory of its operation that is out, in bytes.
@@ -93,14 +93,14 @@ impl Header {
     /// Words that have all of it.
     const WORDS: usize = (FIXED + CDB).div_ceil(8);
 
-    /// Reads the header at the beginning of `pieces`. In words, and from where it nearly always is: a copy of it would have
+    /// Reads the header at the beginning of `iovecs`. In words, and from where it nearly always is: a copy of it would have
     /// to be waited for, because its fields are wider than what a copy stores at a time.
     #[inline(always)]
-    fn read(memory: &GuestMemory, pieces: &[IoVec]) -> Option<Self> {
-        let words = pieces.first().and_then(|piece| memory.words(piece));
+    fn read(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<Self> {
+        let words = iovecs.first().and_then(|iovec| memory.words(iovec));
         let [lun, tag, a, b, c] = match words {
             Some(words) => words,
-            None => Self::gather(memory, pieces)?,
+            None => Self::gather(memory, iovecs)?,
         };
         // The CDB begins at the fourth byte of the third word.
         let cdb = u128::from(a >> 24) | u128::from(b) << 40 | u128::from(c) << 104;
@@ -108,10 +108,10 @@ impl Header {
     }
 
     #[cold]
-    fn gather(memory: &GuestMemory, pieces: &[IoVec]) -> Option<[u64; Self::WORDS]> {
+    fn gather(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<[u64; Self::WORDS]> {
         let mut bytes = [0; 8 * Self::WORDS];
         let header = &mut bytes[..FIXED + CDB];
-        if memory.gather(pieces, header) != header.len() {
+        if memory.gather(iovecs, header) != header.len() {
             return None;
         }
         let (words, _) = bytes.as_chunks();
@@ -186,7 +186,7 @@ impl ScsiQueue {
         }
     }
 
-    /// Begins a command as a transfer, with a response in one piece, which nearly all are. `None`, and nothing has
+    /// Begins a command as a transfer, with a response in one iovec, which nearly all are. `None`, and nothing has
     /// happened, if it is none.
     ///
     /// It goes from the chain to the request without a stop, and the chain keeps its buffers for the next one.
@@ -198,7 +198,7 @@ impl ScsiQueue {
         let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
         let (cdb, nexus, waker) = (&header.cdb, &lun.nexus, &self.waker);
         let task = Task { cdb, nexus, luns: &[], data_in, data_out, lane: self.lane, waker };
-        let response = pieces::first(chain.writable(), self.layout.response)?;
+        let response = iovecs::first(chain.writable(), self.layout.response)?;
         let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
         slot.response = Some(response);
         let (request_type, from, skip) = match op {
@@ -211,7 +211,7 @@ impl ScsiQueue {
             self.spare.push(Vec::new());
         }
         if let Some(buffers) = self.spare.last_mut() {
-            pieces::append_range(from, skip, len as usize, buffers);
+            iovecs::append_range(from, skip, len as usize, buffers);
         }
         let disk = lun.disk;
         self.enter(head, header.tag, unit);
@@ -317,11 +317,11 @@ impl ScsiQueue {
         let buffers = match which {
             Memory::None => list.into(),
             Memory::DataIn => {
-                pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut list);
+                iovecs::append_range(&slot.writable, self.layout.response, len as usize, &mut list);
                 list.into()
             }
             Memory::DataOut(at) => {
-                pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut list);
+                iovecs::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut list);
                 list.into()
             }
             // It comes back with the operation, to `end`.
@@ -416,9 +416,9 @@ impl Slot {
     /// Keeps little of what a command needed that has ended: there are as many slots as descriptors.
     fn forget(&mut self) {
         self.command.recycle();
-        for pieces in [&mut self.readable, &mut self.writable] {
-            pieces.clear();
-            pieces.shrink_to(KEEP_SLOT_PIECES);
+        for iovecs in [&mut self.readable, &mut self.writable] {
+            iovecs.clear();
+            iovecs.shrink_to(KEEP_SLOT_IOVECS);
         }
     }
 }

@@ -123,7 +123,7 @@ impl Line {
 
     fn use_up(&mut self, ended: Completed) {
         self.guest.queue.add_used(ended.head, ended.written);
-        self.guest.queue.publish();
+        self.guest.queue.publish_used();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
         self.show();
     }

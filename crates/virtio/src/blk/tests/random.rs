@@ -138,7 +138,7 @@ proptest! {
             guest.queue.add_used(ended.head, ended.written);
         }
         prop_assert_eq!(guest.queue.in_flight(), 0);
-        guest.queue.publish();
+        guest.queue.publish_used();
         guest.queue.arm_kicks();
     }
 }
