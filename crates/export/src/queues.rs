@@ -16,7 +16,7 @@ use egret_vring::ring::Queue;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::stats::QueueCounters;
-use crate::worker::{About, Disks, Kickless, VringFds, Worker};
+use crate::worker::{Disks, Kickless, QueueInfo, VringFds, Worker};
 
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
@@ -56,7 +56,7 @@ pub(crate) struct Queues {
 
 /// Where a running queue is.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct RunningQueue {
     pub(crate) queue: usize,
     pub(crate) on: LoopHandle<Worker>,
     pub(crate) id: SourceId,
@@ -64,13 +64,13 @@ pub(crate) struct Place {
 
 impl Queues {
     /// Where a queue is, if it runs.
-    pub(crate) fn place(&self, queue: usize) -> Option<Place> {
-        Some(Place { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    pub(crate) fn running_queue(&self, queue: usize) -> Option<RunningQueue> {
+        Some(RunningQueue { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
     }
 
     /// Where the running queues are, from the queue `first` on.
-    pub(crate) fn places(&self, first: u16) -> Vec<Place> {
-        (first.into()..self.running.len()).filter_map(|queue| self.place(queue)).collect()
+    pub(crate) fn running_queues(&self, first: u16) -> Vec<RunningQueue> {
+        (first.into()..self.running.len()).filter_map(|queue| self.running_queue(queue)).collect()
     }
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
-pub(crate) fn deal(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
+pub(crate) fn assign_queues(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
     let turn = |queue: u16| usize::from(queue.saturating_sub(device.diskless_queues()));
     (0..device.num_queues()).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
 }
@@ -96,7 +96,7 @@ impl Shared {
     ) -> Self {
         let count = device.num_queues().into();
         let queues = Queues {
-            loops: deal(&*device, loops),
+            loops: assign_queues(&*device, loops),
             running: vec![None; count],
             stranded: Vec::new(),
             stopping: 0,
@@ -138,8 +138,8 @@ impl Shared {
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
-        let about = About { log: Arc::clone(&self.log), index, kickless: self.kickless };
-        let mut worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
+        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
+        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, counters);
         worker.set_home(queues.loops[index].clone());
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
@@ -151,8 +151,8 @@ impl Shared {
     /// Nothing is locked meanwhile. A queue that has moved on is looked for again.
     pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
         loop {
-            let place = lock(&self.queues).place(queue);
-            let Some(Place { on, id, .. }) = place else { return };
+            let queue = lock(&self.queues).running_queue(queue);
+            let Some(RunningQueue { on, id, .. }) = queue else { return };
             let changed = on.call(move |target| {
                 let Some(worker) = target.source(id) else { return Err(change) };
                 change(worker);
@@ -169,9 +169,9 @@ impl Shared {
 
     /// Waits until every queue that runs has been dispatched since it was started.
     pub(crate) fn await_turns(&self) {
-        for place in lock(&self.queues).places(0) {
+        for queue in lock(&self.queues).running_queues(0) {
             // A loop runs commands after it has dispatched what was ready, and a source that is new to it is.
-            let _ = place.on.call(|_| ());
+            let _ = queue.on.call(|_| ());
         }
     }
 
@@ -203,7 +203,7 @@ impl Shared {
     }
 
     /// Whoever listens for changes is told that there is one; says whether somebody could be told.
-    pub(crate) fn tell_config_change(&self) -> bool {
+    pub(crate) fn notify_config_change(&self) -> bool {
         lock(&self.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }
 }

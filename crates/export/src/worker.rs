@@ -59,7 +59,7 @@ pub enum Kickless {
 }
 
 /// What a worker is told of its queue beside the ring.
-pub(crate) struct About {
+pub(crate) struct QueueInfo {
     /// Where it says what its guest did.
     pub log: Arc<PeerLog>,
     /// Its number on the device.
@@ -94,7 +94,7 @@ struct Begun {
 /// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
 /// and what is counted is counted in counters that nobody else writes.
 pub struct Worker {
-    about: About,
+    info: QueueInfo,
     queue: Queue,
     model: Model,
     disks: Disks,
@@ -161,7 +161,7 @@ impl Disks {
 
 impl Worker {
     pub(crate) fn new(
-        about: About,
+        info: QueueInfo,
         queue: Queue,
         model: Model,
         disks: Disks,
@@ -170,7 +170,7 @@ impl Worker {
     ) -> Self {
         let begun = vec![Begun::default(); queue.size().into()];
         Self {
-            about,
+            info,
             queue,
             model,
             disks,
@@ -201,7 +201,7 @@ impl Worker {
         self.disks.slots[at] = Some(slot);
     }
 
-    /// As [`add_disk`](Self::add_disk), in the place of another; returns where that was, for the engines to let go of it.
+    /// As [`add_disk`](Self::add_disk), in the queue of another; returns where that was, for the engines to let go of it.
     pub(crate) fn replace_disk(&mut self, key: DiskKey, disk: Arc<Disk>, slot: DiskSlot) -> Option<DiskSlot> {
         let old = self.remove_disk(key);
         self.add_disk(key, disk, slot);
@@ -333,7 +333,7 @@ impl Worker {
     /// Has a queue that nobody kicks looked at again.
     #[cold]
     fn look_again(&mut self, turn: &mut Turn<'_, Self>) {
-        if self.about.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
+        if self.info.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
             self.look_at = turn.now() + LOOK_EVERY;
             turn.set_timer(self.look_at);
         }
@@ -343,7 +343,7 @@ impl Worker {
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
         self.counters.broken.add(1);
-        let About { log, index, .. } = &self.about;
+        let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
         self.fds.owes_err = true;
     }
@@ -466,7 +466,7 @@ impl Source for Worker {
         match (self.phase, &self.fds.kick) {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
             // Nobody will tell: look for ever, as the peer asked for, or until the timer fires.
-            (Phase::Running, None) => self.about.kickless == Kickless::Timer && self.queue.arm_kicks(),
+            (Phase::Running, None) => self.info.kickless == Kickless::Timer && self.queue.arm_kicks(),
             _ => true,
         }
     }
