@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use egret_faultdisk::{Effect, Fault, FaultDisk, Order, Survivors};
 use egret_lab::disks::LoopDevice;
 
-use support::attacker::{Ask, Attacker, DATA, Device, Manner};
+use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::await_that;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -210,13 +210,13 @@ fn lose_power(test: &str, kind: Kind, end: End) {
                 continue;
             }
             for writethrough in ["off", "on"] {
-                for manner in Manner::ALL {
+                for variant in Variant::ALL {
                     for _ in 0..losses() {
                         round += 1;
                         let options = format!("aio={aio},cache.direct={direct}");
                         let write_through = format!("writable=on,writethrough={writethrough}");
                         let socket = scratch.path(&format!("e{round}"));
-                        run(&disk, kind, end, &mut client, manner, &options, &write_through, &socket);
+                        run(&disk, kind, end, &mut client, variant, &options, &write_through, &socket);
                     }
                 }
             }
@@ -231,7 +231,7 @@ fn run(
     kind: Kind,
     end: End,
     client: &mut Client,
-    manner: Manner,
+    variant: Variant,
     options: &str,
     export: &str,
     socket: &Path,
@@ -245,7 +245,7 @@ fn run(
         }
     };
     let options = Options::new().disk("d0", &path, options).iothread("io0", "");
-    let options = match manner.device {
+    let options = match variant.device {
         Device::Blk => options.export("e0", "d0", socket, &format!("{export},iothread=io0")),
         Device::Scsi => {
             let luns = "luns.0.lun=0,luns.0.node-name=d0";
@@ -253,7 +253,7 @@ fn run(
         }
     };
     let server = Server::start(&Program::egret(), &options);
-    let mut attacker = Attacker::boot(socket, manner, BATCH as u64 * BLOCK);
+    let mut attacker = Attacker::boot(socket, variant, BATCH as u64 * BLOCK);
     attacker.read_honestly();
     let is_write_through = export.contains("writethrough=on");
     match end {
@@ -261,13 +261,13 @@ fn run(
             let after = client.random(SOON);
             let fault = Fault { iotype: None, sectors: None, after, times: Some(1), effect: Effect::PowerOff };
             disk.tell(Order::Inject(fault)).expect("it listens");
-            client.load(&mut attacker, manner.device, is_write_through, usize::MAX);
+            client.load(&mut attacker, variant.device, is_write_through, usize::MAX);
             server.send(rustix::process::Signal::KILL);
             let mut server = server;
             server.await_end();
         }
         End::Asked => {
-            client.load(&mut attacker, manner.device, is_write_through, 3);
+            client.load(&mut attacker, variant.device, is_write_through, 3);
             drop(attacker);
             assert!(server.terminate().success());
             // A daemon that ends well leaves nothing that is not stable.

@@ -54,7 +54,7 @@ impl Wire {
     }
 
     /// Tells the server something; returns when it has agreed, where acknowledgements were negotiated.
-    pub(super) fn tell(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub(super) fn request(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let flags = if self.acknowledged { flag::NEED_REPLY } else { 0 };
         self.send(request, flags, payload, fds)?;
         if !self.acknowledged {
