@@ -158,7 +158,7 @@ fn next(moving: &mut Vec<RunningQueue>, told: &Receiver<Moved>, patience_ends: I
         return None;
     }
     let arrived = told.recv_timeout(patience_ends.saturating_duration_since(Instant::now()));
-    // Who has set out when patience ends arrives at once.
+    // A worker that has left its loop when the patience ends arrives at the other one at once.
     let moved = arrived.ok().or_else(|| stay(moving)).or_else(|| told.recv().ok())?;
     moving.retain(|place| place.queue != moved.queue);
     Some(moved)

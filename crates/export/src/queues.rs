@@ -40,15 +40,16 @@ pub(crate) struct Shared {
     channel: Mutex<Option<UnixStream>>,
 }
 
-/// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
+/// What changes together: a disk that is added or removed must be so for every queue that runs, and for every one that
+/// starts later.
 pub(crate) struct Queues {
     /// The loop of each queue, where it runs or would run.
     pub(crate) loops: Vec<LoopHandle<Worker>>,
     /// The running ones.
     pub(crate) running: Vec<Option<SourceId>>,
-    /// Those that no loop took back after a move that failed.
+    /// The workers that no loop took back after a move that failed.
     pub(crate) stranded: Vec<(usize, Worker)>,
-    /// How many are on their way to a stop.
+    /// How many are stopping.
     pub(crate) stopping: usize,
     /// The device's disks, by their keys.
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
@@ -145,10 +146,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Has a queue's worker changed, on its loop, if it runs, and waits for that: a peer that orders changes without a
-    /// pause fills nobody's mailbox.
+    /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause
+    /// has at most one command in the loop's mailbox.
     ///
-    /// Nothing is locked meanwhile. A queue that has moved on is looked for again.
+    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there.
     pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
         loop {
             let queue = lock(&self.queues).running_queue(queue);
@@ -156,7 +157,7 @@ impl Shared {
             let changed = on.call(move |target| {
                 let Some(worker) = target.source(id) else { return Err(change) };
                 change(worker);
-                // It may have something to tell.
+                // The change may have left something to signal, which the end of a turn does.
                 target.wake(id);
                 Ok(())
             });
@@ -175,7 +176,7 @@ impl Shared {
         }
     }
 
-    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be told when it is there.
+    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be called when it has arrived.
     pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
         let mut queues = lock(&self.queues);
         queues.stopping += 1;
@@ -202,7 +203,7 @@ impl Shared {
         *lock(&self.channel) = channel;
     }
 
-    /// Whoever listens for changes is told that there is one; says whether somebody could be told.
+    /// Sends the client BACKEND_CONFIG_CHANGE, if it has given a channel for that. Returns whether it was sent.
     pub(crate) fn notify_config_change(&self) -> bool {
         lock(&self.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }

@@ -62,7 +62,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     Ok(pause)
 }
 
-/// An export's queues, none of which is on its way to a stop with requests for a disk that is replaced.
+/// An export's queues, when none of them is stopping: such a one could still have requests for a disk that is replaced.
 fn lock_stopped<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
     let queues = lock(&export.shared.queues);
     let waited = export.shared.stopped.wait_timeout_while(queues, PATIENCE, |queues| queues.stopping > 0);
@@ -116,12 +116,12 @@ impl Drop for QueueSwap {
     }
 }
 
-/// Queues that stop, and go on together when the last of them has.
+/// Stops queues, and resumes them together when the last of them is drained.
 struct DrainBarrier {
     awaited: AtomicUsize,
     /// When the first of them stopped.
     begun: AtomicU64,
-    /// Taken by who ends it: the last one to stop, or whoever gives up waiting for that.
+    /// Taken by the last queue to stop, or by the thread that gives up waiting for that.
     swaps: Mutex<Option<Vec<QueueSwap>>>,
     tell: Mutex<Sender<Pause>>,
 }
@@ -173,7 +173,7 @@ impl DrainBarrier {
         }
     }
 
-    /// Has all go on as they were; false if they are told already to go on with what is new.
+    /// Resumes all queues with their old disks; false if they are already resuming with the new ones.
     fn cancel(&self, queues: &[RunningQueue]) -> bool {
         let Some(swaps) = lock(&self.swaps).take() else { return false };
         for &RunningQueue { ref on, id, .. } in queues {

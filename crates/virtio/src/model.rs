@@ -19,7 +19,7 @@ use thiserror::Error;
 pub enum Model {
     /// Requests of disks.
     Request(Box<dyn RequestModel>),
-    /// Functions about requests of other queues. They ask nothing of a disk.
+    /// Functions about requests of other queues, which need no disk.
     Control(Box<dyn ControlModel>),
     /// The driver's buffers for what the device has to say.
     Event(Box<dyn EventModel>),
@@ -80,8 +80,8 @@ pub trait EventModel: Send {
 }
 
 impl Model {
-    /// Whether there is a use for another chain now: an event queue has one for each event, and a control queue has only so
-    /// many functions under way.
+    /// Whether another chain may begin now. A control queue limits the functions in progress; an event queue takes one
+    /// buffer for each pending event.
     #[inline]
     pub fn takes_chains(&self) -> bool {
         match self {
@@ -97,8 +97,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
-    /// worker [abandons](egret_vring::ring::Queue::abandon) it.
+    /// The chain has no valid header, or no room for a status that would say so: this breaks the queue. The chain is not
+    /// used; the worker [abandons](egret_vring::ring::Queue::abandon) it.
     #[inline]
     pub fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         match self {
@@ -119,9 +119,9 @@ impl Model {
         model.end(memory, completion)
     }
 
-    /// How the worker is woken, from any thread, when there is something for [`resume`](Self::resume); before the first
-    /// chain begins. `None` when it is to run nowhere: nothing is in flight then, and the driver has been shown all that
-    /// was done, so that nobody need wait for this queue.
+    /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first
+    /// chain begins. `None` when the queue is detached: nothing is in flight then, and everything used is published, so no
+    /// other queue has to wait for this one.
     pub fn set_waker(&mut self, waker: Option<Waker>) {
         match self {
             Self::Request(model) => model.set_waker(waker),
@@ -131,8 +131,8 @@ impl Model {
         }
     }
 
-    /// Goes on with the chains that wait and need not any more, and appends what becomes of them. To be called when the
-    /// worker has been woken. Its work in one call is bounded; if there is more, it wakes the worker anew.
+    /// Resumes chains whose wait is over, and appends what becomes of them. Called after the worker was woken. The work of
+    /// one call is bounded; if more is left, the model wakes the worker again.
     pub fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         match self {
             Self::Request(model) => model.resume(memory, into),
@@ -154,8 +154,8 @@ impl Model {
 /// The longest list of iovecs that is kept for another request.
 pub(crate) const KEEP_IOVECS: usize = 128;
 
-/// Keeps a request's buffers for another, unless they have grown to a list that is rarely needed: a driver that has sent
-/// the longest chains once would otherwise have their memory for as long as its queue runs. Only those allocate anew.
+/// Keeps a request's list of buffers for another request, unless it is longer than lists usually are. Otherwise a driver
+/// that sends the longest chains once would occupy their memory for as long as its queue runs.
 #[inline]
 pub(crate) fn keep(spare: &mut Vec<Vec<IoVec>>, mut buffers: Vec<IoVec>) {
     if buffers.capacity() <= KEEP_IOVECS {
@@ -173,9 +173,9 @@ pub struct DiskKey(pub u32);
 pub enum Next {
     /// This request goes to the disk.
     Submit(DiskKey, Request<Buffers>),
-    /// Others are in its way: [`resume`](Model::resume) has more of it.
+    /// It waits for other chains: [`resume`](Model::resume) returns what is next.
     Wait,
-    /// It is done: add it to the used ring.
+    /// It is complete: add it to the used ring.
     Complete(Completed),
 }
 
@@ -190,7 +190,7 @@ pub struct Completed {
     pub request_type: RequestType,
     /// How many bytes of the disk it asked for.
     pub bytes: u64,
-    /// What it was told.
+    /// The status that the driver gets.
     pub status: Status,
 }
 
@@ -231,18 +231,18 @@ impl RequestType {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// As it should.
+    /// It succeeded.
     Ok,
-    /// The device or the driver made an error.
+    /// It failed, by the disk's fault or the driver's.
     IoError,
-    /// It is not a request that this device knows.
+    /// The device does not support it.
     Unsupported,
 }
 
-/// Why nothing can be made of a chain.
+/// Why a chain breaks its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Nothing in it is writable, so there is no room for the status.
+    /// It has no writable buffer, so there is no room for the status.
     #[error("request without room for its status")]
     NoStatus,
     /// Its readable part is shorter than the header.

@@ -7,10 +7,9 @@
 //!   response ◀─── EndedFunctions, waker ──────── lets go of it: the last one who does has ended it
 //! ```
 //!
-//! Nobody looks at another thread's commands, so that there is nothing to race for, and nobody polls. A function is
-//! complete when nobody holds it any more, which is why it cannot be forgotten: a queue that stops, breaks or goes away
-//! lets go of what it holds, whatever else becomes of it. What a command costs that nobody manages is a look at a byte of
-//! its own when it ends.
+//! Each thread looks at its own commands only, so there are no races, and nothing is polled. A function is complete when its
+//! last reference is dropped. So none can be forgotten: a queue that stops, breaks or is dropped drops its references. A
+//! command that no function is about pays for this with one load when it ends.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,23 +18,23 @@ use std::task::Waker;
 
 use super::LunAddress;
 
-/// How a command is told that it was ended early.
+/// Why a command is aborted, as its response says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abort {
-    /// By itself, or with all commands of its logical unit.
+    /// By ABORT TASK, or with the task set of its logical unit.
     Task,
-    /// By a reset.
+    /// By a reset of its logical unit or nexus.
     Reset,
 }
 
-/// Which commands a function is about.
+/// The commands that a function applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// Those of a unit that the driver calls so.
+    /// The commands of a logical unit with this identifier.
     Task(LunAddress, u64),
-    /// All of a unit.
+    /// All commands of a logical unit.
     Unit(LunAddress),
-    /// All of a target's units.
+    /// All commands of a target's logical units.
     Target(u8),
 }
 
@@ -50,15 +49,15 @@ impl About {
     }
 }
 
-/// A task management function, while somebody has something to do for it.
+/// A task management function in progress. Each queue that has still to act on it holds a reference.
 #[derive(Debug)]
 pub(super) struct Function {
-    /// The chain that it came with.
+    /// The head of its chain on the control queue.
     head: u16,
     pub(super) about: About,
-    /// How its commands are to end early, if they are.
+    /// Why its commands are to be aborted; `None` for a query.
     pub(super) ends: Option<Abort>,
-    /// Whether one of its commands was in flight.
+    /// Whether any of its commands was in progress.
     found: AtomicBool,
     ended: Arc<EndedFunctions>,
 }
@@ -68,9 +67,9 @@ impl Function {
         Arc::new(Self { head, about, ends, found: AtomicBool::new(false), ended: Arc::clone(ended) })
     }
 
-    /// One of its commands is in flight.
+    /// Notes that one of its commands is in progress.
     pub(super) fn find(&self) {
-        // Whoever lets go of it last sees this: letting go says in which order.
+        // Relaxed is enough: `Arc` orders this store before the drop of the last reference, which reads it.
         self.found.store(true, Ordering::Relaxed);
     }
 }
@@ -81,7 +80,7 @@ impl Drop for Function {
     }
 }
 
-/// The functions of a control queue that have come to their end, by their heads, and whether they have found a command.
+/// The completed functions of a control queue: their heads, and whether they found a command.
 #[derive(Debug)]
 pub(super) struct EndedFunctions(Mutex<(Vec<(u16, bool)>, Waker)>);
 
@@ -109,7 +108,7 @@ impl EndedFunctions {
     }
 }
 
-/// What a request queue is asked to do. As long as it runs nowhere it has no commands, and whoever asks need not wait.
+/// The functions that a request queue is to act on. A queue that is attached to no loop has no commands, and takes none.
 #[derive(Debug, Default)]
 pub(super) struct Inbox(Mutex<Letters>);
 
@@ -126,7 +125,7 @@ impl Inbox {
         lock(&self.0).waker = Some(waker);
     }
 
-    /// Lets go of all that it was asked to do.
+    /// Drops all functions, and takes no more.
     pub(super) fn close(&self) {
         let letters = mem::take(&mut *lock(&self.0));
         drop(letters);
