@@ -54,7 +54,7 @@ pub(crate) fn run(
     if *done < job.request.len {
         return Poll::Pending;
     }
-    Poll::Ready(if job.sync_after { sync(disk) } else { Ok(()) })
+    Poll::Ready(if job.sync_after { disk.sync() } else { Ok(()) })
 }
 
 /// Runs what comes after the first `done` bytes, as much of it as goes in one part, and returns how many bytes that was.
@@ -63,7 +63,7 @@ fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Res
     match job.request.op {
         Op::Read => read(disk, &job.request.buffers, done, bytes, scratch),
         Op::Write { .. } => write(disk, job, done, bytes, scratch),
-        Op::Flush => sync(disk).map(|()| job.request.len),
+        Op::Flush => disk.sync().map(|()| job.request.len),
         Op::Discard => discard(disk, bytes),
         Op::WriteZeroes { unmap, .. } => write_zeroes(disk, bytes, unmap, scratch),
     }
@@ -111,10 +111,6 @@ fn write(disk: &Disk, job: &mut Job, done: u64, bytes: Range<u64>, scratch: &mut
         }
         other => other,
     }
-}
-
-fn sync(disk: &Disk) -> Result<(), Errno> {
-    disk.file().map_or(Ok(()), rustix::fs::fdatasync)
 }
 
 #[cfg(test)]

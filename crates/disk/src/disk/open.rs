@@ -4,6 +4,7 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use egret_confine::{Use, refusal};
@@ -168,6 +169,7 @@ impl Disk {
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),
+            lost: OnceLock::new(),
         }
     }
 }
