@@ -71,7 +71,7 @@ pub enum ExportError {
 /// listens for the next.
 pub struct Export {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) device: Kind,
+    pub(crate) device: DeviceType,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
@@ -90,12 +90,12 @@ impl Stop {
 
 /// The device, for what is done to it from outside.
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum DeviceType {
     Blk(Arc<Blk>),
     Scsi(Arc<Scsi>),
 }
 
-impl Kind {
+impl DeviceType {
     fn device(&self) -> Arc<dyn Device> {
         match self {
             Self::Blk(blk) => Arc::clone(blk) as _,
@@ -117,13 +117,13 @@ impl Export {
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
         let ExportConfig { id, address, access, device, memory, kickless } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, (address, access), Kind::Blk(blk), memory, kickless, vec![Some(disk)], loops)
+        Self::listen(id, (address, access), DeviceType::Blk(blk), memory, kickless, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         id: String,
         (address, access): (Address, Access),
-        kind: Kind,
+        kind: DeviceType,
         memory: MemoryRules,
         kickless: Kickless,
         disks: Vec<Option<Arc<Disk>>>,
@@ -176,9 +176,9 @@ impl Export {
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
-        let Kind::Blk(blk) = &self.device else { return false };
+        let DeviceType::Blk(blk) = &self.device else { return false };
         blk.set_capacity(bytes);
-        self.shared.tell_config_change()
+        self.shared.notify_config_change()
     }
 }
 
