@@ -5,7 +5,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
@@ -76,7 +76,7 @@ impl Queues {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Deals queues out to loops: those that have disks in turn; the others are with the first of them.

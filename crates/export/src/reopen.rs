@@ -14,7 +14,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{EventLoop, Nanos, clock};
@@ -66,7 +66,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
 fn lock_stopped<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
     let queues = lock(&export.shared.queues);
     let waited = export.shared.stopped.wait_timeout_while(queues, PATIENCE, |queues| queues.stopping > 0);
-    let (queues, waited) = waited.expect("no holder of this lock panics");
+    let (queues, waited) = waited.unwrap_or_else(PoisonError::into_inner);
     if waited.timed_out() { Err(ExportError::Busy(export.id().to_owned())) } else { Ok(queues) }
 }
 

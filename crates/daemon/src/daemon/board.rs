@@ -1,7 +1,7 @@
 //! Where whoever watches finds the counters of everything that runs, without asking the daemon or its loops.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
 use egret_export::{Export, QueueCounters, Stop};
@@ -93,10 +93,10 @@ impl Board {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Watched>> {
-        self.watched.lock().expect("no holder of this lock panics")
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stops(&self) -> MutexGuard<'_, BTreeMap<String, Stop>> {
-        self.stops.lock().expect("no holder of this lock panics")
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

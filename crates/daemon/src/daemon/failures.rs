@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use egret_disk::{Failure, Op};
+use egret_event_loop::EventNotifier;
 use egret_vocabulary::schema::Export;
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Daemon;
 
@@ -25,6 +24,15 @@ pub struct DiskFailure {
     pub export: Option<String>,
     /// What failed.
     pub failure: Failure,
+    /// Whether the page cache has lost writes.
+    pub has_lost_writes: bool,
+}
+
+impl DiskFailure {
+    /// What follows from it, if anything does, to be added to what the system says.
+    pub const fn consequence(&self) -> &'static str {
+        if self.has_lost_writes { "; writes may be lost, so no flush succeeds before blockdev-reopen" } else { "" }
+    }
 }
 
 /// One line for the log.
@@ -37,24 +45,24 @@ impl fmt::Display for DiskFailure {
             Op::Discard => "discard",
             Op::WriteZeroes { .. } => "write of zeroes",
         };
-        write!(f, "blockdev '{}': a {what} failed: {}", self.node_name, io::Error::from(self.failure.errno))
+        let (why, consequence) = (io::Error::from(self.failure.errno), self.consequence());
+        write!(f, "blockdev '{}': a {what} failed: {why}{consequence}", self.node_name)
     }
 }
 
 /// What is known of failures.
 pub(super) struct Failures {
-    bell: Arc<OwnedFd>,
+    bell: EventNotifier,
     /// When each disk may be told of again, of those that were told of less than a second ago.
     resting: BTreeMap<String, Instant>,
 }
 
 impl Failures {
     pub(super) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { bell: Arc::new(bell), resting: BTreeMap::new() })
+        Ok(Self { bell: EventNotifier::new()?, resting: BTreeMap::new() })
     }
 
-    pub(super) const fn bell(&self) -> &Arc<OwnedFd> {
+    pub(super) const fn bell(&self) -> &EventNotifier {
         &self.bell
     }
 }
@@ -73,7 +81,7 @@ impl Daemon {
 
     /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before.
     pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
-        let _ = rustix::io::read(&*self.failures.bell, &mut [0_u8; 8]);
+        self.failures.bell.clear();
         self.failures.resting.retain(|_, end| *end > now);
         let mut told = Vec::new();
         for (name, disk) in &self.disks {
@@ -87,7 +95,8 @@ impl Daemon {
                 (Some(Export { id, .. }), None) => Some(id.clone()),
                 _ => None,
             };
-            told.push(DiskFailure { node_name: name.clone(), export, failure });
+            let has_lost_writes = disk.has_lost_writes();
+            told.push(DiskFailure { node_name: name.clone(), export, failure, has_lost_writes });
         }
         told
     }

@@ -18,7 +18,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// `len` bytes at `start`, mapped in pages of `page` bytes.
 #[derive(Clone, Copy)]
@@ -92,7 +92,7 @@ static WRITERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 fn writers() -> MutexGuard<'static, Vec<usize>> {
-    WRITERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How often a region of the process was truncated: as long as that is what it was, nothing has been truncated since.
