@@ -32,7 +32,7 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::RESET_DEVICE
     | protocol_feature::CONFIGURE_MEM_SLOTS;
 
-/// Where the configuration space begins for front-ends from before the protocol dropped that offset.
+/// Where the configuration space begins for old front-ends, from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
 
 /// The largest ring: a client may choose one larger than the device was described for, as with qemu-storage-daemon.
@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
             return invalid(e.to_string());
         }
         self.features = features;
-        // A record is of rings of one layout: who changes that hands over another.
+        // A record is for rings of one layout: a client that changes the layout has to hand over another record.
         self.inflight.take_if(|inflight| inflight.is_packed() != (features & RING_PACKED != 0));
         // Without protocol features there is no SET_VRING_ENABLE, and every ring is enabled.
         if features & F_PROTOCOL_FEATURES == 0 {
@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
         self.features & RING_PACKED != 0
     }
 
-    /// Where a queue goes on, or begins.
+    /// The base to start a queue with: where it stopped, what the client has set, or the beginning.
     fn base(&self, vring: &Vring) -> u32 {
         vring.base().unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
     }
@@ -222,7 +222,8 @@ impl<'a> Session<'a> {
     fn set_kick(&mut self, index: u32, fd: Option<PeerFd>) -> Result<(), ProtocolError> {
         self.vring(index)?;
         let fd = fd.map(PeerFd::into_eventfd).transpose()?;
-        // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
+        // A running ring gets a new descriptor: it stops and starts again. No kick is lost, because the loop polls a queue
+        // that is new to it before it waits.
         self.stop_queue(index as usize);
         self.describe(index, |vring| vring.start(fd))?;
         self.update_vring(index as usize)
@@ -242,9 +243,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Makes a record for a client that has none.
+    /// Makes an in-flight record for a client that has none.
     fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, OwnedFd), ProtocolError> {
-        // One of packed rings is the longer one, and does for either as long as the client has not said.
+        // Before the client has chosen a layout the record is made as long as for packed rings, which is enough for both.
         let config = InflightConfig { packed: self.is_packed() || self.features == 0, ..self.inflight_config(of)? };
         let size = config.bytes();
         let file = memfd_create("egret-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -271,7 +272,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What a record is for that is asked for or handed over.
+    /// Checks what a record is asked for, or handed over, for.
     fn inflight_config(&self, of: InflightAt) -> Result<InflightConfig, ProtocolError> {
         let InflightAt { queues, queue_size, .. } = of;
         let most = self.vrings.len();
@@ -284,7 +285,7 @@ impl<'a> Session<'a> {
         Ok(InflightConfig { queues, queue_size, packed: self.is_packed() })
     }
 
-    /// Starts or stops a queue if what is known of it now asks for that.
+    /// Starts or stops a queue if that is due now, and with a request queue the others that waited for it.
     fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
             Due::Start if !self.must_wait(index) => self.start(index)?,
@@ -297,8 +298,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether a queue without disks has chains to go on with that others must not come after: a request to end a command
-    /// has to find it. All commands that a record says were in flight must be so again.
+    /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
+    /// functions that abort commands, which must find the commands: all that the record has in flight must be so again.
     fn must_wait(&self, index: usize) -> bool {
         let diskless = usize::from(self.shared.device().diskless_queues());
         let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
@@ -381,8 +382,8 @@ impl<'a> Session<'a> {
 
     /// Replaces all of memory.
     ///
-    /// The old map goes before the new one is made: a guest that has all that it may have can send its table again.
-    /// Nobody misses the old one should the new one fail, for that ends the session.
+    /// The old map is released before the new one is made, so that a client with all the memory that its budget allows can
+    /// send its table again. If the new map fails, the session ends, and the old one is not needed.
     fn set_memory(&mut self, regions: Vec<(RegionAt, PeerFd)>) -> Result<(), ProtocolError> {
         self.stop_all();
         let mut memory = GuestMemory::under(self.shared.memory.clone());
@@ -404,8 +405,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Begins a new epoch: running queues finish what is in flight, which points into the old map, and go on where
-    /// they were on the new one.
+    /// Changes to another map. Chains in flight point into the old one, so the queues are drained, and started again where
+    /// they were.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
         self.stop_all();
         self.memory = Arc::new(memory);

@@ -50,14 +50,14 @@ impl DataOut for &[u8] {
 pub enum Step {
     /// Run this on the disk; then [`step`](crate::LogicalUnit::step).
     Disk(DiskOp),
-    /// Others are at the same blocks: [`retry`](crate::LogicalUnit::retry) when the task's waker has been woken, which
+    /// It waits for commands on the same blocks: [`retry`](crate::LogicalUnit::retry) when the task's waker has been woken, which
     /// says that one of all that wait with this waker may have its turn. Who cannot wait may
     /// [`abort`](crate::LogicalUnit::abort) the command and answer [`Status::Busy`].
     Wait,
     /// It is over.
     Done(Done),
-    /// It is over, and nothing has happened: it moves more data than the buffers hold. SCSI has no word for that; a
-    /// transport has.
+    /// It is over, and nothing has happened: it moves more data than the buffers hold. SCSI has no status for that; the
+    /// transports have.
     Overrun {
         /// How many bytes it would move.
         needed: u64,

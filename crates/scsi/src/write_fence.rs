@@ -1,47 +1,45 @@
-//! What keeps commands that change the medium apart where they must be.
+//! Keeps commands that change the medium apart where they must not overlap.
 //!
 //! COMPARE AND WRITE reads, compares and writes as if nothing happened in between (SBC-4). So it *locks* its range:
 //!
 //! 1. A command that begins to change the medium while the lock is held, and overlaps it, waits.
 //! 2. Before it reads, the lock's holder waits for every command that was changing the medium already.
 //!
-//! Commands that change the medium *enter* and *leave*, and that is all that they pay: two additions to a counter which
-//! few threads share, and a look at a number that hardly ever changes. The counters do not say what is being changed,
-//! so the second wait is for all of them, wherever they are; but not for those that enter later, which is what the two
-//! halves of each counter are for: newcomers count in the one, while the other empties.
+//! Commands that change the medium *enter* and *leave*. This costs them two additions to a counter which few threads share,
+//! and a load of a number that hardly ever changes. The counters do not say which blocks are being changed, so the second
+//! wait is for all commands that have entered, whatever their range. It is not for those that enter later: each counter has
+//! two halves, and newcomers count in the one while the other empties.
 //!
-//! PREEMPT AND ABORT uses the second wait alone: when it ends, nothing that the preempted nexus wrote is still under
-//! way.
+//! PREEMPT AND ABORT uses the second wait alone: when it ends, no write of the preempted nexus is in progress any more.
 //!
-//! Nobody polls. Whoever is kept waiting leaves a waker, and what it waits for is one of two things:
+//! Nothing is polled. A command that has to wait leaves a waker, and waits for one of two things:
 //!
-//! - An entry in the book: a lock that is in the way, or another's drain. Both are looked at, and the waker is left, with
-//!   the book at hand; whoever takes the entry out does so with the book at hand too, and takes the wakers along. So
-//!   either the entry was gone when it was looked at, or the waker was there when it went.
-//! - The drain's half of the counters, which is emptied without the book. So the drain says in `drains` which half it
-//!   waits for, and looks at the counters *after that*; who leaves counts down, and looks at `drains` *after that*, and
-//!   wakes if it was the last in its lane. In the one order that all four have (`SeqCst`) the drain sees the counter at
-//!   zero, or the one who leaves sees that half awaited.
+//! - An entry in the book: an overlapping lock, or the drain of another command. The entry is looked at and the waker is left
+//!   under the book's mutex. The entry is removed under the same mutex, and the wakers are taken with it. So either the entry
+//!   is gone when it is looked at, or the waker is there when it is removed.
+//! - A half of the counters, which empties without the mutex. The drain first stores in `drains` which half it waits for, and
+//!   then loads the counters. A command that leaves first decrements its counter, then loads `drains`, and wakes the drain if
+//!   it was the last in its lane. All four accesses are `SeqCst`, so either the drain sees the counter at zero, or the
+//!   command that leaves sees that its half is awaited.
 //!
-//! To be woken is no promise. A waker is its holder's for all that waits in one place, one of it is enough, and all that
-//! waits there is tried again.
+//! A wake does not promise success. One waker stands for all commands that wait in one queue, and all of them are retried.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-/// How many counters there are. More than these threads on one logical unit share some.
+/// How many counters there are. With more threads on one logical unit, some share a counter.
 const LANES: usize = 16;
 
-/// The most locks at a time. Every change looks through all of them while there is one, so that they cost those who
-/// share the unit with who has them.
+/// The most locks at a time. While there are any, every change of the medium searches all of them, so that their number is a
+/// cost to the other initiators of the unit.
 const LOCKS: usize = 256;
 
-/// The most wakers that are kept. Places where nobody waits any more leave theirs behind.
+/// The most wakers that are kept. A queue in which no command waits any more leaves its waker behind.
 const WAKERS: usize = 1024;
 
-/// Nobody waits for either half.
+/// No drain waits for either half.
 const NO_DRAIN: usize = usize::MAX;
 
 /// Two halves of a counter, on cache lines that no other counter is on.
@@ -55,7 +53,7 @@ pub(crate) struct WriteFence {
     lanes: [Lane; LANES],
     /// Its lowest bit says in which half newcomers count.
     epoch: AtomicUsize,
-    /// How many locks there are. While it is zero nobody looks at the book.
+    /// How many locks there are. While it is zero the book is not looked at.
     locked: AtomicU32,
     /// The half that a drain waits for, or `NO_DRAIN`.
     drains: AtomicUsize,
@@ -79,11 +77,11 @@ struct Book {
     next: u64,
     locks: Vec<(Ticket, Range<u64>)>,
     draining: Option<Drain>,
-    /// Who waits for one of these to go: one waker for each place where somebody does.
+    /// The wakers of queues in which commands wait for one of these to be removed, one for each queue.
     waiting: Vec<Waker>,
 }
 
-/// A wait for those who are within.
+/// A wait for the commands that have entered.
 #[derive(Debug)]
 struct Drain {
     ticket: Ticket,
@@ -94,7 +92,7 @@ struct Drain {
     waker: Waker,
 }
 
-/// Says where its holder has been counted.
+/// Where a command that has entered is counted.
 #[derive(Debug)]
 #[must_use = "whoever enters must leave"]
 pub(crate) struct Pass {
@@ -102,7 +100,7 @@ pub(crate) struct Pass {
     half: u8,
 }
 
-/// Names a lock, or a wait without one. Older ones are less.
+/// Identifies a lock, or a wait without one. Older ones are less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
@@ -111,12 +109,12 @@ impl WriteFence {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets in who changes `range`, unless a lock has some of it; then `waker` is woken when it is worth another try.
-    /// `lane` says which counter to use.
+    /// Enters a command that changes `range`. `None` if a lock overlaps it; then `waker` is woken when it is worth another
+    /// try. `lane` says which counter to use.
     #[inline]
     pub(crate) fn enter(&self, lane: usize, range: &Range<u64>, waker: &Waker) -> Option<Pass> {
         let pass = Pass { lane: (lane % LANES) as u8, half: (self.epoch.load(Ordering::Relaxed) % 2) as u8 };
-        // Counted first and looked second, and `lock` in the other order: one of the two sees the other.
+        // The count is stored before the locks are loaded, and `lock` does the reverse: one of the two sees the other.
         self.counter(&pass).fetch_add(1, Ordering::SeqCst);
         if self.locked.load(Ordering::SeqCst) == 0 || self.book().admits(range, waker) {
             return Some(pass);
@@ -125,8 +123,8 @@ impl WriteFence {
         None
     }
 
-    /// Ends what `enter` began: the change is done. Beside the subtraction this is one look at a number that hardly ever
-    /// changes, by whoever is the last in its lane.
+    /// Leaves: the change has ended. Beside the subtraction, the last command of a lane loads a number that hardly ever
+    /// changes.
     #[inline]
     pub(crate) fn leave(&self, pass: Pass) {
         let was_last = self.counter(&pass).fetch_sub(1, Ordering::SeqCst) == 1;

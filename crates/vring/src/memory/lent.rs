@@ -1,17 +1,17 @@
 //! Memory in flight: what a disk moves data to and from, and what keeps it mapped meanwhile.
 //!
-//! An iovec of memory is an address and a length, and keeps nothing. Safe code may make lists of iovecs, narrow and copy
-//! them; what reads or writes through one shows what keeps it mapped. A [`GuestMemory`](super::GuestMemory) looks whether
+//! An iovec is an address and a length, and keeps nothing mapped. Safe code may make lists of iovecs, narrow and copy them;
+//! what reads or writes through one has to show what keeps it mapped. A [`GuestMemory`](super::GuestMemory) looks whether
 //! it holds the iovec, for the time of a call. A disk, which takes longer, takes only [`Lent`] memory:
 //!
 //! ```text
 //!   model ── Buffers ──▶ Queue::lend ── Lent ──▶ the disk's engines ── Lent ──▶ Queue::take_back ── Buffers ──▶ model
 //! ```
 //!
-//! A queue lends iovecs of its own map alone, and counts what is out. While anything is, it keeps the map: it takes no
-//! other, and should it be dropped it leaves the map behind for good. What is out and lost is never counted back, which
-//! costs address space, and never has a late transfer write to what is mapped there next. The count is the queue's own,
-//! so that a request clones, locks and allocates nothing for it.
+//! A queue lends only iovecs of its own map, and counts what is lent. While the count is not zero it keeps the map: it
+//! accepts no other, and if it is dropped it leaks the map. Lent memory that is dropped is never counted back, which costs
+//! address space, but no late transfer can write to what is mapped there next. The count belongs to the queue, so that a
+//! request needs no clone, lock or allocation for it.
 //!
 //! Memory of our own moves into the [`Buffers`], and so into what is lent.
 //!

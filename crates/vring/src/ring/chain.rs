@@ -48,7 +48,7 @@ impl Chain {
         &self.writable
     }
 
-    /// What the device may write, to be taken, or narrowed, by who goes on without the chain.
+    /// What the device may write, for a device model that takes the list, or narrows it.
     #[inline]
     pub fn writable_mut(&mut self) -> &mut Vec<IoVec> {
         &mut self.writable
@@ -101,8 +101,8 @@ impl Chain {
             return Err(RingError::BufferOutside { addr, len });
         }
         *sum = sum.checked_add(len).ok_or(RingError::TooMuch)?;
-        // After each descriptor, which adds no more iovecs than there are regions: a chain costs no more time or heap than
-        // what is allowed and one descriptor's worth.
+        // Checked after each descriptor, which adds at most as many iovecs as there are regions. So a chain exceeds the limit
+        // by one descriptor's iovecs at most.
         match self.iovecs() {
             0..=MAX_IOVECS => Ok(()),
             iovecs => Err(RingError::TooManyIoVecs { iovecs }),

@@ -1,7 +1,7 @@
 //! The device's half of a packed ring (virtio 1.3, 2.8).
 //!
-//! Driver and device write to the same ring of descriptors, the device over what it has read. Both go round it, and
-//! each lap has the other sense of two flags, which say whose a descriptor is.
+//! Driver and device write to the same ring of descriptors: the device writes used descriptors over available ones that it
+//! has read. Two flags of a descriptor say whose it is, and their sense changes with each lap of the ring.
 //!
 //! ```text
 //!          next_used                 next_avail
@@ -12,14 +12,14 @@
 //!         published
 //! ```
 //!
-//! A chain's name is the buffer ID that the driver gave it, which must be less than the queue's size.
+//! A chain's head, in the interface of [`Queue`](super::Queue), is its buffer ID, which must be less than the queue's size.
 
 pub(super) mod area;
 
 use std::mem;
 use std::sync::atomic::{Ordering, fence};
 
-use self::area::{Events, Position, Slots, Wish};
+use self::area::{EventFlags, Events, Position, Slots};
 use super::area::Descriptor;
 use super::chain::{Chain, INDIRECT, NEXT, WRITE};
 use super::chains::Chains;
@@ -29,15 +29,15 @@ use super::{Area, MAX_SIZE, PACKED_BASE, QueueConfig, RingError};
 use crate::memory::GuestMemory;
 
 impl QueueConfig {
-    /// Whether a packed ring that is to begin has been used before. Without a record it then does not begin: its place is
-    /// not known to a front-end whose device went away without a word. What lies at its beginning may have been used long
-    /// ago, and an old write that is done again goes over newer ones.
+    /// Whether a packed ring that is to start at its beginning has been used before. Without a record it must not start:
+    /// when a device dies, its front-end does not know where in the ring it was. The descriptors at the beginning may have
+    /// been used long ago, and to repeat an old write would undo newer ones.
     ///
-    /// For a ring that this front-end has not seen at rest: one that has gone round exactly twice looks like that too.
+    /// This is for a ring that has not stopped in this session: one that stopped after exactly two laps looks the same.
     ///
     /// # Errors
     ///
-    /// It cannot be looked at, as with [`start`](Self::start).
+    /// The ring cannot be located, as with [`start`](Self::start).
     pub fn has_lost_its_place(&self, memory: &GuestMemory) -> Result<bool, RingError> {
         if !self.packed || self.base != PACKED_BASE {
             return Ok(false);
@@ -56,7 +56,7 @@ impl QueueConfig {
         let is_used = record.as_ref().is_some_and(|record| !record.is_new());
         let record = record.map(|record| Tracker::start(record, &areas.ring, next_used)).transpose()?;
         if let (Some(record), true) = (&record, is_used) {
-            // What was in flight lies between the two places, and is popped again before anything behind it.
+            // The chains in flight lie between the two positions, and are popped again before those behind them.
             next_used = record.used();
             next_avail = next_used;
         }
@@ -114,15 +114,17 @@ pub(super) struct Ring {
     record: Option<Tracker>,
     /// Where the next chain is used.
     next_used: Position,
-    /// Where the first chain of the batch that the driver cannot see yet was used, or will be.
+    /// Where the first chain of the unpublished batch was used, or will be.
     published: Position,
-    /// The flags of that one, which show the whole batch when they are written. With a record, it has those of each.
+    /// The flags of that chain's used descriptor: to write them publishes the whole batch. With a record, the record has the
+    /// flags of each chain instead.
     first: Option<u16>,
     /// How many descriptors the chains of the batch had.
     batch: u16,
-    /// How many descriptors the driver may make available: all but those that it has not been shown as used.
+    /// How many descriptors the driver may make available: all but those that were popped and are not
+    /// published as used.
     free: u16,
-    /// Until the first batch nobody knows what the driver was last told.
+    /// Until the first batch the driver is always notified: an earlier device may have died before it did so.
     ever_published: bool,
     kicks_suppressed: bool,
 }
@@ -254,8 +256,8 @@ impl Ring {
         self.next_used = at.advance(taken, self.size);
     }
 
-    /// Shows the driver what was used since the last time. It looks at used descriptors in order, and no further than to
-    /// the first of this batch until that one's flags are there: they are written last.
+    /// Publishes what was used since the last time. The driver reads used descriptors in order, so it sees none of this batch
+    /// before the flags of the first, which are written last.
     #[inline]
     pub(super) fn publish_used(&mut self) -> bool {
         match (self.first.take(), &mut self.record) {
@@ -267,27 +269,27 @@ impl Ring {
         let batch = mem::take(&mut self.batch);
         self.free += batch;
         let first = !mem::replace(&mut self.ever_published, true);
-        // As for a split ring: the driver stores its wish, fences, and looks at the ring once more before it waits.
+        // As for a split ring: the driver stores its event flags, fences, and looks at the ring once more before it waits.
         fence(Ordering::SeqCst);
-        match self.areas.driver.wish(self.event_idx) {
-            Wish::Always => true,
-            Wish::Never => false,
-            Wish::At(event) => first || event.is_passed(self.published, batch, self.size),
+        match self.areas.driver.get(self.event_idx) {
+            EventFlags::Enable => true,
+            EventFlags::Disable => false,
+            EventFlags::Desc(event) => first || event.is_passed(self.published, batch, self.size),
         }
     }
 
     #[inline]
     pub(super) fn suppress_kicks(&mut self) {
         if !mem::replace(&mut self.kicks_suppressed, true) {
-            self.areas.device.set(Wish::Never);
+            self.areas.device.set(EventFlags::Disable);
         }
     }
 
     #[inline]
     pub(super) fn arm_kicks(&mut self) -> bool {
         self.kicks_suppressed = false;
-        let wish = if self.event_idx { Wish::At(self.next_avail) } else { Wish::Always };
-        self.areas.device.set(wish);
+        let flags = if self.event_idx { EventFlags::Desc(self.next_avail) } else { EventFlags::Enable };
+        self.areas.device.set(flags);
         // The driver stores flags, fences, and reads what was just stored. Without the fence our load could come before
         // our store: the driver sees kicks suppressed, we see no chain, and both wait.
         fence(Ordering::SeqCst);

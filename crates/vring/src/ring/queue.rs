@@ -1,4 +1,4 @@
-//! A queue of either layout: what a worker has.
+//! A queue of either layout, the device's half.
 
 use std::fmt;
 use std::mem;
@@ -36,8 +36,8 @@ pub struct QueueConfig {
 impl QueueConfig {
     /// Checks the addresses, finds the areas in `memory`, and asks the driver for kicks.
     ///
-    /// A split ring's used index goes on from what the ring says. The driver may have made chains available before
-    /// anybody asked for kicks: look before the first wait.
+    /// A split ring's used index continues from the one in the ring. The driver may have made chains available before kicks
+    /// were asked for, so the caller must look at the queue before it first waits.
     ///
     /// # Errors
     ///
@@ -46,12 +46,11 @@ impl QueueConfig {
         self.start_recorded(memory, None)
     }
 
-    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one. What it says was in flight when
-    /// an earlier device on the ring went away is popped first.
+    /// As [`start`](Self::start), and keeps a record of what is in flight, if there is one. The chains that it has in flight
+    /// from an earlier device are popped first.
     ///
-    /// Popping then begins behind these chains, wherever `base` is: all before them has been used, and a front-end whose
-    /// device went away without a word knows at best what was used. Of a packed ring it does not know that either; the
-    /// record does.
+    /// Popping then continues behind these chains and not at `base`: everything before them has been used, and when a device
+    /// dies, its front-end knows at best the used index, and of a packed ring not even that.
     ///
     /// # Errors
     ///
@@ -75,13 +74,13 @@ impl QueueConfig {
     }
 }
 
-/// Names queues to what they lend; 0 is nobody's.
+/// The next queue's ID, by which memory that is lent names its lender; 0 is no queue's.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A running queue, the device's half: owned by one worker.
 ///
-/// Drain it before it is dropped or stopped. Memory that it has lent is in the hands of a disk engine, and the kernel
-/// writes to it; should the queue go away first, it leaves its memory map behind for good.
+/// It must be drained before it is dropped or stopped. The kernel may write to memory that is lent to a disk engine, so a
+/// queue that is dropped while memory is lent leaks its memory map.
 pub struct Queue {
     /// What keeps the ring's areas mapped, and everything that its chains point to.
     memory: Arc<GuestMemory>,
@@ -89,14 +88,14 @@ pub struct Queue {
     config: QueueConfig,
     chains: Chains,
     broken: Option<RingError>,
-    /// No other queue of the process has it.
+    /// Unique in the process.
     id: u64,
-    /// How often memory of the map is out.
+    /// How many lists of buffers are lent.
     lent: u32,
 }
 
 impl Queue {
-    /// Gives the queue back at rest; what is in flight is no longer its business.
+    /// Stops the queue. It must be drained: chains in flight can no longer be used.
     pub fn stop(self) -> QueueConfig {
         self.at_rest()
     }
@@ -117,8 +116,8 @@ impl Queue {
         &self.memory
     }
 
-    /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
-    /// before each batch of completions.
+    /// Whether the peer truncated a file behind memory that the queue needs. This is a few loads, and cheap enough to be asked
+    /// before each completion.
     #[inline]
     pub fn is_truncated(&self) -> bool {
         self.memory.is_truncated() || either!(&self.ring, ring => ring.is_record_truncated())
@@ -153,7 +152,7 @@ impl Queue {
 
     /// Takes the next chain, if there is one, and copies it to `chain`.
     ///
-    /// The driver can make chains available as fast as they are popped: whoever loops over this counts.
+    /// The driver can make chains available as fast as they are popped, so a loop over this needs a limit.
     ///
     /// # Errors
     ///
@@ -182,7 +181,7 @@ impl Queue {
         }
     }
 
-    /// Ends a chain's flight without giving it back: for one that the device model could make nothing of.
+    /// Ends a chain's flight without using it: for a chain that breaks the queue.
     ///
     /// # Panics
     ///
@@ -192,13 +191,13 @@ impl Queue {
         self.chains.end(head);
     }
 
-    /// Shows the driver all at once what was used since the last time; returns whether it wants to be notified.
+    /// Publishes all chains that were used since the last time, at once; returns whether the driver wants to be notified.
     #[inline]
     pub fn publish_used(&mut self) -> bool {
         either!(&mut self.ring, ring => ring.publish_used())
     }
 
-    /// Tells the driver that it need not kick: somebody is looking anyway. A hint.
+    /// Tells the driver that it need not kick, because the queue is being polled. This is a hint.
     #[inline]
     pub fn suppress_kicks(&mut self) {
         either!(&mut self.ring, ring => ring.suppress_kicks());
@@ -206,7 +205,7 @@ impl Queue {
 
     /// Asks the driver to kick for the next chain. False if one is there already: pop it instead of waiting.
     ///
-    /// A broken queue is asked for nothing, and says that it may wait.
+    /// True for a broken queue, whose driver is not asked for kicks.
     #[inline]
     pub fn arm_kicks(&mut self) -> bool {
         self.broken.is_some() || either!(&mut self.ring, ring => ring.arm_kicks())
@@ -233,7 +232,7 @@ impl Queue {
         Ok(unsafe { Lent::new(buffers, self.id) })
     }
 
-    /// Takes back what was lent. What another queue has lent stays out for that one.
+    /// Takes back what was lent. Memory of another queue stays lent by that one.
     #[inline]
     pub fn take_back(&mut self, lent: Lent) -> Buffers {
         let (buffers, by) = lent.take_back();
@@ -245,8 +244,8 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// [`RingError::InFlight`], and nothing has changed, while chains point into the old one, or it is lent. Or the ring is not in the
-    /// new map; the queue keeps the old one and is broken.
+    /// [`RingError::InFlight`] while chains are in flight or memory is lent; nothing has changed. Any other error says that
+    /// the ring is not in the new map; the queue keeps the old map and is broken.
     pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
         match self.in_flight().max(self.lent.try_into().unwrap_or(u16::MAX)) {
             0 => {}
@@ -262,7 +261,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         if self.lent > 0 {
-            // Address space lost, instead of a late disk read into whatever is mapped there next.
+            // To leak address space is better than a late disk read into whatever is mapped there next.
             mem::forget(Arc::clone(&self.memory));
         }
     }

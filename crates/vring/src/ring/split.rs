@@ -87,14 +87,14 @@ pub(super) struct Ring {
     next_avail: u16,
     /// The driver's available index when last read: up to it, popping needs no look.
     seen_avail: u16,
-    /// What is popped before anything else: the heads that the record had in flight, the next one last.
+    /// The heads that the record had in flight, which are popped before all others; the next one is last.
     recovered: Vec<u16>,
     record: Option<Tracker>,
     /// The next used index to fill.
     next_used: u16,
-    /// The used index that the driver can see.
+    /// The used index as it was last published.
     published: u16,
-    /// Until the first batch nobody knows what the driver was last told.
+    /// Until the first batch the driver is always notified: an earlier device may have died before it did so.
     ever_published: bool,
     kicks_suppressed: bool,
 }
@@ -150,7 +150,7 @@ impl Ring {
             self.seen_avail = available;
         }
         if let Some(&head) = self.recovered.last() {
-            // It is in the record, and stays there as it is.
+            // The record has this chain already, with the counter that says in which order it was popped.
             self.take(head, chain, chains, memory)?;
             self.recovered.pop();
         } else {
@@ -186,7 +186,7 @@ impl Ring {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Shows the driver what was used since the last time; returns whether it wants to be notified (2.7.7.2).
+    /// Publishes what was used since the last time; returns whether the driver wants to be notified (2.7.7.2).
     #[inline]
     pub(super) fn publish_used(&mut self) -> bool {
         let (new, old) = (self.next_used, self.published);

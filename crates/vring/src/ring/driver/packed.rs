@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::super::RingError;
 use super::super::chain::{INDIRECT, NEXT};
 use super::super::packed::Areas;
-use super::super::packed::area::{Descriptor, OWNER, Position, Wish};
+use super::super::packed::area::{Descriptor, EventFlags, OWNER, Position};
 use super::{DriverConfig, Full, Home, Piece, Used};
 use crate::memory::GuestMemory;
 
@@ -55,8 +55,8 @@ impl Driver {
             ring.set_flags(place.slot(), last_lap.used());
             place = place.advance(1, size);
         }
-        driver.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
-        device.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
+        driver.set(if config.event_idx { EventFlags::Desc(base) } else { EventFlags::Enable });
+        device.set(if config.event_idx { EventFlags::Desc(base) } else { EventFlags::Enable });
         Ok(Self {
             home,
             areas,
@@ -138,12 +138,12 @@ impl Driver {
         self.areas.ring.set_flags(self.published.slot(), flags);
         self.published = self.next_avail;
         let batch = mem::take(&mut self.batch);
-        // The mirror of the fence in the device's `arm_kicks`: either it sees the flags, or we see its wish.
+        // The mirror of the fence in the device's `arm_kicks`: either it sees the flags, or we see that it wants a kick.
         fence(Ordering::SeqCst);
-        match self.areas.device.wish(self.home.config.event_idx) {
-            Wish::Always => true,
-            Wish::Never => false,
-            Wish::At(event) => event.is_passed(self.published, batch, self.home.config.size),
+        match self.areas.device.get(self.home.config.event_idx) {
+            EventFlags::Enable => true,
+            EventFlags::Disable => false,
+            EventFlags::Desc(event) => event.is_passed(self.published, batch, self.home.config.size),
         }
     }
 
@@ -168,13 +168,17 @@ impl Driver {
 
     pub(super) fn suppress_calls(&mut self) {
         if !mem::replace(&mut self.calls_suppressed, true) {
-            self.areas.driver.set(Wish::Never);
+            self.areas.driver.set(EventFlags::Disable);
         }
     }
 
     pub(super) fn arm_calls(&mut self) -> bool {
         self.calls_suppressed = false;
-        self.areas.driver.set(if self.home.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
+        self.areas.driver.set(if self.home.config.event_idx {
+            EventFlags::Desc(self.next_used)
+        } else {
+            EventFlags::Enable
+        });
         // The mirror of the fence in the device's `publish`.
         fence(Ordering::SeqCst);
         !self.has_used()

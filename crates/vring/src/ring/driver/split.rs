@@ -125,7 +125,7 @@ impl Driver {
         }
         self.areas.avail.set_index(new);
         self.published = new;
-        // The mirror of the fence in the device's `arm_kicks`: either it sees the index, or we see its wish.
+        // The mirror of the fence in the device's `arm_kicks`: either it sees the index, or we see that it wants a kick.
         fence(Ordering::SeqCst);
         if self.home.config.event_idx {
             need_event(self.areas.used.event(), new, old)

@@ -102,14 +102,14 @@ impl Tracker {
             record,
         };
         if has_been_used {
-            tracker.settle(ring)?;
+            tracker.reconcile(ring)?;
             tracker.read_lists(size)?;
         }
         Ok(tracker)
     }
 
     /// Ends or takes back what the last device was about to do.
-    fn settle(&mut self, ring: &Slots) -> Result<(), RecordError> {
+    fn reconcile(&mut self, ring: &Slots) -> Result<(), RecordError> {
         let header = self.record.header();
         let [used, old] = places(self.record.get(header, USED), ring.size())?;
         if used != old && ring.flags(old.slot()) & OWNER != old.available() {

@@ -217,14 +217,14 @@ impl Slots {
     }
 }
 
-/// When one side wants to be told by the other.
+/// When one side wants to be notified by the other (`RING_EVENT_FLAGS`, 2.8.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ring) enum Wish {
-    Always,
-    Never,
-    /// When the descriptor at this place changes hands; with EVENT_IDX only. Whatever the other side wrote: it may name
+pub(in crate::ring) enum EventFlags {
+    Enable,
+    Disable,
+    /// When the descriptor at this position becomes available or used; with EVENT_IDX only. The other side may have written
     /// a slot that does not exist.
-    At(Position),
+    Desc(Position),
 }
 
 /// Event suppression (`struct pvirtq_event_suppress`, 2.8.14): the driver's, or the device's.
@@ -257,23 +257,23 @@ impl Events {
         unsafe { AtomicU16::from_ptr(self.base.add(2).cast()) }
     }
 
-    /// What the other side wishes. The place is written before the flag that gives it a meaning, and read after.
+    /// What the other side has set. The position is stored before the flag that refers to it, and loaded after it.
     #[inline]
-    pub(in crate::ring) fn wish(&self, event_idx: bool) -> Wish {
+    pub(in crate::ring) fn get(&self, event_idx: bool) -> EventFlags {
         match u16::from_le(self.flags().load(Ordering::Acquire)) {
-            DISABLE => Wish::Never,
-            DESC if event_idx => Wish::At(Position(u16::from_le(self.place().load(Ordering::Relaxed)))),
-            // Other values are reserved: better told too often than never.
-            _ => Wish::Always,
+            DISABLE => EventFlags::Disable,
+            DESC if event_idx => EventFlags::Desc(Position(u16::from_le(self.place().load(Ordering::Relaxed)))),
+            // Other values are reserved. To notify too often is safe, and not to notify is not.
+            _ => EventFlags::Enable,
         }
     }
 
     #[inline]
-    pub(in crate::ring) fn set(&self, wish: Wish) {
-        let flags = match wish {
-            Wish::Always => ENABLE,
-            Wish::Never => DISABLE,
-            Wish::At(place) => {
+    pub(in crate::ring) fn set(&self, flags: EventFlags) {
+        let flags = match flags {
+            EventFlags::Enable => ENABLE,
+            EventFlags::Disable => DISABLE,
+            EventFlags::Desc(place) => {
                 self.place().store(place.bits().to_le(), Ordering::Relaxed);
                 DESC
             }
