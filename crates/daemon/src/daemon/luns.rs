@@ -57,8 +57,9 @@ impl Daemon {
     fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
         let disk = Arc::clone(&self.disks[&lun.node_name]);
         check_size(object, &disk)?;
-        let unit = self.unit(object, lun, &disk)?;
-        Ok(self.exports[&object.id].add_lun(scsi::address_of(lun), unit, disk)?)
+        let at = scsi::address_of(lun);
+        let unit = self.unit(&object.id, at, &lun.node_name, scsi::config(object, lun, &disk))?;
+        Ok(self.exports[&object.id].add_lun(at, unit, disk)?)
     }
 
     fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {
