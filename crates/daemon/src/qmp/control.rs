@@ -227,8 +227,8 @@ impl Control {
             client.read();
             if let Some(mut order) = client.hear() {
                 match order.command.run {
-                    Run::Look(look) => {
-                        let outcome = look(&self.view, &order.arguments);
+                    Run::Query(query) => {
+                        let outcome = query(&self.view, std::mem::take(&mut order.arguments));
                         client.answer(&order.answer(outcome));
                     }
                     Run::Describe(describe) => client.answer(&order.answer(Ok(describe(&COMMANDS)))),
@@ -236,7 +236,7 @@ impl Control {
                         quit = true;
                         client.answer(&order.answer(Ok(nothing())));
                     }
-                    Run::Change(_) => {
+                    Run::Mutate(_) => {
                         order.descriptors = client.take_descriptors();
                         self.orders.push_back((*id, order));
                     }
