@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
+.PHONY: build demo test soak bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -21,6 +21,10 @@ deps:
 guest: deps
 	scripts/make-guest
 	scripts/make-apps
+
+# What takes too long for every change: losses of power for half an hour or so.
+soak:
+	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
 
 test: guest
 	$(CARGO) test --locked --workspace --no-fail-fast

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egret_virtio::Model as _;
 use egret_vring::memory::GuestMemory;
 use egret_vring::ring::{Chain, DriverConfig};
 
@@ -56,7 +55,7 @@ pub fn scribbled_rings(data: &[u8]) {
     while !out.is_empty() {
         end(&mut queue, &mut model, &mut out, 0);
     }
-    assert_eq!((model.in_flight(), queue.in_flight()), (0, 0), "every chain comes back");
+    assert_eq!(queue.in_flight(), 0, "every chain comes back");
 }
 
 struct Ends<'a>(&'a AtomicBool);

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, Request};
 use egret_scsi::LogicalUnit;
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
@@ -29,7 +28,7 @@ const PATIENCE: usize = 1 << 20;
 struct Line {
     driver: Driver,
     queue: Queue,
-    model: Box<dyn Model>,
+    model: Model,
     chain: Chain,
     /// Room for the answer of each chain, by the driver's name for it.
     rooms: HashMap<u64, u32>,
@@ -99,7 +98,7 @@ fn drain(lines: &mut [Line]) {
         }
         assert!(turn < PATIENCE, "requests never end");
     }
-    assert!(lines.iter().all(|line| line.model.in_flight() == 0), "a chain waits, and nobody wakes its queue");
+    assert!(lines.iter().all(|line| line.queue.in_flight() == 0), "a chain waits, and nobody wakes its queue");
 }
 
 impl Line {
@@ -161,12 +160,12 @@ impl Line {
 
     /// The worker's part: takes in what there is.
     fn serve(&mut self) {
-        while !self.broken && self.model.wanted().is_none_or(|wanted| wanted.load(Ordering::Acquire) > 0) {
+        while !self.broken && self.model.takes_chains() {
             if !self.queue.pop(&mut self.chain).expect("the driver keeps to the rules of the ring") {
                 break;
             }
             let head = self.chain.head();
-            match self.model.begin(self.queue.memory(), &mut self.chain, Token(7 << 16)) {
+            match self.model.begin(self.queue.memory(), &mut self.chain, 7) {
                 Ok(next) => self.go_on(next),
                 Err(_) => {
                     self.queue.abandon(head);
@@ -182,7 +181,7 @@ impl Line {
             Next::Wait => {}
             Next::Submit(_, request) => {
                 self.check(&request);
-                assert_eq!(request.token.0 >> 16, 7);
+                assert_eq!(request.token.source(), 7);
                 self.out.push(request);
             }
             Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
@@ -220,7 +219,7 @@ impl Line {
     /// Shows the driver what was done.
     fn show(&mut self) {
         self.queue.publish();
-        self.model.shown();
+        self.model.caught_up();
         while let Some(used) = self.driver.reap().expect("the device keeps to the rules of the ring") {
             let room = self.rooms.remove(&used.token).expect("a chain is used once");
             assert!(used.written <= room, "{} bytes written to {room}", used.written);

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use egret_virtio::Model as _;
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::Chain;
 
@@ -65,7 +64,7 @@ pub fn torn_memory(data: &[u8]) {
     while !out.is_empty() {
         end(&mut queue, &mut model, &mut out, 0);
     }
-    assert_eq!((model.in_flight(), queue.in_flight()), (0, 0), "every chain comes back");
+    assert_eq!(queue.in_flight(), 0, "every chain comes back");
 }
 
 fn map(files: &[File; 2]) -> Arc<GuestMemory> {

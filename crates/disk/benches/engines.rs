@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, Token};
+use egret_disk::{Aio, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, RequestToken};
 use egret_event_loop::{Backend, Nanos, clock};
 use egret_vring::memory::{IoVec, Lent};
 
@@ -19,7 +19,7 @@ fn batch(engines: &mut EngineSet, slot: DiskSlot, spare: &mut Vec<Lent>, blocks:
     let now = clock::now();
     for (i, buffers) in spare.drain(..).enumerate() {
         let offset = (i as u64 * 7919) % blocks * BLOCK as u64;
-        let token = Token(i as u64);
+        let token = RequestToken(i as u64);
         engines.push(slot, Request { op: Op::Read, offset, len: BLOCK as u64, buffers, token });
     }
     engines.submit(now);

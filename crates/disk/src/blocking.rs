@@ -103,7 +103,7 @@ fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Res
             together(disk, &part, || discard(disk, &part))?;
             Ok(part.end - part.start)
         }
-        Op::WriteZeroes { unmap } => write_zeroes(disk, bytes, unmap, scratch),
+        Op::WriteZeroes { unmap, .. } => write_zeroes(disk, bytes, unmap, scratch),
     }
 }
 
@@ -434,7 +434,7 @@ mod tests {
     use egret_vring::memory::Lent;
 
     use super::*;
-    use crate::request::{Request, Token};
+    use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
 
     #[test]
@@ -448,7 +448,7 @@ mod tests {
         let buffers = unsafe {
             Lent::assume(memory.chunks_exact_mut(512).map(|piece| IoVec::new(piece.as_mut_ptr(), 512)).collect())
         };
-        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: Token(0) };
+        let request = Request { op: Op::Read, offset: 0, len: 5 << 20, buffers, token: RequestToken(0) };
         let (mut job, mut scratch) = (Job::new(0, request), Scratch::default());
         assert_eq!(parts(&disk, &mut job, PART, &mut scratch), 3);
         assert!([&scratch.part, &scratch.rest].iter().all(|list| list.capacity() <= MAX_IOVECS));
@@ -471,14 +471,14 @@ mod tests {
         let options = Options::new("disk0", Driver::File { filename: image.path().to_owned() });
         let disk = Disk::open(&options).unwrap();
         let mut memory = vec![1u8; 5 << 20];
-        let zeroes = Op::WriteZeroes { unmap: false };
+        let zeroes = Op::WriteZeroes { unmap: false, fua: false };
         disk.able.zero_range.store(false, Ordering::Relaxed);
         for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }, zeroes] {
             for (len, part, expected) in [(5 << 20, SHARED_PART, 20), (PART, SHARED_PART, 1)] {
                 // SAFETY: the memory outlives the request.
                 let buffers = unsafe { Lent::assume(vec![IoVec::new(memory.as_mut_ptr(), len as usize)]) };
                 let buffers = if op == zeroes { Lent::default() } else { buffers };
-                let request = Request { op, offset: 0, len, buffers, token: Token(0) };
+                let request = Request { op, offset: 0, len, buffers, token: RequestToken(0) };
                 // What the kernel cannot zero is copied, in parts of a worker's memory.
                 let expected = if op == zeroes { expected.max(len / SCRATCH) } else { expected };
                 let mut job = Job::new(0, request);

@@ -7,7 +7,7 @@ use std::ops::Range;
 use egret_vring::memory::Lent;
 use rustix::io::Errno;
 
-use crate::request::{Op, Request, Token};
+use crate::request::{Op, Request, RequestToken};
 
 /// A request on its way through an engine.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Job {
 
     /// What is left in the place of a job that was taken out of it.
     pub(crate) fn nothing() -> Self {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(0) };
+        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(0) };
         Self::new(0, request)
     }
 }

@@ -45,7 +45,7 @@ pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::Failure;
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
-pub use request::{Completion, Op, Request, Token};
+pub use request::{Completion, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 

@@ -2,9 +2,31 @@
 
 use egret_vring::memory::Lent;
 
-/// Names a request to whoever pushed it; engines carry it and never look inside.
+/// Identifies a request to whoever pushed it. Engines carry it and never look inside.
+///
+/// It has two parts: the source of the loop that pushed the request, and the request's slot in that source's own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(pub u64);
+pub struct RequestToken(pub u64);
+
+impl RequestToken {
+    /// For the request in `slot` of the source that its loop knows by the index `source`.
+    #[inline]
+    pub const fn new(source: u32, slot: u16) -> Self {
+        Self((source as u64) << 16 | slot as u64)
+    }
+
+    /// The source's index.
+    #[inline]
+    pub const fn source(self) -> u32 {
+        (self.0 >> 16) as u32
+    }
+
+    /// The request's slot.
+    #[inline]
+    pub const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+}
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +46,8 @@ pub enum Op {
     WriteZeroes {
         /// The storage behind the range may be given back.
         unmap: bool,
+        /// Complete only when the zeroes are on stable storage.
+        fua: bool,
     },
 }
 
@@ -44,14 +68,14 @@ pub struct Request<B = Lent> {
     /// The memory to fill or to write; empty for the other operations.
     pub buffers: B,
     /// Comes back with the completion.
-    pub token: Token,
+    pub token: RequestToken,
 }
 
 /// A request that has ended.
 #[derive(Debug)]
 pub struct Completion<B = Lent> {
     /// The request's own.
-    pub token: Token,
+    pub token: RequestToken,
     /// Success, or the error that the guest's status is made from. `Ok` means all of it: a short transfer was
     /// continued or became an error.
     pub result: Result<(), rustix::io::Errno>,

@@ -69,8 +69,10 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
                 Verdict::Answered(Ok(()))
             }
         }
-        Op::WriteZeroes { unmap } => {
+        Op::WriteZeroes { unmap, fua } => {
             *unmap &= options.discard == Discard::Unmap;
+            // No system call makes zeroes and waits until they are stable.
+            job.sync_after = std::mem::take(fua) && !options.no_flush;
             Verdict::Worker
         }
     }

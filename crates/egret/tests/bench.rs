@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use egret_lab::results::{Cell, Limit, Measurement, Outcome, Run};
+use egret_lab::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use egret_lab::runner;
 use support::await_that;
 use support::scratch::{Scratch, is_root_or_skips};
@@ -59,7 +59,7 @@ impl Lab {
         runner::read(&self.results()).map_or(0, |run| run.cells.len())
     }
 
-    /// Waits until there is nothing left of a lab that was killed: its keeper comes after it.
+    /// Waits until there is nothing left of a lab that was killed: its reaper comes after it.
     fn await_nothing_left(&self) {
         let begins = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("egret-bench-");
         let entries = |place: &Path| fs::read_dir(place).into_iter().flatten().flatten();
@@ -165,7 +165,7 @@ fn a_plan_is_measured_cell_by_cell() {
         assert_eq!(has_windows, polling.waits > 0, "{cell:?}");
         assert_eq!(measurement.writes.is_some(), cell.id.load.starts_with("randrw"), "{cell:?}");
         assert_eq!(measurement.offered_iops.is_some(), cell.id.point == 1, "{cell:?}");
-        assert!(!matches!(measurement.limit, Some(Limit::Device(_))), "{cell:?}");
+        assert!(!matches!(measurement.limit, Some(Bottleneck::Device(_))), "{cell:?}");
     }
     lab.await_nothing_left();
 }

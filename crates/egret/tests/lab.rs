@@ -4,8 +4,8 @@ mod support;
 
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, ClientError, Manner, Shape};
-use egret_loadgen::load::{self, Job, LoadError, Process, Rate, Span, Spec, SpecError, Stamp, Waiting};
+use egret_loadgen::client::{Client, ClientError, ClientOptions, Shape};
+use egret_loadgen::load::{self, Job, LoadError, Rate, RateProcess, Span, Spec, SpecError, Stamp, Waiting};
 use support::disk::{self, BLOCK, Disk};
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -29,8 +29,8 @@ fn writable(scratch: &Scratch) -> (Server, std::path::PathBuf) {
     serve(scratch, ",writable=on")
 }
 
-fn jobs(socket: &std::path::Path, manner: Manner, spec: &Spec) -> Vec<Job> {
-    spec.jobs(Client::connect(socket, manner).unwrap().start(spec.shape()).unwrap()).unwrap()
+fn jobs(socket: &std::path::Path, options: ClientOptions, spec: &Spec) -> Vec<Job> {
+    spec.jobs(Client::connect(socket, options).unwrap().start(spec.shape()).unwrap()).unwrap()
 }
 
 /// Short runs until at least `requests` have completed.
@@ -46,7 +46,7 @@ fn run(jobs: &mut [Job], requests: u64) {
 fn the_client_sees_the_disk_as_libblkio_does() {
     let scratch = Scratch::new();
     let (_server, socket) = serve(&scratch, ",logical-block-size=4k,writable=on");
-    let info = *Client::connect(&socket, Manner::default()).unwrap().info();
+    let info = *Client::connect(&socket, ClientOptions::default()).unwrap().info();
     let theirs = Disk::connect(&socket).unwrap();
     assert_eq!(info.capacity, theirs.capacity().unwrap());
     assert_eq!(usize::from(info.queues), theirs.max_queues().unwrap());
@@ -65,7 +65,7 @@ fn the_client_drives_virtio_scsi_and_finds_what_it_wrote() {
     let options = Options::new().disk("d0", &image, "aio=threads").iothread("io0", "");
     let _server = Server::start(&Program::under_test(), &options.export_scsi("e0", &socket, luns));
     let spec = Spec { iodepth: 16, numjobs: 2, verify: Some(9), rw: "randrw".parse().unwrap(), ..Spec::default() };
-    let disk = Client::start_scsi(&socket, Manner::default(), spec.shape()).unwrap();
+    let disk = Client::start_scsi(&socket, ClientOptions::default(), spec.shape()).unwrap();
     assert_eq!((disk.info.capacity, disk.info.block_size, disk.info.queues), (4 * MIB, 4096, 2));
     let mut jobs = spec.jobs(disk).unwrap();
     run(&mut jobs, 2000);
@@ -79,7 +79,7 @@ fn what_the_lab_writes_libblkio_reads() {
     let scratch = Scratch::new();
     let (_server, socket) = writable(&scratch);
     let spec = Spec { rw: "write".parse().unwrap(), iodepth: 16, verify: Some(7), ..Spec::default() };
-    let mut jobs = jobs(&socket, Manner::default(), &spec);
+    let mut jobs = jobs(&socket, ClientOptions::default(), &spec);
     run(&mut jobs, 4 * MIB / u64::from(BS));
     drop(jobs);
     let mut theirs = Disk::connect(&socket).unwrap();
@@ -106,7 +106,7 @@ fn what_libblkio_writes_the_lab_reads() {
     drop(theirs);
     let rw = "randread".parse().unwrap();
     let spec = Spec { rw, iodepth: 16, norandommap: false, verify: Some(8), ..Spec::default() };
-    run(&mut jobs(&socket, Manner::default(), &spec), 4 * MIB / u64::from(BS));
+    run(&mut jobs(&socket, ClientOptions::default(), &spec), 4 * MIB / u64::from(BS));
 
     // And a block that is not one of them does not pass for one.
     let mut theirs = Disk::connect(&socket).unwrap();
@@ -114,23 +114,23 @@ fn what_libblkio_writes_the_lab_reads() {
     drop(theirs);
     let spec = Spec { rw: "read".parse().unwrap(), verify: Some(8), ..Spec::default() };
     let span = Span { ramp: Duration::ZERO, length: Duration::from_secs(3600) };
-    let error = load::run(&mut jobs(&socket, Manner::default(), &spec), span, &mut |_| ()).unwrap_err();
+    let error = load::run(&mut jobs(&socket, ClientOptions::default(), &spec), span, &mut |_| ()).unwrap_err();
     assert_eq!(error.to_string(), "the block at 32768 is no stamped block");
 }
 
 #[test]
 fn jobs_on_four_queues_verify_each_other_in_every_manner() {
-    let manners = [(true, false), (false, false), (true, true)];
-    for manner in manners.map(|(event_idx, packed)| Manner { event_idx, packed, ..Manner::default() }) {
+    let options = [(true, false), (false, false), (true, true)];
+    for options in options.map(|(event_idx, packed)| ClientOptions { event_idx, packed, ..ClientOptions::default() }) {
         for waiting in [Waiting::Polling, Waiting::Blocking] {
             let scratch = Scratch::new();
             let (_server, socket) = writable(&scratch);
             let rw = "randrw".parse().unwrap();
             let spec = Spec { rw, bs: 8192, iodepth: 8, numjobs: 4, verify: Some(9), waiting, ..Spec::default() };
-            let mut jobs = jobs(&socket, manner, &spec);
+            let mut jobs = jobs(&socket, options, &spec);
             run(&mut jobs, 2000);
             let checked: u64 = jobs.iter_mut().map(|job| job.verify().unwrap()).sum();
-            assert!(checked > 100, "{manner:?}, {waiting:?}: {checked} blocks were written");
+            assert!(checked > 100, "{options:?}, {waiting:?}: {checked} blocks were written");
         }
     }
 }
@@ -142,7 +142,7 @@ fn deep_queues_go_through_indirect_tables() {
     let rw = "randwrite".parse().unwrap();
     let spec = Spec { rw, bs: 512, iodepth: 700, verify: Some(10), ..Spec::default() };
     for packed in [false, true] {
-        let mut jobs = jobs(&socket, Manner { packed, ..Manner::default() }, &spec);
+        let mut jobs = jobs(&socket, ClientOptions { packed, ..ClientOptions::default() }, &spec);
         run(&mut jobs, 5000);
         assert!(jobs[0].verify().unwrap() > 700);
     }
@@ -152,11 +152,11 @@ fn deep_queues_go_through_indirect_tables() {
 fn an_open_loop_keeps_its_rate() {
     let scratch = Scratch::new();
     let (_server, socket) = writable(&scratch);
-    for process in [Process::Fixed, Process::Poisson] {
+    for process in [RateProcess::Fixed, RateProcess::Poisson] {
         let rate_iops = Some(Rate { iops: 500.0, process });
         let spec = Spec { iodepth: 64, rate_iops, waiting: Waiting::Blocking, ..Spec::default() };
         let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(400) };
-        let tally = load::run(&mut jobs(&socket, Manner::default(), &spec), span, &mut |_| ()).unwrap().unwrap();
+        let tally = load::run(&mut jobs(&socket, ClientOptions::default(), &spec), span, &mut |_| ()).unwrap().unwrap();
         let unstarted = tally.open.as_ref().unwrap().unstarted;
         // However slow the machine is, what was due was either done or is said not to have begun.
         assert!((120..300).contains(&(tally.requests() + unstarted)), "{process:?}: {}", tally.requests());
@@ -167,12 +167,12 @@ fn an_open_loop_keeps_its_rate() {
 fn a_read_only_disk_is_read_and_not_written() {
     let scratch = Scratch::new();
     let (_server, socket) = serve(&scratch, "");
-    let client = Client::connect(&socket, Manner::default()).unwrap();
+    let client = Client::connect(&socket, ClientOptions::default()).unwrap();
     assert!(client.info().read_only);
     let spec = Spec { rw: "write".parse().unwrap(), ..Spec::default() };
     let refused = spec.jobs(client.start(Shape::default()).unwrap()).err().unwrap();
     assert!(matches!(refused, LoadError::Spec(SpecError::ReadOnly)), "{refused}");
-    run(&mut jobs(&socket, Manner::default(), &Spec::default()), 100);
+    run(&mut jobs(&socket, ClientOptions::default(), &Spec::default()), 100);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_server_killed_under_load_is_an_error_and_no_hang() {
         let scratch = Scratch::new();
         let (server, socket) = writable(&scratch);
         let spec = Spec { iodepth: 8, waiting, ..Spec::default() };
-        let mut jobs = jobs(&socket, Manner::default(), &spec);
+        let mut jobs = jobs(&socket, ClientOptions::default(), &spec);
         let span = Span { ramp: Duration::ZERO, length: Duration::from_secs(3600) };
         let mut server = Some(server);
         let mut kill = |_| drop(server.take());

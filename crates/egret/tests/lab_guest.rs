@@ -10,9 +10,9 @@ use std::process::Command;
 
 use egret_lab::machine::Placement;
 use egret_lab::plan::{Load, LoadKeys, Subject, expand};
-use egret_lab::process::{self, Keeper};
+use egret_lab::process::{self, ProcessReaper};
 use egret_lab::results::Measurement;
-use egret_lab::stack::{Context, Disk, Stage, Task, Unable, stand};
+use egret_lab::stack::{Context, Deployment, Disk, Task, Unable, deploy};
 use support::scratch::Scratch;
 use support::vm::{cache, can_boot_or_skips, scripts_folder};
 
@@ -25,9 +25,9 @@ fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
         return;
     }
     let lab = Lab::new();
-    let mut stage = lab.stands("blockdev = { aio = 'native' }", FIO);
-    fio_measures(&lab, stage.as_mut());
-    a_panic_is_seen(&lab, stage.as_mut());
+    let mut deployment = lab.deploy("blockdev = { aio = 'native' }", FIO);
+    fio_measures(&lab, deployment.as_mut());
+    a_panic_is_seen(&lab, deployment.as_mut());
 }
 
 #[test]
@@ -36,8 +36,8 @@ fn fio_in_a_guest_measures_virtio_scsi_of_qemus_own_on_two_io_threads() {
         return;
     }
     let lab = Lab::new();
-    let mut stage = lab.stands("device = 'virtio-scsi'\niothreads = 2\nblockdev = { aio = 'io_uring' }", FIO);
-    fio_measures(&lab, stage.as_mut());
+    let mut deployment = lab.deploy("device = 'virtio-scsi'\niothreads = 2\nblockdev = { aio = 'io_uring' }", FIO);
+    fio_measures(&lab, deployment.as_mut());
 }
 
 #[test]
@@ -46,8 +46,8 @@ fn fio_in_a_guest_measures_virtio_blk_served_by_egret() {
         return;
     }
     let lab = Lab::new();
-    let mut stage = lab.stands("server = 'egret'\nblockdev = { aio = 'io_uring' }", FIO);
-    fio_measures(&lab, stage.as_mut());
+    let mut deployment = lab.deploy("server = 'egret'\nblockdev = { aio = 'io_uring' }", FIO);
+    fio_measures(&lab, deployment.as_mut());
 }
 
 #[test]
@@ -56,8 +56,8 @@ fn fio_in_a_guest_measures_virtio_scsi_served_by_egret() {
         return;
     }
     let lab = Lab::new();
-    let mut stage = lab.stands("server = 'egret'\ndevice = 'virtio-scsi'\nblockdev = { aio = 'native' }", FIO);
-    fio_measures(&lab, stage.as_mut());
+    let mut deployment = lab.deploy("server = 'egret'\ndevice = 'virtio-scsi'\nblockdev = { aio = 'native' }", FIO);
+    fio_measures(&lab, deployment.as_mut());
 }
 
 #[test]
@@ -68,14 +68,14 @@ fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
     run("make-apps");
     let lab = Lab::new();
     let rsync = load("application = 'rsync'\nsize = '2M'");
-    let mut stage = lab.stands("blockdev = { aio = 'threads' }", "application = 'rsync'\nsize = '2M'");
-    let copied = lab.measured(stage.as_mut(), &rsync);
+    let mut deployment = lab.deploy("blockdev = { aio = 'threads' }", "application = 'rsync'\nsize = '2M'");
+    let copied = lab.measured(deployment.as_mut(), &rsync);
     assert!(copied.seconds > 0.0);
     assert_eq!((copied.requests(), copied.transactions), (0, None));
 
     let pgbench = load("application = 'pgbench'\nsize = '16M'\niodepth = 2\nruntime = '1s'\nramp_time = 0");
-    assert!(stage.takes(&pgbench));
-    let database = lab.measured(stage.as_mut(), &pgbench);
+    assert!(deployment.takes(&pgbench));
+    let database = lab.measured(deployment.as_mut(), &pgbench);
     assert!(database.transactions.is_some_and(|tps| tps > 0.0));
     assert!(database.requests() > 0);
     assert!(database.latency(|latency| latency.p99).unwrap() >= database.latency(|latency| latency.p50).unwrap());
@@ -84,9 +84,9 @@ fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
 const FIO: &str = "rw = 'randrw'\nbs = '8k'\niodepth = 4\nruntime = '1s'\nramp_time = '100ms'";
 
 /// Loads a guest twice, with a pause between, then asks for what fio cannot do, and checks what comes of it.
-fn fio_measures(lab: &Lab, stage: &mut dyn Stage) {
+fn fio_measures(lab: &Lab, deployment: &mut dyn Deployment) {
     let randrw = load(FIO);
-    let first = lab.measured(stage, &randrw);
+    let first = lab.measured(deployment, &randrw);
     for operations in [&first.reads, &first.writes] {
         let operations = operations.as_ref().expect("half of the requests are of either kind");
         assert!(operations.requests > 0 && operations.latency.mean > 0.0);
@@ -96,29 +96,31 @@ fn fio_measures(lab: &Lab, stage: &mut dyn Stage) {
     assert!(first.cpu.guest.is_some_and(|ns| ns > 0), "its processors have worked: {:?}", first.cpu);
     assert!(first.cpu.io_thread_work.is_some() && first.cpu.io_thread_system.is_some());
 
-    stage.pause();
-    stage.resume();
+    deployment.pause();
+    deployment.resume();
     let read = load("rw = 'read'\nbs = '64k'\nruntime = '1s'\nramp_time = 0");
-    assert!(stage.takes(&read));
-    let second = lab.measured(stage, &read);
+    assert!(deployment.takes(&read));
+    let second = lab.measured(deployment, &read);
     assert!(second.reads.is_some() && second.writes.is_none());
 
     let wrong = load("rw = 'sideways'\nruntime = '1s'\nramp_time = 0");
-    let Err(Unable::Failed { reason, log }) = lab.measure(stage, &wrong) else { panic!("fio knows no such thing") };
+    let Err(Unable::Failed { reason, log }) = lab.measure(deployment, &wrong) else {
+        panic!("fio knows no such thing")
+    };
     assert!(reason.contains("ended with status 1"), "{reason}");
     assert!(log.iter().any(|line| line.contains("sideways")), "{log:#?}");
-    assert!(stage.takes(&read), "the guest is as it was");
+    assert!(deployment.takes(&read), "the guest is as it was");
 }
 
 /// Has fio bring the guest's kernel down.
-fn a_panic_is_seen(lab: &Lab, stage: &mut dyn Stage) {
+fn a_panic_is_seen(lab: &Lab, deployment: &mut dyn Deployment) {
     let path = lab.scratch.image_path("panic.fio");
     let job = "[job]\nrw=read\nsize=1M\nexec_prerun=dash -c \"echo c >/proc/sysrq-trigger\"\n";
     std::fs::write(&path, job).expect("our own directory");
     let panic = load(&format!("jobfile = '{}'", path.display()));
-    let Err(Unable::Failed { reason, log }) = lab.measure(stage, &panic) else { panic!("the guest is down") };
+    let Err(Unable::Failed { reason, log }) = lab.measure(deployment, &panic) else { panic!("the guest is down") };
     assert!(reason.contains("the guest is gone") && reason.contains("Kernel panic"), "{reason}: {log:#?}");
-    assert!(!stage.takes(&load(FIO)), "it is of no use any more");
+    assert!(!deployment.takes(&load(FIO)), "it is of no use any more");
 }
 
 /// A disk in a file, and what guests are started with.
@@ -134,10 +136,10 @@ impl Lab {
         run("make-guest");
         let scratch = Scratch::new();
         let disk = Disk::File(scratch.image("disk", DISK));
-        let keeper = Keeper::new().expect("a shell");
-        let sockets = process::Scratch::new(&std::env::temp_dir(), &keeper).expect("a directory");
+        let reaper = ProcessReaper::new().expect("a shell");
+        let sockets = process::Scratch::new(&std::env::temp_dir(), &reaper).expect("a directory");
         let context = Context {
-            keeper,
+            reaper,
             scratch: sockets.path().into(),
             placement: Placement::default(),
             egret: env!("CARGO_BIN_EXE_egret").into(),
@@ -146,20 +148,20 @@ impl Lab {
     }
 
     /// A guest with the keys of a subject, for a load.
-    fn stands(&self, subject: &str, keys: &str) -> Box<dyn Stage> {
+    fn deploy(&self, subject: &str, keys: &str) -> Box<dyn Deployment> {
         let subject: Subject =
             toml::from_str(&format!("name = 'guest'\nstack = 'guest'\n{subject}")).expect("a subject");
-        stand(&subject, &load(keys), std::slice::from_ref(&self.disk), &self.context)
+        deploy(&subject, &load(keys), std::slice::from_ref(&self.disk), &self.context)
             .unwrap_or_else(|unable| panic!("{unable:#?}"))
     }
 
-    fn measured(&self, stage: &mut dyn Stage, load: &Load) -> Measurement {
-        self.measure(stage, load).unwrap_or_else(|unable| panic!("{unable:#?}"))
+    fn measured(&self, deployment: &mut dyn Deployment, load: &Load) -> Measurement {
+        self.measure(deployment, load).unwrap_or_else(|unable| panic!("{unable:#?}"))
     }
 
-    fn measure(&self, stage: &mut dyn Stage, load: &Load) -> Result<Measurement, Unable> {
+    fn measure(&self, deployment: &mut dyn Deployment, load: &Load) -> Result<Measurement, Unable> {
         let raw = self.scratch.image_path("raw");
-        stage.measure(&Task { load, rate_iops: None, seed: 1, raw: &raw })
+        deployment.measure(&Task { load, rate_iops: None, seed: 1, raw: &raw })
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, Span, Spec, Waiting};
 use serde_json::{Value, json};
 use support::disk::{self, BLOCK, Disk};
@@ -27,7 +27,7 @@ const WAYS: [(&str, bool); 5] =
 
 /// A daemon whose I/O threads wait in three different ways, with a disk of 16 MiB that an export with four queues
 /// writes to.
-struct Stage {
+struct Deployment {
     qmp: Qmp,
     socket: PathBuf,
     image: PathBuf,
@@ -35,7 +35,7 @@ struct Stage {
     _scratch: Scratch,
 }
 
-impl Stage {
+impl Deployment {
     fn new() -> Self {
         let scratch = Scratch::new();
         let (image, socket, monitor) = (scratch.image("disk", 16 * MIB), scratch.path("socket"), scratch.path("qmp"));
@@ -52,7 +52,7 @@ impl Stage {
     }
 
     /// Runs `act` while a verifying load runs, until `act` is done; then reads everything back.
-    fn under_load(mut self, waiting: Waiting, act: impl FnOnce(&mut Stage)) -> Self {
+    fn under_load(mut self, waiting: Waiting, act: impl FnOnce(&mut Deployment)) -> Self {
         let rw = "randrw".parse().unwrap();
         let spec = Spec { rw, iodepth: 16, numjobs: QUEUES, verify: Some(11), waiting, ..Spec::default() };
         let (socket, done) = (self.socket.clone(), AtomicBool::new(false));
@@ -119,7 +119,7 @@ fn pause(answer: &Value) -> Pause {
 }
 
 /// For people: the tests assert nothing about speed.
-fn tell(what: &str, mut pauses: Vec<Pause>) {
+fn print_pauses(what: &str, mut pauses: Vec<Pause>) {
     pauses.sort_unstable();
     let at = |share: usize| pauses[(pauses.len() - 1) * share / 100];
     println!(
@@ -132,38 +132,74 @@ fn tell(what: &str, mut pauses: Vec<Pause>) {
 }
 
 fn jobs(socket: &Path, spec: &Spec) -> Vec<Job> {
-    spec.jobs(Client::connect(socket, Manner::default()).unwrap().start(spec.shape()).unwrap()).unwrap()
+    spec.jobs(Client::connect(socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap()).unwrap()
 }
 
 #[test]
 fn queues_move_between_io_threads_under_load() {
     for waiting in [Waiting::Blocking, Waiting::Polling] {
-        let stage = Stage::new().under_load(waiting, |stage| {
-            let moves = (0..90).map(|round| stage.move_queue(round % 4, THREADS[(round + round / 4) % 3])).collect();
-            tell("one queue moved", moves);
+        let deployment = Deployment::new().under_load(waiting, |deployment| {
+            let moves =
+                (0..90).map(|round| deployment.move_queue(round % 4, THREADS[(round + round / 4) % 3])).collect();
+            print_pauses("one queue moved", moves);
             let maps = (0..45).map(|round| match round % 3 {
-                0 => stage.map(json!({"iothread": THREADS})),
-                1 => stage.map(json!({"iothread": "io1"})),
-                _ => stage.map(json!({"iothread-vq-mapping": [
+                0 => deployment.map(json!({"iothread": THREADS})),
+                1 => deployment.map(json!({"iothread": "io1"})),
+                _ => deployment.map(json!({"iothread-vq-mapping": [
                     {"iothread": "io2", "vqs": [3, 0]}, {"iothread": "io0", "vqs": [1, 2]}]})),
             });
-            tell("all queues mapped", maps.collect());
+            print_pauses("all queues mapped", maps.collect());
             let mapping = json!([{"iothread": "io2", "vqs": [0, 3]}, {"iothread": "io0", "vqs": [1, 2]}]);
-            assert_eq!(stage.export()["iothread-vq-mapping"], mapping);
+            assert_eq!(deployment.export()["iothread-vq-mapping"], mapping);
             // Who has no queue can go while the others work, and who has one cannot.
-            stage.qmp.run("object-del", json!({"id": "io1"}));
-            let refused = stage.qmp.fail("object-del", json!({"id": "io2"}));
+            deployment.qmp.run("object-del", json!({"id": "io1"}));
+            let refused = deployment.qmp.fail("object-del", json!({"id": "io2"}));
             assert_eq!(refused, "object 'io2' is in use, can not be deleted");
         });
-        drop(stage);
+        drop(deployment);
+    }
+}
+
+#[test]
+fn a_policy_spins_or_sleeps_as_its_name_says_from_the_start_and_when_it_is_set() {
+    for first in ["busy", "off"] {
+        let scratch = Scratch::new();
+        let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+        let options = Options::new()
+            .null("d0", "")
+            .iothread("io0", &format!("poll-policy={first}"))
+            .export("e0", "d0", &socket, "iothread=io0")
+            .monitor("m", &monitor);
+        let _server = Server::start(&Program::egret(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let client = disk::Client { read_only: true, ..disk::Client::default() };
+        let mut disk = Disk::connect_as(&socket, client).expect("a connection");
+        for policy in if first == "busy" { ["busy", "off", "busy"] } else { ["off", "busy", "off"] } {
+            qmp.run("qom-set", json!({"path": "/objects/io0", "property": "poll-policy", "value": policy}));
+            // The thread may have gone to sleep under the policy before.
+            disk.first().read(0, 4096).expect("a read");
+            let mut look = || qmp.run("egret-query-stats", json!({}))["iothreads"][0].take();
+            let before = look();
+            for _ in 0..200 {
+                disk.first().read(0, 4096).expect("a read");
+            }
+            let after = look();
+            let since = |what: &str| after[what].as_u64().expect("a count") - before[what].as_u64().expect("a count");
+            let (spun, blocks) = (since("spin-found-ns") + since("spin-wasted-ns"), since("blocks"));
+            if policy == "busy" {
+                assert!(spun > 0 && blocks == 0, "busy, after {first}: spun {spun} ns, slept {blocks} times");
+            } else {
+                assert!(spun == 0 && blocks > 0, "off, after {first}: spun {spun} ns, slept {blocks} times");
+            }
+        }
     }
 }
 
 #[test]
 fn a_disk_changes_its_engine_and_cache_mode_under_load() {
     for waiting in [Waiting::Blocking, Waiting::Polling] {
-        let stage = Stage::new().under_load(waiting, |stage| {
-            stage.map(json!({"iothread": THREADS}));
+        let deployment = Deployment::new().under_load(waiting, |deployment| {
+            deployment.map(json!({"iothread": THREADS}));
             let mut pauses = Vec::new();
             for round in 0..60 {
                 let more = match round % 4 {
@@ -172,17 +208,17 @@ fn a_disk_changes_its_engine_and_cache_mode_under_load() {
                     2 => json!({"detect-zeroes": "on", "locking": "off"}),
                     _ => json!({"discard": "unmap", "locking": "on"}),
                 };
-                pauses.push(stage.reopen(WAYS[round % WAYS.len()], more));
+                pauses.push(deployment.reopen(WAYS[round % WAYS.len()], more));
             }
-            tell("disk reopened", pauses);
-            let refused = stage.qmp.fail(
+            print_pauses("disk reopened", pauses);
+            let refused = deployment.qmp.fail(
                 "blockdev-reopen",
                 json!({"options": [{"driver": "file", "node-name": "d0",
-                "filename": &stage.image, "read-only": true}]}),
+                "filename": &deployment.image, "read-only": true}]}),
             );
             assert_eq!(refused, "Read-only block node 'd0' cannot support read-write users");
         });
-        drop(stage);
+        drop(deployment);
     }
 }
 
@@ -211,70 +247,70 @@ fn write_and_verify(socket: &Path, done: &AtomicBool) -> u64 {
 
 #[test]
 fn everything_changes_at_once_and_every_request_is_served_once() {
-    let mut stage = Stage::new();
-    let (socket, done) = (stage.socket.clone(), AtomicBool::new(false));
+    let mut deployment = Deployment::new();
+    let (socket, done) = (deployment.socket.clone(), AtomicBool::new(false));
     let made: u64 = std::thread::scope(|scope| {
         let load = scope.spawn(|| write_and_verify(&socket, &done));
         let finished = Finished(&done);
         for round in 0..60_usize {
-            stage.move_queue(round % 4, THREADS[round % 3]);
-            stage.reopen(WAYS[round % WAYS.len()], json!({}));
+            deployment.move_queue(round % 4, THREADS[round % 3]);
+            deployment.reopen(WAYS[round % WAYS.len()], json!({}));
             let set = |qmp: &mut Qmp, property: &str, value: Value| {
                 qmp.run("qom-set", json!({"path": THREADS[round % 3], "property": property, "value": value}));
             };
             let policy = ["off", "busy", "shared-window", "per-source-window", "weighted", "low-regret"][round % 6];
-            set(&mut stage.qmp, "poll-policy", json!(policy));
-            set(&mut stage.qmp, "poll-max-ns", json!(round * 1000));
-            set(&mut stage.qmp, "thread-pool-min", json!(round % 2));
-            set(&mut stage.qmp, "thread-pool-max", json!([1, 64, 3, 16][round % 4]));
-            set(&mut stage.qmp, "aio-max-batch", json!([0, 1, 5][round % 3]));
-            set(&mut stage.qmp, "poll-idle-ms", json!(round + 1));
-            stage.map(json!({"iothread": [THREADS[round % 3], THREADS[(round + 1) % 3]]}));
+            set(&mut deployment.qmp, "poll-policy", json!(policy));
+            set(&mut deployment.qmp, "poll-max-ns", json!(round * 1000));
+            set(&mut deployment.qmp, "thread-pool-min", json!(round % 2));
+            set(&mut deployment.qmp, "thread-pool-max", json!([1, 64, 3, 16][round % 4]));
+            set(&mut deployment.qmp, "aio-max-batch", json!([0, 1, 5][round % 3]));
+            set(&mut deployment.qmp, "poll-idle-ms", json!(round + 1));
+            deployment.map(json!({"iothread": [THREADS[round % 3], THREADS[(round + 1) % 3]]}));
         }
         drop(finished);
         load.join().expect("no request failed, and all data was right")
     });
     // The client has left, and what its queues counted comes together when they have stopped.
     let mut counts = || {
-        let stats = stage.qmp.run("query-blockstats", json!({}))[0]["stats"].take();
+        let stats = deployment.qmp.run("query-blockstats", json!({}))[0]["stats"].take();
         let count = |kind: &str| ["rd", "wr"].map(|op| stats[kind.replace("OP", op)].as_u64().expect("a count"));
         (count("OP_operations").iter().sum::<u64>(), count("failed_OP_operations"))
     };
     support::await_that("all that was made to be counted", || counts().0 >= made);
     assert_eq!(counts(), (made, [0, 0]));
-    assert_eq!(stage.server.complaints(), Vec::<String>::new());
+    assert_eq!(deployment.server.complaints(), Vec::<String>::new());
 }
 
 #[test]
 fn a_client_that_comes_after_a_move_is_served_where_the_queues_are_then() {
-    let mut stage = Stage::new();
+    let mut deployment = Deployment::new();
     for round in 0..12 {
-        let mut disk = Disk::connect(&stage.socket).expect("a connection");
+        let mut disk = Disk::connect(&deployment.socket).expect("a connection");
         disk.first().write_pattern(0..MIB, round).unwrap();
-        stage.move_queue(0, THREADS[round as usize % 3]);
+        deployment.move_queue(0, THREADS[round as usize % 3]);
         if round % 2 == 0 {
-            stage.map(json!({"iothread": THREADS[round as usize % 3]}));
+            deployment.map(json!({"iothread": THREADS[round as usize % 3]}));
         }
         // Gone right after the move, or in use once more before.
         if round % 3 == 0 {
             disk.first().verify_pattern(0..MIB, round).unwrap();
         }
-        let before = stage.export();
+        let before = deployment.export();
         drop(disk);
-        let mut disk = Disk::connect(&stage.socket).expect("a connection");
+        let mut disk = Disk::connect(&deployment.socket).expect("a connection");
         disk.first().verify_pattern(0..MIB, round).unwrap();
-        assert_eq!(stage.export(), before, "the next client changes nothing about it");
+        assert_eq!(deployment.export(), before, "the next client changes nothing about it");
     }
 }
 
 #[test]
 fn a_queue_that_has_just_moved_stops_where_it_stands() {
-    let mut stage = Stage::new();
+    let mut deployment = Deployment::new();
     for round in 0..12_u32 {
-        let mut guest = Guest::boot(&stage.socket);
+        let mut guest = Guest::boot(&deployment.socket);
         for served in 0..=round {
             guest.read_honestly();
-            stage.move_queue(0, THREADS[(round + served) as usize % 3]);
+            deployment.move_queue(0, THREADS[(round + served) as usize % 3]);
         }
         let [queue, base] = [0, round + 1];
         let state = guest.wire.ask(GET_VRING_BASE, &u32s(&[queue, 0])).expect("its state");
@@ -284,20 +320,20 @@ fn a_queue_that_has_just_moved_stops_where_it_stands() {
 
 #[test]
 fn worker_threads_are_as_many_as_they_may_be_now() {
-    let mut stage = Stage::new();
-    stage.reopen(("threads", true), json!({}));
+    let mut deployment = Deployment::new();
+    deployment.reopen(("threads", true), json!({}));
     let mut set = |property: &str, value: u32| {
-        stage.qmp.run("qom-set", json!({"path": "/objects/io0", "property": property, "value": value}));
+        deployment.qmp.run("qom-set", json!({"path": "/objects/io0", "property": property, "value": value}));
     };
     set("thread-pool-max", 2);
     let workers = |server: &Server| server.sleeps().iter().filter(|(name, _)| name == "disk-worker").count();
-    let stage = stage.under_load(Waiting::Blocking, |stage| {
-        support::await_that("both workers", || workers(&stage.server) == 2);
-        stage.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 12}));
-        support::await_that("more workers", || workers(&stage.server) > 2);
-        stage.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 1}));
-        support::await_that("the others to leave", || workers(&stage.server) == 1);
+    let deployment = deployment.under_load(Waiting::Blocking, |deployment| {
+        support::await_that("both workers", || workers(&deployment.server) == 2);
+        deployment.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 12}));
+        support::await_that("more workers", || workers(&deployment.server) > 2);
+        deployment.qmp.run("qom-set", json!({"path": "io0", "property": "thread-pool-max", "value": 1}));
+        support::await_that("the others to leave", || workers(&deployment.server) == 1);
     });
-    let shown = stage.image.metadata().map(|image| image.len()).expect("the image");
+    let shown = deployment.image.metadata().map(|image| image.len()).expect("the image");
     assert_eq!(shown, 16 * MIB);
 }

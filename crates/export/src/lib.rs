@@ -33,6 +33,7 @@ mod session;
 mod socket;
 mod stats;
 mod sys;
+mod vring;
 mod worker;
 
 pub use exchange::{Exchange, exchange};

@@ -20,6 +20,7 @@ use crate::peer_fd::PeerFd;
 use crate::protocol::{Connection, F_PROTOCOL_FEATURES, InflightAt, Message, RegionAt, Request, RingAt, feature};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
+use crate::vring::{Due, Runs, Vring};
 use crate::worker::{VringFds, Worker};
 
 const PROTOCOL_FEATURES: u64 = feature::MQ
@@ -38,23 +39,6 @@ const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Memory regions that a client may have at a time.
 pub const MAX_MEMORY_SLOTS: usize = 64;
-
-/// A queue as its client has described it so far.
-#[derive(Default)]
-struct Vring {
-    size: u16,
-    at: Option<RingAt>,
-    /// Where it goes on, if it was told or has run.
-    base: Option<u32>,
-    /// The descriptors, while the queue does not run; a running queue has them.
-    fds: VringFds,
-    /// A kick descriptor has arrived, which is what starts a ring.
-    started: bool,
-    enabled: bool,
-    running: bool,
-    /// It has run, and was stopped.
-    at_rest: bool,
-}
 
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
@@ -144,7 +128,7 @@ impl<'a> Session<'a> {
             Request::SetVringCall(index, fd) => self.set_fd(index, fd, VringFds::set_call)?,
             Request::SetVringErr(index, fd) => self.set_fd(index, fd, |fds, fd| fds.err = fd)?,
             Request::SetVringEnable(index, enabled) => {
-                self.vring(index)?.enabled = enabled;
+                self.vring(index)?.set_enabled(enabled);
                 self.settle(index as usize)?;
             }
             Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd.into_socket()?))),
@@ -161,12 +145,14 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A queue that is to be described, which a running one cannot be.
-    fn still_vring(&mut self, index: u32) -> Result<&mut Vring, ProtocolError> {
-        match self.vring(index)? {
-            vring if !vring.running => Ok(vring),
-            _ => invalid(format!("queue {index} was to be changed while it runs")),
-        }
+    /// Changes what is known of a vring, as long as it does not run.
+    fn describe(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut Vring) -> Result<(), Runs>,
+    ) -> Result<(), ProtocolError> {
+        let changed = change(self.vring(index)?);
+        changed.or_else(|Runs| invalid(format!("queue {index} was to be changed while it runs")))
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
@@ -178,7 +164,7 @@ impl<'a> Session<'a> {
         self.inflight.take_if(|inflight| inflight.is_packed() != (features & RING_PACKED != 0));
         // Without protocol features there is no SET_VRING_ENABLE, and every ring is enabled.
         if features & F_PROTOCOL_FEATURES == 0 {
-            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
+            self.vrings.iter_mut().for_each(|vring| vring.set_enabled(true));
         }
         Ok(())
     }
@@ -195,26 +181,17 @@ impl<'a> Session<'a> {
     fn set_size(&mut self, index: u32, size: u32) -> Result<(), ProtocolError> {
         match u16::try_from(size) {
             Ok(size) if (size.is_power_of_two() || self.is_packed() && size > 0) && size <= MAX_QUEUE_SIZE => {
-                self.still_vring(index)?.size = size;
+                self.describe(index, |vring| vring.set_size(size))
             }
             _ => {
                 let most = MAX_QUEUE_SIZE;
-                return invalid(format!("queue {index} of size {size}; it must be a power of two, at most {most}"));
+                invalid(format!("queue {index} of size {size}; it must be a power of two, at most {most}"))
             }
         }
-        Ok(())
     }
 
     fn set_addresses(&mut self, index: u32, at: RingAt) -> Result<(), ProtocolError> {
-        let vring = self.vring(index)?;
-        if vring.running {
-            // QEMU repeats the addresses of a running ring when it toggles dirty logging; they must be the same.
-            return match vring.at {
-                Some(now) if now == at => Ok(()),
-                _ => invalid(format!("queue {index} was to be moved while it runs")),
-            };
-        }
-        vring.at = Some(at);
+        self.describe(index, |vring| vring.set_addresses(at))?;
         self.settle(index as usize)
     }
 
@@ -222,8 +199,7 @@ impl<'a> Session<'a> {
         if base > u32::from(u16::MAX) && !self.is_packed() {
             return invalid(format!("queue {index} to begin at {base}; an index has 16 bits"));
         }
-        self.still_vring(index)?.base = Some(base);
-        Ok(())
+        self.describe(index, |vring| vring.set_base(base))
     }
 
     fn is_packed(&self) -> bool {
@@ -232,15 +208,13 @@ impl<'a> Session<'a> {
 
     /// Where a queue goes on, or begins.
     fn base(&self, vring: &Vring) -> u32 {
-        vring.base.unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
+        vring.base().unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
     }
 
     fn get_base(&mut self, index: u32) -> Result<u32, ProtocolError> {
         self.vring(index)?;
         self.stop_queue(index as usize);
-        let vring = self.vring(index)?;
-        vring.started = false;
-        vring.fds = VringFds::default();
+        self.describe(index, |vring| vring.stop())?;
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -249,9 +223,7 @@ impl<'a> Session<'a> {
         let fd = fd.map(PeerFd::into_eventfd).transpose()?;
         // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
         self.stop_queue(index as usize);
-        let vring = self.vring(index)?;
-        vring.fds.kick = fd;
-        vring.started = true;
+        self.describe(index, |vring| vring.start(fd))?;
         self.settle(index as usize)
     }
 
@@ -262,11 +234,9 @@ impl<'a> Session<'a> {
         set: impl FnOnce(&mut VringFds, Option<OwnedFd>) + Send + 'static,
     ) -> Result<(), ProtocolError> {
         let fd = fd.map(PeerFd::into_eventfd).transpose()?;
-        let vring = self.vring(index)?;
-        if vring.running {
-            self.shared.change(index as usize, move |worker| set(worker.fds(), fd));
-        } else {
-            set(&mut vring.fds, fd);
+        match self.vring(index)?.fds() {
+            Some(fds) => set(fds, fd),
+            None => self.shared.change(index as usize, move |worker| set(worker.fds(), fd)),
         }
         Ok(())
     }
@@ -284,7 +254,7 @@ impl<'a> Session<'a> {
 
     fn set_inflight(&mut self, at: InflightAt, fd: PeerFd) -> Result<(), ProtocolError> {
         let config = self.inflight_config(at)?;
-        if self.vrings.iter().any(|vring| vring.running) {
+        if self.vrings.iter().any(Vring::is_running) {
             return invalid("an in-flight record for queues that run");
         }
         match Inflight::map(fd, at.offset, at.size, config) {
@@ -315,11 +285,10 @@ impl<'a> Session<'a> {
 
     /// Starts or stops a queue if what is known of it now asks for that.
     fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
-        let vring = &self.vrings[index];
-        match (vring.started && vring.enabled && vring.at.is_some(), vring.running) {
-            (true, false) if !self.must_wait(index) => self.start(index)?,
-            (false, true) => self.stop_queue(index),
-            _ => return Ok(()),
+        match self.vrings[index].due() {
+            Due::Start if !self.must_wait(index) => self.start(index)?,
+            Due::Stop => self.stop_queue(index),
+            Due::Start | Due::Nothing => return Ok(()),
         }
         match usize::from(self.shared.device().diskless_queues()) {
             diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.settle(waiting)),
@@ -332,7 +301,7 @@ impl<'a> Session<'a> {
     fn must_wait(&self, index: usize) -> bool {
         let diskless = usize::from(self.shared.device().diskless_queues());
         let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
-        let is_behind = |other: usize| !self.vrings[other].running && is_busy(other);
+        let is_behind = |other: usize| !self.vrings[other].is_running() && is_busy(other);
         index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
     }
 
@@ -346,13 +315,13 @@ impl<'a> Session<'a> {
 
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
-        let Some(at) = vring.at else { return Ok(()) };
+        let Some(at) = vring.addresses() else { return Ok(()) };
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
         };
         let config = QueueConfig {
-            size: vring.size,
+            size: vring.size(),
             desc: guest("descriptors", at.desc)?,
             avail: guest("available ring", at.avail)?,
             used: guest("used ring", at.used)?,
@@ -361,7 +330,7 @@ impl<'a> Session<'a> {
             event_idx: self.features & EVENT_IDX != 0,
         };
         let record = self.record(index);
-        let is_known = vring.at_rest || record.as_ref().is_some_and(|record| !record.is_new());
+        let is_known = vring.has_run() || record.as_ref().is_some_and(|record| !record.is_new());
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
@@ -374,12 +343,8 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
-        let fds = std::mem::take(&mut self.vrings[index].fds);
-        match self.shared.run(index, queue, fds) {
-            Ok(()) => self.vrings[index].running = true,
-            Err(e) => return invalid(format!("queue {index}: {e}")),
-        }
-        Ok(())
+        let fds = self.vrings[index].run();
+        self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
     }
 
     fn stop_queue(&mut self, index: usize) {
@@ -390,7 +355,7 @@ impl<'a> Session<'a> {
     fn stop_queues(&mut self, which: Range<usize>) {
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
-            if std::mem::take(&mut self.vrings[index].running) {
+            if self.vrings[index].pause() {
                 draining.push((index, self.shared.stop(index)));
             }
         }
@@ -398,9 +363,7 @@ impl<'a> Session<'a> {
             let worker = leaving.wait().map(Worker::into_parts);
             self.shared.has_stopped();
             let Some((config, fds)) = worker else { continue };
-            self.vrings[index].base = Some(config.base);
-            self.vrings[index].fds = fds;
-            self.vrings[index].at_rest = true;
+            self.vrings[index].come_to_rest(config.base, fds);
         }
     }
 

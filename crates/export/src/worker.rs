@@ -4,9 +4,8 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, Token};
+use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{DiskKey, Ended, Model, Next};
 use egret_vring::memory::Buffers;
@@ -16,9 +15,6 @@ use rustix::io::Errno;
 use crate::alarm::Alarm;
 use crate::peer_log::PeerLog;
 use crate::stats::QueueCounters;
-
-/// Bits of a token that name the request within its queue; the bits above name the worker.
-const HEAD_BITS: u32 = 16;
 
 /// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
 #[derive(Default)]
@@ -100,14 +96,13 @@ struct Begun {
 pub struct Worker {
     about: About,
     queue: Queue,
-    model: Box<dyn Model>,
-    /// The model's [`wanted`](Model::wanted).
-    wanted: Option<Arc<AtomicU32>>,
+    model: Model,
     disks: Disks,
-    token_base: u64,
+    /// Its index on its loop, while it is on one.
+    source: u32,
     fds: VringFds,
     chain: Chain,
-    /// The chains in flight, by their heads.
+    /// The chains in flight, by their heads. The queue knows how many there are.
     begun: Vec<Begun>,
     /// Pieces of guest memory that they have.
     pieces: u32,
@@ -117,7 +112,6 @@ pub struct Worker {
     home: Option<LoopHandle<Self>>,
     /// Rings when chains that wait may go on, while it is attached.
     alarm: Option<Arc<Alarm<Self>>>,
-    in_flight: u32,
     phase: Phase,
     /// The last dispatch has left chains in the ring.
     is_behind: bool,
@@ -169,7 +163,7 @@ impl Worker {
     pub(crate) fn new(
         about: About,
         queue: Queue,
-        model: Box<dyn Model>,
+        model: Model,
         disks: Disks,
         fds: VringFds,
         counters: Arc<QueueCounters>,
@@ -178,10 +172,9 @@ impl Worker {
         Self {
             about,
             queue,
-            wanted: model.wanted(),
             model,
             disks,
-            token_base: 0,
+            source: 0,
             fds,
             chain: Chain::default(),
             begun,
@@ -189,7 +182,6 @@ impl Worker {
             follow_ups: Vec::new(),
             home: None,
             alarm: None,
-            in_flight: 0,
             phase: Phase::Running,
             is_behind: false,
             look_at: Nanos::ZERO,
@@ -251,8 +243,8 @@ impl Worker {
 
     /// Whether there is a use for another chain, and room for it.
     #[inline]
-    fn is_wanted(&self) -> bool {
-        self.pieces < MOST_PIECES && self.wanted.as_ref().is_none_or(|wanted| wanted.load(Ordering::Acquire) > 0)
+    fn takes_chains(&self) -> bool {
+        self.pieces < MOST_PIECES && self.model.takes_chains()
     }
 
     /// Counts a chain that is in flight from here on.
@@ -260,7 +252,6 @@ impl Worker {
     fn begin(&mut self, head: u16, pieces: u32, now: Nanos) {
         self.begun[usize::from(head)] = Begun { at: now, pieces };
         self.pieces += pieces;
-        self.in_flight += 1;
     }
 
     /// Breaks the queue if its memory was taken away.
@@ -284,7 +275,7 @@ impl Worker {
 
     /// Ends a request for a disk that is gone, or one of memory that is not the queue's, as no model makes one.
     #[cold]
-    fn refuse(&mut self, token: Token, buffers: Buffers, why: Errno, now: Nanos) {
+    fn refuse(&mut self, token: RequestToken, buffers: Buffers, why: Errno, now: Nanos) {
         self.end_request(Completion { token, result: Err(why), buffers }, now);
     }
 
@@ -302,7 +293,6 @@ impl Worker {
     fn go_on(&mut self, next: Next, now: Nanos) {
         match next {
             Next::Done(ended) => {
-                self.in_flight -= 1;
                 let Begun { at, pieces } = self.begun[usize::from(ended.head)];
                 self.pieces -= pieces;
                 self.end(&ended, now - at);
@@ -370,12 +360,12 @@ impl Source for Worker {
     type Backend = EngineSet;
 
     fn route(completion: &Completion) -> u32 {
-        (completion.token.0 >> HEAD_BITS) as u32
+        completion.token.source()
     }
 
     fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
-        self.token_base = u64::from(id.index()) << HEAD_BITS;
+        self.source = id.index();
         // The last loop's timer is not this one's.
         self.look_at = Nanos::ZERO;
         self.alarm = self.home.clone().map(|home| Alarm::new(home, id));
@@ -391,7 +381,7 @@ impl Source for Worker {
     }
 
     fn poll(&mut self) -> bool {
-        self.phase == Phase::Running && self.queue.is_available() && self.is_wanted()
+        self.phase == Phase::Running && self.queue.is_available() && self.takes_chains()
     }
 
     fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
@@ -410,7 +400,7 @@ impl Source for Worker {
         let (mut bytes, mut pieces) = (0, 0);
         // Not until there is no more: a driver can make chains available as fast as they are popped. What is left is found
         // by the next turn, since the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && pieces < TURN_PIECES && self.is_wanted() {
+        while bytes < TURN_BYTES && pieces < TURN_PIECES && self.takes_chains() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -420,7 +410,7 @@ impl Source for Worker {
             bytes += self.chain.bytes();
             // One that has none costs something, too.
             pieces += of_chain.max(1);
-            match self.model.begin(self.queue.memory(), &mut self.chain, Token(self.token_base)) {
+            match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
                 Ok(Next::Submit(key, request)) => {
                     self.begin(head, of_chain, turn.now());
                     self.push(engines, key, request, turn.now());
@@ -439,7 +429,7 @@ impl Source for Worker {
     fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
         let Completion { token, result, buffers } = completion;
         let buffers = self.queue.take_back(buffers);
-        let was_full = !self.is_wanted();
+        let was_full = !self.takes_chains();
         self.end_request(Completion { token, result, buffers }, now);
         !self.follow_ups.is_empty() || was_full
     }
@@ -448,12 +438,12 @@ impl Source for Worker {
         let has_news = std::mem::take(&mut self.news);
         let wants_call = self.phase != Phase::Broken && self.queue.publish();
         let owes_call = std::mem::take(&mut self.fds.owes_call);
-        self.counters.in_flight.set(self.in_flight.into());
+        self.counters.in_flight.set(self.queue.in_flight().into());
         self.counters.calls_spared.add(u64::from(has_news && !wants_call));
         // A function about commands that the driver had made available before is to find them: they are taken in first, by a
         // queue that takes any in.
         if !(self.is_behind && self.phase == Phase::Running) {
-            self.model.shown();
+            self.model.caught_up();
         }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));
@@ -470,7 +460,7 @@ impl Source for Worker {
 
     fn arm(&mut self) -> bool {
         // Whoever wants a chain wakes us: until then the driver's kicks are no news.
-        if !self.is_wanted() {
+        if !self.takes_chains() {
             return true;
         }
         match (self.phase, &self.fds.kick) {
@@ -496,7 +486,7 @@ impl Source for Worker {
     }
 
     fn is_drained(&self) -> bool {
-        self.in_flight == 0
+        self.queue.in_flight() == 0
     }
 
     fn descriptor(&self) -> Option<RawFd> {

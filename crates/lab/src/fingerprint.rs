@@ -123,19 +123,29 @@ fn scheduler(all: &str) -> &str {
 }
 
 fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
-    let has = |stack| plan.subjects.iter().any(|subject| subject.stack == stack);
-    let mut programs = vec![("egret", Some(egret.to_owned()))];
-    if has(Stack::Host) || has(Stack::Guest) {
-        programs.push(("fio", stack::find("fio")));
+    let mut programs = vec![("egret", egret.to_owned())];
+    for program in plan.subjects.iter().flat_map(|subject| programs_of(subject.stack)) {
+        if !programs.contains(&program) {
+            programs.push(program);
+        }
     }
-    if has(Stack::QemuStorageDaemon) {
-        programs.push(("qemu-storage-daemon", stack::find("qemu-storage-daemon")));
+    programs.into_iter().filter_map(|(name, path)| component(name, &path)).collect()
+}
+
+/// What a stack runs besides Egret, as far as it is there.
+fn programs_of(stack: Stack) -> Vec<(&'static str, PathBuf)> {
+    let found = |names: &[&'static str]| names.iter().filter_map(|name| Some((*name, stack::find(name)?))).collect();
+    match stack {
+        // Nobody knows what a subject's own command runs.
+        Stack::Egret | Stack::VhostUserBlk => Vec::new(),
+        Stack::Host => found(&["fio"]),
+        Stack::QemuStorageDaemon => found(&["qemu-storage-daemon"]),
+        Stack::Guest => {
+            let mut all: Vec<_> = found(&["fio", guest::QEMU]);
+            all.extend(guest::files());
+            all
+        }
     }
-    if has(Stack::Guest) {
-        programs.push((guest::QEMU, stack::find(guest::QEMU)));
-        programs.extend(guest::files().map(|(name, path)| (name, Some(path))));
-    }
-    programs.into_iter().filter_map(|(name, path)| component(name, &path?)).collect()
 }
 
 fn component(name: &str, path: &Path) -> Option<Component> {

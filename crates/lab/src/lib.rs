@@ -10,7 +10,7 @@
 //! | [`disks`] | the disks under test |
 //! | [`fingerprint`] | what a reader must know of the machine |
 //! | [`import`] | what fio measured elsewhere |
-//! | [`ledger`] | who spends CPU time meanwhile |
+//! | [`cpu_meter`] | who spends CPU time meanwhile |
 //! | [`machine`] | cores, and who has which |
 //! | [`plan`] | what to measure: subjects under loads |
 //! | [`process`] | processes that end with the lab |
@@ -26,10 +26,10 @@
 
 pub mod analysis;
 pub mod compare;
+pub mod cpu_meter;
 pub mod disks;
 pub mod fingerprint;
 pub mod import;
-pub mod ledger;
 pub mod machine;
 pub mod plan;
 pub mod process;

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | [`Process`] and [`Scratch`] end with their owners | the lab ends as it should |
 //! | the kernel kills a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
-//! | a [`Keeper`], a shell that waits on a pipe from the lab, kills process groups and removes directories | the same |
+//! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, kills process groups and removes directories | the same |
 //!
 //! If the machine goes down, the next [`Scratch::new`] at the same place finds that nobody holds the lock of what is
 //! left, and removes it.
@@ -31,9 +31,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How many of a process's last lines are kept.
 const LINES: usize = 200;
 
-/// What the keeper does. A line names a group (`group 12`), one that has ended (`ended 12`) or a directory; the end of
+/// What the reaper does. A line names a group (`group 12`), one that has ended (`ended 12`) or a directory; the end of
 /// the lab is the end of the lines.
-const KEEPER: &str = r#"
+const REAPER: &str = r#"
 trap '' INT TERM HUP
 groups=' '
 while IFS= read -r line; do
@@ -50,21 +50,21 @@ for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
 /// Starts processes, and sees to it that they end with the lab.
 ///
 /// Processes end when the *thread* that started them does: start them from one that lives as long as they should.
-pub struct Keeper {
+pub struct ProcessReaper {
     lines: Mutex<Option<ChildStdin>>,
     shell: Mutex<Child>,
     running: Mutex<Vec<u32>>,
     stopped: AtomicBool,
 }
 
-impl Keeper {
-    /// Starts the keeper itself.
+impl ProcessReaper {
+    /// Starts the reaper itself.
     ///
     /// # Errors
     /// There is no shell.
     pub fn new() -> io::Result<Arc<Self>> {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", KEEPER, "egret-bench-keeper"]);
+        command.args(["-c", REAPER, "egret-bench-reaper"]);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let mut shell = command.spawn()?;
         let lines = Mutex::new(shell.stdin.take());
@@ -72,9 +72,9 @@ impl Keeper {
         Ok(Arc::new(Self { lines, shell, running, stopped: AtomicBool::new(false) }))
     }
 
-    fn tell(&self, line: &str) {
+    fn send(&self, line: &str) {
         if let Some(lines) = &mut *held(&self.lines) {
-            // Without a keeper there is still what the lab does itself.
+            // Without a reaper there is still what the lab does itself.
             let _ = writeln!(lines, "{line}");
         }
     }
@@ -100,7 +100,7 @@ impl Keeper {
             });
         }
         let mut child = command.spawn()?;
-        self.tell(&format!("group {}", child.id()));
+        self.send(&format!("group {}", child.id()));
         held(&self.running).push(child.id());
         let log = Arc::new(Mutex::new(Vec::new()));
         let streams: [Option<Box<dyn io::Read + Send>>; 2] = [
@@ -108,7 +108,7 @@ impl Keeper {
             child.stdout.take().map(|stream| Box::new(stream) as _),
         ];
         let readers = streams.into_iter().flatten().map(|stream| keep_lines(stream, Arc::clone(&log))).collect();
-        Ok(Process { child, keeper: Arc::clone(self), log, readers, ended: None })
+        Ok(Process { child, reaper: Arc::clone(self), log, readers, ended: None })
     }
 
     /// Kills all that runs, and starts nothing more: for an interrupt, from any thread.
@@ -126,11 +126,11 @@ impl Keeper {
 
     fn forget(&self, pid: u32) {
         held(&self.running).retain(|running| *running != pid);
-        self.tell(&format!("ended {pid}"));
+        self.send(&format!("ended {pid}"));
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ProcessReaper {
     fn drop(&mut self) {
         // It removes what is left, of which there should be nothing, and ends.
         held(&self.lines).take();
@@ -166,7 +166,7 @@ fn keep_lines(stream: Box<dyn io::Read + Send>, log: Arc<Mutex<Vec<String>>>) ->
 /// A process; ended and reaped when dropped, with all that it started.
 pub struct Process {
     child: Child,
-    keeper: Arc<Keeper>,
+    reaper: Arc<ProcessReaper>,
     log: Arc<Mutex<Vec<String>>>,
     readers: Vec<JoinHandle<()>>,
     ended: Option<ExitStatus>,
@@ -223,7 +223,7 @@ impl Process {
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
         }
-        self.keeper.forget(self.pid());
+        self.reaper.forget(self.pid());
         let begin = Instant::now();
         for reader in self.readers.drain(..) {
             // It ends with the last who holds the stream, and that may be somebody who left the group.
@@ -258,7 +258,7 @@ impl Scratch {
     ///
     /// # Errors
     /// It cannot be made there.
-    pub fn new(parent: &Path, keeper: &Keeper) -> io::Result<Self> {
+    pub fn new(parent: &Path, reaper: &ProcessReaper) -> io::Result<Self> {
         remove_abandoned(parent);
         let mut number = 0;
         let path = loop {
@@ -272,7 +272,7 @@ impl Scratch {
         let lock = File::create(path.join(LOCK))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         if let Some(name) = path.to_str().filter(|name| !name.contains('\n')) {
-            keeper.tell(&format!("directory {name}"));
+            reaper.send(&format!("directory {name}"));
         }
         Ok(Self { path, _lock: lock })
     }

@@ -5,10 +5,10 @@ mod browser;
 use std::fs;
 
 use browser::Browser;
-use egret_lab::analysis::{Analysis, Standing};
+use egret_lab::analysis::{Analysis, Status};
 use egret_lab::plan::{Metric, Plan};
 use egret_lab::results::{
-    Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Limit, Measurement, Operations, Outcome, Run, Warning,
+    Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
 };
 use egret_lab::statistics::Verdict;
 use egret_loadgen::random::Random;
@@ -167,7 +167,7 @@ fn of_a_single_subject_the_noise_floor_is_what_is_judged() {
 
 #[test]
 fn what_the_disk_or_the_load_limits_decides_nothing() {
-    for limit in [Limit::Device("as fast as fio".into()), Limit::Load("its core is full".into())] {
+    for limit in [Bottleneck::Device("as fast as fio".into()), Bottleneck::Load("its core is full".into())] {
         let run = run(|cell| {
             if let (Outcome::Measured(measured), "randread 4k QD64") = (&mut cell.outcome, cell.id.load.as_str()) {
                 measured.limit = Some(limit.clone());
@@ -189,7 +189,7 @@ fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
         }
     });
     let analysis = Analysis::new(&run);
-    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Standing::Failed("it crashed", _))));
+    assert!(analysis.unmeasured().iter().any(|(_, standing)| matches!(standing, Status::Failed("it crashed", _))));
     let mark = &analysis.figures()[0].groups[0].marks[1];
     assert_eq!((mark.value, mark.note.as_deref()), (None, Some("failed: it crashed")));
     let directory = tempfile::tempdir().expect("a directory");
@@ -232,7 +232,7 @@ fn a_cell_s_row_says_what_its_load_asks_for() {
 fn a_field_with_commas_or_quotes_is_one_field() {
     let run = run(|cell| {
         if let Outcome::Measured(measured) = &mut cell.outcome {
-            measured.limit = Some(Limit::Device("as fast as \"fio\", and no faster".into()));
+            measured.limit = Some(Bottleneck::Device("as fast as \"fio\", and no faster".into()));
         }
     });
     let directory = tempfile::tempdir().expect("a directory");

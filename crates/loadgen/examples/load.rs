@@ -9,8 +9,8 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, Manner};
-use egret_loadgen::load::{self, Edge, Process, Rate, Spec, Waiting};
+use egret_loadgen::client::{Client, ClientOptions};
+use egret_loadgen::load::{self, Edge, Rate, RateProcess, Spec, Waiting};
 use egret_loadgen::machine;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut scsi = false;
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        let rate = || spec.rate_iops.unwrap_or(Rate { iops: 1000.0, process: Process::Fixed });
+        let rate = || spec.rate_iops.unwrap_or(Rate { iops: 1000.0, process: RateProcess::Fixed });
         match key {
             "rw" => spec.rw = value.parse()?,
             "bs" => spec.bs = value.parse()?,
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "numjobs" => spec.numjobs = value.parse()?,
             "rwmixread" => spec.rwmixread = value.parse()?,
             "rate_iops" => spec.rate_iops = Some(Rate { iops: value.parse()?, ..rate() }),
-            "poisson" => spec.rate_iops = Some(Rate { process: Process::Poisson, ..rate() }),
+            "poisson" => spec.rate_iops = Some(Rate { process: RateProcess::Poisson, ..rate() }),
             "randommap" => spec.norandommap = false,
             "verify" => spec.verify = Some(value.parse()?),
             "offset" => spec.offset = value.parse()?,
@@ -44,11 +44,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             _ => return Err(format!("unknown word '{word}'").into()),
         }
     }
-    let (socket, manner) = (Path::new(socket), Manner::default());
+    let (socket, options) = (Path::new(socket), ClientOptions::default());
     let disk = if scsi {
-        Client::start_scsi(socket, manner, spec.shape())?
+        Client::start_scsi(socket, options, spec.shape())?
     } else {
-        Client::connect(socket, manner)?.start(spec.shape())?
+        Client::connect(socket, options)?.start(spec.shape())?
     };
     println!("{:?}", disk.info);
     let mut jobs = spec.jobs(disk)?;

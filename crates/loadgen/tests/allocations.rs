@@ -8,20 +8,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use counting::ALLOCATIONS;
-use egret_loadgen::client::{Client, Manner};
-use egret_loadgen::load::{Edge, Process, Rate, Span, Spec, Waiting};
-use support::{Device, Manners, Puppet};
+use egret_loadgen::client::{Client, ClientOptions};
+use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
+use support::{Device, Puppet, PuppetOptions};
 
 #[test]
 fn nothing_is_allocated_while_a_load_runs() {
-    let open = Some(Rate { iops: 2_000.0, process: Process::Poisson });
+    let open = Some(Rate { iops: 2_000.0, process: RateProcess::Poisson });
     for rate_iops in [None, open] {
         for waiting in [Waiting::Polling, Waiting::Blocking] {
             // The server is in this process, and allocates nothing either.
-            let puppet = Puppet::with(Manners::default(), Device::serve);
+            let puppet = Puppet::with(PuppetOptions::default(), Device::serve);
             let rw = "randwrite".parse().unwrap();
             let spec = Spec { rw, iodepth: 8, waiting, rate_iops, verify: Some(3), ..Spec::default() };
-            let disk = Client::connect(&puppet.socket, Manner::default()).unwrap().start(spec.shape()).unwrap();
+            let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
             let mut job = spec.jobs(disk).unwrap().remove(0);
             let mut tally = job.tally();
             let span = Span { ramp: Duration::from_millis(10), length: Duration::from_millis(20) };

@@ -4,16 +4,16 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use egret_loadgen::client::{Client, Manner};
-use egret_loadgen::load::{Edge, Process, Rate, Span, Spec, Waiting};
-use support::{Manners, Puppet};
+use egret_loadgen::client::{Client, ClientOptions};
+use egret_loadgen::load::{Edge, Rate, RateProcess, Span, Spec, Waiting};
+use support::{Puppet, PuppetOptions};
 
 const STALL: Duration = Duration::from_millis(100);
 
 /// Loads a server that stalls once; how many requests took over a tenth of the stall or never even began, and how many
 /// there were.
 fn slow_requests(waiting: Waiting, rate_iops: Option<Rate>) -> (u64, u64) {
-    let puppet = Puppet::with(Manners::default(), |mut device| {
+    let puppet = Puppet::with(PuppetOptions::default(), |mut device| {
         let mut stalled = false;
         let begin = Instant::now();
         while device.serve_one(0) {
@@ -24,7 +24,7 @@ fn slow_requests(waiting: Waiting, rate_iops: Option<Rate>) -> (u64, u64) {
         }
     });
     let spec = Spec { iodepth: 2, waiting, rate_iops, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, Manner::default()).unwrap().start(spec.shape()).unwrap();
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
     let mut job = spec.jobs(disk).unwrap().remove(0);
     let mut tally = job.tally();
     job.run(Span { ramp: Duration::ZERO, length: 4 * STALL }, &mut tally, &mut |_| ()).unwrap();
@@ -35,7 +35,7 @@ fn slow_requests(waiting: Waiting, rate_iops: Option<Rate>) -> (u64, u64) {
 
 #[test]
 fn requests_that_were_due_in_a_stall_all_count_as_slow() {
-    for process in [Process::Fixed, Process::Poisson] {
+    for process in [RateProcess::Fixed, RateProcess::Poisson] {
         for waiting in [Waiting::Polling, Waiting::Blocking] {
             let (slow, all) = slow_requests(waiting, Some(Rate { iops: 2000.0, process }));
             // 90 ms of the stall at two a millisecond are 180, give or take; a closed loop would see two.
@@ -48,7 +48,7 @@ fn requests_that_were_due_in_a_stall_all_count_as_slow() {
 #[test]
 fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
     let (done, wait) = std::sync::mpsc::channel::<()>();
-    let puppet = Puppet::with(Manners::default(), move |mut device| {
+    let puppet = Puppet::with(PuppetOptions::default(), move |mut device| {
         let _ = wait.recv();
         assert_eq!(device.queue.next_available(), 0);
         let mut taken = 0;
@@ -58,7 +58,7 @@ fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
         assert!(taken >= 16, "{taken}");
     });
     let spec = Spec { iodepth: 16, ..Spec::default() };
-    let disk = Client::connect(&puppet.socket, Manner::default()).unwrap().start(spec.shape()).unwrap();
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
     let mut job = spec.jobs(disk).unwrap().remove(0);
     drop(done);
     let mut tally = job.tally();

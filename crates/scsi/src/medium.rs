@@ -144,7 +144,7 @@ impl LogicalUnit {
         }
         if zeroes {
             let limit = self.whole_blocks(self.config.max_write_zeroes_bytes);
-            command.work = Work::Ranges { op: Op::WriteZeroes { unmap }, limit };
+            command.work = Work::Ranges { op: Op::WriteZeroes { unmap, fua: false }, limit };
             command.extents.push(range.clone());
             command.flush = !self.write_cache();
         } else {

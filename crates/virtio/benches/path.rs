@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
-use egret_virtio::{Model, Next};
+use egret_virtio::{Next, RequestModel};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{Chain, Driver, DriverConfig, Piece, Queue};
 
@@ -85,7 +85,7 @@ impl Guest<ScsiQueue> {
         // The first command hears of the power on.
         guest.add(1);
         while guest.queue.pop(&mut guest.chain).unwrap() {
-            match guest.model.begin(&guest.memory, &mut guest.chain, Token(1 << 16)) {
+            match guest.model.begin(&guest.memory, &mut guest.chain, 1) {
                 Ok(Next::Done(ended)) => guest.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
             }
@@ -96,7 +96,7 @@ impl Guest<ScsiQueue> {
     }
 }
 
-impl<M: Model> Guest<M> {
+impl<M: RequestModel> Guest<M> {
     fn new(kind: Kind, Ring { packed, indirect, .. }: Ring, model: M) -> Self {
         // Three regions, as QEMU has them.
         let memory = GuestMemory::empty().with(Region::anonymous(0, 0xa_0000).unwrap()).unwrap();
@@ -143,7 +143,7 @@ impl<M: Model> Guest<M> {
     /// The same, with `each` at the beginning of every request and at its end.
     fn serve_with(&mut self, mut each: impl FnMut()) {
         while self.queue.pop(&mut self.chain).unwrap() {
-            match self.model.begin(&self.memory, &mut self.chain, Token(1 << 16)) {
+            match self.model.begin(&self.memory, &mut self.chain, 1) {
                 Ok(Next::Submit(_, request)) => {
                     each();
                     let request = black_box(request);
@@ -209,7 +209,7 @@ fn clock(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn measure<M: Model>(criterion: &mut Criterion, device: &str, make: impl Fn(Ring) -> Guest<M>) {
+fn measure<M: RequestModel>(criterion: &mut Criterion, device: &str, make: impl Fn(Ring) -> Guest<M>) {
     for ring in RINGS {
         let kind = ring.name;
         let mut group = criterion.benchmark_group(format!("{device}, {kind}, both halves"));

@@ -1,7 +1,7 @@
 //! virtio-blk (virtio 1.3, 5.2).
 //!
 //! A [`Blk`] is what the queues of an export have in common: its configuration space, the features its driver took, the
-//! cache mode. A [`BlkQueue`] is the [`Model`] of one queue.
+//! cache mode. A [`BlkQueue`] is the [`RequestModel`](crate::RequestModel) of one queue.
 //!
 //! | the driver asks for | and is told |
 //! |---|---|
@@ -198,8 +198,8 @@ impl Device for Blk {
         self.settle();
     }
 
-    fn model(self: Arc<Self>, _index: u16, size: u16) -> Box<dyn Model> {
-        Box::new(self.queue(size))
+    fn model(self: Arc<Self>, _index: u16, size: u16) -> Model {
+        Model::Request(Box::new(self.queue(size)))
     }
 }
 

@@ -76,7 +76,7 @@ pub trait Device: Send + Sync {
     fn choose(&self, _choices: u8) {}
 
     /// The model of the queue `index`, which has `size` descriptors.
-    fn model(self: Arc<Self>, index: u16, size: u16) -> Box<dyn Model>;
+    fn model(self: Arc<Self>, index: u16, size: u16) -> Model;
 }
 
 /// Reads what lies at `offset` of a configuration space.

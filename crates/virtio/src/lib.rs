@@ -25,4 +25,4 @@ mod model;
 pub mod scsi;
 
 pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
-pub use model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, token_of};
+pub use model::{ControlModel, DiskKey, Ended, EventModel, Kind, Malformed, Model, Next, RequestModel, Status};

@@ -1,15 +1,13 @@
 //! What a queue worker asks of a device model.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::task::Waker;
 
-use egret_disk::{Completion, Request, Token};
+use egret_disk::{Completion, Request};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use thiserror::Error;
 
-/// One queue's half of a device: makes disk requests of a chain, and a used element when it is done with it.
+/// The model of one queue, by what the queue's chains carry.
 ///
 /// The worker pops a chain and calls [`begin`](Self::begin), and does what the [`Next`] says until the chain is done: a
 /// request that comes of it goes to a disk and its completion to [`end`](Self::end); a chain that waits is the model's,
@@ -18,45 +16,138 @@ use thiserror::Error;
 ///
 /// `memory` is the map that the chain was popped with ([`Queue::memory`](egret_vring::ring::Queue::memory)), in all
 /// calls: a queue does not change maps while a chain is in flight. What the model reads and writes is checked against it.
-pub trait Model: Send {
+pub enum Model {
+    /// Requests of disks.
+    Request(Box<dyn RequestModel>),
+    /// Functions about requests of other queues. They ask nothing of a disk.
+    Control(Box<dyn ControlModel>),
+    /// The driver's buffers for what the device has to say.
+    Event(Box<dyn EventModel>),
+}
+
+/// What a request queue's worker asks of its model.
+pub trait RequestModel: Send {
+    /// As [`Model::begin`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Model::begin`].
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed>;
+
+    /// As [`Model::end`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Model::end`].
+    fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next;
+
+    /// As [`Model::set_waker`].
+    fn set_waker(&mut self, _waker: Option<Waker>) {}
+
+    /// As [`Model::resume`].
+    fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
+
+    /// As [`Model::caught_up`].
+    fn caught_up(&mut self) {}
+}
+
+/// What a control queue's worker asks of its model.
+pub trait ControlModel: Send {
+    /// Looks at a chain, once. `None`: it waits for other queues.
+    ///
+    /// # Errors
+    ///
+    /// As [`Model::begin`].
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed>;
+
+    /// Whether another function may begin.
+    fn has_room(&self) -> bool;
+
+    /// As [`Model::set_waker`].
+    fn set_waker(&mut self, waker: Option<Waker>);
+
+    /// The chains that need not wait any more.
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended>;
+}
+
+/// What an event queue's worker asks of its model.
+pub trait EventModel: Send {
+    /// Whether there is an event to put in a buffer. Other threads raise events.
+    fn has_event(&self) -> bool;
+
+    /// Puts the next event in a chain's buffer.
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended;
+}
+
+impl Model {
+    /// Whether there is a use for another chain now: an event queue has one for each event, and a control queue has only so
+    /// many functions under way.
+    #[inline]
+    pub fn takes_chains(&self) -> bool {
+        match self {
+            Self::Request(_) => true,
+            Self::Control(model) => model.has_room(),
+            Self::Event(model) => model.has_event(),
+        }
+    }
+
     /// Looks at a chain, once. It may take the chain's buffers; the next pop fills them anew.
     ///
-    /// The request's token is `base` with the chain's head in its low 16 bits (see [`head_of`]); the other bits are the
-    /// worker's own.
+    /// A request's token has `source`, the worker's index on its loop, and the chain's head as its slot.
     ///
     /// # Errors
     ///
     /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
     /// worker [abandons](egret_vring::ring::Queue::abandon) it.
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed>;
+    #[inline]
+    pub fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
+        match self {
+            Self::Request(model) => model.begin(memory, chain, source),
+            Self::Control(model) => Ok(model.begin(memory, chain)?.map_or(Next::Wait, Next::Done)),
+            Self::Event(model) => Ok(Next::Done(model.begin(memory, chain))),
+        }
+    }
 
     /// Goes on after a request; keeps its buffers for another.
     ///
     /// # Panics
     ///
     /// When the token is not of a request that is out: completed twice, or another queue's.
-    fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next;
+    #[inline]
+    pub fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
+        let Self::Request(model) = self else { panic!("a completion is of a request that is out") };
+        model.end(memory, completion)
+    }
 
     /// How the worker is woken, from any thread, when there is something for [`resume`](Self::resume); before the first
     /// chain begins. `None` when it is to run nowhere: nothing is in flight then, and the driver has been shown all that
     /// was done, so that nobody need wait for this queue.
-    fn set_waker(&mut self, _waker: Option<Waker>) {}
+    pub fn set_waker(&mut self, waker: Option<Waker>) {
+        match self {
+            Self::Request(model) => model.set_waker(waker),
+            Self::Control(model) => model.set_waker(waker),
+            // Whoever raises an event wakes the queue's worker by its loop.
+            Self::Event(_) => {}
+        }
+    }
 
     /// Goes on with the chains that wait and need not any more, and appends what becomes of them. To be called when the
     /// worker has been woken. Its work in one call is bounded; if there is more, it wakes the worker anew.
-    fn resume(&mut self, _memory: &GuestMemory, _into: &mut Vec<Next>) {}
+    pub fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        match self {
+            Self::Request(model) => model.resume(memory, into),
+            Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Done)),
+            Self::Event(_) => {}
+        }
+    }
 
-    /// The worker has shown the driver all that was done, and has taken in all chains that the driver had made available
-    /// when the turn began.
-    fn shown(&mut self) {}
-
-    /// How many chains are in flight.
-    fn in_flight(&self) -> usize;
-
-    /// How many chains there is a use for now, on a queue whose chains are for the device to send something with, or
-    /// that has only so many under way at a time. `None` on all others, which want every chain.
-    fn wanted(&self) -> Option<Arc<AtomicU32>> {
-        None
+    /// The worker has published all that was used, and has popped all chains that the driver had made available when the
+    /// turn began.
+    #[inline]
+    pub fn caught_up(&mut self) {
+        if let Self::Request(model) = self {
+            model.caught_up();
+        }
     }
 }
 
@@ -162,16 +253,4 @@ pub enum Malformed {
         /// How many there should be.
         needed: u32,
     },
-}
-
-/// The token for the chain at `head`: `base`, and the head in the low 16 bits.
-#[inline]
-pub const fn token_of(base: Token, head: u16) -> Token {
-    Token(base.0 & !0xffff | head as u64)
-}
-
-/// The head that [`token_of`] put in.
-#[inline]
-pub const fn head_of(token: Token) -> u16 {
-    token.0 as u16
 }

@@ -314,11 +314,11 @@ impl Device for Scsi {
         Ok(())
     }
 
-    fn model(self: Arc<Self>, index: u16, size: u16) -> Box<dyn Model> {
+    fn model(self: Arc<Self>, index: u16, size: u16) -> Model {
         match index {
-            0 => Box::new(ControlQueue::new(self)),
-            1 => Box::new(EventQueue(self)),
-            _ => Box::new(self.request_queue(index - FIXED_QUEUES, size)),
+            0 => Model::Control(Box::new(ControlQueue::new(self))),
+            1 => Model::Event(Box::new(EventQueue(self))),
+            _ => Model::Request(Box::new(self.request_queue(index - FIXED_QUEUES, size))),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use counting::ALLOCATIONS;
-use egret_disk::{Completion, Token};
+use egret_disk::Completion;
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
@@ -21,7 +21,7 @@ const DATA: u64 = 0x2_0000;
 
 /// A device, and requests of it: how each is described, and whether data goes to the disk.
 struct Case {
-    model: Box<dyn Model>,
+    model: Model,
     requests: Vec<(Vec<u8>, bool)>,
     answer: u32,
 }
@@ -103,7 +103,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
         }
         driver.publish();
         while queue.pop(&mut chain).unwrap() {
-            match model.begin(&memory, &mut chain, Token(0)) {
+            match model.begin(&memory, &mut chain, 0) {
                 Ok(Next::Submit(_, request)) => {
                     let (token, buffers) = (request.token, queue.lend(request.buffers).unwrap());
                     completions.push(Completion { token, result: Ok(()), buffers });
@@ -119,7 +119,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
             queue.add_used(ended.head, ended.written);
         }
         queue.publish();
-        model.shown();
+        model.caught_up();
         while driver.reap().unwrap().is_some() {}
         submitted
     };

@@ -14,6 +14,7 @@
 
 mod area;
 mod chain;
+mod chains;
 mod driver;
 mod either;
 mod inflight;

@@ -228,7 +228,7 @@ impl Engine for Native {
 mod tests {
     use super::*;
     use crate::buffers::Aligned;
-    use crate::request::{Request, Token};
+    use crate::request::{Request, RequestToken};
     use crate::{Driver, Options};
     use egret_vring::memory::{IoVec, Lent};
 
@@ -252,7 +252,8 @@ mod tests {
         for slot in slots {
             // SAFETY: the memory outlives the engine, which waits for its requests.
             let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 4096)]) };
-            native.push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: Token(0) }));
+            native
+                .push(Job::new(slot, Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(0) }));
         }
         native.submit(Nanos::ZERO);
         look(&mut native);

@@ -380,7 +380,7 @@ mod tests {
     use egret_vring::memory::{IoVec, Lent};
 
     use super::*;
-    use crate::request::{Op, Request, Token};
+    use crate::request::{Op, Request, RequestToken};
     use crate::{Driver, Options};
 
     const DISKS: u32 = 3;
@@ -396,7 +396,8 @@ mod tests {
     }
 
     fn push(threads: &mut Threads, token: u64) {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
+        let request =
+            Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(token) };
         threads.push(Job::new(token as u32 % DISKS, request));
     }
 
@@ -427,10 +428,11 @@ mod tests {
         let len = large.len() as u64;
         // SAFETY: the memory is there until the job is back, below.
         let buffers = unsafe { Lent::assume(vec![IoVec::new(large.as_mut_ptr(), large.len())]) };
-        let request = Request { op: Op::Read, offset: 0, len, buffers, token: Token(0) };
+        let request = Request { op: Op::Read, offset: 0, len, buffers, token: RequestToken(0) };
         threads.push(Job::new(0, request));
         for token in 1..=100 {
-            let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: Token(token) };
+            let request =
+                Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(token) };
             threads.push(Job::new(slot, request));
         }
         threads.submit(Nanos::ZERO);
@@ -438,7 +440,7 @@ mod tests {
         while ended.len() < 101 {
             reap_some(threads, &mut |finished| ended.push(finished.job.request.token));
         }
-        ended.iter().position(|token| *token == Token(0)).unwrap()
+        ended.iter().position(|token| *token == RequestToken(0)).unwrap()
     }
 
     #[test]
@@ -543,8 +545,9 @@ mod tests {
 
     /// Pushes zeroes for the first `len` bytes of the disk at `slot`.
     fn push_zeroes(threads: &mut Threads, slot: u32, len: u64, token: u64) {
-        let op = Op::WriteZeroes { unmap: false };
-        threads.push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: Token(token) }));
+        let op = Op::WriteZeroes { unmap: false, fua: false };
+        threads
+            .push(Job::new(slot, Request { op, offset: 0, len, buffers: Lent::default(), token: RequestToken(token) }));
     }
 
     /// Waits for the next `count` jobs that come back, and names them in their order.

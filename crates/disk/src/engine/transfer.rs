@@ -88,7 +88,7 @@ mod tests {
     use egret_vring::memory::Lent;
 
     use super::*;
-    use crate::request::{Request, Token};
+    use crate::request::{Request, RequestToken};
 
     fn transfer(op: Op, memory: &mut [u8]) -> Transfer {
         let (left, right) = memory.split_at_mut(1024);
@@ -98,7 +98,7 @@ mod tests {
             Lent::assume(pieces.into())
         };
         let len = memory.len() as u64;
-        Transfer::new(Job::new(0, Request { op, offset: 8192, len, buffers, token: Token(1) }))
+        Transfer::new(Job::new(0, Request { op, offset: 8192, len, buffers, token: RequestToken(1) }))
     }
 
     #[test]

@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
     use crate::tests::Memory;
-    use crate::{Driver, EngineOptions, EngineSet, Options, Token};
+    use crate::{Driver, EngineOptions, EngineSet, Options, RequestToken};
 
     /// How many reads go by untried before the next one is tried.
     fn untried(probe: &mut PageCacheProbe) -> u32 {
@@ -130,7 +130,7 @@ mod tests {
         let mut engines = EngineSet::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();
         assert_eq!(engines.slots[0].as_ref().unwrap().probe, Some(PageCacheProbe { pause: 0, next: 1 }));
-        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: Token(0) };
+        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers: memory.iovecs(), token: RequestToken(0) };
         engines.push(slot, request);
         engines.submit(clock::now());
         assert_eq!(engines.slots[0].as_ref().unwrap().probe, None);

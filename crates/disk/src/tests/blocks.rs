@@ -31,7 +31,7 @@ fn sub_block_writes_in_flight_together_keep_each_others_data() {
         for round in 0..8 {
             // Every sector of every block, in an order in which neighbours are far apart.
             let order: Vec<u64> = (0..128).map(|i| (i * 37 + round) % 128).collect();
-            rig.run(Op::WriteZeroes { unmap: false }, 0, 65536).unwrap();
+            rig.run(Op::WriteZeroes { unmap: false, fua: false }, 0, 65536).unwrap();
             for &sector in &order {
                 let from = sector as usize * 512;
                 rig.push_write(sector * 512, Memory::new(512, 0).filled(&data[from..from + 512]));
@@ -51,7 +51,7 @@ fn whole_blocks_and_parts_of_their_neighbours_keep_each_others_data() {
         let mut rig = Rig::with(options, EngineOptions { ring, ..EngineOptions::default() });
         let data = pattern(65536, 8);
         for _ in 0..16 {
-            rig.run(Op::WriteZeroes { unmap: false }, 0, 65536).unwrap();
+            rig.run(Op::WriteZeroes { unmap: false, fua: false }, 0, 65536).unwrap();
             // Whole blocks, and around each the sectors from the middle of one block to the middle of the next.
             for block in 0..8usize {
                 let whole = block * 8192;

@@ -245,7 +245,7 @@ fn memory_that_its_owner_takes_away_fails_the_read_and_nothing_else() {
         rustix::fs::ftruncate(&memory, 0).unwrap();
         // SAFETY: mapped; nobody but the kernel touches it.
         let buffers = unsafe { Lent::assume(vec![IoVec::new(base.unwrap().cast(), 4096)]) };
-        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: Token(1 << 40) };
+        let request = Request { op: Op::Read, offset: 0, len: 4096, buffers, token: RequestToken(1 << 40) };
         rig.engines.push(rig.slot, request);
         assert_eq!(rig.finish(1 << 40).0, Err(Errno::FAULT));
         assert_eq!((rig.cached(), rig.taken(), rig.disk.take_failure()), (0, 1, None));

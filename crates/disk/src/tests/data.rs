@@ -125,7 +125,7 @@ fn a_read_only_disk_changes_nothing() {
             let token = rig.push_write(0, Memory::new(4096, 0));
             assert_eq!(rig.finish(token).0, Err(Errno::ROFS));
             assert_eq!(rig.run(Op::Discard, 0, 4096), Err(Errno::ROFS));
-            assert_eq!(rig.run(Op::WriteZeroes { unmap: true }, 0, 4096), Err(Errno::ROFS));
+            assert_eq!(rig.run(Op::WriteZeroes { unmap: true, fua: false }, 0, 4096), Err(Errno::ROFS));
             assert_eq!(rig.read(0, 4096), vec![0; 4096]);
             rig.run(Op::Flush, 0, 0).unwrap();
         },
@@ -147,7 +147,7 @@ fn what_the_kernel_says_is_the_requests_result() {
         let token = rig.push_write(0, Memory::new(4096, 0));
         assert_eq!(rig.finish(token).0, Err(Errno::BADF));
         assert_eq!(rig.read(0, 4096), vec![0; 4096]);
-        assert_eq!(rig.run(Op::WriteZeroes { unmap: false }, 0, 4096), Err(Errno::BADF));
+        assert_eq!(rig.run(Op::WriteZeroes { unmap: false, fua: false }, 0, 4096), Err(Errno::BADF));
     }
 }
 
@@ -215,7 +215,11 @@ fn compare(rig: &mut Rig, steps: &[Step]) {
             Step::Zero { sector, sectors, unmap } => {
                 let end = (sector + sectors).min(SECTORS);
                 let len = (end - sector) * 512;
-                assert_eq!(rig.run(Op::WriteZeroes { unmap: *unmap }, sector * 512, len), Ok(()), "{step:?}");
+                assert_eq!(
+                    rig.run(Op::WriteZeroes { unmap: *unmap, fua: false }, sector * 512, len),
+                    Ok(()),
+                    "{step:?}"
+                );
                 model[*sector as usize * 512..end as usize * 512].fill(0);
             }
             Step::Flush => assert_eq!(rig.run(Op::Flush, 0, 0), Ok(())),
@@ -249,7 +253,7 @@ fn any_sequence_of_requests_leaves_a_device_as_it_leaves_memory() {
             for (_, options, shared) in ways(&options) {
                 let ring = shared.then(shared_ring);
                 let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-                rig.run(Op::WriteZeroes { unmap: true }, 0, SECTORS * 512).unwrap();
+                rig.run(Op::WriteZeroes { unmap: true, fua: false }, 0, SECTORS * 512).unwrap();
                 compare(&mut rig, &steps);
             }
         });

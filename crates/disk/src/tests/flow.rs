@@ -169,7 +169,7 @@ fn engines_that_go_away_wait_for_what_is_in_flight() {
 fn a_null_disk_of_no_latency_completes_at_once() {
     let mut rig = Rig::new(&null(Nanos::ZERO, true));
     let read = rig.push_read(0, Memory::new(4096, 0));
-    rig.push(Op::WriteZeroes { unmap: true }, 4096, 4096, None);
+    rig.push(Op::WriteZeroes { unmap: true, fua: false }, 4096, 4096, None);
     rig.push(Op::Flush, 0, 0, None);
     assert!(rig.engines.has_completions());
     assert!(!rig.engines.arm());

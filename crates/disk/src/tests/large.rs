@@ -149,7 +149,7 @@ fn what_is_discarded_or_zeroed_in_parts_keeps_its_surroundings() {
     File::options().write(true).open(&image.path).unwrap().set_len(size).unwrap();
     let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..image.options() });
     let patch = pattern(MIB as usize, 7);
-    for op in [Op::Discard, Op::WriteZeroes { unmap: true }] {
+    for op in [Op::Discard, Op::WriteZeroes { unmap: true, fua: false }] {
         // What begins and ends in the middle of each.
         let (first, last) = (10 * MIB, 180 * MIB);
         let patches = [first, 64 * MIB - 512, 100 * MIB, 128 * MIB - 512, last];
@@ -210,7 +210,7 @@ fn compare(rig: &mut Rig, requests: &[(u8, u64, u64, usize)]) {
             }
             _ => {
                 part.fill(0);
-                assert_eq!(rig.run(Op::WriteZeroes { unmap: false }, start, end - start), Ok(()));
+                assert_eq!(rig.run(Op::WriteZeroes { unmap: false, fua: false }, start, end - start), Ok(()));
             }
         }
     }
@@ -227,7 +227,7 @@ fn requests_of_many_parts_leave_a_disk_as_they_leave_memory() {
         for (_, options, shared) in options.iter().flatten().flat_map(ways) {
             let ring = shared.then(shared_ring);
             let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
-            rig.run(Op::WriteZeroes { unmap: true }, 0, SIZE).unwrap();
+            rig.run(Op::WriteZeroes { unmap: true, fua: false }, 0, SIZE).unwrap();
             compare(&mut rig, &requests);
         }
     });
@@ -301,7 +301,7 @@ fn memory_that_its_owner_took_away_is_no_failure_of_the_disk() {
         for op in [Op::Read, Op::Write { fua: false }, Op::Write { fua: true }] {
             // SAFETY: as above. What touches it is the kernel, and says so.
             let buffers = unsafe { Lent::assume(vec![IoVec::new(base.cast(), len)]) };
-            let request = Request { op, offset: 0, len: len as u64, buffers, token: Token(rig.next) };
+            let request = Request { op, offset: 0, len: len as u64, buffers, token: RequestToken(rig.next) };
             rig.next += 1;
             rig.engines.push(rig.slot, request);
             assert_eq!(rig.finish(rig.next - 1).0, Err(Errno::FAULT), "{op:?}");

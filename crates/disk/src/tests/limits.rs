@@ -52,7 +52,7 @@ fn what_keeps_a_disk_busy_is_limited_and_flushes_are_not() {
         let write = |rig: &mut Rig| rig.push_write(0, Memory::new(BLOCK as usize, 0));
         let gone =
             [write(&mut rig), write(&mut rig), rig.push(Op::Flush, 0, 0, None), rig.push_read(0, Memory::new(512, 0))];
-        let wait = [write(&mut rig), rig.push(Op::WriteZeroes { unmap: false }, 0, BLOCK, None)];
+        let wait = [write(&mut rig), rig.push(Op::WriteZeroes { unmap: false, fua: false }, 0, BLOCK, None)];
         let discard = rig.push(Op::Discard, 0, BLOCK, None);
         rig.engines.submit(clock::now());
         rig.reap();

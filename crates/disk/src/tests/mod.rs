@@ -24,7 +24,7 @@ use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, Token};
+use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, RequestToken};
 
 /// Long enough for any machine; what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ impl Rig {
             let memory = self.memory.entry(token).or_insert(memory);
             buffers = memory.iovecs();
         }
-        self.engines.push(self.slot, Request { op, offset, len, buffers, token: Token(token) });
+        self.engines.push(self.slot, Request { op, offset, len, buffers, token: RequestToken(token) });
         token
     }
 

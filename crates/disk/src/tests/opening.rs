@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 
+use rustix::fs::OFlags;
+
 use super::*;
 use crate::{DetectZeroes, Discard, Locking};
 
@@ -37,6 +39,20 @@ fn an_image_is_described_as_it_is() {
     drop(disk);
     let disk = Disk::open(&Options { discard: Discard::Unmap, ..image.options() }).unwrap();
     assert!(disk.supports_discard() && disk.max_discard_bytes() > 0 && disk.discard_granularity() >= 512);
+}
+
+#[test]
+fn an_image_is_opened_past_the_page_cache_where_that_is_asked_for_and_only_there() {
+    let image = Image::new(1 << 20);
+    for read_only in [false, true] {
+        for direct in [false, true] {
+            let disk = Disk::open(&Options { direct, read_only, ..image.options() }).unwrap();
+            let flags = rustix::fs::fcntl_getfl(disk.file().unwrap()).unwrap();
+            assert_eq!(flags.contains(OFlags::DIRECT), direct, "read_only={read_only}");
+            // A flag of the file would make each write wait.
+            assert!(!flags.intersects(OFlags::DSYNC), "{flags:?}");
+        }
+    }
 }
 
 #[test]

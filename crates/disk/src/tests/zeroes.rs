@@ -72,7 +72,7 @@ fn zeroes_are_written_however_the_image_can_do_it() {
             for unmap in [false, true] {
                 for (offset, len) in [(4096, 32768), (512, 512), (3584, 1024), (512, 40448)] {
                     rig.write(0, &pattern(65536, 2)).unwrap();
-                    rig.run(Op::WriteZeroes { unmap }, offset, len).unwrap();
+                    rig.run(Op::WriteZeroes { unmap, fua: false }, offset, len).unwrap();
                     let mut expected = pattern(65536, 2);
                     expected[offset as usize..(offset + len) as usize].fill(0);
                     assert!(rig.read(0, 65536) == expected, "{offset}+{len} unmap={unmap} {punch_hole} {zero_range}");
@@ -87,7 +87,7 @@ fn zeroes_beyond_a_workers_memory_are_written_in_parts() {
     let image = Image::of(&pattern(4 * MIB as usize, 1));
     let mut rig = Rig::new(&image.options());
     rig.disk.able.zero_range.store(false, Ordering::Relaxed);
-    rig.run(Op::WriteZeroes { unmap: false }, 512, 3 * MIB).unwrap();
+    rig.run(Op::WriteZeroes { unmap: false, fua: false }, 512, 3 * MIB).unwrap();
     let mut expected = pattern(4 * MIB as usize, 1);
     expected[512..512 + 3 * MIB as usize].fill(0);
     assert!(image.content() == expected);

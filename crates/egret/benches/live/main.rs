@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use egret_loadgen::client::{Client, Manner};
+use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, Rw, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
 use serde_json::{Value, json};
@@ -160,7 +160,7 @@ fn measure(cores: &Cores, subject: &Subject<'_>, depth: u16, length: Duration) {
     let cpus_allowed = cores.pair().map(|(client, _)| client).into_iter().collect();
     let (iodepth, numjobs, waiting) = (depth, QUEUES, Waiting::Blocking);
     let spec = Spec { rw, iodepth, numjobs, rwmixread: 70, waiting, cpus_allowed, ..Spec::default() };
-    let connected = Client::connect(&socket, Manner::default()).and_then(|client| client.start(spec.shape()));
+    let connected = Client::connect(&socket, ClientOptions::default()).and_then(|client| client.start(spec.shape()));
     let mut jobs = spec.jobs(connected.expect("the daemon serves")).expect("the load suits the disk");
     for change in Change::ALL {
         let left_alone = run(&mut jobs, length, &mut || ());

@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Parser;
-use egret_loadgen::client::{Client, Manner as ClientManner};
+use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
 
 use disk::Disk;
-use support::attacker::{Ask, Attacker, DATA, Device, Manner, SIZE, Share, Signals, stuff};
+use support::attacker::{Ask, Attacker, DATA, Device, SIZE, Share, Signals, Variant, stuff};
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::wire::{F_VERSION_1, Wire};
@@ -58,7 +58,7 @@ struct Arguments {
 /// What the other tenant does.
 struct Attack {
     name: &'static str,
-    manner: Manner,
+    variant: Variant,
     disk: AttackedDisk,
     /// How the neighbour's disk is opened.
     neighbour: &'static str,
@@ -78,7 +78,7 @@ enum AttackedDisk {
 /// What an attack can reach.
 struct Scene<'a> {
     socket: &'a Path,
-    manner: Manner,
+    variant: Variant,
     over: &'a AtomicBool,
 }
 
@@ -88,7 +88,7 @@ impl Scene<'_> {
     }
 
     fn attacker(&self) -> Attacker {
-        let mut attacker = Attacker::boot(self.socket, self.manner, BUFFER);
+        let mut attacker = Attacker::boot(self.socket, self.variant, BUFFER);
         attacker.read_honestly();
         attacker
     }
@@ -126,77 +126,67 @@ fn endless(scene: &Scene<'_>, attacker: Option<Attacker>) -> Option<Attacker> {
     scene.wait(attacker)
 }
 
-const SCSI: Manner = Manner { device: Device::Scsi, packed: false };
-const PACKED: Manner = Manner { device: Device::Blk, packed: true };
+const SCSI: Variant = Variant { device: Device::Scsi, packed: false };
+const PACKED: Variant = Variant { device: Device::Blk, packed: true };
 const DIRECT: &str = "aio=io_uring,cache.direct=on";
+
+const CHAINS_OF_4_GIB: Attack = Attack {
+    name: "1024 chains of 4 GiB",
+    variant: Variant::PLAIN,
+    disk: AttackedDisk::Null,
+    neighbour: DIRECT,
+    round: endless,
+};
 
 const ATTACKS: &[Attack] = &[
     Attack {
         name: "none: reads of 4 KiB, 64 at a time",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(64 * MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 64, Ask::Read { at: 0 }, 1, 4 * KIB),
     },
-    Attack {
-        name: "1024 chains of 4 GiB",
-        manner: Manner::PLAIN,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: endless,
-    },
-    Attack {
-        name: "1024 chains of 4 GiB, packed",
-        manner: PACKED,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: endless,
-    },
-    Attack {
-        name: "1024 chains of 4 GiB, SCSI",
-        manner: SCSI,
-        disk: AttackedDisk::Null,
-        neighbour: DIRECT,
-        round: endless,
-    },
+    CHAINS_OF_4_GIB,
+    Attack { name: "1024 chains of 4 GiB, packed", variant: PACKED, ..CHAINS_OF_4_GIB },
+    Attack { name: "1024 chains of 4 GiB, SCSI", variant: SCSI, ..CHAINS_OF_4_GIB },
     Attack {
         name: "cached reads of 1 GiB, io_uring",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(GIB, "aio=io_uring"),
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 8, Ask::Read { at: 0 }, 256, BUFFER),
     },
     Attack {
         name: "cached reads of 2 MiB, io_uring",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(64 * MIB, "aio=io_uring"),
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 64, Ask::Read { at: 0 }, 1, 2 * MIB),
     },
     Attack {
         name: "direct reads of 64 MiB, native",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(64 * MIB, "aio=native,cache.direct=on"),
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 32, Ask::Read { at: 0 }, 16, BUFFER),
     },
     Attack {
         name: "zero detection over 1 GiB",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(GIB, "aio=io_uring,detect-zeroes=on"),
         neighbour: DIRECT,
         round: |scene, attacker| scene.ask(attacker, 8, Ask::Write { at: 0 }, 256, BUFFER),
     },
     Attack {
         name: "64 zero-fills of 256 MiB",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::InMemory(256 * MIB, "aio=threads"),
         neighbour: "aio=threads,cache.direct=on",
         round: |scene, attacker| scene.ask(attacker, 64, Ask::WriteZeroes { at: 0, len: 256 * MIB }, 0, 0),
     },
     Attack {
         name: "1024 of VERIFY",
-        manner: SCSI,
+        variant: SCSI,
         disk: AttackedDisk::Image(MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, attacker| {
@@ -206,7 +196,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "queues that break",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, _| {
@@ -219,7 +209,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "memory that is truncated",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, _| {
@@ -233,7 +223,7 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "a call descriptor that blocks",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, attacker| {
@@ -244,13 +234,13 @@ const ATTACKS: &[Attack] = &[
     },
     Attack {
         name: "a queue that nobody kicks",
-        manner: Manner::PLAIN,
+        variant: Variant::PLAIN,
         disk: AttackedDisk::Image(MIB, DIRECT),
         neighbour: DIRECT,
         round: |scene, attacker| {
             let boot = || {
                 let signals = Signals { kick: None, ..Signals::new() };
-                Attacker::boot_with(scene.socket, scene.manner, vec![Share::new(DATA, BUFFER)], signals)
+                Attacker::boot_with(scene.socket, scene.variant, vec![Share::new(DATA, BUFFER)], signals)
             };
             let attacker = attacker.unwrap_or_else(boot);
             std::thread::sleep(Duration::from_millis(1));
@@ -295,12 +285,12 @@ fn main() -> std::io::Result<()> {
 }
 
 /// What the neighbour had, in the median.
-struct Had {
+struct Figures {
     iops: f64,
     p99_us: f64,
 }
 
-impl Had {
+impl Figures {
     fn of(tallies: &[Tally]) -> Self {
         let median = |of: fn(&Tally) -> f64| {
             let mut all: Vec<f64> = tallies.iter().map(of).collect();
@@ -318,7 +308,7 @@ fn measure(
     attack: &Attack,
     depth: u16,
     arguments: &Arguments,
-) -> Result<[Had; 2], LoadError> {
+) -> Result<[Figures; 2], LoadError> {
     let scratch = Scratch::new();
     let [victim, neighbour] = ["victim", "neighbour"].map(|name| scratch.path(name));
     let in_memory = tempfile::tempdir_in("/dev/shm").map_err(egret_loadgen::client::ClientError::from)?;
@@ -326,7 +316,7 @@ fn measure(
         .iothread("io0", "")
         .disk("neighbour", disk.path(), attack.neighbour)
         .export("e1", "neighbour", &neighbour, "iothread=io0");
-    let options = match attack.manner.device {
+    let options = match attack.variant.device {
         Device::Blk => options.export("e0", "victim", &victim, "writable=on,iothread=io0"),
         Device::Scsi => {
             options.export_scsi("e0", &victim, "writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=victim")
@@ -335,7 +325,7 @@ fn measure(
     let server = cores.on_the_servers(|| Server::start(&Program::under_test(), &options));
     let cpus_allowed = cores.pair().map(|(client, _)| client).into_iter().collect();
     let spec = Spec { iodepth: depth, waiting: Waiting::Blocking, cpus_allowed, ..Spec::default() };
-    let connected = Client::connect(&neighbour, ClientManner::default()).and_then(|client| client.start(spec.shape()));
+    let connected = Client::connect(&neighbour, ClientOptions::default()).and_then(|client| client.start(spec.shape()));
     let mut jobs = spec.jobs(connected?)?;
     let span = Span { ramp: Duration::from_millis(100), length: Duration::from_secs_f64(arguments.seconds) };
     let [mut alone, mut beside] = [Vec::new(), Vec::new()];
@@ -346,7 +336,7 @@ fn measure(
     drop(jobs);
     // One that is killed may hold its locks for a moment longer.
     server.terminate();
-    Ok([Had::of(&alone), Had::of(&beside)])
+    Ok([Figures::of(&alone), Figures::of(&beside)])
 }
 
 fn run(jobs: &mut [Job], span: Span) -> Result<Tally, LoadError> {
@@ -357,7 +347,7 @@ fn run_beside(jobs: &mut [Job], span: Span, attack: &Attack, socket: &Path) -> R
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let scene = Scene { socket, manner: attack.manner, over: &over };
+            let scene = Scene { socket, variant: attack.variant, over: &over };
             let mut attacker = None;
             while !scene.is_over() {
                 attacker = (attack.round)(&scene, attacker);

@@ -107,7 +107,7 @@ pub struct Idle {
 }
 
 /// A started daemon with its busy export's socket and its idle exports' clients.
-struct Stage {
+struct Deployment {
     _idle: Vec<Connection>,
     busy: PathBuf,
     server: Server,
@@ -115,12 +115,12 @@ struct Stage {
 }
 
 /// Starts a fresh daemon on its core, with `company` idle exports whose clients are connected.
-fn set_up(
+fn deploy(
     contender: &Contender,
     cores: &Cores,
     company: usize,
     disk: impl FnOnce(Options) -> Options,
-) -> io::Result<Stage> {
+) -> io::Result<Deployment> {
     let scratch = Scratch::new();
     let (busy, idle) = (scratch.path("busy"), |n: usize| scratch.path(&format!("idle{n}")));
     let mut options = disk(Options::new().iothread("io0", contender.iothread));
@@ -131,7 +131,7 @@ fn set_up(
     }
     let server = cores.on_the_servers(|| Server::start(&contender.program, &options));
     let connected: io::Result<_> = (0..company).map(|n| connect(&idle(n), false, 4096)).collect();
-    Ok(Stage { _idle: connected?, busy, server, _scratch: scratch })
+    Ok(Deployment { _idle: connected?, busy, server, _scratch: scratch })
 }
 
 /// Connects with one queue; exports are read-only here, as nothing writes.
@@ -140,17 +140,17 @@ fn connect(socket: &Path, poll: bool, buffer: usize) -> io::Result<Connection> {
     Connection::connect_as(socket, client)
 }
 
-/// A contender on stage, and what it has done so far.
+/// A contender's deployment, and what it has done so far.
 struct Running<'a> {
     contender: &'a Contender,
     connection: Connection,
-    stage: Stage,
+    deployment: Deployment,
     tally: Tally,
 }
 
 /// Measures `contenders` in one cell, each for `length` in all.
 ///
-/// All are on stage at once, and in turn each is loaded for a slice of its time while the others sleep: what disturbs
+/// All are deployed at once, and in turn each is loaded for a slice of its time while the others sleep: what disturbs
 /// this machine for longer than a slice disturbs all alike. A contender that fails is missing from the answer.
 pub fn measure(
     cell: &Cell,
@@ -176,7 +176,7 @@ pub fn measure(
             let capacity = one.connection.capacity().unwrap_or_default();
             let warm_up = if slice == 0 { WARM_UP } else { WARM_UP / 10 };
             let load = Load { depth: cell.depth, capacity, warm_up, length: how.length / SLICES };
-            let cpu_time = || machine::cpu_time_ns(one.stage.server.pid()).expect("the server lives");
+            let cpu_time = || machine::cpu_time_ns(one.deployment.server.pid()).expect("the server lives");
             let run = how.cores.on_the_clients(|| load.run(one.connection.first(), cpu_time, &mut one.tally));
             run.inspect_err(|error| failed(one.contender, error)).is_ok()
         });
@@ -185,12 +185,12 @@ pub fn measure(
 }
 
 fn enter<'a>(cell: &Cell, contender: &'a Contender, how: &How<'_>) -> io::Result<Running<'a>> {
-    let stage = set_up(contender, how.cores, cell.company, |options| match cell.engine {
+    let deployment = deploy(contender, how.cores, cell.company, |options| match cell.engine {
         Some(engine) => options.disk("d", how.disk.path(), &format!("read-only=on,cache.direct=on,aio={engine}")),
         None => options.null("d", ""),
     })?;
-    let connection = connect(&stage.busy, how.poll, cell.depth * load::REQUEST)?;
-    Ok(Running { contender, connection, stage, tally: Tally::default() })
+    let connection = connect(&deployment.busy, how.poll, cell.depth * load::REQUEST)?;
+    Ok(Running { contender, connection, deployment, tally: Tally::default() })
 }
 
 /// Watches one contender idle, with one export and with many.
@@ -198,10 +198,10 @@ pub fn measure_idle(contender: &Contender, cores: &Cores) -> Vec<Idle> {
     [0, COMPANY]
         .into_iter()
         .filter_map(|company| {
-            let stage = set_up(contender, cores, company, |options| options.null("d", "")).ok()?;
-            let mut connection = connect(&stage.busy, false, 4096).ok()?;
+            let deployment = deploy(contender, cores, company, |options| options.null("d", "")).ok()?;
+            let mut connection = connect(&deployment.busy, false, 4096).ok()?;
             connection.first().read(0, 4096).ok()?;
-            let sleeps = || stage.server.sleeps().iter().map(|(_, sleeps)| sleeps).sum::<u64>();
+            let sleeps = || deployment.server.sleeps().iter().map(|(_, sleeps)| sleeps).sum::<u64>();
             // What the read has stirred up may settle first.
             std::thread::sleep(WATCH / 2);
             let before = sleeps();
@@ -210,7 +210,7 @@ pub fn measure_idle(contender: &Contender, cores: &Cores) -> Vec<Idle> {
                 contender: contender.name.clone(),
                 exports: company + 1,
                 wakeups_per_second: (sleeps() - before) as f64 / WATCH.as_secs_f64(),
-                resident: stage.server.resident(),
+                resident: deployment.server.resident(),
             })
         })
         .collect()

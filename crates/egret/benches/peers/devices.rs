@@ -6,11 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use egret_lab::statistics::{median, spread};
-use egret_loadgen::client::{Client, Disk as Connection, Manner};
+use egret_loadgen::client::{Client, ClientOptions, Connection};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally, Waiting};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
 
+use crate::arguments::CommonArguments;
 use crate::cells::{SLICES, WARM_UP};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
@@ -46,8 +47,8 @@ fn name(under: Under, depth: u16) -> String {
 }
 
 /// A device with a client, and what was measured of it.
-struct Seat {
-    device: String,
+struct DeviceUnderLoad {
+    name: String,
     server: Rc<Server>,
     job: Job,
     tally: Tally,
@@ -68,12 +69,12 @@ struct Sample {
     sleeps: f64,
 }
 
-impl Seat {
-    fn new(device: &str, server: &Rc<Server>, disk: Connection, spec: &Spec) -> Result<Self, LoadError> {
+impl DeviceUnderLoad {
+    fn new(name: &str, server: &Rc<Server>, disk: Connection, spec: &Spec) -> Result<Self, LoadError> {
         let mut jobs = spec.jobs(disk)?;
         let job = jobs.pop().expect("one job");
         let tally = job.tally();
-        Ok(Self { device: device.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0, sleeps: 0 })
+        Ok(Self { name: name.to_owned(), server: Rc::clone(server), job, tally, cpu_ns: 0, sleeps: 0 })
     }
 
     fn take_turn(&mut self, span: Span) -> Result<(), LoadError> {
@@ -90,12 +91,9 @@ impl Seat {
     }
 }
 
-/// Measures and prints every cell whose name contains `only`.
-pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, cores: &Cores, shuffle: &mut Shuffle) {
-    let cells: Vec<_> = CELLS
-        .into_iter()
-        .filter(|(under, depth)| only.is_none_or(|only| name(*under, *depth).contains(only)))
-        .collect();
+/// Measures and prints every cell that is asked for.
+pub fn compare(common: &CommonArguments, peer: &str, length: Duration, cores: &Cores, shuffle: &mut Shuffle) {
+    let cells: Vec<_> = CELLS.into_iter().filter(|(under, depth)| common.chooses(&name(*under, *depth))).collect();
     if cells.is_empty() {
         return;
     }
@@ -107,19 +105,19 @@ pub fn compare(only: Option<&str>, peer: &str, pairs: usize, length: Duration, c
     }
     let peer = is_there.is_ok().then_some(&program);
     let mut samples = Vec::new();
-    for pair in 0..pairs {
+    for pair in 0..common.pairs() {
         for (under, depth) in shuffle.of(cells.clone()) {
             match measure(under, depth, peer, length, cores, shuffle) {
-                Ok(seats) => samples.extend(seats.into_iter().map(|seat| {
-                    let requests = seat.tally.requests().max(1) as f64;
+                Ok(devices) => samples.extend(devices.into_iter().map(|device| {
+                    let requests = device.tally.requests().max(1) as f64;
                     Sample {
                         cell: name(under, depth),
                         pair,
-                        iops: seat.tally.iops(),
-                        p50_us: seat.tally.lat_us(0.5),
-                        cpu_us: seat.cpu_ns as f64 / 1e3 / requests,
-                        sleeps: seat.sleeps as f64 / requests,
-                        device: seat.device,
+                        iops: device.tally.iops(),
+                        p50_us: device.tally.lat_us(0.5),
+                        cpu_us: device.cpu_ns as f64 / 1e3 / requests,
+                        sleeps: device.sleeps as f64 / requests,
+                        device: device.name,
                     }
                 })),
                 Err(error) => println!("failed: {}: {error}", name(under, depth)),
@@ -136,7 +134,7 @@ fn measure(
     length: Duration,
     cores: &Cores,
     shuffle: &mut Shuffle,
-) -> Result<Vec<Seat>, LoadError> {
+) -> Result<Vec<DeviceUnderLoad>, LoadError> {
     let scratch = Scratch::new();
     let image = scratch.image("disk", FILE);
     std::fs::write(&image, vec![0xA5; FILE as usize]).expect("room for a file");
@@ -153,8 +151,8 @@ fn measure(
     };
     let start =
         |program: &Program, options: &Options| Rc::new(cores.on_the_servers(|| Server::start(program, options)));
-    let start_scsi = |path: &Path| Client::start_scsi(path, Manner::default(), spec.shape());
-    let mut seats = Vec::new();
+    let start_scsi = |path: &Path| Client::start_scsi(path, ClientOptions::default(), spec.shape());
+    let mut devices = Vec::new();
     for (iothread, names) in [("poll-max-ns=0", [BLK, SCSI]), ("", [POLLING_BLK, POLLING_SCSI])] {
         let [blk, scsi] = names.map(|name| scratch.path(&name.replace(", ", "-")));
         let options = node(node(Options::new().iothread("io0", iothread), "b"), "s");
@@ -164,24 +162,24 @@ fn measure(
             "iothread=io0,luns.0.lun=0,luns.0.node-name=s",
         );
         let server = start(&Program::egret(), &options);
-        let disks = [Client::connect(&blk, Manner::default())?.start(spec.shape())?, start_scsi(&scsi)?];
+        let disks = [Client::connect(&blk, ClientOptions::default())?.start(spec.shape())?, start_scsi(&scsi)?];
         for (name, disk) in names.into_iter().zip(disks) {
-            seats.push(Seat::new(name, &server, disk, &spec)?);
+            devices.push(DeviceUnderLoad::new(name, &server, disk, &spec)?);
         }
     }
     if let (Some(peer), Under::File) = (peer, under) {
         let words = ["--socket-path".to_owned(), theirs.display().to_string(), image.display().to_string()];
         let server = start(peer, &Options::new().words(words).listening(&theirs));
-        seats.push(Seat::new(PEER, &server, start_scsi(&theirs)?, &spec)?);
+        devices.push(DeviceUnderLoad::new(PEER, &server, start_scsi(&theirs)?, &spec)?);
     }
     for slice in 0..SLICES {
-        seats = shuffle.of(seats);
+        devices = shuffle.of(devices);
         let ramp = if slice == 0 { WARM_UP } else { WARM_UP / 10 };
-        for seat in &mut seats {
-            cores.on_the_clients(|| seat.take_turn(Span { ramp, length: length / SLICES }))?;
+        for device in &mut devices {
+            cores.on_the_clients(|| device.take_turn(Span { ramp, length: length / SLICES }))?;
         }
     }
-    Ok(seats)
+    Ok(devices)
 }
 
 /// The table; a ratio is of two measurements of one repetition.

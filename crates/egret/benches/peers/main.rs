@@ -1,18 +1,21 @@
 //! Egret beside a peer: the same client, the same disk, the same options, in turns and in random order.
 //!
-//! `make bench`, or `cargo bench -p egret --bench peers -- --help`. Each measurement starts a fresh daemon pinned to one core,
+//! `make bench`, or `cargo bench -p egret --bench peers -- --help`. With `--quick` it takes under 90 seconds. Each measurement starts a fresh daemon pinned to one core,
 //! loads it from another with libblkio, and accounts the daemon's CPU time per request. The contenders of a cell take
 //! turns of a fraction of a second, and what one repetition measures is compared within that repetition only, so that
 //! a machine that slows down slows all.
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `arguments` | arguments that benchmarks share |
 //! | `cells` | what is measured: disks, depths, company, contenders |
 //! | `devices` | virtio-scsi beside virtio-blk and vhost-device-scsi, with the lab's load |
 //! | `load` | the client: random 4 KiB reads, so many in flight |
 //! | `disk` | the disk under test |
 //! | `report` | medians, ratios, the table and its JSON copy |
 
+#[path = "../shared/arguments.rs"]
+mod arguments;
 mod cells;
 mod devices;
 #[path = "../shared/disk.rs"]
@@ -23,11 +26,11 @@ mod report;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Parser;
 
+use arguments::CommonArguments;
 use cells::{Cell, Contender, How, Measured, Role};
 use disk::Disk;
 use egret_loadgen::machine::{self, Cores};
@@ -37,24 +40,8 @@ use support::server::Program;
 /// Measures egret beside a peer.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Take under 90 seconds: fewer and shorter measurements
-    #[arg(long)]
-    quick: bool,
-    /// Repeat everything so often [default: 5]
-    #[arg(long)]
-    pairs: Option<usize>,
-    /// Load each server in each cell for so long, in turns [default: 2]
-    #[arg(long)]
-    seconds: Option<f64>,
-    /// Measure only cells whose name contains this, such as "io_uring QD1"
-    #[arg(long, value_name = "PATTERN")]
-    only: Option<String>,
-    /// Let the client poll for completions instead of waiting for them
-    #[arg(long)]
-    poll: bool,
-    /// Write every sample to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonArguments,
     /// Put another server in egret's place: the peer itself finds the noise
     #[arg(long, value_name = "COMMAND")]
     server_a: Option<String>,
@@ -64,20 +51,12 @@ struct Arguments {
     /// Whom virtio-scsi is compared with
     #[arg(long, value_name = "COMMAND", default_value = "vhost-device-scsi")]
     scsi_peer: String,
-    /// What cargo passes to every benchmark
-    #[arg(long, hide = true)]
-    bench: bool,
+    /// Let the client poll for completions instead of waiting for them
+    #[arg(long)]
+    poll: bool,
 }
 
 impl Arguments {
-    fn pairs(&self) -> usize {
-        self.pairs.unwrap_or(if self.quick { 2 } else { 5 }).max(1)
-    }
-
-    fn length(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.7 } else { 2.0 }))
-    }
-
     fn contenders(&self) -> Vec<Contender> {
         let subject = self.server_a.as_deref().map_or_else(Program::egret, Program::peer);
         let peer = Program::peer(&self.server_b);
@@ -111,33 +90,30 @@ fn main() -> std::io::Result<()> {
         Some((client, server)) => println!("cores: client on {client}, server on {server}"),
         None => println!("missing: a second core; client and server share one, unpinned"),
     }
-    let cells: Vec<Cell> = cells::all()
-        .into_iter()
-        .filter(|cell| arguments.only.as_ref().is_none_or(|pattern| cell.name().contains(pattern)))
-        .collect();
+    let common = &arguments.common;
+    let cells: Vec<Cell> = cells::all().into_iter().filter(|cell| common.chooses(&cell.name())).collect();
 
-    let how = How { disk: &disk, cores: &cores, poll: arguments.poll, length: arguments.length() };
+    let how = How { disk: &disk, cores: &cores, poll: arguments.poll, length: common.length(2.0, 0.7) };
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
     let mut measured = Vec::new();
-    for pair in 0..arguments.pairs() {
+    for pair in 0..common.pairs() {
         for cell in shuffle.of(cells.clone()) {
             let admitted = contenders.iter().filter(|contender| cell.admits(contender)).collect();
             for (contender, sample) in cells::measure(&cell, admitted, &how, &mut shuffle) {
                 measured.push(Measured { cell: cell.clone(), contender, pair, sample });
             }
         }
-        eprintln!("repetition {} of {} is over, {} s", pair + 1, arguments.pairs(), begin.elapsed().as_secs());
+        eprintln!("repetition {} of {} is over, {} s", pair + 1, common.pairs(), begin.elapsed().as_secs());
     }
-    let idle = contenders.iter().filter(|contender| arguments.only.is_none() && contender.role != Role::Polling);
+    let idle = contenders.iter().filter(|contender| common.only.is_none() && contender.role != Role::Polling);
     let idle: Vec<_> = idle.flat_map(|contender| cells::measure_idle(contender, &cores)).collect();
 
     report::print(&cells, &contenders, &measured);
     report::print_idle(&idle);
-    let only = arguments.only.as_deref();
-    devices::compare(only, &arguments.scsi_peer, arguments.pairs(), arguments.length(), &cores, &mut shuffle);
-    if let Some(path) = &arguments.json {
+    devices::compare(common, &arguments.scsi_peer, how.length, &cores, &mut shuffle);
+    if let Some(path) = &common.json {
         std::fs::write(path, report::json(&measured, &idle))?;
         println!("every sample: {}", path.display());
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use egret_loadgen::load::{Process, Rate, Spec, Waiting};
+use egret_loadgen::load::{Rate, RateProcess, Spec, Waiting};
 use egret_loadgen::machine::Cores;
 
 use crate::support::server::Options;
@@ -69,12 +69,6 @@ impl Cell {
         format!("{under} {client} {demand} x{} {placement}", self.disks)
     }
 
-    /// Whether its name has every word of `pattern`.
-    pub fn is_called(&self, pattern: &str) -> bool {
-        let name = self.name();
-        pattern.split_whitespace().all(|word| name.split(' ').any(|part| part == word))
-    }
-
     /// Whether the demand leaves the server with little to do.
     pub fn is_light(&self) -> bool {
         matches!(self.demand, Demand::PerSecond(_))
@@ -107,7 +101,7 @@ impl Cell {
     pub fn spec(&self, cores: &Cores) -> Spec {
         let (iodepth, rate_iops) = match self.demand {
             Demand::Depth(depth) => (depth, None),
-            Demand::PerSecond(rate) => (ROOM, Some(Rate { iops: rate.into(), process: Process::Poisson })),
+            Demand::PerSecond(rate) => (ROOM, Some(Rate { iops: rate.into(), process: RateProcess::Poisson })),
         };
         Spec {
             iodepth,

@@ -3,8 +3,8 @@
 use egret_lab::statistics::{Agreement, agreement, median};
 
 use crate::cells::{Cell, Demand, Placement, Under};
+use crate::deployment::{Contender, Outcome};
 use crate::report::{Measured, of, ratios, with_policy};
-use crate::stage::{Contender, Outcome};
 use egret_loadgen::load::Waiting;
 
 /// A goal that every one of some cells is to reach.

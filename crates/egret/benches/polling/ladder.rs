@@ -6,7 +6,7 @@ use egret_loadgen::machine::Cores;
 use egret_loadgen::random::Shuffle;
 
 use crate::cells::{Cell, Demand, Placement, Under};
-use crate::stage::{Contender, Outcome, Plan, set_up_or_say, take_turns};
+use crate::deployment::{Contender, Outcome, Plan, take_turns, try_deploy};
 use egret_loadgen::load::Waiting;
 
 /// How many idle disks, of 32 queues each.
@@ -49,7 +49,7 @@ pub fn measure(
     for monitor in ["ppoll", "epoll", "io_uring"] {
         for policy in policies {
             let contender = Contender::of_policy(&format!("{policy},fd-monitor={monitor}"));
-            let mut stages = Vec::new();
+            let mut deployments = Vec::new();
             for company in COMPANY {
                 // None of these spins for good, and to stop and continue a daemon of many threads is work for it.
                 let plan = Plan {
@@ -60,24 +60,24 @@ pub fn measure(
                     company,
                     park: false,
                 };
-                match set_up_or_say(&plan, |options| cell.blockdevs(options, None)) {
-                    Ok(stage) => stages.push((company, stage)),
+                match try_deploy(&plan, |options| cell.blockdevs(options, None)) {
+                    Ok(deployment) => deployments.push((company, deployment)),
                     Err(error) => println!("failed: {monitor} {policy} beside {company}: {error}"),
                 }
             }
-            for (company, stage) in &stages {
+            for (company, deployment) in &deployments {
                 if *company == COMPANY[COMPANY.len() - 1] {
-                    let cores = stage.idle_cores(WATCH);
+                    let cores = deployment.idle_cores(WATCH);
                     idle.push(Idle { monitor, policy: policy.to_owned(), cores });
                 }
             }
             for repetition in 0..repetitions {
-                stages = take_turns(stages, length, shuffle, |company, error| {
+                deployments = take_turns(deployments, length, shuffle, |company, error| {
                     println!("failed: {monitor} {policy} beside {company}: {error}");
                 });
-                for (company, stage) in &mut stages {
+                for (company, deployment) in &mut deployments {
                     let (policy, company) = (policy.to_owned(), *company);
-                    rungs.push(Rung { monitor, policy, company, repetition, outcome: stage.outcome() });
+                    rungs.push(Rung { monitor, policy, company, repetition, outcome: deployment.outcome() });
                 }
             }
             eprintln!("ladder: {monitor}, {policy}: done");

@@ -2,87 +2,61 @@
 //!
 //! `make bench-polling`, or `cargo bench -p egret --bench polling -- --help`. For every cell each policy gets a fresh
 //! daemon. All of them are there at once and take turns of a tenth of a second, the others stopped meanwhile; what one
-//! repetition measures is compared within that repetition only.
+//! repetition measures is compared within that repetition only. `--quick` takes a few minutes, by measuring fewer cells
+//! too; `--only ladder` is one busy disk among idle ones.
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `arguments` | arguments that benchmarks share |
 //! | `cells` | what is measured: disks, clients, loads, placement |
-//! | `stage` | daemons side by side, one of them awake |
+//! | `deployment` | daemons side by side, one of them awake |
 //! | `ladder` | one busy disk beside many idle ones |
 //! | `report` | the table, the goals, and every sample as JSON |
 
+#[path = "../shared/arguments.rs"]
+mod arguments;
 mod cells;
+mod deployment;
 #[path = "../shared/disk.rs"]
 mod disk;
 mod goals;
 mod ladder;
 mod report;
-mod stage;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Parser;
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
 
+use arguments::CommonArguments;
 use cells::{Cell, Under};
+use deployment::Contender;
 use disk::Disk;
 use report::Measured;
-use stage::Contender;
 
 /// Measures polling policies beside each other.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Take a few minutes: fewer cells, fewer and shorter measurements
-    #[arg(long)]
-    quick: bool,
-    /// Repeat everything so often [default: 5]
-    #[arg(long)]
-    pairs: Option<usize>,
-    /// Load each daemon in each cell for so long, in turns [default: 1]
-    #[arg(long)]
-    seconds: Option<f64>,
-    /// Measure only cells whose name has all these words, such as "loop QD1 apart"; "ladder" is the idle disks
-    #[arg(long, value_name = "WORDS")]
-    only: Option<String>,
+    #[command(flatten)]
+    common: CommonArguments,
     /// A policy, with more of the I/O thread's properties behind commas if you like; give several
     #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "weighted", "busy", "low-regret"])]
     policies: Vec<String>,
-    /// Write every sample to this file
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
     /// Name the cells, and measure nothing
     #[arg(long)]
     list: bool,
-    /// What cargo passes to every benchmark
-    #[arg(long, hide = true)]
-    bench: bool,
-}
-
-impl Arguments {
-    fn pairs(&self) -> usize {
-        self.pairs.unwrap_or(if self.quick { 2 } else { 5 }).max(1)
-    }
-
-    fn length(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { 0.5 } else { 1.0 }))
-    }
-
-    fn cells(&self) -> Vec<Cell> {
-        let asked = |cell: &Cell| match &self.only {
-            Some(pattern) => cell.is_called(pattern),
-            None => !self.quick || cell.is_quick(),
-        };
-        cells::all().into_iter().filter(asked).collect()
-    }
 }
 
 fn main() -> std::io::Result<()> {
     let arguments = Arguments::parse();
-    let mut cells = arguments.cells();
+    let common = &arguments.common;
+    // Some words choose among all cells, those of a long run too.
+    let is_asked_for =
+        |cell: &Cell| common.chooses(&cell.name()) && (common.only.is_some() || !common.quick || cell.is_quick());
+    let mut cells: Vec<Cell> = cells::all().into_iter().filter(is_asked_for).collect();
     if arguments.list {
         cells.iter().for_each(|cell| println!("{}", cell.name()));
         return Ok(());
@@ -102,13 +76,14 @@ fn main() -> std::io::Result<()> {
     let loop_device = disk.as_ref().map(Disk::path);
     let contenders: Vec<_> = arguments.policies.iter().map(|policy| Contender::of_policy(policy)).collect();
 
+    let (pairs, length) = (common.pairs(), common.length(1.0, 0.5));
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
     let mut measured = Vec::new();
-    for pair in 0..arguments.pairs() {
+    for pair in 0..pairs {
         for (number, cell) in shuffle.of(cells.clone()).into_iter().enumerate() {
-            let outcomes = stage::measure(&cell, &contenders, loop_device, arguments.length(), &mut shuffle);
+            let outcomes = deployment::measure(&cell, &contenders, loop_device, length, &mut shuffle);
             measured.extend(outcomes.into_iter().map(|(contender, outcome)| Measured {
                 cell,
                 contender,
@@ -119,12 +94,12 @@ fn main() -> std::io::Result<()> {
                 eprintln!("cell {} of {}, {} s", number + 1, cells.len(), begin.elapsed().as_secs());
             }
         }
-        eprintln!("repetition {} of {} is over, {} s", pair + 1, arguments.pairs(), begin.elapsed().as_secs());
+        eprintln!("repetition {} of {} is over, {} s", pair + 1, pairs, begin.elapsed().as_secs());
     }
-    let wants_the_ladder = arguments.only.as_ref().map_or(!arguments.quick, |pattern| pattern == "ladder");
+    let wants_the_ladder = common.only.as_ref().map_or(!common.quick, |pattern| pattern == "ladder");
     let (rungs, idle) = if wants_the_ladder {
         let subject = contenders.last().map_or("low-regret", |contender| contender.name.as_str());
-        ladder::measure(["off", subject], arguments.pairs(), arguments.length(), &mut shuffle)
+        ladder::measure(["off", subject], pairs, length, &mut shuffle)
     } else {
         (Vec::new(), Vec::new())
     };
@@ -133,7 +108,7 @@ fn main() -> std::io::Result<()> {
     report::print_ladder(&rungs, &idle);
     goals::print(&cells, &contenders, &measured);
     println!("{}", machine::fingerprint());
-    if let Some(path) = &arguments.json {
+    if let Some(path) = &common.json {
         std::fs::write(path, report::json(&measured, &rungs, &idle))?;
         println!("every sample: {}", path.display());
     }

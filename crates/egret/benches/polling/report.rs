@@ -7,8 +7,8 @@ use egret_loadgen::machine;
 use serde_json::json;
 
 use crate::cells::Cell;
+use crate::deployment::{Contender, Outcome};
 use crate::ladder::{Idle, Rung};
-use crate::stage::{Contender, Outcome};
 
 /// One measurement of one contender in one cell.
 pub struct Measured {

@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use egret_lab::plan::{BUILT_IN, Plan};
-use egret_lab::process::Keeper;
+use egret_lab::process::ProcessReaper;
 use egret_lab::results::{Outcome, Run};
-use egret_lab::runner::{self, Ending, Runner, Wish};
+use egret_lab::runner::{self, Ending, RunOptions, Runner};
 use egret_lab::{import, report, stack};
 use egret_loadgen::random::mix;
 use time::OffsetDateTime;
@@ -99,7 +99,7 @@ pub fn run(asked: &Bench) -> Result<()> {
             resume(asked, &directory)?;
         } else {
             runner::check(&plan, &directory).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
-            conduct(|keeper| Ok(Runner::begin(plan, &wish(asked, &directory)?, keeper)?), &directory)?;
+            conduct(|reaper| Ok(Runner::begin(plan, &options(asked, &directory)?, reaper)?), &directory)?;
         }
     }
     Ok(())
@@ -124,9 +124,9 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
     Ok(plan)
 }
 
-fn wish(asked: &Bench, directory: &Path) -> Result<Wish> {
+fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
     let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
-    Ok(Wish {
+    Ok(RunOptions {
         scale: asked.scale,
         seed: asked.seed.unwrap_or_else(|| mix(nanoseconds.into()) >> 16),
         only: asked.only.clone(),
@@ -136,14 +136,14 @@ fn wish(asked: &Bench, directory: &Path) -> Result<Wish> {
 }
 
 fn resume(asked: &Bench, directory: &Path) -> Result<()> {
-    conduct(|keeper| Ok(Runner::resume(&wish(asked, directory)?, keeper)?), directory)
+    conduct(|reaper| Ok(Runner::resume(&options(asked, directory)?, reaper)?), directory)
 }
 
 /// Runs what `begin` makes, to its end or to the first signal.
-fn conduct(begin: impl FnOnce(&Arc<Keeper>) -> Result<Runner>, directory: &Path) -> Result<()> {
-    let keeper = Keeper::new().context("/bin/sh")?;
-    stop_on_signals(&keeper)?;
-    let mut runner = begin(&keeper).map_err(|error| match keeper.has_stopped() {
+fn conduct(begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runner>, directory: &Path) -> Result<()> {
+    let reaper = ProcessReaper::new().context("/bin/sh")?;
+    stop_on_signals(&reaper)?;
+    let mut runner = begin(&reaper).map_err(|error| match reaper.has_stopped() {
         true => anyhow::anyhow!("interrupted before the first cell"),
         false => error,
     })?;
@@ -160,11 +160,11 @@ fn conduct(begin: impl FnOnce(&Arc<Keeper>) -> Result<Runner>, directory: &Path)
 
 /// The first signal lets what is kept be kept and ends the rest; the second ends the lab there and then, which its
 /// servers notice.
-fn stop_on_signals(keeper: &Arc<Keeper>) -> Result<()> {
+fn stop_on_signals(reaper: &Arc<ProcessReaper>) -> Result<()> {
     static SEEN: AtomicBool = AtomicBool::new(false);
-    let keeper = Arc::downgrade(keeper);
-    let handled = ctrlc::set_handler(move || match keeper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
-        Some(keeper) => keeper.stop(),
+    let reaper = Arc::downgrade(reaper);
+    let handled = ctrlc::set_handler(move || match reaper.upgrade().filter(|_| !SEEN.swap(true, Ordering::AcqRel)) {
+        Some(reaper) => reaper.stop(),
         None => std::process::exit(130),
     });
     match handled {

@@ -23,7 +23,7 @@ use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
-use super::summary::{Meter, waits};
+use super::summary::{CpuMeter, waits};
 
 /// How often the summary comes.
 const EVERY: Duration = Duration::from_secs(3);
@@ -119,7 +119,7 @@ fn serve(
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
-    let meter = Meter::new(&daemon);
+    let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
     control.tell_of(watchdog.stalls());
     for name in inherited.unused() {
@@ -216,7 +216,7 @@ fn write_recordings(daemon: &Daemon, path: &Path) -> Result<()> {
 
 /// Takes commands until the end, and says what for it came; on a terminal with a line now and then, elsewhere without
 /// ever waking up for nothing.
-fn attend(control: &mut Control, mut meter: Meter, signals: &Signals, life: &Life) -> Result<&'static str> {
+fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &Life) -> Result<&'static str> {
     let every = (life.talks && stdout().is_terminal()).then_some(EVERY);
     loop {
         match control.attend(signals.as_fd(), every).context("monitors")? {

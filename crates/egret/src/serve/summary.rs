@@ -6,12 +6,12 @@ use std::time::Instant;
 use egret_daemon::{Daemon, QueueStats};
 
 /// Rates, from one look to the next.
-pub struct Meter {
+pub struct CpuMeter {
     last: QueueStats,
     at: Instant,
 }
 
-impl Meter {
+impl CpuMeter {
     /// Begins to measure.
     pub fn new(daemon: &Daemon) -> Self {
         Self { last: daemon.queue_stats(), at: Instant::now() }

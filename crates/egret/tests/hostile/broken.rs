@@ -1,7 +1,7 @@
 //! Queues that break, or are taken away, with requests in flight.
 
-use crate::scene::{DIRECT, MIB, Scene, Victim, manners};
-use crate::support::attacker::{Ask, Attacker, DATA, Manner};
+use crate::scene::{DIRECT, MIB, Scene, Victim, variants};
+use crate::support::attacker::{Ask, Attacker, DATA, Variant};
 use crate::support::wire::{GET_VRING_BASE, u32s};
 
 /// Eight good reads and a chain that breaks the rules, in one kick.
@@ -16,8 +16,8 @@ fn break_with_reads_in_flight(attacker: &mut Attacker) {
 
 #[test]
 fn a_queue_that_breaks_with_requests_in_flight_gives_its_guest_s_memory_back() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("50 queues that break with reads in flight", |scene| {
             for _ in 0..50 {
                 break_with_reads_in_flight(&mut scene.attacker(MIB));
@@ -30,7 +30,7 @@ fn a_queue_that_breaks_with_requests_in_flight_gives_its_guest_s_memory_back() {
 #[test]
 fn a_queue_that_breaks_with_requests_in_flight_on_any_engine_gives_its_guest_s_memory_back() {
     for disk in ["aio=threads", "aio=native,cache.direct=on", "aio=io_uring"] {
-        let mut scene = Scene::open(Manner::PLAIN, &Victim::Image(MIB, disk));
+        let mut scene = Scene::open(Variant::PLAIN, &Victim::Image(MIB, disk));
         scene.survives(disk, |scene| {
             for _ in 0..20 {
                 break_with_reads_in_flight(&mut scene.attacker(MIB));
@@ -43,8 +43,8 @@ fn a_queue_that_breaks_with_requests_in_flight_on_any_engine_gives_its_guest_s_m
 #[test]
 fn a_queue_that_is_stopped_and_broken_by_turns_gives_its_guest_s_memory_back() {
     // A guest that resets its device has its front end ask where the queue stopped.
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &Victim::Null(MIB, "latency-ns=20000000"));
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &Victim::Null(MIB, "latency-ns=20000000"));
         scene.survives("resets with requests in flight", |scene| {
             for is_broken in [true, false].repeat(5) {
                 let mut attacker = scene.attacker(MIB);

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use crate::scene::{DIRECT, GIB, MIB, Scene, manners};
-use crate::support::attacker::{Ask, DATA, Manner, Share, new_eventfd};
+use crate::scene::{DIRECT, GIB, MIB, Scene, variants};
+use crate::support::attacker::{Ask, DATA, Share, Variant, new_eventfd};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 use crate::support::wire::*;
@@ -17,8 +17,8 @@ fn sparse_memory_is_refused_before_the_daemon_s_address_space_is_full() {
     if !Program::under_test().is_egret() {
         return;
     }
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("memory that is as large as can be", |scene| {
             let resident = scene.server.resident();
             let mut attacker = scene.attacker(MIB);
@@ -97,7 +97,7 @@ fn guest_memory_on_a_disk_is_refused() {
     if !Program::under_test().is_egret() {
         return;
     }
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("a file on a disk as memory", |scene| {
         let scratch = Scratch::new();
         let file = File::options().read(true).write(true).open(scratch.image("memory", MIB)).expect("our own file");
@@ -114,7 +114,7 @@ fn guest_memory_on_a_disk_is_refused() {
 
 #[test]
 fn guest_memory_on_tmpfs_is_taken() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("a file in memory as memory", |scene| {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let path = folder.path().join("memory");
@@ -129,7 +129,7 @@ fn guest_memory_on_tmpfs_is_taken() {
 
 #[test]
 fn records_that_nobody_receives_are_few_and_cost_the_daemon_no_descriptors() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     let descriptors = scene.server.descriptors();
     scene.survives("records that nobody takes out of the socket", |scene| {
         // Each answer holds a descriptor in the socket for as long as nobody reads it.
@@ -154,7 +154,7 @@ fn records_that_nobody_receives_are_few_and_cost_the_daemon_no_descriptors() {
 #[test]
 fn a_client_may_ask_for_a_record_as_often_as_a_monitor_does() {
     // QEMU asks once for each start of the device.
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("a few records", |scene| {
         let mut wire = Wire::agree(&scene.victim, F_VERSION_1);
         for _ in 0..8 {
@@ -166,8 +166,8 @@ fn a_client_may_ask_for_a_record_as_often_as_a_monitor_does() {
 
 #[test]
 fn floods_of_messages_cost_their_own_session_and_no_descriptors() {
-    for manner in manners().filter(|manner| !manner.packed) {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants().filter(|variant| !variant.packed) {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("floods of SET_VRING_CALL and SET_MEM_TABLE", |scene| {
             let before = scene.server.descriptors();
             let mut most = 0;
@@ -201,7 +201,7 @@ fn floods_of_messages_cost_their_own_session_and_no_descriptors() {
 
 #[test]
 fn a_client_that_never_reads_its_answers_holds_up_nobody_and_not_the_end() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     let deaf = |scene: &Scene| {
         let wire = Wire::agree(&scene.victim, F_VERSION_1);
         let socket = wire.as_fd();
@@ -230,7 +230,7 @@ fn a_client_that_never_reads_its_answers_holds_up_nobody_and_not_the_end() {
 #[test]
 fn sessions_that_peers_keep_for_ever_do_not_hold_up_the_end() {
     for half in [&[][..], &[0; 6], &u32s(&[SET_FEATURES, 1, 8])] {
-        let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+        let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
         let mut kept = Wire::connect(&scene.victim);
         kept.send_bytes(half).expect("the socket takes it");
         scene.neighbour.await_progress();
@@ -242,7 +242,7 @@ fn sessions_that_peers_keep_for_ever_do_not_hold_up_the_end() {
 
 #[test]
 fn descriptors_with_half_a_message_are_closed() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("descriptors with half a message", |scene| {
         let share = Share::new(DATA, MIB);
         for _ in 0..50 {
@@ -262,8 +262,8 @@ fn a_chain_over_more_regions_than_pieces_are_allowed_breaks_the_queue() {
     if !Program::under_test().is_egret() {
         return;
     }
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("a chain of pieces of pieces", |scene| {
             let mut attacker = scene.attacker(MIB);
             // One behind the other, so that a buffer goes through all of them.

@@ -17,7 +17,7 @@ use fuser::{
 };
 
 use crate::scene::{DIRECT, MIB, Scene};
-use crate::support::attacker::{DATA, Manner, Share};
+use crate::support::attacker::{DATA, Share, Variant};
 use crate::support::scratch::is_root_or_skips;
 use crate::support::server::Program;
 use crate::support::wire::*;
@@ -144,7 +144,7 @@ fn guest_memory_on_fuse_is_refused() {
     if !Program::under_test().is_egret() {
         return;
     }
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     let Some(mounted) = Mounted::or_skips("guest_memory_on_fuse_is_refused") else { return };
     scene.survives("memory whose pages never come", |scene| {
         let mut wire = Wire::agree(&scene.victim, F_VERSION_1);
@@ -167,7 +167,7 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
         ("as the channel", SET_BACKEND_REQ_FD, Vec::new()),
         ("for nothing", SET_OWNER, Vec::new()),
     ] {
-        let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+        let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
         let test = "a_descriptor_that_does_not_answer_holds_up_its_own_session_alone";
         let Some(mounted) = Mounted::or_skips(test) else { return };
         scene.survives(what, |scene| {

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::scene::{DIRECT, MIB, Scene};
-use crate::support::attacker::Manner;
+use crate::support::attacker::Variant;
 use crate::support::await_that;
 use crate::support::scratch::Scratch;
 use crate::support::server::Program;
@@ -15,7 +15,7 @@ use crate::support::wire::{F_VERSION_1, SET_VRING_KICK, Wire, u64s};
 
 #[test]
 fn five_hundred_short_sessions_of_garbage_are_worth_little_log() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("500 sessions of garbage", |scene| {
         for _ in 0..500 {
             let mut wire = Wire::connect(&scene.victim);
@@ -31,7 +31,7 @@ fn what_is_not_logged_is_counted() {
     if !Program::under_test().is_egret() {
         return;
     }
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("100 queues that break", |scene| {
         for _ in 0..100 {
             let mut attacker = scene.attacker(MIB);
@@ -55,7 +55,7 @@ fn a_log_that_nobody_reads_stops_no_i_o_thread() {
     let ours = format!("/proc/self/fd/{}", stderr.as_raw_fd());
     let filler = OpenOptions::new().write(true).open(ours).expect("our own pipe");
     let stderr = Some(Stdio::from(File::from(stderr)));
-    let mut scene = Scene::open_beside(Manner::PLAIN, &DIRECT, "aio=io_uring,cache.direct=on", stderr);
+    let mut scene = Scene::open_beside(Variant::PLAIN, &DIRECT, "aio=io_uring,cache.direct=on", stderr);
     let flags = fcntl_getfl(&filler).expect("our own pipe");
     fcntl_setfl(&filler, flags | OFlags::NONBLOCK).expect("our own pipe");
     // Whole pages first, and then whatever still fits.
@@ -79,7 +79,7 @@ fn a_name_that_a_peer_chose_forges_no_line() {
     if !Program::under_test().is_egret() {
         return;
     }
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("a descriptor with a name of two lines", |scene| {
         let scratch = Scratch::new();
         let name = scratch.image("x\nforged: the disk is gone\n\x1b[2J", 0);

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
-use egret_loadgen::client::{Client, Manner as ClientManner, Op, Shape};
+use egret_loadgen::client::{Client, ClientOptions, Op, Shape};
 
-use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, Manner, SIZE};
+use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, SIZE, Variant};
 use crate::support::await_that;
 use crate::support::disk::Disk;
 use crate::support::neighbour::{EXTENT, Neighbour};
@@ -51,24 +51,24 @@ pub struct Scene {
     pub neighbour: Neighbour,
     pub server: Server,
     pub victim: PathBuf,
-    pub manner: Manner,
+    pub variant: Variant,
     before: Footprint,
     _scratch: Scratch,
 }
 
 /// Every device and layout that the program under test has.
-pub fn manners() -> impl Iterator<Item = Manner> {
+pub fn variants() -> impl Iterator<Item = Variant> {
     let is_egret = Program::under_test().is_egret();
-    Manner::ALL.into_iter().filter(move |manner| is_egret || *manner == Manner::PLAIN)
+    Variant::ALL.into_iter().filter(move |variant| is_egret || *variant == Variant::PLAIN)
 }
 
 impl Scene {
-    pub fn open(manner: Manner, victim: &Victim<'_>) -> Self {
-        Self::open_beside(manner, victim, "aio=io_uring,cache.direct=on", None)
+    pub fn open(variant: Variant, victim: &Victim<'_>) -> Self {
+        Self::open_beside(variant, victim, "aio=io_uring,cache.direct=on", None)
     }
 
     /// [`open`](Self::open), with options of the neighbour's disk, and with a standard error that is not looked at.
-    pub fn open_beside(manner: Manner, victim: &Victim<'_>, neighbour: &str, stderr: Option<Stdio>) -> Self {
+    pub fn open_beside(variant: Variant, victim: &Victim<'_>, neighbour: &str, stderr: Option<Stdio>) -> Self {
         let scratch = Scratch::new();
         let program = Program::under_test();
         let sockets = ["victim", "neighbour"].map(|name| scratch.path(name));
@@ -81,7 +81,7 @@ impl Scene {
                 options.words(["--blockdev".into(), format!("driver=null-co,node-name=d0,size={len}{more}")])
             }
         };
-        let options = match manner.device {
+        let options = match variant.device {
             Device::Blk => options.export("e0", "d0", &sockets[0], "writable=on,iothread=io0"),
             Device::Scsi => {
                 let unit = "writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=d0";
@@ -102,7 +102,7 @@ impl Scene {
         let neighbour = Neighbour::start(&socket);
         neighbour.await_progress();
         let before = Footprint::of(&server);
-        let mut scene = Self { neighbour, server, victim, manner, before, _scratch: scratch };
+        let mut scene = Self { neighbour, server, victim, variant, before, _scratch: scratch };
         // What is made once, for the first requests, is not held against an attack.
         drop(scene.attacker(MIB));
         // Whose session is over when another's begins.
@@ -116,14 +116,14 @@ impl Scene {
 
     /// An attacker with so many bytes of data whose queue works.
     pub fn attacker(&self, len: u64) -> Attacker {
-        let mut attacker = Attacker::boot(&self.victim, self.manner, len);
+        let mut attacker = Attacker::boot(&self.victim, self.variant, len);
         attacker.read_honestly();
         attacker
     }
 
     /// Checks everything that must not have suffered from an attack that is over.
     pub fn suffered_nothing_of(&mut self, what: &str) {
-        let what = format!("{what}, {:?}", self.manner);
+        let what = format!("{what}, {:?}", self.variant);
         assert!(self.server.is_alive(), "the daemon outlives {what}");
         self.neighbour.await_progress();
         self.serves_the_next(&what);
@@ -150,14 +150,14 @@ impl Scene {
 
     /// Whether a new client of the attacked export is served.
     fn serves_the_next(&self, what: &str) {
-        match self.manner.device {
+        match self.variant.device {
             Device::Blk => {
                 let read = Disk::connect(&self.victim).and_then(|mut disk| disk.first().read(0, 4096));
                 read.unwrap_or_else(|error| panic!("after {what}: {error}"));
             }
             Device::Scsi => {
-                let manner = ClientManner { patience: crate::support::PATIENCE, ..ClientManner::default() };
-                let disk = Client::start_scsi(&self.victim, manner, Shape::default());
+                let variant = ClientOptions { patience: crate::support::PATIENCE, ..ClientOptions::default() };
+                let disk = Client::start_scsi(&self.victim, variant, Shape::default());
                 let mut queue = disk.unwrap_or_else(|error| panic!("after {what}: {error}")).queues.remove(0);
                 queue.submit(0, Op::Read, 0, 4096);
                 queue.publish().expect("our own eventfd");
@@ -175,9 +175,9 @@ impl Scene {
 
     /// The end: the daemon obeys, in time, and is content.
     pub fn close(self) {
-        let manner = self.manner;
+        let variant = self.variant;
         let (status, log) = self.end();
-        assert_eq!(status.code(), Some(0), "the daemon ends as it should, {manner:?}: {log:#?}");
+        assert_eq!(status.code(), Some(0), "the daemon ends as it should, {variant:?}: {log:#?}");
     }
 
     /// The end: the daemon obeys, in time. What it says, and has said.
@@ -209,8 +209,8 @@ fn bytes(log: &[String]) -> usize {
 
 #[test]
 fn a_client_that_behaves_takes_nothing_with_it() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("honest reads", |scene| {
             let mut attacker = scene.attacker(MIB);
             // Three times round the ring.

@@ -1,13 +1,13 @@
 //! Commands that are cheap to give and dear to carry out.
 
-use crate::scene::{KIB, MIB, Scene, Victim, manners};
+use crate::scene::{KIB, MIB, Scene, Victim, variants};
 use crate::support::attacker::{Ask, Device};
 
 #[test]
 fn a_thousand_verifications_at_a_time_take_little_memory() {
-    for manner in manners().filter(|manner| manner.device == Device::Scsi) {
+    for variant in variants().filter(|variant| variant.device == Device::Scsi) {
         for disk in ["aio=io_uring,cache.direct=on", "aio=threads"] {
-            let mut scene = Scene::open(manner, &Victim::Image(MIB, disk));
+            let mut scene = Scene::open(variant, &Victim::Image(MIB, disk));
             scene.survives("1024 of VERIFY", |scene| {
                 let mut attacker = scene.attacker(MIB);
                 scene.server.forget_peak();

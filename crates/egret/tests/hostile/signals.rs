@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::scene::{DIRECT, MIB, Scene, Victim, manners};
-use crate::support::attacker::{Ask, Attacker, DATA, Manner, Share, Signals, make_block, stuff};
+use crate::scene::{DIRECT, MIB, Scene, Victim, variants};
+use crate::support::attacker::{Ask, Attacker, DATA, Share, Signals, Variant, make_block, stuff};
 use crate::support::await_that;
 use crate::support::server::Program;
 
@@ -14,8 +14,8 @@ fn read(attacker: &mut Attacker) {
 
 #[test]
 fn a_call_descriptor_that_blocks_when_it_is_written_to_stops_no_i_o_thread() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("a call descriptor that is full and blocks", |scene| {
             let mut attacker = scene.attacker(MIB);
             stuff(&attacker.signals.call);
@@ -29,8 +29,8 @@ fn a_call_descriptor_that_blocks_when_it_is_written_to_stops_no_i_o_thread() {
 
 #[test]
 fn an_error_descriptor_that_blocks_when_it_is_written_to_stops_no_i_o_thread() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("an error descriptor that is full and blocks", |scene| {
             let mut attacker = scene.attacker(MIB);
             stuff(&attacker.signals.error);
@@ -44,7 +44,7 @@ fn an_error_descriptor_that_blocks_when_it_is_written_to_stops_no_i_o_thread() {
 
 #[test]
 fn a_kick_descriptor_that_blocks_or_never_ends_stops_no_i_o_thread() {
-    let mut scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let mut scene = Scene::open(Variant::PLAIN, &DIRECT);
     scene.survives("a kick descriptor that is full and blocks", |scene| {
         let mut attacker = scene.attacker(MIB);
         stuff(attacker.signals.kick.as_ref().expect("it has one"));
@@ -58,8 +58,8 @@ fn a_kick_descriptor_that_blocks_or_never_ends_stops_no_i_o_thread() {
 
 #[test]
 fn a_call_descriptor_that_its_peer_makes_block_again_and_again_stops_no_i_o_thread() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &DIRECT);
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &DIRECT);
         scene.survives("a call descriptor that is made to block all the time", |scene| {
             let mut attacker = scene.attacker(MIB);
             let call = attacker.signals.call.try_clone().expect("a descriptor");
@@ -97,7 +97,7 @@ impl<F: Fn()> Drop for Defer<F> {
 
 #[test]
 fn the_daemon_ends_in_time_beside_a_client_whose_descriptors_all_block() {
-    let scene = Scene::open(Manner::PLAIN, &DIRECT);
+    let scene = Scene::open(Variant::PLAIN, &DIRECT);
     let mut attacker = scene.attacker(MIB);
     stuff(&attacker.signals.call);
     stuff(&attacker.signals.error);
@@ -112,12 +112,12 @@ fn the_daemon_ends_in_time_beside_a_client_whose_descriptors_all_block() {
 
 #[test]
 fn a_queue_without_a_kick_descriptor_is_served_and_its_i_o_thread_sleeps_all_the_same() {
-    for manner in manners() {
-        let mut scene = Scene::open(manner, &Victim::Image(MIB, "aio=io_uring"));
+    for variant in variants() {
+        let mut scene = Scene::open(variant, &Victim::Image(MIB, "aio=io_uring"));
         scene.survives("a queue that nobody kicks", |scene| {
             let signals = Signals { kick: None, ..Signals::new() };
             let memory = vec![Share::new(DATA, MIB)];
-            let mut attacker = Attacker::boot_with(&scene.victim, manner, memory, signals);
+            let mut attacker = Attacker::boot_with(&scene.victim, variant, memory, signals);
             attacker.read_honestly();
             scene.neighbour.await_progress();
             if !Program::under_test().is_egret() {

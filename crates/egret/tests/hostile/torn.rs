@@ -1,7 +1,7 @@
 //! Memory whose file is truncated after it was shared.
 
-use crate::scene::{MIB, Scene, Victim, manners};
-use crate::support::attacker::{Ask, Attacker, DATA, Device, Manner};
+use crate::scene::{MIB, Scene, Victim, variants};
+use crate::support::attacker::{Ask, Attacker, DATA, Device, Variant};
 
 const PAGE: u64 = 4096;
 /// Chains, and pieces of each. Every second page of so many faults one by one would be more mappings than a process may
@@ -24,8 +24,8 @@ fn tear(mut attacker: Attacker, ask: Ask) {
 #[test]
 fn memory_that_is_truncated_under_misaligned_reads_costs_its_owner_the_queue_and_the_process_no_maps() {
     for disk in ["aio=io_uring,cache.direct=on", "aio=native,cache.direct=on", "aio=threads,cache.direct=on"] {
-        for manner in manners() {
-            let mut scene = Scene::open(manner, &Victim::Image(MIB, disk));
+        for variant in variants() {
+            let mut scene = Scene::open(variant, &Victim::Image(MIB, disk));
             scene.survives(disk, |scene| tear(scene.attacker(LEN), Ask::Read { at: 0 }));
             scene.close();
             // The layouts matter to one engine as much as to another.
@@ -38,9 +38,9 @@ fn memory_that_is_truncated_under_misaligned_reads_costs_its_owner_the_queue_and
 
 #[test]
 fn memory_that_is_truncated_under_writes_that_are_looked_at_for_zeroes_costs_its_owner_the_queue() {
-    for manner in manners().filter(|manner| !manner.packed) {
+    for variant in variants().filter(|variant| !variant.packed) {
         let disk = "aio=io_uring,cache.direct=on,detect-zeroes=on";
-        let mut scene = Scene::open(manner, &Victim::Image(MIB, disk));
+        let mut scene = Scene::open(variant, &Victim::Image(MIB, disk));
         scene.survives("writes from memory that is gone", |scene| tear(scene.attacker(LEN), Ask::Write { at: 0 }));
         scene.close();
     }
@@ -48,8 +48,8 @@ fn memory_that_is_truncated_under_writes_that_are_looked_at_for_zeroes_costs_its
 
 #[test]
 fn memory_that_is_truncated_under_a_comparison_costs_its_owner_the_queue() {
-    for manner in manners().filter(|manner| manner.device == Device::Scsi) {
-        let mut scene = Scene::open(manner, &Victim::Image(MIB, "aio=threads"));
+    for variant in variants().filter(|variant| variant.device == Device::Scsi) {
+        let mut scene = Scene::open(variant, &Victim::Image(MIB, "aio=threads"));
         let verify = Ask::Verify { at: 0, len: 512 * PIECES, against_data: true };
         scene.survives("VERIFY against memory that is gone", |scene| tear(scene.attacker(LEN), verify));
         scene.close();
@@ -58,7 +58,7 @@ fn memory_that_is_truncated_under_a_comparison_costs_its_owner_the_queue() {
 
 #[test]
 fn memory_that_is_truncated_and_grown_again_and_again_costs_nobody_else_anything() {
-    let mut scene = Scene::open(Manner::PLAIN, &Victim::Image(MIB, "aio=threads,cache.direct=on"));
+    let mut scene = Scene::open(Variant::PLAIN, &Victim::Image(MIB, "aio=threads,cache.direct=on"));
     scene.survives("memory that comes and goes", |scene| {
         for _ in 0..20 {
             let mut attacker = scene.attacker(MIB);

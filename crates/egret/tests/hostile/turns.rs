@@ -5,8 +5,8 @@
 
 use std::path::PathBuf;
 
-use crate::scene::{GIB, MIB, Scene, Victim, manners};
-use crate::support::attacker::{Ask, Attacker, DATA, Manner};
+use crate::scene::{GIB, MIB, Scene, Victim, variants};
+use crate::support::attacker::{Ask, Attacker, DATA, Variant};
 
 /// Buffers of one chain, as many as QEMU's: they are all the same memory.
 const PIECES: usize = 1022;
@@ -19,14 +19,14 @@ fn leaves_room(scene: &Scene, what: &str, attacker: &mut Attacker) {
         attacker.publish();
         attacker.await_all_or_end();
     });
-    assert!(meanwhile >= MEANWHILE, "beside {what}, {:?}, the neighbour did {meanwhile} reads", scene.manner);
+    assert!(meanwhile >= MEANWHILE, "beside {what}, {:?}, the neighbour did {meanwhile} reads", scene.variant);
 }
 
 #[test]
 fn a_thousand_chains_of_four_gigabytes_leave_room_for_the_neighbour() {
-    for manner in manners() {
+    for variant in variants() {
         let disk = Victim::Null(8 * GIB, "");
-        let mut scene = Scene::open(manner, &disk);
+        let mut scene = Scene::open(variant, &disk);
         scene.survives("1024 chains of 4 GiB", |scene| {
             let mut attacker = scene.attacker(4 * MIB);
             let buffers = vec![(DATA, 4 * MIB as u32); PIECES];
@@ -40,7 +40,7 @@ fn a_thousand_chains_of_four_gigabytes_leave_room_for_the_neighbour() {
 #[test]
 fn reads_that_the_kernel_copies_at_once_leave_room_for_the_neighbour() {
     for disk in ["aio=io_uring", "aio=threads"] {
-        let mut scene = Scene::open(Manner::PLAIN, &Victim::Image(64 * MIB, disk));
+        let mut scene = Scene::open(Variant::PLAIN, &Victim::Image(64 * MIB, disk));
         scene.survives("large reads of what is cached", |scene| {
             let mut attacker = scene.attacker(4 * MIB);
             let buffers = vec![(DATA, 4 * MIB as u32); 16];
@@ -53,8 +53,8 @@ fn reads_that_the_kernel_copies_at_once_leave_room_for_the_neighbour() {
 
 #[test]
 fn large_writes_that_are_looked_at_for_zeroes_leave_room_for_the_neighbour() {
-    for manner in manners().filter(|manner| !manner.packed) {
-        let mut scene = Scene::open(manner, &Victim::Image(64 * MIB, "aio=io_uring,detect-zeroes=on"));
+    for variant in variants().filter(|variant| !variant.packed) {
+        let mut scene = Scene::open(variant, &Victim::Image(64 * MIB, "aio=io_uring,detect-zeroes=on"));
         scene.survives("large writes of zeroes", |scene| {
             let mut attacker = scene.attacker(4 * MIB);
             let buffers = vec![(DATA, 4 * MIB as u32); 16];
@@ -71,9 +71,9 @@ fn zero_fills_on_one_disk_leave_workers_for_another() {
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let image: PathBuf = folder.path().join("image");
     std::fs::File::create(&image).and_then(|file| file.set_len(64 * MIB)).expect("an image");
-    for manner in manners().filter(|manner| !manner.packed) {
+    for variant in variants().filter(|variant| !variant.packed) {
         let mut scene =
-            Scene::open_beside(manner, &Victim::At(&image, "aio=threads"), "aio=threads,cache.direct=on", None);
+            Scene::open_beside(variant, &Victim::At(&image, "aio=threads"), "aio=threads,cache.direct=on", None);
         scene.survives("256 zero-fills", |scene| {
             let mut attacker = scene.attacker(MIB);
             (0..256).for_each(|_| attacker.ask(Ask::WriteZeroes { at: 0, len: 32 * MIB }, &[]));

@@ -53,13 +53,13 @@ pub enum Device {
 
 /// How an attacker drives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct Variant {
     pub device: Device,
     /// Whether its rings are packed.
     pub packed: bool,
 }
 
-impl Manner {
+impl Variant {
     /// Every device over either layout of rings.
     pub const ALL: [Self; 4] = {
         let [blk, scsi] = [Device::Blk, Device::Scsi];
@@ -91,6 +91,12 @@ pub enum Ask {
     Write {
         at: u64,
     },
+    /// A write with FUA, which virtio-blk does not have: there it is as any other.
+    WriteStable {
+        at: u64,
+    },
+    /// What makes writes stable, those that have ended.
+    Flush,
     WriteZeroes {
         at: u64,
         len: u64,
@@ -112,6 +118,9 @@ impl Ask {
         let (blk, cdb, at, len) = match self {
             Self::Read { at } => (0_u32, [0x88, 0], at, len),
             Self::Write { at } => (1, [0x8a, 0], at, len),
+            Self::WriteStable { at } => (1, [0x8a, 1 << 3], at, len),
+            // SYNCHRONIZE CACHE (16) of all blocks.
+            Self::Flush => (4, [0x91, 0], 0, 0),
             // WRITE SAME (16) without a buffer.
             Self::WriteZeroes { at, len } => (13, [0x93, 1], at, len),
             Self::Verify { at, len, against_data } => (u32::MAX, [0x8f, u8::from(against_data) << 1], at, len),
@@ -226,7 +235,7 @@ pub struct Attacker {
     /// What it shares beside its rings.
     pub data: Vec<Share>,
     control: Share,
-    manner: Manner,
+    variant: Variant,
     /// The descriptors of the ring, by place: an address, a length and flags.
     ring: Vec<(u64, u32, u16)>,
     /// Chains made so far, and those of them that were published.
@@ -240,31 +249,31 @@ pub struct Attacker {
 
 impl Attacker {
     /// Connects, shares `len` bytes of data and starts the queue.
-    pub fn boot(socket: &Path, manner: Manner, len: u64) -> Self {
-        Self::boot_with(socket, manner, vec![Share::new(DATA, len)], Signals::new())
+    pub fn boot(socket: &Path, variant: Variant, len: u64) -> Self {
+        Self::boot_with(socket, variant, vec![Share::new(DATA, len)], Signals::new())
     }
 
     /// [`boot`](Self::boot), with that memory and those descriptors.
-    pub fn boot_with(socket: &Path, manner: Manner, data: Vec<Share>, signals: Signals) -> Self {
-        let packed = if manner.packed { F_RING_PACKED } else { 0 };
+    pub fn boot_with(socket: &Path, variant: Variant, data: Vec<Share>, signals: Signals) -> Self {
+        let packed = if variant.packed { F_RING_PACKED } else { 0 };
         let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
         let control = Share::new(CONTROL, CONTROL_LEN);
         let (ring, made, published, seen) = (vec![(0, 0, 0); SIZE.into()], 0, 0, 0);
-        let mut new = Self { wire, signals, data, control, manner, ring, made, published, seen, first_flags: None };
+        let mut new = Self { wire, signals, data, control, variant, ring, made, published, seen, first_flags: None };
         new.start();
         new
     }
 
     fn start(&mut self) {
-        let Self { wire, signals, data, control, manner, .. } = self;
-        let queue = manner.queue();
+        let Self { wire, signals, data, control, variant, .. } = self;
+        let queue = variant.queue();
         let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
             assert_eq!(wire.order(request, payload, fds).expect("an answer"), 0, "request {request} is fine");
         };
         for share in data.iter().chain([&*control]) {
             must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
         }
-        let base = if manner.packed { 0x8000_8000 } else { 0 };
+        let base = if variant.packed { 0x8000_8000 } else { 0 };
         let at = CONTROL + USER;
         let which = u64s(&[queue.into()]);
         must(SET_VRING_NUM, &u32s(&[queue, SIZE.into()]), &[]);
@@ -281,7 +290,7 @@ impl Attacker {
 
     /// The payload of messages that name the queue and nothing else.
     pub fn which(&self) -> Vec<u8> {
-        u64s(&[self.manner.queue().into()])
+        u64s(&[self.variant.queue().into()])
     }
 
     /// Makes a chain that asks for something with these buffers, as addresses and lengths. The device sees it after
@@ -289,16 +298,16 @@ impl Attacker {
     pub fn ask(&mut self, ask: Ask, buffers: &[(u64, u32)]) {
         let len = buffers.iter().map(|&(_, len)| u64::from(len)).sum();
         let number = self.made % u64::from(SIZE);
-        let header = ask.header(self.manner.device, len);
+        let header = ask.header(self.variant.device, len);
         let (header_at, status_at) = (CONTROL + HEADERS + HEADER * number, CONTROL + STATUSES + STATUS * number);
         self.control.put(header_at, &header);
         self.control.put(status_at, &[0xFF; 12]);
-        let status_len = if self.manner.device == Device::Blk { 1 } else { 108 };
+        let status_len = if self.variant.device == Device::Blk { 1 } else { 108 };
         let data = buffers.iter().map(|&(at, len)| (at, len, !ask.is_data_out()));
         let (first, status) = ((header_at, header.len() as u32, false), (status_at, status_len, true));
         let mut pieces = vec![first];
         // A response comes before what is read, in virtio-scsi; a status after it, in virtio-blk.
-        match (self.manner.device, ask.is_data_out()) {
+        match (self.variant.device, ask.is_data_out()) {
             (Device::Scsi, false) => pieces.extend([status].into_iter().chain(data)),
             _ => pieces.extend(data.chain([status])),
         }
@@ -333,7 +342,7 @@ impl Attacker {
     /// Makes a chain that breaks the rules: one that loops, in a split ring; in a packed one, where none can, one whose
     /// table ends in half a descriptor.
     pub fn chain_that_breaks(&mut self) {
-        if self.manner.packed {
+        if self.variant.packed {
             self.make_available(CONTROL + TABLES, 24, INDIRECT);
         } else {
             self.make_available(DATA, 512, NEXT | WRITE);
@@ -344,7 +353,7 @@ impl Attacker {
         let place = self.made % u64::from(SIZE);
         let desc = CONTROL + 16 * place;
         self.ring[place as usize] = (addr, len, flags);
-        if self.manner.packed {
+        if self.variant.packed {
             let is_odd_lap = (self.made / u64::from(SIZE)).is_multiple_of(2);
             let flags = flags | if is_odd_lap { PACKED_AVAILABLE } else { PACKED_USED };
             // All but the flags, and those too unless the device would see the batch's beginning.
@@ -364,7 +373,7 @@ impl Attacker {
     }
 
     fn descriptor(&self, addr: u64, len: u32, flags: u16, last: u16) -> Vec<u8> {
-        match self.manner.packed {
+        match self.variant.packed {
             false => descriptor(addr, len, flags, last),
             // The buffer's ID, and then flags.
             true => descriptor(addr, len, last, flags),
@@ -375,7 +384,7 @@ impl Attacker {
     pub fn publish(&mut self) {
         if let Some((at, flags)) = self.first_flags.take() {
             self.control.put(at, &flags.to_le_bytes());
-        } else if !self.manner.packed {
+        } else if !self.variant.packed {
             self.control.put(CONTROL + AVAILABLE + 2, &(self.made as u16).to_le_bytes());
         }
         self.published = self.made;
@@ -391,7 +400,7 @@ impl Attacker {
 
     /// How many chains the device has returned.
     pub fn used(&mut self) -> u64 {
-        if !self.manner.packed {
+        if !self.variant.packed {
             let index = u16::from_le_bytes(self.control.get(CONTROL + USED + 2));
             // It is at most a queue's size behind what was published.
             let behind = (self.published as u16).wrapping_sub(index);
@@ -421,8 +430,18 @@ impl Attacker {
 
     /// The status of the last chain: zero is success.
     pub fn status(&self) -> u8 {
-        let at = CONTROL + STATUSES + STATUS * ((self.made - 1) % u64::from(SIZE));
-        match self.manner.device {
+        self.status_of(self.made - 1)
+    }
+
+    /// How many chains were made so far, which is the number of the next.
+    pub const fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// The status of a chain by its number: zero is success.
+    pub fn status_of(&self, number: u64) -> u8 {
+        let at = CONTROL + STATUSES + STATUS * (number % u64::from(SIZE));
+        match self.variant.device {
             Device::Blk => self.control.get::<1>(at)[0],
             // The command's status, and the transport's.
             Device::Scsi => self.control.get::<2>(at + 10).into_iter().fold(0, |all, status| all | status),
@@ -432,7 +451,7 @@ impl Attacker {
     /// Reads a sector honestly, which shows that the queue works.
     pub fn read_honestly(&mut self) {
         // A new initiator is told first that the unit was powered on.
-        for is_last in [self.manner.device == Device::Blk, true] {
+        for is_last in [self.variant.device == Device::Blk, true] {
             self.ask(Ask::Read { at: 0 }, &[(DATA, 512)]);
             self.publish();
             self.await_all();

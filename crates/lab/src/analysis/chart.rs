@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::{Analysis, Place, Standing, Summary};
-use crate::plan::{Chart, Form, Load, Metric};
-use crate::results::Limit;
+use super::{Analysis, CellKey, Status, Summary};
+use crate::plan::{Application, Chart, Form, Load, Metric, Published};
+use crate::results::Bottleneck;
 
 /// A chart with its figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,7 +28,7 @@ pub struct Figure {
     /// Which way is better, where one is.
     pub better: Option<&'static str>,
     /// The table published with the experiment.
-    pub published: Option<String>,
+    pub published: Option<Published>,
     /// Loads of bars and tables, lines of curves and ladders.
     pub groups: Vec<Group>,
 }
@@ -102,7 +102,7 @@ impl Analysis<'_> {
             Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),
             Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart.metric)).collect(),
         };
-        let transactions = loads.iter().any(|load| load.keys.application.as_deref() == Some("pgbench"));
+        let transactions = loads.iter().any(|load| load.keys.application == Some(Application::Pgbench));
         Figure {
             anchor: anchor("chart", &chart.id),
             id: chart.id.clone(),
@@ -118,7 +118,7 @@ impl Analysis<'_> {
                 _ => "IOPS",
             },
             better: chart.metric.better(),
-            published: chart.published.clone(),
+            published: chart.published,
             groups,
         }
     }
@@ -133,44 +133,44 @@ impl Analysis<'_> {
         loads.iter().flat_map(|load| subjects.iter().filter_map(|subject| of(load, subject))).collect()
     }
 
-    fn mark(&self, place: Place<'_>, metric: Metric) -> Mark {
+    fn mark(&self, key: CellKey<'_>, metric: Metric) -> Mark {
         let judged = self.judged.iter().find(|judged| {
-            judged.metric == metric && judged.load == place.load && judged.subject == place.subject && place.point == 0
+            judged.metric == metric && judged.load == key.load && judged.subject == key.subject && key.point == 0
         });
         let ratio = judged.and_then(|judged| judged.ratio);
-        let value = self.summary(place, metric);
+        let value = self.summary(key, metric);
         let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
-        let note = match self.table.standing(place) {
-            Standing::Failed(reason, _) => Some(format!("failed: {reason}")),
-            Standing::Impossible(reason) => Some(reason.to_owned()),
-            Standing::Missing => Some("not measured".into()),
-            Standing::Measured if value.is_none() => cannot(),
-            Standing::Measured if self.table.is_functional_only(place) => Some("functional only: emulated".into()),
-            Standing::Measured => self.table.limit(place).map(|limit| match limit {
-                Limit::Load(why) => format!("load-bound: {why}"),
-                Limit::Device(why) => format!("device-bound: {why}"),
+        let note = match self.table.status(key) {
+            Status::Failed(reason, _) => Some(format!("failed: {reason}")),
+            Status::Impossible(reason) => Some(reason.to_owned()),
+            Status::Missing => Some("not measured".into()),
+            Status::Measured if value.is_none() => cannot(),
+            Status::Measured if self.table.is_functional_only(key) => Some("functional only: emulated".into()),
+            Status::Measured => self.table.limit(key).map(|limit| match limit {
+                Bottleneck::Load(why) => format!("load-bound: {why}"),
+                Bottleneck::Device(why) => format!("device-bound: {why}"),
             }),
         };
         let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);
-        Mark { subject: place.subject.into(), x: None, closed: place.point == 0, value, ratio, note }
+        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, ratio, note }
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {
         let on = subjects.iter().filter(|subject| load.is_put_on(subject));
-        let marks = on.map(|subject| self.mark(Place { load: &load.name, subject, point: 0 }, metric));
+        let marks = on.map(|subject| self.mark(CellKey { load: &load.name, subject, point: 0 }, metric));
         Group { load: load.name.clone(), line: None, marks: marks.collect() }
     }
 
     /// A line of what was measured at each point, by what was reached there.
     fn curve(&self, load: &Load, subject: &str, metric: Metric) -> Option<Group> {
-        let places = self.table.places().filter(|place| place.load == load.name && place.subject == subject);
+        let keys = self.table.keys().filter(|key| key.load == load.name && key.subject == subject);
         let across =
-            if load.keys.application.as_deref() == Some("pgbench") { Metric::Transactions } else { Metric::Iops };
-        let point = |place: Place<'_>| {
-            let x = self.summary(place, across)?.median;
-            Some(Mark { x: Some(x), ratio: None, ..self.mark(place, metric) })
+            if load.keys.application == Some(Application::Pgbench) { Metric::Transactions } else { Metric::Iops };
+        let point = |key: CellKey<'_>| {
+            let x = self.summary(key, across)?.median;
+            Some(Mark { x: Some(x), ratio: None, ..self.mark(key, metric) })
         };
-        let mut marks: Vec<Mark> = places.filter_map(point).filter(|mark| mark.value.is_some()).collect();
+        let mut marks: Vec<Mark> = keys.filter_map(point).filter(|mark| mark.value.is_some()).collect();
         marks.sort_by(|a, b| a.x.unwrap_or(0.0).total_cmp(&b.x.unwrap_or(0.0)));
         (!marks.is_empty()).then(|| Group { load: load.name.clone(), line: Some(subject.into()), marks })
     }
@@ -180,7 +180,8 @@ impl Analysis<'_> {
         for name in subjects.iter().filter(|name| load.is_put_on(name)) {
             let Some(subject) = self.run.plan.subjects.iter().find(|subject| subject.name == *name) else { continue };
             let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
-            let mark = Mark { x: subject.at, ..self.mark(Place { load: &load.name, subject: name, point: 0 }, metric) };
+            let mark =
+                Mark { x: subject.at, ..self.mark(CellKey { load: &load.name, subject: name, point: 0 }, metric) };
             match groups.iter_mut().find(|group| group.line.as_ref() == Some(&line)) {
                 Some(group) => group.marks.push(mark),
                 None => groups.push(Group { load: load.name.clone(), line: Some(line), marks: vec![mark] }),

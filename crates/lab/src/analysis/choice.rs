@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::chart::anchor;
-use super::{Analysis, Place, Standing, difference};
+use super::{Analysis, CellKey, Status, difference};
 use crate::plan::{Form, Load, Metric, Stack};
-use crate::results::Limit;
+use crate::results::Bottleneck;
 use crate::statistics::{Estimate, Family};
 
 /// How a choice begins that others may equal.
@@ -87,8 +87,8 @@ fn workload(load: &Load, stack: Option<Stack>) -> String {
 }
 
 /// The closed loop of a subject.
-fn at<'a>(load: &'a Load, subject: &'a str) -> Place<'a> {
-    Place { load: &load.name, subject, point: 0 }
+fn at<'a>(load: &'a Load, subject: &'a str) -> CellKey<'a> {
+    CellKey { load: &load.name, subject, point: 0 }
 }
 
 fn in_flight(load: &Load) -> u32 {
@@ -106,24 +106,24 @@ impl Analysis<'_> {
         let options = self.options();
         let mut points: Vec<OperatingPoint> = self
             .table
-            .places()
-            .filter(|place| options.contains(&place.subject) && !self.table.is_functional_only(*place))
-            .filter_map(|place| self.operating_point(place))
+            .keys()
+            .filter(|key| options.contains(&key.subject) && !self.table.is_functional_only(*key))
+            .filter_map(|key| self.operating_point(key))
             .collect();
         let fronts: Vec<bool> = points.iter().map(|one| !points.iter().any(|other| dominates(other, one))).collect();
         points.iter_mut().zip(fronts).for_each(|(point, on_front)| point.on_front = on_front);
         points
     }
 
-    fn operating_point(&self, place: Place<'_>) -> Option<OperatingPoint> {
-        let load = self.loads.iter().find(|load| load.name == place.load && load.keys.application.is_none())?;
-        let median = |metric| self.summary(place, metric).map(|summary| summary.median);
-        let iops = self.summary(place, Metric::Iops)?;
+    fn operating_point(&self, key: CellKey<'_>) -> Option<OperatingPoint> {
+        let load = self.loads.iter().find(|load| load.name == key.load && load.keys.application.is_none())?;
+        let median = |metric| self.summary(key, metric).map(|summary| summary.median);
+        let iops = self.summary(key, Metric::Iops)?;
         Some(OperatingPoint {
-            workload: workload(load, self.stack(place.subject)),
-            load: place.load.into(),
-            point: place.point,
-            subject: place.subject.into(),
+            workload: workload(load, self.stack(key.subject)),
+            load: key.load.into(),
+            point: key.point,
+            subject: key.subject.into(),
             iops: iops.median,
             iops_range: [iops.low, iops.high],
             latency: median(Metric::Latency)?,
@@ -131,9 +131,9 @@ impl Analysis<'_> {
             cpus: median(Metric::Cpus)?,
             cpu_per_io: median(Metric::CpuPerIo)?,
             on_front: false,
-            limit: self.table.limit(place).map(|limit| match limit {
-                Limit::Load(_) => "load-bound".into(),
-                Limit::Device(_) => "device-bound".into(),
+            limit: self.table.limit(key).map(|limit| match limit {
+                Bottleneck::Load(_) => "load-bound".into(),
+                Bottleneck::Device(_) => "device-bound".into(),
             }),
         })
     }
@@ -146,9 +146,9 @@ impl Analysis<'_> {
             on * on.saturating_sub(1) / 2
         });
         let comparisons = pairs.sum();
-        let place = |subject| Place { load, subject, point: 0 };
+        let key = |subject| CellKey { load, subject, point: 0 };
         let family = Family { comparisons, noise: self.noise(metric) };
-        let Some(ratio) = Estimate::of_pairs(&self.table.ratios(place(one), place(other), metric), family) else {
+        let Some(ratio) = Estimate::of_pairs(&self.table.ratios(key(one), key(other), metric), family) else {
             return Relation::Unknown;
         };
         match ratio.is_about_one(self.run.plan.threshold) {
@@ -189,13 +189,13 @@ impl Analysis<'_> {
 
     /// Who is best under a load, and how the others compare with that.
     fn best(&self, aim: &str, metric: Metric, load: &Load) -> Option<Advice> {
-        let place = |subject| at(load, subject);
+        let key = |subject| at(load, subject);
         let usable = |name: &&str| !self.table.is_functional_only(at(load, name));
         let mut ranked: Vec<(&str, f64)> = self
             .options()
             .into_iter()
             .filter(usable)
-            .filter_map(|name| Some((name, self.summary(place(name), metric)?.median)))
+            .filter_map(|name| Some((name, self.summary(key(name), metric)?.median)))
             .collect();
         ranked.sort_by(|a, b| if metric.more_is_better() { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
         let (&(leader, best), others) = ranked.split_first()?;
@@ -224,10 +224,10 @@ impl Analysis<'_> {
                 .filter(|(_, names)| !names.is_empty())
                 .map(|(what, names)| format!("{what}: {}", names.join(", "))),
         );
-        if let Some(limit) = self.table.limit(place(leader)) {
+        if let Some(limit) = self.table.limit(key(leader)) {
             reasons.push(match limit {
-                Limit::Load(why) => format!("load-bound, so that it may be better still: {why}"),
-                Limit::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
+                Bottleneck::Load(why) => format!("load-bound, so that it may be better still: {why}"),
+                Bottleneck::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
             });
         }
         Some(Advice { aim: format!("{aim} ({})", load.name), choice, reasons, evidence: self.evidence(load, metric) })
@@ -255,8 +255,8 @@ impl Analysis<'_> {
     fn dominated(&self) -> Vec<Advice> {
         let options = self.options();
         let everywhere = |name: &&str| {
-            let standing = |load: &Load| self.table.standing(Place { load: &load.name, subject: name, point: 0 });
-            self.loads_of(name).all(|load| standing(load) == Standing::Measured)
+            let status = |load: &Load| self.table.status(CellKey { load: &load.name, subject: name, point: 0 });
+            self.loads_of(name).all(|load| status(load) == Status::Measured)
         };
         let measured: Vec<&str> = options.into_iter().filter(everywhere).collect();
         let mut all = Vec::new();

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Analysis, Place};
+use super::{Analysis, CellKey};
 use crate::results::{Ledger, Measurement};
 use crate::statistics::median;
 
@@ -57,8 +57,8 @@ impl Analysis<'_> {
         let mut all = Vec::new();
         for load in &self.loads {
             for subject in &self.subjects {
-                let place = Place { load: &load.name, subject, point: 0 };
-                let measured: Vec<&Measurement> = self.table.measured(place).map(|(_, one)| one).collect();
+                let key = CellKey { load: &load.name, subject, point: 0 };
+                let measured: Vec<&Measurement> = self.table.measured(key).map(|(_, one)| one).collect();
                 let part = |index: usize| {
                     let shares = measured.iter().filter(|one| one.requests() > 0);
                     let shares =

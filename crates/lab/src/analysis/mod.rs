@@ -18,13 +18,13 @@ pub mod table;
 
 use serde::Serialize;
 
-use crate::plan::{Load, Metric, Stack};
-use crate::results::{Limit, Run};
+use crate::plan::{Application, Load, Metric, Stack};
+use crate::results::{Bottleneck, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Family, Verdict, deviation, median};
 
 pub use metric::{difference, differences, figure};
-pub use table::{Place, Standing, Table, counterpart};
+pub use table::{CellKey, Status, Table, counterpart};
 
 /// A run, understood.
 #[derive(Debug)]
@@ -90,30 +90,30 @@ impl<'a> Analysis<'a> {
     /// Understands a run.
     pub fn new(run: &'a Run) -> Self {
         let table = Table::new(run);
-        let seen = |name: &str| table.places().any(|place| place.load == name);
+        let seen = |name: &str| table.keys().any(|key| key.load == name);
         let loads = run.plan.loads.iter().filter(|load| seen(&load.name)).collect();
         let named = run.plan.subjects.iter().map(|subject| subject.name.as_str());
-        let mut subjects: Vec<&str> = named.filter(|name| table.places().any(|place| place.subject == *name)).collect();
+        let mut subjects: Vec<&str> = named.filter(|name| table.keys().any(|key| key.subject == *name)).collect();
         if subjects.len() == 1 {
             // The baseline beside itself is then what the run is about.
-            subjects.extend(table.places().map(|place| place.subject).find(|name| name.ends_with(AGAIN)));
+            subjects.extend(table.keys().map(|key| key.subject).find(|name| name.ends_with(AGAIN)));
         }
         let mut new = Self { run, table, loads, subjects, judged: Vec::new() };
         new.judged = new.judge();
         new
     }
 
-    /// A metric of a place.
-    pub fn summary(&self, place: Place<'_>, metric: Metric) -> Option<Summary> {
-        Summary::of(&self.table.values(place, metric))
+    /// A metric of the cells with a key.
+    pub fn summary(&self, key: CellKey<'_>, metric: Metric) -> Option<Summary> {
+        Summary::of(&self.table.values(key, metric))
     }
 
     /// The ratios of a load's baseline to itself.
     fn beside_itself(&self, load: &Load, metric: Metric) -> Vec<f64> {
         let baseline = self.run.plan.baseline_under(load);
         let again = format!("{baseline}{AGAIN}");
-        let place = |subject| Place { load: &load.name, subject, point: 0 };
-        self.table.ratios(place(&again), place(baseline), metric)
+        let key = |subject| CellKey { load: &load.name, subject, point: 0 };
+        self.table.ratios(key(&again), key(baseline), metric)
     }
 
     /// How much pairs of the baseline and itself deviate in a metric, typically over the loads; 0 where nobody looked.
@@ -125,9 +125,9 @@ impl<'a> Analysis<'a> {
 
     /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
     fn metrics(load: &Load) -> &'static [Metric] {
-        match load.keys.application.as_deref() {
-            Some("pgbench") => &[Metric::Transactions, Metric::CpuPerIo],
-            Some(_) => &[Metric::Duration],
+        match load.keys.application {
+            Some(Application::Pgbench) => &[Metric::Transactions, Metric::CpuPerIo],
+            Some(Application::Rsync) => &[Metric::Duration],
             // An open loop gets what it asks for; how long that takes is the question.
             None if load.keys.rate_iops.is_some() => &[Metric::Latency, Metric::CpuPerIo],
             None => &[Metric::Iops, Metric::CpuPerIo],
@@ -143,18 +143,18 @@ impl<'a> Analysis<'a> {
         let compared: Vec<_> =
             pairs.flat_map(|pair| Self::metrics(pair.0).iter().map(move |metric| (pair, *metric))).collect();
         let comparable = |((load, subject, baseline), metric): &((&Load, &str, &str), Metric)| {
-            let place = |subject| Place { load: &load.name, subject, point: 0 };
-            !self.table.ratios(place(subject), place(baseline), *metric).is_empty()
+            let key = |subject| CellKey { load: &load.name, subject, point: 0 };
+            !self.table.ratios(key(subject), key(baseline), *metric).is_empty()
         };
         let comparisons = compared.iter().filter(|one| comparable(one)).count();
         compared.into_iter().map(|(pair, metric)| self.judge_one(pair, metric, comparisons)).collect()
     }
 
     fn judge_one(&self, (load, subject, baseline): (&Load, &str, &str), metric: Metric, comparisons: usize) -> Judged {
-        let place = |subject| Place { load: &load.name, subject, point: 0 };
+        let key = |subject| CellKey { load: &load.name, subject, point: 0 };
         let family = Family { comparisons, noise: self.noise(metric) };
         let floor = self.beside_itself(load, metric);
-        let ratio = Estimate::of_pairs(&self.table.ratios(place(subject), place(baseline), metric), family);
+        let ratio = Estimate::of_pairs(&self.table.ratios(key(subject), key(baseline), metric), family);
         let limit = statistics::Limit::for_loss(self.run.plan.threshold, metric.more_is_better());
         let decision = match (self.why_not(load, subject, baseline), ratio) {
             (Some(reason), _) => Err(reason),
@@ -166,8 +166,8 @@ impl<'a> Analysis<'a> {
             subject: subject.into(),
             baseline: baseline.into(),
             metric,
-            ours: self.summary(place(subject), metric),
-            theirs: self.summary(place(baseline), metric),
+            ours: self.summary(key(subject), metric),
+            theirs: self.summary(key(baseline), metric),
             ratio,
             floor: Estimate::of_pairs(&floor, Family::alone()),
             decision,
@@ -176,26 +176,26 @@ impl<'a> Analysis<'a> {
 
     /// Why a comparison decides nothing, whatever its figures are.
     fn why_not(&self, load: &Load, subject: &str, baseline: &str) -> Option<String> {
-        let places = [subject, baseline].map(|subject| Place { load: &load.name, subject, point: 0 });
-        for place in places {
-            match self.table.standing(place) {
-                Standing::Measured => {}
-                Standing::Failed(reason, _) => return Some(format!("{} failed: {reason}", place.subject)),
-                Standing::Impossible(reason) => return Some(format!("{}: {reason}", place.subject)),
-                Standing::Missing => return Some(format!("{} was not measured", place.subject)),
+        let keys = [subject, baseline].map(|subject| CellKey { load: &load.name, subject, point: 0 });
+        for key in keys {
+            match self.table.status(key) {
+                Status::Measured => {}
+                Status::Failed(reason, _) => return Some(format!("{} failed: {reason}", key.subject)),
+                Status::Impossible(reason) => return Some(format!("{}: {reason}", key.subject)),
+                Status::Missing => return Some(format!("{} was not measured", key.subject)),
             }
         }
-        if places.iter().any(|place| self.table.is_functional_only(*place)) {
+        if keys.iter().any(|key| self.table.is_functional_only(*key)) {
             return Some("functional only: emulated".into());
         }
         let is_host = |name: &str| self.stack(name) == Some(Stack::Host);
         if is_host(subject) || is_host(baseline) {
             return Some("the reference".into());
         }
-        let limits = places.map(|place| self.table.limit(place));
+        let limits = keys.map(|key| self.table.limit(key));
         match (limits[0], limits[1]) {
-            (Some(Limit::Load(why)), _) | (_, Some(Limit::Load(why))) => Some(format!("load-bound: {why}")),
-            (Some(Limit::Device(why)), Some(Limit::Device(_))) => Some(format!("device-bound: {why}")),
+            (Some(Bottleneck::Load(why)), _) | (_, Some(Bottleneck::Load(why))) => Some(format!("load-bound: {why}")),
+            (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Some(format!("device-bound: {why}")),
             _ => None,
         }
     }
@@ -206,8 +206,8 @@ impl<'a> Analysis<'a> {
     }
 
     /// Places of closed loops that ended without a measurement, and what became of them.
-    pub fn unmeasured(&self) -> Vec<(Place<'a>, Standing<'a>)> {
-        let standings = self.table.places().map(|place| (place, self.table.standing(place)));
-        standings.filter(|(_, standing)| *standing != Standing::Measured).collect()
+    pub fn unmeasured(&self) -> Vec<(CellKey<'a>, Status<'a>)> {
+        let statuses = self.table.keys().map(|key| (key, self.table.status(key)));
+        statuses.filter(|(_, status)| *status != Status::Measured).collect()
     }
 }

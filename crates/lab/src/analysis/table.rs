@@ -1,14 +1,14 @@
-//! The cells of a run, by where they belong.
+//! The cells of a run by load, subject and point of a curve.
 
 use std::collections::BTreeMap;
 
 use crate::plan::{Load, Metric, Plan};
-use crate::results::{Cell, Limit, Measurement, Outcome, Run};
+use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
 
-/// Where cells that are repetitions of each other belong.
+/// What cells that are repetitions of each other have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place<'a> {
+pub struct CellKey<'a> {
     /// The load's name.
     pub load: &'a str,
     /// The subject's.
@@ -17,13 +17,13 @@ pub struct Place<'a> {
     pub point: u32,
 }
 
-/// All cells, by place.
+/// All cells, by key.
 #[derive(Debug)]
-pub struct Table<'a>(BTreeMap<Place<'a>, Vec<&'a Cell>>);
+pub struct Table<'a>(BTreeMap<CellKey<'a>, Vec<&'a Cell>>);
 
-/// What became of a place's cells, seen together.
+/// What became of the cells with a key, seen together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Standing<'a> {
+pub enum Status<'a> {
     /// Some were measured.
     Measured,
     /// All that ended failed; the last lines that somebody said.
@@ -37,67 +37,67 @@ pub enum Standing<'a> {
 impl<'a> Table<'a> {
     /// Of a run.
     pub fn new(run: &'a Run) -> Self {
-        let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in &run.cells {
             let id = &cell.id;
-            let place = Place { load: &id.load, subject: &id.subject, point: id.point };
-            places.entry(place).or_default().push(cell);
+            let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
+            keys.entry(key).or_default().push(cell);
         }
-        Self(places)
+        Self(keys)
     }
 
     /// Those that have cells.
-    pub fn places(&self) -> impl Iterator<Item = Place<'a>> {
+    pub fn keys(&self) -> impl Iterator<Item = CellKey<'a>> {
         self.0.keys().copied()
     }
 
-    fn cells(&self, place: Place<'_>) -> &[&'a Cell] {
-        self.0.iter().find(|(other, _)| **other == place).map_or(&[], |(_, cells)| cells)
+    fn cells(&self, key: CellKey<'_>) -> &[&'a Cell] {
+        self.0.iter().find(|(other, _)| **other == key).map_or(&[], |(_, cells)| cells)
     }
 
     /// What was measured, with its repetition.
-    pub fn measured(&self, place: Place<'_>) -> impl Iterator<Item = (u32, &'a Measurement)> {
-        self.cells(place).iter().filter_map(|cell| match &cell.outcome {
+    pub fn measured(&self, key: CellKey<'_>) -> impl Iterator<Item = (u32, &'a Measurement)> {
+        self.cells(key).iter().filter_map(|cell| match &cell.outcome {
             Outcome::Measured(measurement) => Some((cell.id.repetition, measurement.as_ref())),
             _ => None,
         })
     }
 
     /// The values of a metric.
-    pub fn values(&self, place: Place<'_>, metric: Metric) -> Vec<f64> {
-        self.measured(place).filter_map(|(_, measurement)| metric.of(measurement)).collect()
+    pub fn values(&self, key: CellKey<'_>, metric: Metric) -> Vec<f64> {
+        self.measured(key).filter_map(|(_, measurement)| metric.of(measurement)).collect()
     }
 
-    /// The ratios of one place's values to another's, of the same repetitions.
-    pub fn ratios(&self, place: Place<'_>, to: Place<'_>, metric: Metric) -> Vec<f64> {
+    /// The ratios of the values of one key's cells to those of another's, each within one repetition.
+    pub fn ratios(&self, key: CellKey<'_>, to: CellKey<'_>, metric: Metric) -> Vec<f64> {
         let others: BTreeMap<u32, &Measurement> = self.measured(to).collect();
         let ratio = |(repetition, measurement)| Some(metric.of(measurement)? / metric.of(others.get(&repetition)?)?);
-        self.measured(place).filter_map(ratio).collect()
+        self.measured(key).filter_map(ratio).collect()
     }
 
     /// What became of it.
-    pub fn standing(&self, place: Place<'_>) -> Standing<'a> {
-        let mut standing = Standing::Missing;
-        for cell in self.cells(place) {
+    pub fn status(&self, key: CellKey<'_>) -> Status<'a> {
+        let mut status = Status::Missing;
+        for cell in self.cells(key) {
             match &cell.outcome {
-                Outcome::Measured(_) => return Standing::Measured,
-                Outcome::Failed { reason, log } => standing = Standing::Failed(reason, log),
-                Outcome::Impossible { reason } => standing = Standing::Impossible(reason),
+                Outcome::Measured(_) => return Status::Measured,
+                Outcome::Failed { reason, log } => status = Status::Failed(reason, log),
+                Outcome::Impossible { reason } => status = Status::Impossible(reason),
             }
         }
-        standing
+        status
     }
 
-    /// What limited most of a place's cells beside the server.
-    pub fn limit(&self, place: Place<'_>) -> Option<&'a Limit> {
-        let limits: Vec<_> = self.measured(place).map(|(_, measurement)| measurement.limit.as_ref()).collect();
+    /// What other than the server limited most of a key's cells.
+    pub fn limit(&self, key: CellKey<'_>) -> Option<&'a Bottleneck> {
+        let limits: Vec<_> = self.measured(key).map(|(_, measurement)| measurement.limit.as_ref()).collect();
         let limited = limits.iter().flatten().count();
         (2 * limited > limits.len()).then(|| limits.iter().flatten().next().copied()).flatten()
     }
 
     /// Whether its speed means nothing.
-    pub fn is_functional_only(&self, place: Place<'_>) -> bool {
-        self.measured(place).any(|(_, measurement)| measurement.functional_only)
+    pub fn is_functional_only(&self, key: CellKey<'_>) -> bool {
+        self.measured(key).any(|(_, measurement)| measurement.functional_only)
     }
 }
 

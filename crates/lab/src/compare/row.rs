@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::plan::Metric;
-use crate::results::{Cell, Limit as LimitedBy, Measurement, Outcome, Run};
+use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use crate::statistics::{Estimate, Family, Limit, Verdict};
 
 /// One of the two runs.
@@ -108,9 +108,9 @@ fn decides(metric: Metric, ours: &[&Measurement], theirs: &[&Measurement]) -> Re
         Metric::Latency | Metric::LatencyP99 if !open => Err("IOPS say it"),
         // A pair of tails in a run of seconds says too little.
         Metric::LatencyP99 => Err("shown only"),
-        _ if all().any(|measurement| matches!(measurement.limit, Some(LimitedBy::Load(_)))) => Err("load-bound"),
+        _ if all().any(|measurement| matches!(measurement.limit, Some(Bottleneck::Load(_)))) => Err("load-bound"),
         Metric::Iops | Metric::Latency
-            if all().any(|measurement| matches!(measurement.limit, Some(LimitedBy::Device(_)))) =>
+            if all().any(|measurement| matches!(measurement.limit, Some(Bottleneck::Device(_)))) =>
         {
             Err("device-bound")
         }

@@ -12,9 +12,9 @@ impl Comparison {
     /// The whole comparison as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        self.tell_differences(&mut text);
-        self.tell_rows(&mut text);
-        self.tell_symbols(&mut text);
+        self.write_differences(&mut text);
+        self.write_rows(&mut text);
+        self.write_symbols(&mut text);
         for (cell, side) in &self.unmatched {
             let only = if *side == Side::A { "the first" } else { "the second" };
             let _ = writeln!(text, "measured in {only} run alone: {cell}");
@@ -22,7 +22,7 @@ impl Comparison {
         text
     }
 
-    fn tell_differences(&self, text: &mut String) {
+    fn write_differences(&self, text: &mut String) {
         for Difference { about, a, b, role } in &self.differences {
             let mark = if *role == Role::Unlike { "unlike: " } else { "" };
             let _ = writeln!(text, "{mark}{about}: {a} -> {b}");
@@ -32,7 +32,7 @@ impl Comparison {
         }
     }
 
-    fn tell_rows(&self, text: &mut String) {
+    fn write_rows(&self, text: &mut String) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         table.set_header(["load", "subject", "metric", "A", "B", "B/A", "interval", "verdict"]);
@@ -53,7 +53,7 @@ impl Comparison {
         let _ = writeln!(text, "\n{table}\n");
     }
 
-    fn tell_symbols(&self, text: &mut String) {
+    fn write_symbols(&self, text: &mut String) {
         for moved in &self.symbols {
             let share = |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
             let (a, b) = (share(moved.a), share(moved.b));

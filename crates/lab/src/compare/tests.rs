@@ -1,6 +1,8 @@
 use super::*;
 use crate::plan::Plan;
-use crate::results::{Cell, CellId, Component, Host, Latency, Ledger, Limit, Measurement, Operations, Outcome, Symbol};
+use crate::results::{
+    Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
+};
 
 fn plan() -> Plan {
     let text = r#"
@@ -111,7 +113,7 @@ fn runs_without_a_cell_in_common_cannot_be_compared_and_say_what_each_has() {
 
 #[test]
 fn what_the_load_or_the_disk_limited_decides_nothing() {
-    for limit in [Limit::Load("its core is full".into()), Limit::Device("as fast as the host".into())] {
+    for limit in [Bottleneck::Load("its core is full".into()), Bottleneck::Device("as fast as the host".into())] {
         let mut slower = run(0.67e5);
         each_measurement(&mut slower, |measurement| measurement.limit = Some(limit.clone()));
         let comparison = Comparison::of(&run(1e5), &slower, None);

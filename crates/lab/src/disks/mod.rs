@@ -2,7 +2,7 @@
 //!
 //! | `type` | what it is | who frees it after `kill -9` |
 //! |---|---|---|
-//! | `file` | files full of data, which are removed | the [keeper](crate::process::Keeper) |
+//! | `file` | files full of data, which are removed | the [reaper](crate::process::ProcessReaper) |
 //! | `loop` | a loop device over such a file in memory | the kernel: it detaches itself with its last user |
 //! | `device` | the user's block device | nobody needs to |
 //! | on other `hosts` | a device there, or a file that fio makes and removes | fio |
@@ -20,7 +20,7 @@ use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
 use crate::plan::{DiskKind, DiskPlan, Load, Plan};
-use crate::process::{Keeper, Scratch};
+use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
 
@@ -37,7 +37,7 @@ const RESERVE: u64 = 64 << 20;
 pub struct Disks {
     /// As many as the largest load uses.
     pub disks: Vec<Disk>,
-    /// What became of the plan's wish, where that is not what it wished for.
+    /// Why the disk is not of the type that the plan asks for, where it is not.
     pub warnings: Vec<Warning>,
     _devices: Vec<LoopDevice>,
     _places: Vec<Scratch>,
@@ -185,7 +185,7 @@ impl Disks {
     ///
     /// # Errors
     /// They cannot be made.
-    pub fn make(plan: &Plan, directory: &Path, keeper: &Keeper) -> io::Result<Self> {
+    pub fn make(plan: &Plan, directory: &Path, reaper: &ProcessReaper) -> io::Result<Self> {
         let mut new = Self { disks: Vec::new(), warnings: Vec::new(), _devices: Vec::new(), _places: Vec::new() };
         let size = size(&plan.disk);
         if !plan.hosts.is_empty() {
@@ -197,16 +197,16 @@ impl Disks {
             DiskKind::Device => new.disks.extend(plan.disk.path.clone().map(Disk::Device)),
             DiskKind::File => {
                 let place = plan.disk.path.as_deref().unwrap_or(directory);
-                new.disks = new.files(place, count(plan), size, keeper)?.into_iter().map(Disk::File).collect();
+                new.disks = new.files(place, count(plan), size, reaper)?.into_iter().map(Disk::File).collect();
             }
-            DiskKind::Loop => new.loops(plan, directory, size, keeper)?,
+            DiskKind::Loop => new.loops(plan, directory, size, reaper)?,
         }
         Ok(new)
     }
 
-    fn loops(&mut self, plan: &Plan, directory: &Path, size: u64, keeper: &Keeper) -> io::Result<()> {
+    fn loops(&mut self, plan: &Plan, directory: &Path, size: u64, reaper: &ProcessReaper) -> io::Result<()> {
         let tried = if loop_device::may_be_had() {
-            self.files(Path::new(MEMORY), count(plan), size, keeper)
+            self.files(Path::new(MEMORY), count(plan), size, reaper)
                 .and_then(|files| files.iter().map(|file| LoopDevice::over(file)).collect::<io::Result<Vec<_>>>())
         } else {
             Err(io::Error::other("it needs root and /dev/loop-control"))
@@ -219,18 +219,18 @@ impl Disks {
             Err(error) => {
                 let text = format!("no loop device over memory ({error}): files in {} instead", directory.display());
                 self.warnings.push(Warning { about: "disk".into(), text });
-                self.disks = self.files(directory, count(plan), size, keeper)?.into_iter().map(Disk::File).collect();
+                self.disks = self.files(directory, count(plan), size, reaper)?.into_iter().map(Disk::File).collect();
             }
         }
         Ok(())
     }
 
-    fn files(&mut self, place: &Path, count: usize, size: u64, keeper: &Keeper) -> io::Result<Vec<PathBuf>> {
-        let scratch = Scratch::new(place, keeper)?;
+    fn files(&mut self, place: &Path, count: usize, size: u64, reaper: &ProcessReaper) -> io::Result<Vec<PathBuf>> {
+        let scratch = Scratch::new(place, reaper)?;
         let paths: Vec<PathBuf> = (0..count).map(|number| scratch.path().join(format!("disk{number}"))).collect();
         self._places.push(scratch);
         for (number, path) in (0..).zip(&paths) {
-            if keeper.has_stopped() {
+            if reaper.has_stopped() {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
             }
             fill(path, size, number)?;
@@ -273,8 +273,8 @@ mod tests {
     #[test]
     fn files_are_full_of_data_and_vanish() {
         let place = tempfile::tempdir().unwrap();
-        let keeper = Keeper::new().unwrap();
-        let disks = Disks::make(&plan("type = 'file'\nsize = '2M'"), place.path(), &keeper).unwrap();
+        let reaper = ProcessReaper::new().unwrap();
+        let disks = Disks::make(&plan("type = 'file'\nsize = '2M'"), place.path(), &reaper).unwrap();
         let paths: Vec<_> = disks.disks.iter().map(|disk| disk.path().unwrap().to_owned()).collect();
         assert_eq!(paths.len(), 3);
         let bytes = fs::read(&paths[2]).unwrap();

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Load;
 use super::units::{Bytes, OneOrMany};
+use super::{Application, Load};
 
 /// What some loads have in common: of each key that is given, one of its values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub struct Columns {
     pub idle_disks: Option<OneOrMany<u16>>,
     /// An application in a guest; without this none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub application: Option<OneOrMany<String>>,
+    pub application: Option<OneOrMany<Application>>,
     /// Whether latency is measured as load rises.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub curve: Option<bool>,

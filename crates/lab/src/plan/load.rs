@@ -47,7 +47,7 @@ pub struct LoadKeys {
     pub rate_iops: Option<f64>,
     /// How an open loop's requests are spaced.
     #[serde(default)]
-    pub rate_process: Pacing,
+    pub rate_process: RateProcess,
     /// Latency as load rises: the closed loop's peak first, then open loops at shares of it.
     #[serde(default)]
     pub curve: Option<Curve>,
@@ -75,13 +75,23 @@ pub struct LoadKeys {
     /// An application in a guest instead of fio, on a file system on the disk: `rsync` of small files of `size` together, or
     /// `pgbench` with `iodepth` clients in `numjobs` threads on a database of about `size`.
     #[serde(default)]
-    pub application: Option<String>,
+    pub application: Option<Application>,
+}
+
+/// What runs in a guest beside fio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Application {
+    /// Copies a tree of small files.
+    Rsync,
+    /// PostgreSQL's own benchmark.
+    Pgbench,
 }
 
 /// How an open loop's requests are spaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pacing {
+pub enum RateProcess {
     /// As many independent users make them.
     #[default]
     Poisson,
@@ -235,9 +245,9 @@ impl Load {
     /// `randrw70 4k QD8 x16`: what is as usual goes without saying.
     fn described(&self) -> String {
         let curve = if self.keys.curve.is_some() { " curve" } else { "" };
-        match self.keys.application.as_deref() {
-            Some("pgbench") => return format!("pgbench {} clients{curve}", self.iodepth),
-            Some(application) => return application.to_owned(),
+        match self.keys.application {
+            Some(Application::Pgbench) => return format!("pgbench {} clients{curve}", self.iodepth),
+            Some(Application::Rsync) => return "rsync".into(),
             None => {}
         }
         if let Some(path) = &self.keys.jobfile {

@@ -34,6 +34,8 @@
 
 mod columns;
 mod load;
+#[cfg(test)]
+mod pages;
 mod read;
 mod subject;
 mod units;
@@ -41,7 +43,7 @@ mod units;
 use serde::{Deserialize, Serialize};
 
 pub use columns::Columns;
-pub use load::{Curve, Load, LoadKeys, Loads, Pacing, expand};
+pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
 pub use read::{BUILT_IN, PlanError};
 pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
@@ -191,9 +193,27 @@ pub struct Chart {
     /// The subjects, by name; all if there are none.
     #[serde(default)]
     pub subjects: Vec<String>,
-    /// The published table that is shown beside ours: `s0_iops`, `s0_cpu`, `s1_weight`, `s3_busy`, `s3_symbols`, `s4_devices`.
+    /// The published table that is shown beside ours.
     #[serde(default)]
-    pub published: Option<String>,
+    pub published: Option<Published>,
+}
+
+/// A table that others published, which a chart can have beside it: `assets/published` has their figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Published {
+    /// QEMU's adaptive polling, old policy and new: IOPS.
+    S0Iops,
+    /// QEMU's adaptive polling, old policy and new: CPU.
+    S0Cpu,
+    /// QEMU's `poll-weight`.
+    S1Weight,
+    /// A plug around every bio: the host's busy time.
+    S3Busy,
+    /// A plug around every bio: the hottest symbols.
+    S3Symbols,
+    /// One busy device among idle ones.
+    S4Devices,
 }
 
 impl Chart {

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::import::is_imported;
 use crate::plan::{Load, Metric};
-use crate::results::{Limit, Operations, Outcome, Run};
+use crate::results::{Bottleneck, Operations, Outcome, Run};
 
 /// Writes the table.
 ///
@@ -53,8 +53,8 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
                 .map(|of| seconds(of).unwrap_or_default()),
         );
         fields.push(match &measured.limit {
-            Some(Limit::Load(why)) => format!("load: {why}"),
-            Some(Limit::Device(why)) => format!("device: {why}"),
+            Some(Bottleneck::Load(why)) => format!("load: {why}"),
+            Some(Bottleneck::Device(why)) => format!("device: {why}"),
             None => String::new(),
         });
         fields.push(measured.functional_only.to_string());

@@ -76,7 +76,7 @@ fn json(data: &Data<'_>) -> String {
 
 /// Whether some guest ran without KVM.
 fn is_emulated(analysis: &Analysis<'_>) -> bool {
-    analysis.table.places().any(|place| analysis.table.is_functional_only(place))
+    analysis.table.keys().any(|key| analysis.table.is_functional_only(key))
 }
 
 fn head(analysis: &Analysis<'_>) -> Markup {
@@ -210,7 +210,7 @@ fn verdicts(analysis: &Analysis<'_>) -> Markup {
 }
 
 fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
-    let beside = shown.published.as_deref().and_then(|name| published::beside(name, analysis));
+    let beside = shown.published.and_then(|table| published::beside(table, analysis));
     let table = tables::chart(shown);
     let drawn = !matches!(shown.form, Form::Table);
     let is_empty = !shown.groups.iter().flat_map(|group| &group.marks).any(|mark| mark.value.is_some());

@@ -3,31 +3,58 @@
 use csv::StringRecord;
 
 use super::tables::{Grid, interval};
-use crate::analysis::{Analysis, Place, figure};
-use crate::plan::{Load, Metric, Subject};
+use crate::analysis::{Analysis, CellKey, figure};
+use crate::plan::{Load, Metric, Published, Subject};
 use crate::statistics::median;
 
-/// A published table: its name in plans, where it is from, and its figures.
-struct Source {
-    name: &'static str,
-    title: &'static str,
-    csv: &'static str,
-}
+impl Published {
+    fn title(self) -> &'static str {
+        match self {
+            Self::S0Iops => "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
+            Self::S0Cpu => "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
+            Self::S1Weight => "QEMU's poll-weight (cover letter of the same series)",
+            Self::S3Busy => "A plug around every bio, Linux, 2026: change of the host's busy time",
+            Self::S3Symbols => "A plug around every bio, Linux, 2026: the hottest symbols",
+            Self::S4Devices => "QEMU with 1 and 100 devices, one of them busy",
+        }
+    }
 
-macro_rules! sources {
-    ($($name:literal: $title:literal),* $(,)?) => {
-        [$(Source { name: $name, title: $title, csv: include_str!(concat!("../../assets/published/", $name, ".csv")) }),*]
-    };
-}
+    fn csv(self) -> &'static str {
+        match self {
+            Self::S0Iops => include_str!("../../assets/published/s0_iops.csv"),
+            Self::S0Cpu => include_str!("../../assets/published/s0_cpu.csv"),
+            Self::S1Weight => include_str!("../../assets/published/s1_weight.csv"),
+            Self::S3Busy => include_str!("../../assets/published/s3_busy.csv"),
+            Self::S3Symbols => include_str!("../../assets/published/s3_symbols.csv"),
+            Self::S4Devices => include_str!("../../assets/published/s4_devices.csv"),
+        }
+    }
 
-const SOURCES: [Source; 6] = sources![
-    "s0_iops": "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
-    "s0_cpu": "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
-    "s1_weight": "QEMU's poll-weight (cover letter of the same series)",
-    "s3_busy": "A plug around every bio, Linux, 2026: change of the host's busy time",
-    "s3_symbols": "A plug around every bio, Linux, 2026: the hottest symbols",
-    "s4_devices": "QEMU with 1 and 100 devices, one of them busy",
-];
+    /// What is to be said of the comparison.
+    fn remark(self) -> Option<&'static str> {
+        match self {
+            Self::S0Iops | Self::S0Cpu | Self::S1Weight => {
+                Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
+            }
+            Self::S3Busy => {
+                Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
+            }
+            Self::S3Symbols | Self::S4Devices => None,
+        }
+    }
+
+    /// Our columns beside it.
+    fn ours<'a>(self, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+        match self {
+            Self::S0Iops => s0_iops(analysis),
+            Self::S0Cpu => s0_cpu(analysis),
+            Self::S1Weight => s1_weight(analysis),
+            Self::S3Busy => Vec::new(),
+            Self::S3Symbols => s3_symbols(analysis),
+            Self::S4Devices => s4_devices(analysis),
+        }
+    }
+}
 
 /// A published table with our columns, its title, and what is to be said of the comparison.
 pub struct Beside {
@@ -36,12 +63,11 @@ pub struct Beside {
     pub remark: Option<&'static str>,
 }
 
-/// The named table beside ours; `None` of a name that nobody published.
-pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
-    let source = SOURCES.iter().find(|source| source.name == name)?;
-    let mut reader = csv::Reader::from_reader(source.csv.as_bytes());
+/// The table beside ours; `None` of one that cannot be read.
+pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
+    let mut reader = csv::Reader::from_reader(table.csv().as_bytes());
     let columns = reader.headers().ok()?.clone();
-    let ours = ours(name, analysis);
+    let ours = table.ours(analysis);
     let theirs = columns.iter().map(|column| format!("#Published: {}", column.replace('_', " ")));
     let columns_here = ours.iter().map(|(heading, _)| format!("#Here: {heading}"));
     let mut grid = Grid { columns: theirs.chain(columns_here).collect(), rows: Vec::new() };
@@ -51,16 +77,7 @@ pub fn beside(name: &str, analysis: &Analysis<'_>) -> Option<Beside> {
         let here = ours.iter().map(|(_, value)| value(&row).unwrap_or_else(|| "not measured".into()));
         grid.push(shown.chain(here).collect());
     }
-    let remark = match name {
-        "s3_busy" => {
-            Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
-        }
-        "s0_iops" | "s0_cpu" | "s1_weight" => {
-            Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
-        }
-        _ => None,
-    };
-    Some(Beside { title: source.title, grid, remark })
+    Some(Beside { title: table.title(), grid, remark: table.remark() })
 }
 
 /// A row of a published table.
@@ -76,17 +93,6 @@ impl Row<'_> {
 }
 
 type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<String> + 'a>);
-
-fn ours<'a>(name: &str, analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
-    match name {
-        "s0_iops" => s0_iops(analysis),
-        "s0_cpu" => s0_cpu(analysis),
-        "s1_weight" => s1_weight(analysis),
-        "s3_symbols" => s3_symbols(analysis),
-        "s4_devices" => s4_devices(analysis),
-        _ => Vec::new(),
-    }
-}
 
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = Vec::new();
@@ -123,8 +129,8 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             if !is_first {
                 return judged(analysis, &load.name, &subject.name, Metric::Iops);
             }
-            let place = Place { load: &load.name, subject: &subject.name, point: 0 };
-            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+            let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
+            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
         };
         (heading, Box::new(value))
     };
@@ -137,8 +143,8 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let iothreads = row.field("iothreads");
             let subject = on_line(analysis, line, iothreads)?;
             let cpus = analysis.loads.iter().filter_map(|load| {
-                let place = Place { load: &load.name, subject: &subject.name, point: 0 };
-                analysis.summary(place, Metric::Cpus).map(|summary| summary.median)
+                let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
+                analysis.summary(key, Metric::Cpus).map(|summary| summary.median)
             });
             let cpus: Vec<f64> = cpus.collect();
             let threads: f64 = iothreads.parse().ok()?;
@@ -168,8 +174,8 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
         let value = move |row: &Row<'_>| {
             let name = row.field("symbol");
-            let places = analysis.table.places().filter(|place| place.subject == subject);
-            let measured = places.flat_map(|place| analysis.table.measured(place));
+            let keys = analysis.table.keys().filter(|key| key.subject == subject);
+            let measured = keys.flat_map(|key| analysis.table.measured(key));
             let shares = measured.flat_map(|(_, one)| &one.symbols).filter(|symbol| symbol.name == name);
             let shares: Vec<f64> = shares.map(|symbol| symbol.percent).collect();
             (!shares.is_empty()).then(|| format!("{:.2} %", median(shares)))
@@ -185,8 +191,8 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let devices: u16 = row.field("devices").parse().ok()?;
             let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
             let load = analysis.loads.iter().copied().find(same)?;
-            let place = Place { load: &load.name, subject, point: 0 };
-            analysis.summary(place, Metric::Iops).map(|summary| figure(summary.median))
+            let key = CellKey { load: &load.name, subject, point: 0 };
+            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
         };
         (format!("{subject}, IOPS"), Box::new(value))
     };

@@ -2,7 +2,7 @@
 
 use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
-use crate::analysis::{Analysis, Judged, Standing, difference, differences, figure};
+use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
 use crate::plan::Form;
 use crate::statistics::{Estimate, Verdict};
 
@@ -164,13 +164,13 @@ pub fn ledger(analysis: &Analysis<'_>) -> Grid {
 /// What failed, and what this machine cannot do.
 pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
     let mut grid = Grid::new(&["Load", "Subject", "What happened", "Why", "Last lines"]);
-    for (place, standing) in analysis.unmeasured() {
-        let (kind, what, why, log) = match standing {
-            Standing::Failed(reason, log) => ("fail", "failed", reason, log.join("\n")),
-            Standing::Impossible(reason) => ("undecided", "cannot run here", reason, String::new()),
-            Standing::Measured | Standing::Missing => continue,
+    for (key, status) in analysis.unmeasured() {
+        let (kind, what, why, log) = match status {
+            Status::Failed(reason, log) => ("fail", "failed", reason, log.join("\n")),
+            Status::Impossible(reason) => ("undecided", "cannot run here", reason, String::new()),
+            Status::Measured | Status::Missing => continue,
         };
-        let cells = vec![place.load.into(), place.subject.into(), what.into(), why.into(), log];
+        let cells = vec![key.load.into(), key.subject.into(), what.into(), why.into(), log];
         grid.rows.push(Row { anchor: None, kind, cells });
     }
     grid

@@ -63,7 +63,7 @@ pub struct Measurement {
     /// Who spent how much CPU time.
     pub cpu: Ledger,
     /// What limited it, where that was not the server.
-    pub limit: Option<Limit>,
+    pub limit: Option<Bottleneck>,
     /// It shows that it works, and says nothing of speed: a guest under emulation.
     #[serde(default)]
     pub functional_only: bool,
@@ -132,7 +132,7 @@ pub struct Ledger {
 /// What limited a measurement, where that was not the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Limit {
+pub enum Bottleneck {
     /// The load itself: says why.
     Load(String),
     /// The disk: as fast as the host's own fio on it.

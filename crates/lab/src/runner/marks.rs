@@ -1,7 +1,7 @@
 //! What is said of cells when they are seen together: which the disk limits, and whether others used the machine.
 
 use crate::plan::{Plan, Stack};
-use crate::results::{Cell, CellId, Limit, Measurement, Outcome, Warning};
+use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Warning};
 
 /// Who reaches this share of what the host's own fio does on the disk is limited by the disk.
 const DEVICE_BOUND: f64 = 0.97;
@@ -44,7 +44,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
             let share = throughput(measurement) / best;
             if measurement.limit.is_none() && measurement.offered_iops.is_none() && share >= DEVICE_BOUND {
                 let text = format!("{:.0}% of what fio on the host gets from the disk", share * 100.0);
-                measurement.limit = Some(Limit::Device(text));
+                measurement.limit = Some(Bottleneck::Device(text));
             }
         }
     }
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(limits, [false, true, false, false, false]);
         assert_eq!(
             measured(&cells[1]).unwrap().limit,
-            Some(Limit::Device("98% of what fio on the host gets from the disk".into()))
+            Some(Bottleneck::Device("98% of what fio on the host gets from the disk".into()))
         );
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Plan ── steps() ──► for each cell that is not kept yet:
-//!                         stand ── measure ──► Cell ──► cells.jsonl
+//!                         deploy ── measure ──► Cell ──► cells.jsonl
 //!                                    └── kernel log, perf
 //!                       at the end, and when interrupted ──► result.json
 //! ```
@@ -27,9 +27,9 @@ use crate::disks::{self, Disks};
 use crate::fingerprint;
 use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
-use crate::process::{Keeper, Scratch, short_directory};
+use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
-use crate::stack::{self, Context, Disk, Stage, Task, Unable};
+use crate::stack::{self, Context, Deployment, Disk, Task, Unable};
 
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
@@ -65,7 +65,7 @@ pub enum Ending {
 
 /// What is asked for beside the plan.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct RunOptions {
     /// By how much the plan was scaled.
     pub scale: f64,
     /// What the order is drawn from.
@@ -112,7 +112,7 @@ pub struct Runner {
     journal: Journal,
     context: Context,
     /// Those that are dear to start, by the subject's place in the plan. They end before their disks do.
-    kept: HashMap<usize, Box<dyn Stage>>,
+    kept: HashMap<usize, Box<dyn Deployment>>,
     disks: Disks,
     kernel: kernel_log::KernelLog,
     directory: PathBuf,
@@ -124,13 +124,13 @@ impl Runner {
     ///
     /// # Errors
     /// They cannot be made.
-    pub fn begin(plan: Plan, wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
+    pub fn begin(plan: Plan, options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let mut run = Run {
             format: FORMAT,
             plan,
-            scale: wish.scale,
-            seed: wish.seed,
-            only: wish.only.clone(),
+            scale: options.scale,
+            seed: options.seed,
+            only: options.only.clone(),
             started: now(),
             ended: None,
             host: Default::default(),
@@ -138,31 +138,31 @@ impl Runner {
             incidents: Vec::new(),
         };
         // Nothing is filled in a directory that holds somebody else's run.
-        let journal = Journal::create(&wish.directory, &run)?;
-        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+        let journal = Journal::create(&options.directory, &run)?;
+        let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
-        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         run.host.warnings.extend(disks.warnings.iter().cloned());
         journal.result(&run)?;
-        Self::new(run, journal, disks, placement, wish, keeper)
+        Self::new(run, journal, disks, placement, options, reaper)
     }
 
-    /// Goes on with the run in the wish's directory.
+    /// Goes on with the run in the directory that the options name.
     ///
     /// # Errors
     /// There is none, or its disks cannot be made.
-    pub fn resume(wish: &Wish, keeper: &Arc<Keeper>) -> io::Result<Self> {
-        let (mut journal, mut run) = Journal::resume(&wish.directory)?;
-        check(&run.plan, &wish.directory).map_err(io::Error::other)?;
-        let disks = Disks::make(&run.plan, &wish.directory, keeper)?;
+    pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
+        let (mut journal, mut run) = Journal::resume(&options.directory)?;
+        check(&run.plan, &options.directory).map_err(io::Error::other)?;
+        let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
-        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &wish.egret);
+        let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         if let Some(text) = differs(&run.host, &host) {
             let incident = Incident { at: now(), cell: None, source: "egret bench".into(), text };
             journal.incident(&incident)?;
             run.incidents.push(incident);
         }
-        Self::new(run, journal, disks, placement, wish, keeper)
+        Self::new(run, journal, disks, placement, options, reaper)
     }
 
     fn new(
@@ -170,21 +170,21 @@ impl Runner {
         journal: Journal,
         disks: Disks,
         placement: Placement,
-        wish: &Wish,
-        keeper: &Arc<Keeper>,
+        options: &RunOptions,
+        reaper: &Arc<ProcessReaper>,
     ) -> io::Result<Self> {
         allow_many_descriptors();
-        fs::create_dir_all(wish.directory.join("raw"))?;
-        let scratch = Scratch::new(&short_directory(), keeper)?;
+        fs::create_dir_all(options.directory.join("raw"))?;
+        let scratch = Scratch::new(&short_directory(), reaper)?;
         let steps = steps(&run.plan, run.seed, run.only.as_deref());
         let context = Context {
-            keeper: Arc::clone(keeper),
+            reaper: Arc::clone(reaper),
             scratch: scratch.path().to_owned(),
             placement,
-            egret: wish.egret.clone(),
+            egret: options.egret.clone(),
         };
         let kernel = kernel_log::KernelLog::open();
-        let (kept, directory) = (HashMap::new(), wish.directory.clone());
+        let (kept, directory) = (HashMap::new(), options.directory.clone());
         Ok(Self { run, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
     }
 
@@ -208,13 +208,13 @@ impl Runner {
         let (total, begin, stolen) = (self.steps.len(), Instant::now(), stolen_ns());
         let mut planned = Duration::ZERO;
         for (number, step) in left.iter().enumerate() {
-            if self.context.keeper.has_stopped() {
+            if self.context.reaper.has_stopped() {
                 break;
             }
             progress.measuring(&step.id);
             let started = now();
             let outcome = self.outcome(step);
-            if self.context.keeper.has_stopped() {
+            if self.context.reaper.has_stopped() {
                 break;
             }
             let cell = Cell { id: step.id.clone(), started, outcome };
@@ -274,31 +274,31 @@ impl Runner {
             Some(share) => Some(self.peak(&step.id)? * share),
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
         };
-        let mut stage = self.stage(step.subject, &load)?;
-        stage.resume();
+        let mut deployment = self.deploy(step.subject, &load)?;
+        deployment.resume();
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
-        let perf = self.run.plan.perf.then(|| perf::record(&self.context.keeper, load.keys.ramp_time.duration(), &raw));
-        let measured = stage.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
+        let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, load.keys.ramp_time.duration(), &raw));
+        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
         let symbols = perf.flatten().map(perf::Recording::symbols);
         // One that failed is of no use any more.
-        if measured.is_ok() && stage.takes(&load) {
-            stage.pause();
-            self.kept.insert(step.subject, stage);
+        if measured.is_ok() && deployment.takes(&load) {
+            deployment.pause();
+            self.kept.insert(step.subject, deployment);
         }
         measured.map(|measurement| Measurement { symbols: symbols.unwrap_or_default(), ..measurement })
     }
 
-    fn stage(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Stage>, Unable> {
-        if let Some(stage) = self.kept.remove(&subject)
-            && stage.takes(load)
+    fn deploy(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Deployment>, Unable> {
+        if let Some(deployment) = self.kept.remove(&subject)
+            && deployment.takes(load)
         {
-            return Ok(stage);
+            return Ok(deployment);
         }
         let count = usize::from(load.disks);
         let disks: &[Disk] = self.disks.disks.get(..count).unwrap_or(&self.disks.disks);
-        stack::stand(&self.run.plan.subjects[subject], load, disks, &self.context)
+        stack::deploy(&self.run.plan.subjects[subject], load, disks, &self.context)
     }
 
     /// Requests per second of the closed loop that a curve's points are shares of.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::process::{Keeper, Process};
+use crate::process::{Process, ProcessReaper};
 use crate::results::Symbol;
 
 /// How many symbols are kept.
@@ -20,13 +20,13 @@ pub struct Recording {
 /// Starts recording all processors, after `ramp`; nothing where there is no `perf`.
 ///
 /// By the clock, which a virtual machine has too; and 99 times a second, which disturbs little and in step with nothing.
-pub fn record(keeper: &Arc<Keeper>, ramp: Duration, raw: &Path) -> Option<Recording> {
+pub fn record(reaper: &Arc<ProcessReaper>, ramp: Duration, raw: &Path) -> Option<Recording> {
     crate::stack::find("perf")?;
     let file = raw.with_extension("perf");
     let mut command = Command::new("perf");
     command.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "99", "-D", &ramp.as_millis().to_string(), "-o"]);
     command.arg(&file).stdout(Stdio::piped());
-    Some(Recording { perf: keeper.start(command).ok()?, file })
+    Some(Recording { perf: reaper.start(command).ok()?, file })
 }
 
 impl Recording {

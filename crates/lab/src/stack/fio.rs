@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::Task;
-use crate::plan::Pacing;
+use crate::plan::{LoadKeys, RateProcess, Seconds};
 use crate::results::{Latency, Ledger, Measurement, Operations};
 
 /// The engine that is fio's counterpart of `--blockdev`'s `aio`.
@@ -20,8 +20,34 @@ pub fn engine(aio: Option<&str>) -> &'static str {
 
 /// The job file for a task: a section for each of `targets`, which is a disk's path.
 pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
-    let (load, keys) = (task.load, &task.load.keys);
-    let milliseconds = |time: crate::plan::Seconds| time.duration().as_millis();
+    let load = task.load;
+    // All keys by name, so that a new one is either passed on here or known to be none of fio's.
+    let LoadKeys {
+        norandommap,
+        size,
+        verify,
+        rate_process,
+        ramp_time,
+        runtime,
+        // What `load` has of them, and the task's rate.
+        rw: _,
+        bs: _,
+        iodepth: _,
+        numjobs: _,
+        rwmixread: _,
+        rate_iops: _,
+        curve: _,
+        // Sections are made of disks, and jobs have no queues of their own.
+        disks: _,
+        idle_disks: _,
+        queues: _,
+        polling: _,
+        name: _,
+        subjects: _,
+        jobfile: _,
+        application: _,
+    } = &load.keys;
+    let milliseconds = |time: &Seconds| time.duration().as_millis();
     let mut text = String::from("[global]\n");
     let mut key = |name: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(text, "{name}={value}");
@@ -38,23 +64,23 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
     if load.rw.ends_with("rw") {
         key("rwmixread", &load.rwmixread);
     }
-    if keys.norandommap {
+    if *norandommap {
         key("norandommap", &1);
     }
-    if let Some(size) = keys.size {
+    if let Some(size) = size {
         key("size", &size.0);
     }
-    if keys.verify && load.writes() {
+    if *verify && load.writes() {
         key("verify", &"crc32c");
     }
     if let Some(total) = task.rate_iops {
         let each = total / f64::from(load.numjobs) / targets.len().max(1) as f64;
         key("rate_iops", &(each.round().max(1.0)));
-        key("rate_process", &if keys.rate_process == Pacing::Poisson { "poisson" } else { "linear" });
+        key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
     key("randseed", &(task.seed >> 16));
-    key("ramp_time", &format_args!("{}ms", milliseconds(keys.ramp_time)));
-    key("runtime", &format_args!("{}ms", milliseconds(keys.runtime).max(1)));
+    key("ramp_time", &format_args!("{}ms", milliseconds(ramp_time)));
+    key("runtime", &format_args!("{}ms", milliseconds(runtime).max(1)));
     for (number, target) in targets.iter().enumerate() {
         let _ = writeln!(text, "[disk{number}]\nfilename={}", escaped(target));
     }

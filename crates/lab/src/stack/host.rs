@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use egret_loadgen::load::Edge;
 
-use super::{Context, Disk, Stage, Task, Unable, fio};
-use crate::ledger::{Meter, Role};
+use super::{Context, Deployment, Disk, Task, Unable, fio};
+use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
@@ -31,7 +31,7 @@ pub(super) struct Host {
 }
 
 /// fio, on the load's cores: it is both the load and the path.
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Host, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Host, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
@@ -48,7 +48,7 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     Ok(Host { targets, engine, server, size, context: context.clone() })
 }
 
-impl Stage for Host {
+impl Deployment for Host {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let (job, output) = (task.raw.with_extension("fio"), task.raw.with_extension("json"));
         fs::write(&job, self.job(task)?).map_err(Unable::failed)?;
@@ -60,8 +60,8 @@ impl Stage for Host {
         let mut option = OsString::from("--output=");
         option.push(&output);
         command.arg("--output-format=json").arg(option).arg(&job).stdout(Stdio::piped());
-        let keeper = &self.context.keeper;
-        let mut fio = self.context.placement.on_the_loads(|| keeper.start(command)).map_err(Unable::failed)?;
+        let reaper = &self.context.reaper;
+        let mut fio = self.context.placement.on_the_loads(|| reaper.start(command)).map_err(Unable::failed)?;
         let watched = if self.server.is_none() { watch(&mut fio, task) } else { None };
         // Only a job file's author knows how long it takes.
         let length = if task.load.keys.jobfile.is_some() { A_DAY } else { task.load.keys.runtime.duration() };
@@ -108,7 +108,7 @@ impl Host {
 ///
 /// fio does not tell when its measuring begins, but it is later than its start by at least the ramp, and lasts as long as
 /// it was told: what lies between [`SETTLING`] after the one and the other's end lies within.
-fn watch(fio: &mut Process, task: &Task<'_>) -> Option<Meter> {
+fn watch(fio: &mut Process, task: &Task<'_>) -> Option<CpuMeter> {
     let keys = &task.load.keys;
     if keys.jobfile.is_some() {
         return None;
@@ -118,7 +118,7 @@ fn watch(fio: &mut Process, task: &Task<'_>) -> Option<Meter> {
     if fio.wait(keys.ramp_time.duration() + settling).is_some() {
         return None;
     }
-    let mut meter = Meter::new();
+    let mut meter = CpuMeter::new();
     meter.follow(fio.pid(), |_, _| Role::Load);
     meter.edge(Edge::Begin);
     if fio.wait(length.saturating_sub(settling).mul_f64(0.98)).is_some() {

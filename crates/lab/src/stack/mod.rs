@@ -1,13 +1,12 @@
 //! What can be put under load: programs that serve a disk, or use one, and how each is started, loaded and stopped.
 //!
 //! ```text
-//!   Subject, Load, Disk ── stand() ──► Stage ── measure(Task) ──► Measurement
-//!                            │            └── dropped: its processes end
-//!                            └──► Unable: Impossible here, or Failed
+//!   Subject, Load, Disk ── deploy() ──► Deployment ── measure(Task) ──► Measurement
+//!                             │              └── dropped: its processes end
+//!                             └──► Unable: Impossible here, or Failed
 //! ```
-
 //!
-//! | module | stands for |
+//! | module | holds |
 //! |---|---|
 //! | [`guest`] | a virtual machine with fio, rsync or a database inside |
 //! | `host` | fio on the file or device itself |
@@ -28,16 +27,16 @@ use std::sync::Arc;
 
 use crate::machine::Placement;
 use crate::plan::{Load, Stack, Subject};
-use crate::process::Keeper;
+use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
 pub use options::{SubjectError, check_options};
 
-/// What every stack gets to stand with.
+/// What every stack is deployed with.
 #[derive(Clone)]
 pub struct Context {
     /// Starts processes so that they end with the lab.
-    pub keeper: Arc<Keeper>,
+    pub reaper: Arc<ProcessReaper>,
     /// A directory for sockets, private and with a short path.
     pub scratch: PathBuf,
     /// Who runs where.
@@ -89,10 +88,11 @@ pub struct Task<'a> {
     pub raw: &'a Path,
 }
 
-/// A subject that stands: its processes run, and wait for a load.
-pub trait Stage {
-    /// Whether it can take `load` as it stands. A stage is kept for another load, or for the next round, only if it can:
-    /// for what is dear to start. What starts in no time stands anew for every measurement, and brings nothing along.
+/// A subject whose processes run, and wait for a load.
+pub trait Deployment {
+    /// Whether it can take `load` as it runs. A deployment is kept for another load, or for the next round, only if it
+    /// can: that is for stacks that take long to start. The others are deployed anew for every measurement, so that
+    /// nothing is left over from the last one.
     fn takes(&self, load: &Load) -> bool {
         let _ = load;
         false
@@ -111,21 +111,26 @@ pub trait Stage {
     fn resume(&mut self) {}
 }
 
-/// Makes a subject stand for a load on `disks`, of which there are as many as the load asks for.
+/// Starts a subject's processes for a load on `disks`, of which there are as many as the load asks for.
 ///
-/// Call it from a thread that lives as long as the stage: its processes end with that thread.
+/// Call it from a thread that lives as long as the deployment: its processes end with that thread.
 ///
 /// # Errors
 /// It cannot be done here, or was tried and failed.
-pub fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Box<dyn Stage>, Unable> {
+pub fn deploy(
+    subject: &Subject,
+    load: &Load,
+    disks: &[Disk],
+    context: &Context,
+) -> Result<Box<dyn Deployment>, Unable> {
     if let Some(missing) = missing(subject) {
         return Err(Unable::Impossible(missing));
     }
     Ok(match subject.stack {
-        Stack::Host => Box::new(host::stand(subject, load, disks, context)?),
-        Stack::Guest => Box::new(guest::stand(subject, load, disks, context)?),
+        Stack::Host => Box::new(host::deploy(subject, load, disks, context)?),
+        Stack::Guest => Box::new(guest::deploy(subject, load, disks, context)?),
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => {
-            Box::new(served::stand(subject, load, disks, context)?)
+            Box::new(served::deploy(subject, load, disks, context)?)
         }
     })
 }

@@ -34,7 +34,7 @@ pub(super) fn command(
 ) -> Command {
     let mut command = match subject.stack {
         Stack::QemuStorageDaemon => Command::new("qemu-storage-daemon"),
-        _ => {
+        Stack::Egret | Stack::Guest | Stack::Host | Stack::VhostUserBlk => {
             let mut egret = Command::new(&context.egret);
             egret.arg("serve");
             egret

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use egret_loadgen::client::{self, Client, ClientError, Manner, Shape};
-use egret_loadgen::load::{self, Edge, Job, LoadError, Process as Spacing, Rate, Spec, Tally, Waiting};
+use egret_loadgen::client::{Client, ClientError, ClientOptions, Connection, Shape};
+use egret_loadgen::load::{self, Edge, Job, LoadError, Rate, Spec, Tally, Waiting};
 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
-use super::{Context, Disk, Stage, Task, Unable};
-use crate::ledger::{Meter, Role, threads_of};
-use crate::plan::{DeviceModel, Load, Pacing, Stack, Subject};
+use super::{Context, Deployment, Disk, Task, Unable};
+use crate::cpu_meter::{CpuMeter, Role, threads_of};
+use crate::plan::{DeviceModel, Load, LoadKeys, RateProcess, Stack, Subject};
 use crate::process::Process;
-use crate::results::{Latency, Limit, Measurement, Operations};
+use crate::results::{Bottleneck, Latency, Measurement, Operations};
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ const MEMORY: u64 = 128 << 20;
 pub(super) struct Served {
     device: DeviceModel,
     /// Closed before the servers end.
-    _idle: Vec<client::Disk>,
+    _idle: Vec<Connection>,
     servers: Vec<Process>,
     sockets: Vec<PathBuf>,
     /// Of a server that can be asked.
@@ -40,7 +40,7 @@ pub(super) struct Served {
     context: Context,
 }
 
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Served, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Served, Unable> {
     if (subject.stack, subject.device) == (Stack::QemuStorageDaemon, DeviceModel::VirtioScsi) {
         return Err(Unable::Impossible("qemu-storage-daemon has no vhost-user-scsi export".into()));
     }
@@ -54,11 +54,12 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     let sockets: Vec<PathBuf> = names("busy", disks.len()).map(|name| socket(&name)).collect();
     let idle: Vec<PathBuf> = names("idle", load.idle_disks.into()).map(|name| socket(&name)).collect();
 
-    let commands = match subject.stack {
-        Stack::VhostUserBlk => shell_commands(subject, disks, &sockets, load)?,
-        _ => vec![command(subject, load, disks, context, &socket)],
+    let (commands, qmp) = match subject.stack {
+        Stack::VhostUserBlk => (shell_commands(subject, disks, &sockets, load)?, None),
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest => {
+            (vec![command(subject, load, disks, context, &socket)], Some(socket("qmp")))
+        }
     };
-    let qmp = (subject.stack != Stack::VhostUserBlk).then(|| socket("qmp"));
     let all: Vec<&PathBuf> = sockets.iter().chain(&idle).chain(&qmp).collect();
     for socket in &all {
         // A server that was killed has left it.
@@ -67,7 +68,7 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     let cores = if subject.cpus.is_empty() { &context.placement.server } else { &subject.cpus };
     let start = |mut command: Command| {
         command.stdout(Stdio::piped());
-        egret_loadgen::machine::on_cores(cores, || context.keeper.start(command)).map_err(Unable::failed)
+        egret_loadgen::machine::on_cores(cores, || context.reaper.start(command)).map_err(Unable::failed)
     };
     let mut servers = commands.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     await_listeners(&mut servers, &all)?;
@@ -117,10 +118,10 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }
 
-fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<client::Disk, ClientError> {
+fn connect(device: DeviceModel, socket: &Path, shape: Shape) -> Result<Connection, ClientError> {
     match device {
-        DeviceModel::VirtioBlk => Client::connect(socket, Manner::default())?.start(shape),
-        DeviceModel::VirtioScsi => Client::start_scsi(socket, Manner::default(), shape),
+        DeviceModel::VirtioBlk => Client::connect(socket, ClientOptions::default())?.start(shape),
+        DeviceModel::VirtioScsi => Client::start_scsi(socket, ClientOptions::default(), shape),
     }
 }
 
@@ -154,7 +155,7 @@ fn are_listening(sockets: &[&PathBuf]) -> bool {
     sockets.iter().all(|socket| listening.iter().any(|line| line.ends_with(&*socket.to_string_lossy())))
 }
 
-impl Stage for Served {
+impl Deployment for Served {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
@@ -191,8 +192,8 @@ impl Stage for Served {
 }
 
 impl Served {
-    fn meter(&mut self) -> Meter {
-        let mut meter = Meter::new();
+    fn meter(&mut self) -> CpuMeter {
+        let mut meter = CpuMeter::new();
         for server in &self.servers {
             let pid = server.pid();
             let Some(telemetry) = &mut self.telemetry else {
@@ -209,10 +210,36 @@ impl Served {
     }
 
     fn spec(&self, task: &Task<'_>) -> Result<Spec, LoadError> {
-        let (load, keys) = (task.load, &task.load.keys);
-        let process = match keys.rate_process {
-            Pacing::Poisson => Spacing::Poisson,
-            Pacing::Fixed => Spacing::Fixed,
+        let load = task.load;
+        // All keys by name, so that a new one is either passed on here or known to be none of the load's.
+        let LoadKeys {
+            norandommap,
+            size,
+            verify,
+            polling,
+            rate_process,
+            ramp_time,
+            runtime,
+            // What `load` has of them, and the task's rate.
+            rw: _,
+            bs: _,
+            iodepth: _,
+            numjobs: _,
+            rwmixread: _,
+            rate_iops: _,
+            curve: _,
+            // What the server was started with.
+            disks: _,
+            idle_disks: _,
+            queues: _,
+            name: _,
+            subjects: _,
+            jobfile: _,
+            application: _,
+        } = &load.keys;
+        let process = match rate_process {
+            RateProcess::Poisson => load::RateProcess::Poisson,
+            RateProcess::Fixed => load::RateProcess::Fixed,
         };
         let rate = |total: f64| Rate { iops: total / f64::from(load.numjobs.max(1)), process };
         Ok(Spec {
@@ -222,14 +249,14 @@ impl Served {
             numjobs: load.numjobs,
             rwmixread: load.rwmixread,
             rate_iops: task.rate_iops.map(rate),
-            norandommap: keys.norandommap,
+            norandommap: *norandommap,
             offset: 0,
-            size: keys.size.map(|size| size.0),
-            verify: keys.verify.then_some(task.seed),
-            ramp_time: keys.ramp_time.duration(),
-            runtime: keys.runtime.duration(),
+            size: size.map(|size| size.0),
+            verify: verify.then_some(task.seed),
+            ramp_time: ramp_time.duration(),
+            runtime: runtime.duration(),
             randseed: task.seed,
-            waiting: if keys.polling { Waiting::Polling } else { Waiting::Blocking },
+            waiting: if *polling { Waiting::Polling } else { Waiting::Blocking },
             memory: self.memory,
             cpus_allowed: self.context.placement.load.clone(),
         })
@@ -290,7 +317,7 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
         seconds: tally.elapsed.as_secs_f64(),
         reads: operations(tally.reads, &reads),
         writes: operations(tally.writes, &tally.write_lat),
-        limit: tally.limit().map(Limit::Load),
+        limit: tally.limit().map(Bottleneck::Load),
         ..Measurement::default()
     }
 }

@@ -1,7 +1,7 @@
 //! A vhost-user-blk or vhost-user-scsi client: a virtual machine's part, without the virtual machine.
 //!
 //! ```text
-//!   Client::connect ── features, configuration ──► Client ── start(Shape) ──► Disk { queues }
+//!   Client::connect ── features, configuration ──► Client ── start(Shape) ──► Connection { queues }
 //! ```
 //!
 //! A [`Client`] has talked to its server and knows the disk; [`start`](Client::start) shares memory with it, sets the
@@ -31,7 +31,7 @@ use virtio_bindings::bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RIN
 pub use error::ClientError;
 pub use info::Info;
 pub use queue::{Completed, Op, Queue};
-pub use start::{Disk, Shape};
+pub use start::{Connection, Shape};
 
 use self::framing::Framing;
 use self::info::SECTOR;
@@ -62,7 +62,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How to connect.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub struct ClientOptions {
     /// How long any answer may take.
     pub patience: Duration,
     /// Whether to take `VIRTIO_F_EVENT_IDX` where it is offered.
@@ -71,7 +71,7 @@ pub struct Manner {
     pub packed: bool,
 }
 
-impl Default for Manner {
+impl Default for ClientOptions {
     fn default() -> Self {
         Self { patience: PATIENCE, event_idx: true, packed: false }
     }
@@ -91,8 +91,8 @@ impl Client {
     ///
     /// # Errors
     /// Nobody listens, or who listens does not speak vhost-user-blk as this client needs it.
-    pub fn connect(path: &Path, manner: Manner) -> Result<Self, ClientError> {
-        let mut new = Self::agree(path, manner, KNOWN | KNOWN_BLK, Framing::Blk)?;
+    pub fn connect(path: &Path, options: ClientOptions) -> Result<Self, ClientError> {
+        let mut new = Self::agree(path, options, KNOWN | KNOWN_BLK, Framing::Blk)?;
         if new.protocol & wire::P_CONFIG == 0 {
             return Err(ClientError::Lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
         }
@@ -108,18 +108,18 @@ impl Client {
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
-    pub fn start_scsi(path: &Path, manner: Manner, shape: Shape) -> Result<Disk, ClientError> {
-        let mut new = Self::agree(path, manner, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
+    pub fn start_scsi(path: &Path, options: ClientOptions, shape: Shape) -> Result<Connection, ClientError> {
+        let mut new = Self::agree(path, options, KNOWN, Framing::Scsi { block: SECTOR as u32 })?;
         new.info.queues = u16::MAX;
         new.limit_queues()?;
         let mut disk = new.start(shape)?;
-        disk.ask_what_it_is(manner.patience)?;
+        disk.ask_what_it_is(options.patience)?;
         Ok(disk)
     }
 
-    fn agree(path: &Path, manner: Manner, known: u64, framing: Framing) -> Result<Self, ClientError> {
-        let mut wire = Wire::connect(path, manner.patience)?;
-        wire.tell(wire::SET_OWNER, &[], &[])?;
+    fn agree(path: &Path, options: ClientOptions, known: u64, framing: Framing) -> Result<Self, ClientError> {
+        let mut wire = Wire::connect(path, options.patience)?;
+        wire.request(wire::SET_OWNER, &[], &[])?;
         let offered = wire.ask(wire::GET_FEATURES)?;
         for (feature, name) in [
             (bit(VIRTIO_F_VERSION_1), "VIRTIO_F_VERSION_1"),
@@ -130,17 +130,17 @@ impl Client {
             }
         }
         let mut features = offered & known;
-        if !manner.event_idx {
+        if !options.event_idx {
             features &= !EVENT_IDX;
         }
-        if !manner.packed {
+        if !options.packed {
             features &= !RING_PACKED;
         }
         let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?
             & (wire::P_MQ | wire::P_REPLY_ACK | wire::P_CONFIG | wire::P_MEM_SLOTS);
-        wire.tell(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
+        wire.request(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
         wire.acknowledged = protocol & wire::P_REPLY_ACK != 0;
-        wire.tell(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
+        wire.request(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
         Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing })
     }
 

@@ -42,7 +42,7 @@ impl Default for Shape {
 }
 
 /// A disk whose queues run.
-pub struct Disk {
+pub struct Connection {
     /// What it says of itself.
     pub info: Info,
     /// Its queues.
@@ -54,7 +54,7 @@ impl Client {
     ///
     /// # Errors
     /// More queues than the disk has, deeper ones than a ring can be, or whatever the server has against it.
-    pub fn start(mut self, shape: Shape) -> Result<Disk, ClientError> {
+    pub fn start(mut self, shape: Shape) -> Result<Connection, ClientError> {
         let too_many = |what, asked, most: u16| Err(ClientError::TooMany { what, asked, most: most.into() });
         if shape.queues == 0 || shape.queues > self.info.queues {
             return too_many("queues", shape.queues.into(), self.info.queues);
@@ -95,16 +95,16 @@ impl Client {
         let queues = started.into_iter().map(|(at, signals)| {
             Queue::new(&memory, at, layout, signals, Arc::clone(&session)).map_err(ClientError::from)
         });
-        Ok(Disk { info: self.info, queues: queues.collect::<Result<_, _>>()? })
+        Ok(Connection { info: self.info, queues: queues.collect::<Result<_, _>>()? })
     }
 
     fn share(&mut self, region: &Region) -> Result<(), ClientError> {
         let place = [region.guest_addr, region.size, region.user_addr, region.offset];
         let file = [region.file.as_fd()];
         if self.protocol & wire::P_MEM_SLOTS != 0 {
-            self.wire.tell(wire::ADD_MEM_REG, &[u64s(&[0]), u64s(&place)].concat(), &file)
+            self.wire.request(wire::ADD_MEM_REG, &[u64s(&[0]), u64s(&place)].concat(), &file)
         } else {
-            self.wire.tell(wire::SET_MEM_TABLE, &[u32s(&[1, 0]), u64s(&place)].concat(), &file)
+            self.wire.request(wire::SET_MEM_TABLE, &[u32s(&[1, 0]), u64s(&place)].concat(), &file)
         }
     }
 
@@ -113,22 +113,22 @@ impl Client {
         let which = u64s(&[index.into()]);
         let queue = ring.queue(at);
         let addresses = [u32s(&[index32, 0]), u64s(&[queue.desc, queue.used, queue.avail, 0])].concat();
-        self.wire.tell(wire::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
-        self.wire.tell(wire::SET_VRING_BASE, &u32s(&[index32, queue.base]), &[])?;
-        self.wire.tell(wire::SET_VRING_ADDR, &addresses, &[])?;
+        self.wire.request(wire::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
+        self.wire.request(wire::SET_VRING_BASE, &u32s(&[index32, queue.base]), &[])?;
+        self.wire.request(wire::SET_VRING_ADDR, &addresses, &[])?;
         let fds: [(_, BorrowedFd<'_>); 3] = [
             (wire::SET_VRING_ERR, signals.err.as_fd()),
             (wire::SET_VRING_CALL, signals.call.as_fd()),
             (wire::SET_VRING_KICK, signals.kick.as_fd()),
         ];
         for (request, fd) in fds {
-            self.wire.tell(request, &which, &[fd])?;
+            self.wire.request(request, &which, &[fd])?;
         }
-        self.wire.tell(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
+        self.wire.request(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
     }
 }
 
-impl Disk {
+impl Connection {
     /// Has a logical unit say what every new initiator is told first, its power on among it, and then what it is.
     pub(super) fn ask_what_it_is(&mut self, patience: Duration) -> Result<(), ClientError> {
         let queue = &mut self.queues[0];

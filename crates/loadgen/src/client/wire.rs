@@ -83,7 +83,12 @@ impl Wire {
     }
 
     /// Tells the server something; returns when it has agreed, where acknowledgements were negotiated.
-    pub(super) fn tell(&mut self, request: Request, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub(super) fn request(
+        &mut self,
+        request: Request,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
         let flags = if self.acknowledged { NEED_REPLY } else { 0 };
         self.send(request, flags, payload, fds)?;
         if !self.acknowledged {

@@ -1,6 +1,6 @@
 //! When requests of an open loop are to begin.
 
-use super::spec::{Process, Rate};
+use super::spec::{Rate, RateProcess};
 use crate::random::Random;
 
 /// The intended start times of one job, in nanoseconds since its beginning.
@@ -8,7 +8,7 @@ use crate::random::Random;
 /// They do not depend on what the server does, so a stall delays every request that was due meanwhile, and shows.
 #[derive(Clone, Debug)]
 pub(super) struct Arrivals {
-    process: Process,
+    process: RateProcess,
     gap_ns: f64,
     next: f64,
     random: Random,
@@ -35,8 +35,8 @@ impl Arrivals {
     #[inline]
     pub(super) fn advance(&mut self) {
         self.next += match self.process {
-            Process::Fixed => self.gap_ns,
-            Process::Poisson => self.random.exponential(self.gap_ns),
+            RateProcess::Fixed => self.gap_ns,
+            RateProcess::Poisson => self.random.exponential(self.gap_ns),
         };
     }
 }
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn both_processes_keep_the_rate_and_only_one_keeps_the_gap() {
-        for (process, regular) in [(Process::Fixed, true), (Process::Poisson, false)] {
+        for (process, regular) in [(RateProcess::Fixed, true), (RateProcess::Poisson, false)] {
             let mut arrivals = Arrivals::new(Rate { iops: 10_000.0, process }, 3);
             arrivals.restart();
             let mut starts = Vec::new();

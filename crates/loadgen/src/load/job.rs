@@ -51,7 +51,7 @@ pub struct Span {
 pub struct Job {
     lanes: Vec<Lane>,
     arrivals: Option<Arrivals>,
-    dice: Random,
+    rng: Random,
     waiting: Waiting,
     waiter: Waiter,
     core: Option<usize>,
@@ -113,7 +113,7 @@ impl Job {
             waiter: Waiter::new(lanes.iter().map(|lane| &lane.queue))?,
             lanes,
             arrivals: spec.rate_iops.map(|rate| Arrivals::new(rate, seed(0))),
-            dice: Random::new(seed(u64::MAX)),
+            rng: Random::new(seed(u64::MAX)),
             waiting: spec.waiting,
             core: (!cores.is_empty()).then(|| cores[usize::from(number) % cores.len()]),
             patience_ns: PATIENCE.as_nanos() as u64,
@@ -260,7 +260,7 @@ impl Job {
         }
         while arrivals.next() <= now {
             let count = self.lanes.len();
-            let first = self.dice.below(count as u64) as usize;
+            let first = self.rng.below(count as u64) as usize;
             let with_room =
                 (first..first + count).map(|index| index % count).find(|&index| !self.lanes[index].free.is_empty());
             let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else { break };

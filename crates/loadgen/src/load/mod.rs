@@ -23,10 +23,10 @@ mod waiter;
 
 use thiserror::Error;
 
-use crate::client::{ClientError, Disk, Op, Shape};
+use crate::client::{ClientError, Connection, Op, Shape};
 
 pub use job::{Edge, Job, Span};
-pub use spec::{Process, Rate, Rw, Spec, SpecError, Waiting};
+pub use spec::{Rate, RateProcess, Rw, Spec, SpecError, Waiting};
 pub use tally::{OpenLoop, Tally};
 pub use verify::{Mismatch, Stamp};
 
@@ -73,8 +73,8 @@ impl Spec {
     ///
     /// # Errors
     /// The disk cannot be used as described, or has too few queues running.
-    pub fn jobs(&self, disk: Disk) -> Result<Vec<Job>, LoadError> {
-        let Disk { info, queues } = disk;
+    pub fn jobs(&self, disk: Connection) -> Result<Vec<Job>, LoadError> {
+        let Connection { info, queues } = disk;
         (0..self.numjobs).zip(queues).map(|(number, queue)| Job::new(self, number, vec![(info, queue)])).collect()
     }
 

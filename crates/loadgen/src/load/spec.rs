@@ -48,7 +48,7 @@ pub enum Waiting {
 
 /// How requests are spaced when there is a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Process {
+pub enum RateProcess {
     /// All gaps alike.
     Fixed,
     /// As many independent users make them.
@@ -61,7 +61,7 @@ pub struct Rate {
     /// Requests per second and job.
     pub iops: f64,
     /// What is between them.
-    pub process: Process,
+    pub process: RateProcess,
 }
 
 /// What to do to a disk. Fields are fio's options unless they say otherwise.
@@ -266,7 +266,7 @@ mod tests {
         );
         assert_eq!(complaint(Spec { iodepth: 0, ..spec() }), "iodepth must be at least 1");
         assert_eq!(complaint(Spec { rwmixread: 101, ..spec() }), "rwmixread must be 0..=100, got 101");
-        let rate = Some(Rate { iops: 0.0, process: Process::Fixed });
+        let rate = Some(Rate { iops: 0.0, process: RateProcess::Fixed });
         assert_eq!(complaint(Spec { rate_iops: rate, ..spec() }), "rate_iops must be above 0, got 0");
         let room = "1048576 bytes at 512 of a disk of 1048576: too little for 1 blocks of 4096";
         assert_eq!(complaint(Spec { offset: 512, size: Some(1 << 20), ..spec() }), room);

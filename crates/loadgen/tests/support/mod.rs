@@ -28,7 +28,7 @@ const REPLY: u32 = 5;
 
 /// What a server offers and answers.
 #[derive(Clone, Copy, Debug)]
-pub struct Manners {
+pub struct PuppetOptions {
     pub features: u64,
     /// MQ, REPLY_ACK, CONFIG and CONFIGURE_MEM_SLOTS.
     pub protocol: u64,
@@ -36,7 +36,7 @@ pub struct Manners {
     pub ack: u64,
 }
 
-impl Default for Manners {
+impl Default for PuppetOptions {
     fn default() -> Self {
         Self { features: VERSION_1 | PROTOCOL_FEATURES | EVENT_IDX, protocol: 0x8209, ack: 0 }
     }
@@ -112,10 +112,10 @@ impl Puppet {
         Self { socket, thread: Some(thread), _directory: directory }
     }
 
-    /// A server that talks as `manners` says, and hands the one queue that its client starts to `run`.
-    pub fn with(manners: Manners, run: impl FnOnce(Device) + Send + 'static) -> Self {
+    /// A server that talks as `options` says, and hands the one queue that its client starts to `run`.
+    pub fn with(options: PuppetOptions, run: impl FnOnce(Device) + Send + 'static) -> Self {
         Self::saying(move |stream| {
-            if let Some(device) = Conversation::new(manners).hold(stream).unwrap() {
+            if let Some(device) = Conversation::new(options).hold(stream).unwrap() {
                 run(device);
             }
         })
@@ -135,7 +135,7 @@ impl Drop for Puppet {
 
 /// What a client has said so far.
 struct Conversation {
-    manners: Manners,
+    options: PuppetOptions,
     memory: GuestMemory,
     config: QueueConfig,
     kick: Option<OwnedFd>,
@@ -146,10 +146,10 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn new(manners: Manners) -> Self {
+    fn new(options: PuppetOptions) -> Self {
         let config = QueueConfig { size: 0, desc: 0, avail: 0, used: 0, base: 0, packed: false, event_idx: false };
         let (kick, call, err) = (None, None, None);
-        Self { manners, memory: GuestMemory::empty(), config, kick, call, err, event_idx: false, enabled: false }
+        Self { options, memory: GuestMemory::empty(), config, kick, call, err, event_idx: false, enabled: false }
     }
 
     /// Talks until a queue is enabled and the client has asked whether all is well, or it leaves.
@@ -157,8 +157,8 @@ impl Conversation {
         loop {
             let Some((number, flags, body, fds)) = receive(&mut stream)? else { return Ok(None) };
             let answer = self.answer(number, &body, fds);
-            let needs_ack = flags & 8 != 0 && self.manners.protocol & 8 != 0;
-            let answer = answer.or_else(|| needs_ack.then(|| self.manners.ack.to_ne_bytes().to_vec()));
+            let needs_ack = flags & 8 != 0 && self.options.protocol & 8 != 0;
+            let answer = answer.or_else(|| needs_ack.then(|| self.options.ack.to_ne_bytes().to_vec()));
             if let Some(answer) = answer {
                 let mut message = [number, REPLY, answer.len() as u32].map(u32::to_ne_bytes).concat();
                 message.extend(answer);
@@ -179,9 +179,9 @@ impl Conversation {
         let long = |at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().unwrap());
         let number_reply = |value: u64| Some(value.to_ne_bytes().to_vec());
         match number {
-            1 => return number_reply(self.manners.features),
+            1 => return number_reply(self.options.features),
             2 => self.event_idx = long(0) & EVENT_IDX != 0,
-            15 => return number_reply(self.manners.protocol),
+            15 => return number_reply(self.options.protocol),
             17 => return number_reply(1),
             24 => {
                 let mut reply = body.to_vec();

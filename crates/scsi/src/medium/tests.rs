@@ -343,7 +343,7 @@ fn write_same_of_zeroes_writes_zeroes_as_the_disk_can() {
         let mut rig = rig();
         assert_eq!(rig.run(cdb, out, 0).moved, out.len() as u64);
         assert!(rig.blocks(8, 600).iter().all(|b| *b == 0));
-        let (op, k) = (Op::WriteZeroes { unmap }, 1024);
+        let (op, k) = (Op::WriteZeroes { unmap, fua: false }, 1024);
         assert_eq!(rig.ops, [(op, 4 * k, 128 * k), (op, 132 * k, 128 * k), (op, 260 * k, 44 * k)]);
     }
 }

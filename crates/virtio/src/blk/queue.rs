@@ -3,7 +3,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::{Blk, SECTOR};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
+use crate::model::{DiskKey, Ended, Kind, Malformed, Next, RequestModel, Status, keep};
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -52,7 +52,6 @@ pub struct BlkQueue {
     blk: Arc<Blk>,
     /// By head.
     pending: Box<[Option<Pending>]>,
-    in_flight: usize,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
 }
@@ -60,7 +59,7 @@ pub struct BlkQueue {
 impl BlkQueue {
     pub(super) fn new(blk: Arc<Blk>, size: u16) -> Self {
         let size = usize::from(size);
-        Self { blk, pending: vec![None; size].into(), in_flight: 0, spare: Vec::with_capacity(size) }
+        Self { blk, pending: vec![None; size].into(), spare: Vec::with_capacity(size) }
     }
 
     /// The device that it is a queue of.
@@ -136,7 +135,7 @@ impl BlkQueue {
         let unmap = limits.may_unmap && flags & known != 0;
         Ok(match len {
             0 => Asked::Nothing { kind, bytes: 0, written: 0 },
-            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap }, offset, len },
+            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap, fua: self.blk.is_write_through() }, offset, len },
         })
     }
 
@@ -170,9 +169,9 @@ impl BlkQueue {
     }
 }
 
-impl Model for BlkQueue {
+impl RequestModel for BlkQueue {
     #[inline]
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
         let Some(status) = pieces::take_last_byte(chain.writable_mut()) else {
@@ -193,8 +192,10 @@ impl Model for BlkQueue {
                 let slot = &mut self.pending[usize::from(head)];
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
                 *slot = Some(Pending { status, kind, bytes: len });
-                self.in_flight += 1;
-                Next::Submit(DISK, Request { op, offset, len, buffers: buffers.into(), token: token_of(base, head) })
+                Next::Submit(
+                    DISK,
+                    Request { op, offset, len, buffers: buffers.into(), token: RequestToken::new(source, head) },
+                )
             }
             Ok(Asked::Nothing { kind, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
@@ -210,10 +211,9 @@ impl Model for BlkQueue {
     #[inline]
     fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
         let Completion { token, result, buffers } = completion;
-        let head = head_of(token);
+        let head = token.slot();
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
         let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
-        self.in_flight -= 1;
         keep(&mut self.spare, buffers.into_parts().0);
         let (status, data) = match result {
             // A read is of less than 4 GiB, as its chain is.
@@ -223,10 +223,6 @@ impl Model for BlkQueue {
         };
         set_status(memory, byte, status);
         Next::Done(Ended { head, written: data + 1, kind, bytes, status })
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
     }
 }
 

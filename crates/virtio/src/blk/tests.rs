@@ -5,14 +5,14 @@ mod space;
 
 use std::sync::Arc;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request};
 use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, DriverConfig, Piece};
 use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::{Ended, Kind, Malformed, Model, Next, Status, head_of};
+use crate::{Ended, Kind, Malformed, Next, RequestModel, Status};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -36,8 +36,8 @@ const STATUS: u64 = DATA + 0x800;
 const BUFFER: u64 = DATA + 0x1000;
 
 const SECTORS: u64 = 1000;
-/// The worker's own bits of a token.
-const BASE: Token = Token(7 << 16);
+/// The worker's index on its loop.
+const SOURCE: u32 = 7;
 
 pub fn config() -> BlkConfig {
     BlkConfig {
@@ -94,7 +94,7 @@ impl Disk {
         self.guest.driver.add(readable, writable, 1).unwrap();
         self.guest.driver.publish();
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
-        match self.model.begin(&self.guest.memory, &mut self.chain, BASE) {
+        match self.model.begin(&self.guest.memory, &mut self.chain, SOURCE) {
             Ok(Next::Submit(_, request)) => Outcome::Submitted(request),
             Ok(Next::Done(ended)) => {
                 self.guest.queue.add_used(ended.head, ended.written);
@@ -113,7 +113,7 @@ impl Disk {
 
     fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> (Ended, u8) {
         let Request { token, buffers, .. } = request;
-        assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
+        assert_eq!(token.source(), SOURCE);
         let Next::Done(ended) = self.model.end(&self.guest.memory, Completion { token, result, buffers }) else {
             panic!("not done")
         };
@@ -175,13 +175,13 @@ fn a_read_fills_the_data_and_its_written_length_is_data_and_status() {
     let request = submitted(disk.ask(IN, 3, &[], &[piece(BUFFER, 4096), piece(BUFFER + 8192, 512)]));
     assert_eq!((request.op, request.offset, request.len), (Op::Read, 3 * 512, 4608));
     assert_eq!(lengths(&request), [4096, 512]);
-    assert_eq!(disk.model.in_flight(), 1);
+    assert_eq!(disk.guest.queue.in_flight(), 1);
     assert_eq!(disk.guest.memory.scatter(&request.buffers, &[0x5a; 4608]), 4608);
     let (ended, told) = disk.end(request, Ok(()));
     assert_eq!(told, OK);
     assert_eq!((ended.written, ended.kind, ended.bytes), (4609, Kind::Read, 4608));
     assert_eq!(disk.guest.read::<512>(BUFFER + 8192), [0x5a; 512]);
-    assert_eq!(disk.model.in_flight(), 0);
+    assert_eq!(disk.guest.queue.in_flight(), 0);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_write_takes_the_data_behind_the_header() {
     let mut data = [0; 4];
     disk.guest.memory.gather(&request.buffers, &mut data);
     assert_eq!(&data, b"data");
-    assert_eq!(head_of(request.token), 0);
+    assert_eq!(request.token.slot(), 0);
     let (ended, told) = disk.end(request, Ok(()));
     assert_eq!((told, ended.written, ended.kind, ended.bytes), (OK, 1, Kind::Write, 1024));
 }
@@ -350,16 +350,16 @@ fn a_discard_goes_to_the_disk_as_one_range() {
 fn write_zeroes_may_unmap_when_asked_to_and_able_to() {
     let mut disk = Disk::new(config());
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 512, 1)]));
-    assert_eq!((request.op, request.len), (Op::WriteZeroes { unmap: true }, 512 * 512));
+    assert_eq!((request.op, request.len), (Op::WriteZeroes { unmap: true, fua: false }, 512 * 512));
     disk.end(request, Ok(()));
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 0)]));
-    assert_eq!(request.op, Op::WriteZeroes { unmap: false });
+    assert_eq!(request.op, Op::WriteZeroes { unmap: false, fua: false });
     disk.end(request, Ok(()));
 
     let write_zeroes = Some(WriteZeroesLimits { max_sectors: 512, may_unmap: false });
     let mut disk = Disk::new(BlkConfig { write_zeroes, ..config() });
     let request = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 1)]));
-    assert_eq!(request.op, Op::WriteZeroes { unmap: false });
+    assert_eq!(request.op, Op::WriteZeroes { unmap: false, fua: false });
     disk.end(request, Ok(()));
 }
 
@@ -414,9 +414,11 @@ fn writes_are_stable_at_once_when_the_driver_has_no_cache_to_flush() {
         if let Some(writeback) = writeback {
             disk.blk.write_config(32, &[writeback]).unwrap();
         }
-        match submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[])).op {
-            Op::Write { fua } => fua,
-            other => panic!("not a write: {other:?}"),
+        let write = submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[])).op;
+        let zeroes = submitted(disk.ask_ranges(WRITE_ZEROES, &[(0, 8, 0)])).op;
+        match (write, zeroes) {
+            (Op::Write { fua }, Op::WriteZeroes { fua: zeroes, .. }) if fua == zeroes => fua,
+            other => panic!("not a write and zeroes alike: {other:?}"),
         }
     };
     // 5.2.6.2, the three conditions of a stable write.
@@ -478,5 +480,5 @@ fn buffers_are_used_again() {
         let write = submitted(disk.ask(OUT, 0, &[piece(BUFFER, 512)], &[]));
         disk.end(write, Ok(()));
     }
-    assert_eq!(disk.model.in_flight(), 0);
+    assert_eq!(disk.guest.queue.in_flight(), 0);
 }

@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
-use egret_disk::{Completion, Token};
-use egret_vring::memory::{Buffers, GuestMemory, IoVec};
+use egret_vring::memory::{GuestMemory, IoVec};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FUNCTION_REJECTED, VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
@@ -21,7 +19,7 @@ use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
 use super::tasks::{Abort, About, Ended as EndedFunctions, Function};
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
+use crate::model::{ControlModel, Ended, Kind, Malformed, Status};
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
 const TMF: usize = 24;
@@ -62,18 +60,11 @@ pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
     ended: Arc<EndedFunctions>,
-    /// How many functions may begin.
-    wanted: Arc<AtomicU32>,
 }
 
 impl ControlQueue {
     pub(super) fn new(scsi: Arc<Scsi>) -> Self {
-        let wanted = Arc::new(AtomicU32::new(FUNCTIONS as u32));
-        Self { scsi, waiting: HashMap::new(), ended: Arc::default(), wanted }
-    }
-
-    fn settle(&self) {
-        self.wanted.store(FUNCTIONS.saturating_sub(self.waiting.len()) as u32, Ordering::Release);
+        Self { scsi, waiting: HashMap::new(), ended: Arc::default() }
     }
 
     fn manage(&self, request: &[u8; TMF]) -> Outcome {
@@ -135,13 +126,13 @@ impl ControlQueue {
     }
 }
 
-fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Next {
+fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Ended {
     let written = memory.scatter(room, response) as u32;
-    Next::Done(Ended { head, written, kind: Kind::Other, bytes: 0, status: Status::Ok })
+    Ended { head, written, kind: Kind::Other, bytes: 0, status: Status::Ok }
 }
 
-impl Model for ControlQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
+impl ControlModel for ControlQueue {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed> {
         let head = chain.head();
         let mut request = [0; TMF];
         let len = memory.gather(chain.readable(), &mut request);
@@ -160,34 +151,34 @@ impl Model for ControlQueue {
         }
         match kind {
             VIRTIO_SCSI_T_TMF => match self.manage(&request) {
-                Outcome::Respond(response) => Ok(respond(memory, head, chain.writable(), &[response as u8])),
+                Outcome::Respond(response) => Ok(Some(respond(memory, head, chain.writable(), &[response as u8]))),
                 Outcome::Ask(about, ends, then) => {
                     let response = mem::take(chain.writable_mut());
                     self.waiting.insert(head, Waiting { response, then });
-                    self.settle();
                     self.ask(head, about, ends);
-                    Ok(Next::Wait)
+                    Ok(None)
                 }
             },
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
-                Ok(respond(memory, head, chain.writable(), &self.notification(&request)))
+                Ok(Some(respond(memory, head, chain.writable(), &self.notification(&request))))
             }
             _ => {
                 let status = Status::Unsupported;
-                Ok(Next::Done(Ended { head, written: 0, kind: Kind::Other, bytes: 0, status }))
+                Ok(Some(Ended { head, written: 0, kind: Kind::Other, bytes: 0, status }))
             }
         }
     }
 
-    fn end(&mut self, _memory: &GuestMemory, _completion: Completion<Buffers>) -> Next {
-        unreachable!("no control request asks anything of a disk")
+    fn has_room(&self) -> bool {
+        self.waiting.len() < FUNCTIONS
     }
 
     fn set_waker(&mut self, waker: Option<Waker>) {
         self.ended.set_waker(waker.unwrap_or_else(|| Waker::noop().clone()));
     }
 
-    fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended> {
+        let mut completed = Vec::new();
         for (head, found) in self.ended.take() {
             let Some(Waiting { response, then }) = self.waiting.remove(&head) else { continue };
             let told = match then {
@@ -199,16 +190,8 @@ impl Model for ControlQueue {
                 Then::ResetUnit(lun) => lun.unit.reset(),
                 Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
             }
-            into.push(respond(memory, head, &response, &[told as u8]));
+            completed.push(respond(memory, head, &response, &[told as u8]));
         }
-        self.settle();
-    }
-
-    fn in_flight(&self) -> usize {
-        self.waiting.len()
-    }
-
-    fn wanted(&self) -> Option<Arc<AtomicU32>> {
-        Some(Arc::clone(&self.wanted))
+        completed
     }
 }

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egret_disk::{Completion, Token};
 use egret_scsi::Code;
-use egret_vring::memory::{Buffers, GuestMemory};
+use egret_vring::memory::GuestMemory;
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_T_EVENTS_MISSED, VIRTIO_SCSI_T_NO_EVENT,
@@ -14,7 +13,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::address::LunAddress;
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status};
+use crate::model::{Ended, EventModel, Kind, Status};
 
 /// The length of `struct virtio_scsi_event`.
 pub(super) const EVENT: usize = 16;
@@ -60,8 +59,8 @@ impl Event {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pending: Mutex<Pending>,
-    /// How many there are.
-    wanted: Arc<AtomicU32>,
+    /// How many there are, for who does not take the lock.
+    count: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -83,14 +82,14 @@ impl Events {
         } else if pending.events.back() != Some(&event) {
             pending.events.push_back(event);
         }
-        self.settle(&pending);
+        self.count(&pending);
     }
 
     /// Forgets all.
     pub(super) fn clear(&self) {
         let mut pending = self.pending();
         *pending = Pending::default();
-        self.settle(&pending);
+        self.count(&pending);
     }
 
     /// The next event, as the driver is to read it.
@@ -98,7 +97,7 @@ impl Events {
         let mut pending = self.pending();
         let event = pending.events.pop_front();
         let missed = std::mem::take(&mut pending.missed);
-        self.settle(&pending);
+        self.count(&pending);
         Event::to_bytes(event, missed)
     }
 
@@ -107,11 +106,17 @@ impl Events {
         let mut pending = self.pending();
         pending.events.pop_front();
         pending.missed = true;
-        self.settle(&pending);
+        self.count(&pending);
     }
 
-    fn settle(&self, pending: &Pending) {
-        self.wanted.store(pending.events.len() as u32, Ordering::Release);
+    fn count(&self, pending: &Pending) {
+        self.count.store(pending.events.len() as u32, Ordering::Release);
+    }
+
+    /// How many events there are.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
     }
 }
 
@@ -119,8 +124,12 @@ impl Events {
 /// not used would be lost should the queue stop.
 pub(super) struct EventQueue(pub(super) Arc<super::Scsi>);
 
-impl Model for EventQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, _base: Token) -> Result<Next, Malformed> {
+impl EventModel for EventQueue {
+    fn has_event(&self) -> bool {
+        self.0.events.len() > 0
+    }
+
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended {
         let events = &self.0.events;
         let mut ended = Ended { head: chain.head(), written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
         if (chain.writable_len() as usize) < EVENT {
@@ -129,18 +138,6 @@ impl Model for EventQueue {
         } else {
             ended.written = memory.scatter(chain.writable(), &events.take()) as u32;
         }
-        Ok(Next::Done(ended))
-    }
-
-    fn end(&mut self, _memory: &GuestMemory, _completion: Completion<Buffers>) -> Next {
-        unreachable!("no event asks anything of a disk")
-    }
-
-    fn in_flight(&self) -> usize {
-        0
-    }
-
-    fn wanted(&self) -> Option<Arc<AtomicU32>> {
-        Some(Arc::clone(&self.0.events.wanted))
+        ended
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
 use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
 use egret_vring::ring::Chain;
@@ -21,7 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::model::{Ended, Kind, Malformed, Model, Next, Status, head_of, keep, token_of};
+use crate::model::{Ended, Kind, Malformed, Next, RequestModel, Status, keep};
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -141,7 +141,6 @@ pub struct ScsiQueue {
     view: View,
     /// By head.
     slots: Box<[Slot]>,
-    in_flight: usize,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
     /// Where responses are made; without sense data between two of them.
@@ -154,7 +153,7 @@ pub struct ScsiQueue {
     /// Commands that wait are to end early.
     ends: bool,
     /// Commands that others are in the way of, the oldest first; and who says when they are not any more.
-    waiting: VecDeque<Token>,
+    waiting: VecDeque<RequestToken>,
     bell: Arc<Bell>,
     /// The bell's.
     waker: Waker,
@@ -173,7 +172,6 @@ impl ScsiQueue {
             layout,
             view: View::new(&scsi),
             slots: (0..size).map(|_| Slot::default()).collect(),
-            in_flight: 0,
             spare: Vec::with_capacity(size.into()),
             response: [0; RESPONSE + LONGEST_SENSE],
             inbox,
@@ -193,8 +191,8 @@ impl ScsiQueue {
     ///
     /// It goes from the chain to the request without a stop, and the chain keeps its buffers for the next one.
     #[inline(always)]
-    fn begin_transfer(&mut self, token: Token, unit: usize, header: &Header, chain: &Chain) -> Option<Next> {
-        let head = head_of(token);
+    fn begin_transfer(&mut self, token: RequestToken, unit: usize, header: &Header, chain: &Chain) -> Option<Next> {
+        let head = token.slot();
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
@@ -226,11 +224,11 @@ impl ScsiQueue {
     fn begin_other(
         &mut self,
         memory: &GuestMemory,
-        token: Token,
+        token: RequestToken,
         unit: usize,
         Header { cdb, tag, .. }: &Header,
     ) -> Next {
-        let head = head_of(token);
+        let head = token.slot();
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         let task = Task {
@@ -283,8 +281,8 @@ impl ScsiQueue {
     }
 
     /// Does what a step says.
-    fn proceed(&mut self, memory: &GuestMemory, token: Token, unit: usize, step: Step) -> Next {
-        let head = head_of(token);
+    fn proceed(&mut self, memory: &GuestMemory, token: RequestToken, unit: usize, step: Step) -> Next {
+        let head = token.slot();
         match step {
             Step::Disk(op) if op.memory == Memory::Scratch => {
                 self.scratch.waiting.push_back(Needy { token, disk: self.view.lun(unit).disk, op });
@@ -307,14 +305,14 @@ impl ScsiQueue {
     /// Makes a request of the oldest operation that waits for scratch memory, if there is enough.
     fn next_with_scratch(&mut self, memory: &GuestMemory) -> Option<Next> {
         let Needy { token, disk, op } = self.scratch.next()?;
-        self.slots[usize::from(head_of(token))].scratch = op.len;
+        self.slots[usize::from(token.slot())].scratch = op.len;
         Some(Next::Submit(disk, self.request(memory, token, op)))
     }
 
     /// Makes a request of one operation of a command whose chain is kept.
-    fn request(&mut self, memory: &GuestMemory, token: Token, op: DiskOp) -> Request<Buffers> {
+    fn request(&mut self, memory: &GuestMemory, token: RequestToken, op: DiskOp) -> Request<Buffers> {
         let DiskOp { op, offset, len, memory: which } = op;
-        let slot = &mut self.slots[usize::from(head_of(token))];
+        let slot = &mut self.slots[usize::from(token.slot())];
         let mut list = self.spare.pop().unwrap_or_default();
         let buffers = match which {
             Memory::None => list.into(),
@@ -380,7 +378,6 @@ impl ScsiQueue {
         let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
         if let Some(unit) = slot.unit.take() {
             self.view.leave(unit as usize);
-            self.in_flight -= 1;
         }
         ended
     }
@@ -441,9 +438,9 @@ fn told(response: u32, done: &Done) -> Status {
     }
 }
 
-impl Model for ScsiQueue {
+impl RequestModel for ScsiQueue {
     #[inline]
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, base: Token) -> Result<Next, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         let Layout { header: header_len, response: response_len } = self.layout;
         let header =
@@ -461,7 +458,7 @@ impl Model for ScsiQueue {
         let both = slot.data_in > 0 && slot.data_out > 0;
         self.view.refresh(&self.scsi);
         let unit = self.view.find(header.lun).filter(|_| !both);
-        let token = token_of(base, head);
+        let token = RequestToken::new(source, head);
         if let Some(unit) = unit
             && let Some(next) = self.begin_transfer(token, unit, &header, chain)
         {
@@ -479,7 +476,7 @@ impl Model for ScsiQueue {
         let Completion { token, result, buffers } = completion;
         let (list, scratch) = buffers.into_parts();
         keep(&mut self.spare, list);
-        let head = head_of(token);
+        let head = token.slot();
         let unit = self.unit_of(head);
         if let Some(scratch) = scratch {
             self.slots[usize::from(head)].command.put_scratch(scratch);
@@ -524,8 +521,8 @@ impl Model for ScsiQueue {
         if self.bell.rung.swap(false, Ordering::Acquire) {
             for _ in 0..self.waiting.len() {
                 let Some(token) = self.waiting.pop_front() else { break };
-                let unit = self.unit_of(head_of(token));
-                let slot = &mut self.slots[usize::from(head_of(token))];
+                let unit = self.unit_of(token.slot());
+                let slot = &mut self.slots[usize::from(token.slot())];
                 let lun = self.view.lun(unit);
                 let step = lun.unit.retry(&mut slot.command, &lun.nexus, &self.waker);
                 let next = self.proceed(memory, token, unit, step);
@@ -540,17 +537,13 @@ impl Model for ScsiQueue {
     }
 
     #[inline]
-    fn shown(&mut self) {
+    fn caught_up(&mut self) {
         if !self.due.is_empty() {
             self.due.clear();
         }
         if !self.asked.is_empty() {
             self.obey();
         }
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
     }
 }
 
@@ -590,14 +583,14 @@ impl ScsiQueue {
     /// Ends those commands that wait and are to end early. Others do when their operation comes back.
     fn end_early(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         let slots = &self.slots;
-        let ends = |token: &Token| slots[usize::from(head_of(*token))].ends.is_some();
-        let mut ended: Vec<Token> = Vec::new();
+        let ends = |token: &RequestToken| slots[usize::from(token.slot())].ends.is_some();
+        let mut ended: Vec<RequestToken> = Vec::new();
         ended.extend(self.waiting.iter().filter(|token| ends(token)));
         ended.extend(self.scratch.waiting.iter().map(|needy| &needy.token).filter(|token| ends(token)));
         self.waiting.retain(|token| !ends(token));
         self.scratch.waiting.retain(|needy| !ends(&needy.token));
         for token in ended {
-            let head = head_of(token);
+            let head = token.slot();
             let how = self.slots[usize::from(head)].ends.unwrap_or(Abort::Task);
             into.push(Next::Done(self.abort(memory, head, how)));
         }
@@ -618,7 +611,6 @@ impl ScsiQueue {
         let slot = &mut self.slots[usize::from(head)];
         slot.unit = Some(unit as u32);
         slot.tag = tag;
-        self.in_flight += 1;
         self.view.enter(unit);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::Wake;
 
-use egret_disk::{Completion, Op, Request, Token};
+use egret_disk::{Completion, Op, Request};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, DriverConfig, Piece};
@@ -37,8 +37,8 @@ const HEADER: u64 = DATA;
 const RESPONSE: u64 = DATA + 0x800;
 const BUFFER: u64 = DATA + 0x1000;
 
-/// The worker's own bits of a token.
-const BASE: Token = Token(7 << 16);
+/// The worker's index on its loop.
+const SOURCE: u32 = 7;
 const BLOCKS: u64 = 1000;
 
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
@@ -62,7 +62,7 @@ fn device() -> Arc<Scsi> {
 /// A queue and its driver.
 struct Line {
     guest: Guest,
-    model: Box<dyn Model>,
+    model: Model,
     chain: Chain,
     woken: Arc<Woken>,
     /// Whether the worker says that it has shown what was done.
@@ -112,7 +112,7 @@ impl Line {
         self.guest.driver.add(readable, writable, 1).unwrap();
         self.guest.driver.publish();
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
-        let next = self.model.begin(&self.guest.memory, &mut self.chain, BASE);
+        let next = self.model.begin(&self.guest.memory, &mut self.chain, SOURCE);
         match &next {
             Ok(Next::Done(ended)) => self.use_up(*ended),
             Ok(_) => {}
@@ -130,7 +130,7 @@ impl Line {
 
     fn show(&mut self) {
         if self.shows {
-            self.model.shown();
+            self.model.caught_up();
         }
     }
 
@@ -211,7 +211,7 @@ impl Line {
 
     fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> Next {
         let Request { token, buffers, .. } = request;
-        assert_eq!(token.0 >> 16, 7, "the worker's bits come back");
+        assert_eq!(token.source(), SOURCE);
         let next = self.model.end(&self.guest.memory, Completion { token, result, buffers });
         if let Next::Done(ended) = &next {
             self.use_up(*ended);
@@ -248,11 +248,11 @@ fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
     assert_eq!((disk, request.op, request.offset, request.len), (DiskKey(1), Op::Read, 5 * 512, 3 * 512));
     let lengths: Vec<_> = request.buffers.iter().map(|piece| piece.len()).collect();
     assert_eq!(lengths, [1000, 536]);
-    assert_eq!(line.model.in_flight(), 1);
+    assert_eq!(line.guest.queue.in_flight(), 1);
     let told = line.ended(request, Ok(()));
     assert_eq!((told.response, told.status, told.residual), (OK, GOOD, 2000 - 1536));
     assert_eq!((told.ended.written, told.ended.kind, told.ended.bytes), (108 + 1536, crate::Kind::Read, 1536));
-    assert_eq!(line.model.in_flight(), 0);
+    assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
-    assert_eq!(line.model.in_flight(), 0);
+    assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
 #[test]

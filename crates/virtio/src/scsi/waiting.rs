@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
-use egret_disk::Token;
+use egret_disk::RequestToken;
 use egret_scsi::{DiskOp, MAX_SCRATCH};
 
 use crate::model::DiskKey;
@@ -17,7 +17,7 @@ const OPERATIONS: u64 = 4;
 
 /// An operation that needs scratch memory.
 pub(super) struct Needy {
-    pub(super) token: Token,
+    pub(super) token: RequestToken,
     pub(super) disk: DiskKey,
     pub(super) op: DiskOp,
 }

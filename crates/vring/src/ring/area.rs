@@ -116,19 +116,38 @@ impl Descriptors {
     }
 }
 
-/// What the available and the used ring have in common: `flags`, `idx`, `size` elements, and the other side's event.
+/// The available ring (2.7.6): the driver writes, the device reads. Its event is `used_event`, the used index at which the
+/// driver wants to be told.
+pub(super) type Available = Ring<2>;
+
+/// The used ring (2.7.8): the device writes, the driver reads. Its event is `avail_event`, the available index at which the
+/// device wants to be kicked.
+pub(super) type UsedRing = Ring<8>;
+
+/// What the two rings have in common: `flags`, `idx`, `size` elements, and the event.
 ///
 /// Invariant: `base` is aligned to 2 and mapped up to and including the event field, or up to it when the queue goes
 /// without EVENT_IDX, in which case the event is never touched.
 #[derive(Clone, Copy)]
-struct Ring<const ELEMENT: usize> {
+pub(super) struct Ring<const ELEMENT: usize> {
     base: *mut u8,
     mask: u16,
 }
 
 impl<const ELEMENT: usize> Ring<ELEMENT> {
-    const fn bytes(size: u16, event_idx: bool) -> usize {
-        4 + ELEMENT * size as usize + if event_idx { 2 } else { 0 }
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the ring is used, and the event not be used without `event_idx`.
+    unsafe fn of(
+        memory: &GuestMemory,
+        area: Area,
+        addr: u64,
+        size: u16,
+        event_idx: bool,
+        align: u64,
+    ) -> Result<Self, RingError> {
+        let bytes = 4 + ELEMENT * usize::from(size) + if event_idx { 2 } else { 0 };
+        Ok(Self { base: locate(memory, area, addr, bytes, align)?, mask: size - 1 })
     }
 
     #[inline]
@@ -138,125 +157,86 @@ impl<const ELEMENT: usize> Ring<ELEMENT> {
     }
 
     #[inline]
-    fn flags(&self) -> &AtomicU16 {
-        self.field(0)
-    }
-
-    #[inline]
-    fn index(&self) -> &AtomicU16 {
-        self.field(2)
-    }
-
-    #[inline]
-    fn event(&self) -> &AtomicU16 {
+    fn event_field(&self) -> &AtomicU16 {
         self.field(4 + ELEMENT * (usize::from(self.mask) + 1))
     }
 
     #[inline]
-    fn element(&self, index: u16) -> *mut u8 {
+    fn element_at(&self, index: u16) -> *mut u8 {
         // SAFETY: the masked index is less than the size, and the invariant covers that many elements.
         unsafe { self.base.add(4 + ELEMENT * usize::from(index & self.mask)) }
-    }
-}
-
-/// The available ring (2.7.6): the driver writes, the device reads.
-#[derive(Clone, Copy)]
-pub(super) struct Available(Ring<2>);
-
-impl Available {
-    /// # Safety
-    ///
-    /// `memory` must be kept for as long as the ring is used, and the events not be used without `event_idx`.
-    pub(super) unsafe fn locate(mem: &GuestMemory, addr: u64, size: u16, event_idx: bool) -> Result<Self, RingError> {
-        let base = locate(mem, Area::Available, addr, Ring::<2>::bytes(size, event_idx), 2)?;
-        Ok(Self(Ring { base, mask: size - 1 }))
     }
 
     #[inline]
     pub(super) fn flags(&self) -> u16 {
-        u16::from_le(self.0.flags().load(Ordering::Relaxed))
+        u16::from_le(self.field(0).load(Ordering::Relaxed))
     }
 
+    #[inline]
     pub(super) fn set_flags(&self, flags: u16) {
-        self.0.flags().store(flags.to_le(), Ordering::Relaxed);
+        self.field(0).store(flags.to_le(), Ordering::Relaxed);
     }
 
-    /// The driver's index. Acquire: the entries and descriptors below it are visible with it.
+    /// The writer's index. Acquire: what was stored before it is visible with it: elements, and what these are about.
     #[inline]
     pub(super) fn index(&self) -> u16 {
-        u16::from_le(self.0.index().load(Ordering::Acquire))
+        u16::from_le(self.field(2).load(Ordering::Acquire))
     }
 
     /// Release: whoever sees the index sees what was stored before.
     #[inline]
     pub(super) fn set_index(&self, index: u16) {
-        self.0.index().store(index.to_le(), Ordering::Release);
+        self.field(2).store(index.to_le(), Ordering::Release);
+    }
+
+    /// The other ring's index at which this ring's writer wants to be told.
+    #[inline]
+    pub(super) fn event(&self) -> u16 {
+        u16::from_le(self.event_field().load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(super) fn set_event(&self, event: u16) {
+        self.event_field().store(event.to_le(), Ordering::Relaxed);
+    }
+}
+
+impl Available {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the ring is used, and the event not be used without `event_idx`.
+    pub(super) unsafe fn locate(mem: &GuestMemory, addr: u64, size: u16, event_idx: bool) -> Result<Self, RingError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::of(mem, Area::Available, addr, size, event_idx, 2) }
     }
 
     /// The head at `index`, of whatever value.
     #[inline]
     pub(super) fn head(&self, index: u16) -> u16 {
-        // SAFETY: `element` is inside the ring, and elements of two bytes behind an even offset are aligned.
-        u16::from_le(unsafe { self.0.element(index).cast::<u16>().read_volatile() })
+        // SAFETY: `element_at` is inside the ring, and elements of two bytes behind an even offset are aligned.
+        u16::from_le(unsafe { self.element_at(index).cast::<u16>().read_volatile() })
     }
 
     #[inline]
     pub(super) fn set_head(&self, index: u16, head: u16) {
         // SAFETY: as in `head`.
-        unsafe { self.0.element(index).cast::<u16>().write_volatile(head.to_le()) }
-    }
-
-    /// `used_event`: the used index at which the driver wants to be told.
-    #[inline]
-    pub(super) fn used_event(&self) -> u16 {
-        u16::from_le(self.0.event().load(Ordering::Relaxed))
-    }
-
-    #[inline]
-    pub(super) fn set_used_event(&self, event: u16) {
-        self.0.event().store(event.to_le(), Ordering::Relaxed);
+        unsafe { self.element_at(index).cast::<u16>().write_volatile(head.to_le()) }
     }
 }
-
-/// The used ring (2.7.8): the device writes, the driver reads.
-#[derive(Clone, Copy)]
-pub(super) struct UsedRing(Ring<8>);
 
 impl UsedRing {
     /// # Safety
     ///
-    /// `memory` must be kept for as long as the ring is used, and the events not be used without `event_idx`.
+    /// `memory` must be kept for as long as the ring is used, and the event not be used without `event_idx`.
     pub(super) unsafe fn locate(mem: &GuestMemory, addr: u64, size: u16, event_idx: bool) -> Result<Self, RingError> {
-        let base = locate(mem, Area::Used, addr, Ring::<8>::bytes(size, event_idx), 4)?;
-        Ok(Self(Ring { base, mask: size - 1 }))
-    }
-
-    #[inline]
-    pub(super) fn flags(&self) -> u16 {
-        u16::from_le(self.0.flags().load(Ordering::Relaxed))
-    }
-
-    #[inline]
-    pub(super) fn set_flags(&self, flags: u16) {
-        self.0.flags().store(flags.to_le(), Ordering::Relaxed);
-    }
-
-    /// The device's index. Acquire: the elements below it, and the data of their chains, are visible with it.
-    #[inline]
-    pub(super) fn index(&self) -> u16 {
-        u16::from_le(self.0.index().load(Ordering::Acquire))
-    }
-
-    /// Release: whoever sees the index sees what was stored before.
-    #[inline]
-    pub(super) fn set_index(&self, index: u16) {
-        self.0.index().store(index.to_le(), Ordering::Release);
+        // SAFETY: the caller's promise.
+        unsafe { Self::of(mem, Area::Used, addr, size, event_idx, 4) }
     }
 
     /// The element at `index`: a chain's head, and how many bytes were written.
     #[inline]
     pub(super) fn element(&self, index: u16) -> (u32, u32) {
-        let element = self.0.element(index).cast::<u32>();
+        let element = self.element_at(index).cast::<u32>();
         // SAFETY: `element` is inside the ring and has two words; the ring is aligned to 4 and so are they.
         let words = unsafe { (element.read_volatile(), element.add(1).read_volatile()) };
         (u32::from_le(words.0), u32::from_le(words.1))
@@ -264,22 +244,11 @@ impl UsedRing {
 
     #[inline]
     pub(super) fn set_element(&self, index: u16, head: u32, written: u32) {
-        let element = self.0.element(index).cast::<u32>();
+        let element = self.element_at(index).cast::<u32>();
         // SAFETY: as in `element`.
         unsafe {
             element.write_volatile(head.to_le());
             element.add(1).write_volatile(written.to_le());
         }
-    }
-
-    /// `avail_event`: the available index at which the device wants to be kicked.
-    #[inline]
-    pub(super) fn avail_event(&self) -> u16 {
-        u16::from_le(self.0.event().load(Ordering::Relaxed))
-    }
-
-    #[inline]
-    pub(super) fn set_avail_event(&self, event: u16) {
-        self.0.event().store(event.to_le(), Ordering::Relaxed);
     }
 }

@@ -17,12 +17,12 @@
 pub(super) mod area;
 
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use self::area::{Events, Position, Slots, Wish};
 use super::area::Descriptor;
 use super::chain::{Chain, INDIRECT, NEXT, WRITE};
+use super::chains::Chains;
 use super::inflight::Record;
 use super::inflight::packed::{Entries, Tracker};
 use super::{Area, MAX_SIZE, PACKED_BASE, QueueConfig, RingError};
@@ -42,13 +42,15 @@ impl QueueConfig {
         if !self.packed || self.base != PACKED_BASE {
             return Ok(false);
         }
-        let ring = Areas::locate(self, memory)?.ring;
+        // SAFETY: the memory is borrowed for as long as the areas are used.
+        let ring = unsafe { Areas::locate(self, memory) }?.ring;
         Ok((0..self.size).any(|slot| ring.flags(slot) & area::USED != 0))
     }
 
     /// [`start_recorded`](Self::start_recorded), for a packed ring.
-    pub(super) fn start_packed(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
-        let areas = Areas::locate(&self, memory)?;
+    pub(super) fn start_packed(self, memory: &GuestMemory, record: Option<Record>) -> Result<Ring, RingError> {
+        // SAFETY: the queue has its ring next to the `Arc` of this memory.
+        let areas = unsafe { Areas::locate(&self, memory) }?;
         let place = |half: u32| Position::new(half as u16, self.size);
         let (mut next_avail, mut next_used) = (place(self.base)?, place(self.base >> 16)?);
         let is_used = record.as_ref().is_some_and(|record| !record.is_new());
@@ -58,10 +60,10 @@ impl QueueConfig {
             next_used = record.used();
             next_avail = next_used;
         }
-        let mut queue = Queue {
-            memory: Arc::clone(memory),
+        Ok(Ring {
             areas,
-            config: self,
+            size: self.size,
+            event_idx: self.event_idx,
             next_avail,
             record,
             next_used,
@@ -71,29 +73,27 @@ impl QueueConfig {
             free: self.size,
             ever_published: false,
             kicks_suppressed: false,
-            broken: None,
-            taken: vec![0; self.size.into()].into(),
-            in_flight_count: 0,
-        };
-        queue.arm_kicks();
-        Ok(queue)
+        })
     }
 }
 
-/// Where the areas are in this process.
-struct Areas {
-    ring: Slots,
-    driver: Events,
-    device: Events,
+/// Where the areas are in this process, for either half.
+pub(super) struct Areas {
+    pub(super) ring: Slots,
+    pub(super) driver: Events,
+    pub(super) device: Events,
 }
 
 impl Areas {
-    fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the areas are used.
+    pub(super) unsafe fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
         let QueueConfig { size, desc, avail, used, .. } = *config;
         if !(1..=MAX_SIZE).contains(&size) {
             return Err(RingError::PackedSize(size));
         }
-        // SAFETY: a queue has its areas next to the `Arc` of the memory they were found in, and replaces both together.
+        // SAFETY: the caller's promise.
         unsafe {
             Ok(Self {
                 ring: Slots::locate(memory, desc, size)?,
@@ -104,11 +104,11 @@ impl Areas {
     }
 }
 
-/// A running queue.
-pub(super) struct Queue {
-    memory: Arc<GuestMemory>,
+/// The ring of a running queue.
+pub(super) struct Ring {
     areas: Areas,
-    config: QueueConfig,
+    size: u16,
+    event_idx: bool,
     /// Where the next chain to pop begins.
     next_avail: Position,
     record: Option<Tracker>,
@@ -125,14 +125,10 @@ pub(super) struct Queue {
     /// Until the first batch nobody knows what the driver was last told.
     ever_published: bool,
     kicks_suppressed: bool,
-    broken: Option<RingError>,
-    /// For each buffer ID, how many descriptors of the ring its chain takes; 0 when it is not in flight.
-    taken: Box<[u16]>,
-    in_flight_count: u16,
 }
 
-// SAFETY: the pointers in `areas` are into the mappings that `memory` keeps, which are good from any thread.
-unsafe impl Send for Queue {}
+// SAFETY: the pointers in `areas` are into mappings that the queue keeps, which are good from any thread.
+unsafe impl Send for Ring {}
 
 /// A chain's name, and the descriptors that it takes of the ring.
 struct Popped {
@@ -153,23 +149,16 @@ impl Popped {
     }
 }
 
-impl Queue {
-    pub(super) fn at_rest(&self) -> QueueConfig {
-        let base = u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16;
-        QueueConfig { base, ..self.config }
+impl Ring {
+    /// The vring's base, should it stop now.
+    pub(super) fn base(&self) -> u32 {
+        u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16
     }
 
-    pub(super) fn size(&self) -> u16 {
-        self.config.size
-    }
-
-    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
+    /// Whether the peer took the record's memory away.
     #[inline]
-    pub(super) fn is_torn(&self) -> bool {
-        self.memory.is_torn() || self.record.as_ref().is_some_and(Tracker::is_torn)
+    pub(super) fn is_record_torn(&self) -> bool {
+        self.record.as_ref().is_some_and(Tracker::is_torn)
     }
 
     pub(super) fn next_available(&self) -> u16 {
@@ -180,54 +169,41 @@ impl Queue {
         self.next_used.bits()
     }
 
-    pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight_count
-    }
-
-    pub(super) fn broken(&self) -> Option<RingError> {
-        self.broken
-    }
-
     #[inline]
     pub(super) fn is_available(&self) -> bool {
         let is_owner = self.areas.ring.flags(self.next_avail.slot()) & area::OWNER == self.next_avail.available();
-        (is_owner || self.record.as_ref().is_some_and(|record| record.recovered().is_some())) && self.broken.is_none()
-    }
-
-    #[inline]
-    pub(super) fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        if let Some(broken) = self.broken {
-            return Err(broken);
-        }
-        self.try_pop(chain).inspect_err(|&error| self.broken = Some(error))
+        is_owner || self.record.as_ref().is_some_and(|record| record.recovered().is_some())
     }
 
     // A function of its own for each layout, so that neither carries the other's registers.
     #[inline(never)]
-    fn try_pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn pop(
+        &mut self,
+        chain: &mut Chain,
+        chains: &mut Chains,
+        memory: &GuestMemory,
+    ) -> Result<bool, RingError> {
         let recovered = self.record.as_ref().and_then(|record| Some((record, record.recovered()?)));
         let Popped { id, taken } = match recovered {
-            Some((record, entries)) => follow_recovered(record, entries, chain, &self.memory)?,
+            Some((record, entries)) => follow_recovered(record, entries, chain, memory)?,
             None => {
                 let slot = self.next_avail.slot();
                 let flags = self.areas.ring.flags(slot);
                 if flags & area::OWNER != self.next_avail.available() {
                     return Ok(false);
                 }
-                self.follow(self.areas.ring.rest(slot, flags), chain)?
+                self.follow(self.areas.ring.rest(slot, flags), chain, memory)?
             }
         };
-        let size = self.config.size;
-        let Some(entry) = self.taken.get_mut(usize::from(id)) else { return Err(RingError::NoSuchBuffer { id, size }) };
-        if *entry > 0 {
-            return Err(RingError::Duplicate(id));
+        let size = self.size;
+        if id >= size {
+            return Err(RingError::NoSuchBuffer { id, size });
         }
-        *entry = taken;
+        chains.begin(id, taken)?;
         if let Some(record) = &mut self.record {
             record.begin(id, taken);
         }
         chain.head = id;
-        self.in_flight_count += 1;
         self.free -= taken;
         self.next_avail = self.next_avail.advance(taken, size);
         Ok(true)
@@ -235,8 +211,13 @@ impl Queue {
 
     /// Copies the chain that begins with `first` out, reading each of its other descriptors once.
     #[inline]
-    fn follow(&mut self, first: area::Descriptor, chain: &mut Chain) -> Result<Popped, RingError> {
-        let (head, size, free) = (self.next_avail.slot(), self.config.size, self.free);
+    fn follow(
+        &mut self,
+        first: area::Descriptor,
+        chain: &mut Chain,
+        memory: &GuestMemory,
+    ) -> Result<Popped, RingError> {
+        let (head, size, free) = (self.next_avail.slot(), self.size, self.free);
         let (ring, record) = (&self.areas.ring, &mut self.record);
         let mut popped = Popped { id: 0, taken: 0 };
         let get = |slot: u16| {
@@ -252,13 +233,12 @@ impl Queue {
             Ok(descriptor.linked(next))
         };
         chain.reset(head);
-        chain.follow_through(get, size, &self.memory, in_table)?;
+        chain.follow_through(get, size, memory, in_table)?;
         Ok(popped)
     }
 
     #[inline]
-    pub(super) fn add_used(&mut self, id: u16, written: u32) {
-        let taken = self.end(id);
+    pub(super) fn add_used(&mut self, id: u16, taken: u16, written: u32) {
         let (at, ring) = (self.next_used, &self.areas.ring);
         ring.set_used(at.slot(), id, written);
         // In a used descriptor the flag says that something was written (2.8.1).
@@ -271,21 +251,7 @@ impl Queue {
             ring.set_flags(at.slot(), flags);
         }
         self.batch += taken;
-        self.next_used = at.advance(taken, self.config.size);
-    }
-
-    #[inline]
-    pub(super) fn abandon(&mut self, id: u16) {
-        self.end(id);
-    }
-
-    /// Ends a chain's flight; returns how many descriptors it takes.
-    #[inline]
-    fn end(&mut self, id: u16) -> u16 {
-        let taken = self.taken.get_mut(usize::from(id)).map_or(0, mem::take);
-        assert!(taken > 0, "descriptor chain {id} is not in flight");
-        self.in_flight_count -= 1;
-        taken
+        self.next_used = at.advance(taken, self.size);
     }
 
     /// Shows the driver what was used since the last time. It looks at used descriptors in order, and no further than to
@@ -303,10 +269,10 @@ impl Queue {
         let first = !mem::replace(&mut self.ever_published, true);
         // As for a split ring: the driver stores its wish, fences, and looks at the ring once more before it waits.
         fence(Ordering::SeqCst);
-        match self.areas.driver.wish(self.config.event_idx) {
+        match self.areas.driver.wish(self.event_idx) {
             Wish::Always => true,
             Wish::Never => false,
-            Wish::At(event) => first || event.is_passed(self.published, batch, self.config.size),
+            Wish::At(event) => first || event.is_passed(self.published, batch, self.size),
         }
     }
 
@@ -319,11 +285,8 @@ impl Queue {
 
     #[inline]
     pub(super) fn arm_kicks(&mut self) -> bool {
-        if self.broken.is_some() {
-            return true;
-        }
         self.kicks_suppressed = false;
-        let wish = if self.config.event_idx { Wish::At(self.next_avail) } else { Wish::Always };
+        let wish = if self.event_idx { Wish::At(self.next_avail) } else { Wish::Always };
         self.areas.device.set(wish);
         // The driver stores flags, fences, and reads what was just stored. Without the fence our load could come before
         // our store: the driver sees kicks suppressed, we see no chain, and both wait.
@@ -332,9 +295,9 @@ impl Queue {
     }
 
     /// Finds the areas in another memory map; with nothing in flight.
-    pub(super) fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        self.areas = Areas::locate(&self.config, memory).inspect_err(|&error| self.broken = Some(error))?;
-        self.memory = Arc::clone(memory);
+    pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
+        // SAFETY: as in `start_packed`; the queue replaces its memory together with the areas.
+        self.areas = unsafe { Areas::locate(config, memory) }?;
         Ok(())
     }
 }

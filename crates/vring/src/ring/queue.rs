@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::chain::Chain;
+use super::chains::Chains;
 use super::either::{Either, either};
 use super::inflight::Record;
 use super::{RingError, packed, split};
@@ -60,7 +61,17 @@ impl QueueConfig {
             false => Either::Split(self.start_split(memory, record)?),
             true => Either::Packed(self.start_packed(memory, record)?),
         };
-        Ok(Queue { ring, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), lent: 0 })
+        let mut queue = Queue {
+            memory: Arc::clone(memory),
+            ring,
+            config: self,
+            chains: Chains::new(self.size),
+            broken: None,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            lent: 0,
+        };
+        queue.arm_kicks();
+        Ok(queue)
     }
 }
 
@@ -72,7 +83,12 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Drain it before it is dropped or stopped. Memory that it has lent is in the hands of a disk engine, and the kernel
 /// writes to it; should the queue go away first, it leaves its memory map behind for good.
 pub struct Queue {
-    ring: Either<split::Queue, packed::Queue>,
+    /// What keeps the ring's areas mapped, and everything that its chains point to.
+    memory: Arc<GuestMemory>,
+    ring: Either<split::Ring, packed::Ring>,
+    config: QueueConfig,
+    chains: Chains,
+    broken: Option<RingError>,
     /// No other queue of the process has it.
     id: u64,
     /// How often memory of the map is out.
@@ -86,53 +102,53 @@ impl Queue {
     }
 
     fn at_rest(&self) -> QueueConfig {
-        either!(&self.ring, queue => queue.at_rest())
+        QueueConfig { base: either!(&self.ring, ring => ring.base()), ..self.config }
     }
 
     /// Descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {
-        either!(&self.ring, queue => queue.size())
+        self.config.size
     }
 
     /// The memory that its chains point into.
     #[inline]
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        either!(&self.ring, queue => queue.memory())
+        &self.memory
     }
 
     /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
     /// before each batch of completions.
     #[inline]
     pub fn is_torn(&self) -> bool {
-        either!(&self.ring, queue => queue.is_torn())
+        self.memory.is_torn() || either!(&self.ring, ring => ring.is_record_torn())
     }
 
     /// Where the next pop takes a chain: a split ring's available index; a packed ring's place, as in
     /// [`QueueConfig::base`].
     pub fn next_available(&self) -> u16 {
-        either!(&self.ring, queue => queue.next_available())
+        either!(&self.ring, ring => ring.next_available())
     }
 
     /// Likewise where the chain after those of the next [`publish`](Self::publish) is used.
     pub fn next_used(&self) -> u16 {
-        either!(&self.ring, queue => queue.next_used())
+        either!(&self.ring, ring => ring.next_used())
     }
 
     /// How many chains were popped and not used yet.
     pub fn in_flight(&self) -> u16 {
-        either!(&self.ring, queue => queue.in_flight())
+        self.chains.count()
     }
 
     /// What broke the queue. It stays broken: it pops no more, but takes used chains.
     pub fn broken(&self) -> Option<RingError> {
-        either!(&self.ring, queue => queue.broken())
+        self.broken
     }
 
     /// Whether there is a chain to pop: at most one load of what the driver stores. Never when broken.
     #[inline]
     pub fn is_available(&self) -> bool {
-        either!(&self.ring, queue => queue.is_available())
+        self.broken.is_none() && either!(&self.ring, ring => ring.is_available())
     }
 
     /// Takes the next chain, if there is one, and copies it to `chain`.
@@ -144,7 +160,11 @@ impl Queue {
     /// What the driver did wrong. The queue is then broken for good, and the next pop says the same.
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        either!(&mut self.ring, queue => queue.pop(chain))
+        if let Some(broken) = self.broken {
+            return Err(broken);
+        }
+        let Self { ring, chains, memory, .. } = self;
+        either!(ring, ring => ring.pop(chain, chains, memory)).inspect_err(|&error| self.broken = Some(error))
     }
 
     /// Ends a chain's flight. It goes to the driver with the next [`publish`](Self::publish).
@@ -154,7 +174,12 @@ impl Queue {
     /// When `head` is not in flight: the caller has used it twice, or never popped it.
     #[inline]
     pub fn add_used(&mut self, head: u16, written: u32) {
-        either!(&mut self.ring, queue => queue.add_used(head, written));
+        let taken = self.chains.end(head);
+        match &mut self.ring {
+            // The head says which descriptors these are.
+            Either::Split(ring) => ring.add_used(head, written),
+            Either::Packed(ring) => ring.add_used(head, taken, written),
+        }
     }
 
     /// Ends a chain's flight without giving it back: for one that the device model could make nothing of.
@@ -164,19 +189,19 @@ impl Queue {
     /// When `head` is not in flight.
     #[inline]
     pub fn abandon(&mut self, head: u16) {
-        either!(&mut self.ring, queue => queue.abandon(head));
+        self.chains.end(head);
     }
 
     /// Shows the driver all at once what was used since the last time; returns whether it wants to be notified.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        either!(&mut self.ring, queue => queue.publish())
+        either!(&mut self.ring, ring => ring.publish())
     }
 
     /// Tells the driver that it need not kick: somebody is looking anyway. A hint.
     #[inline]
     pub fn suppress_kicks(&mut self) {
-        either!(&mut self.ring, queue => queue.suppress_kicks());
+        either!(&mut self.ring, ring => ring.suppress_kicks());
     }
 
     /// Asks the driver to kick for the next chain. False if one is there already: pop it instead of waiting.
@@ -184,7 +209,7 @@ impl Queue {
     /// A broken queue is asked for nothing, and says that it may wait.
     #[inline]
     pub fn arm_kicks(&mut self) -> bool {
-        either!(&mut self.ring, queue => queue.arm_kicks())
+        self.broken.is_some() || either!(&mut self.ring, ring => ring.arm_kicks())
     }
 
     /// Lends memory to a disk: pieces of the queue's map, or memory that goes along. It is to come back by
@@ -199,8 +224,7 @@ impl Queue {
             // SAFETY: the piece belongs to `buffers`.
             return Ok(unsafe { Lent::new(buffers, 0) });
         }
-        let memory = self.memory();
-        if !buffers.iter().all(|piece| memory.holds(piece)) {
+        if !buffers.iter().all(|piece| self.memory.holds(piece)) {
             return Err(buffers);
         }
         self.lent += 1;
@@ -225,9 +249,13 @@ impl Queue {
     /// new map; the queue keeps the old one and is broken.
     pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
         match self.in_flight().max(self.lent.try_into().unwrap_or(u16::MAX)) {
-            0 => either!(&mut self.ring, queue => queue.replace_memory(memory)),
-            in_flight => Err(RingError::InFlight(in_flight)),
+            0 => {}
+            in_flight => return Err(RingError::InFlight(in_flight)),
         }
+        either!(&mut self.ring, ring => ring.replace_memory(&self.config, memory))
+            .inspect_err(|&error| self.broken = Some(error))?;
+        self.memory = Arc::clone(memory);
+        Ok(())
     }
 }
 
@@ -235,7 +263,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         if self.lent > 0 {
             // Address space lost, instead of a late disk read into whatever is mapped there next.
-            mem::forget(Arc::clone(self.memory()));
+            mem::forget(Arc::clone(&self.memory));
         }
     }
 }

@@ -1,25 +1,26 @@
 //! The device's half of a split ring.
 
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
 
 use super::area::{Available, Descriptors, UsedRing};
 use super::chain::Chain;
+use super::chains::Chains;
 use super::inflight::split::Tracker;
 use super::inflight::{Record, crash};
 use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
 
-const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
-const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
+pub(super) const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
+pub(super) const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
 impl QueueConfig {
     /// [`start_recorded`](Self::start_recorded), for a split ring.
-    pub(super) fn start_split(self, memory: &Arc<GuestMemory>, record: Option<Record>) -> Result<Queue, RingError> {
-        let areas = Areas::locate(&self, memory)?;
+    pub(super) fn start_split(self, memory: &GuestMemory, record: Option<Record>) -> Result<Ring, RingError> {
+        // SAFETY: the queue has its ring next to the `Arc` of this memory, and uses the events with EVENT_IDX only.
+        let areas = unsafe { Areas::locate(&self, memory) }?;
         let next_used = areas.used.index();
         let (record, recovered) = match record {
             Some(record) => {
@@ -34,10 +35,10 @@ impl QueueConfig {
         let mut recovered = recovered.unwrap_or_default();
         recovered.reverse();
         areas.used.set_flags(0);
-        let mut queue = Queue {
-            memory: Arc::clone(memory),
+        Ok(Ring {
             areas,
-            config: self,
+            size: self.size,
+            event_idx: self.event_idx,
             next_avail,
             seen_avail: next_avail.wrapping_add(recovered.len() as u16),
             recovered,
@@ -46,30 +47,27 @@ impl QueueConfig {
             published: next_used,
             ever_published: false,
             kicks_suppressed: false,
-            broken: None,
-            in_flight: vec![0; usize::from(self.size).div_ceil(64)].into(),
-            in_flight_count: 0,
-        };
-        queue.arm_kicks();
-        Ok(queue)
+        })
     }
 }
 
-/// Where the areas are in this process.
-struct Areas {
-    desc: Descriptors,
-    avail: Available,
-    used: UsedRing,
+/// Where the areas are in this process, for either half.
+pub(super) struct Areas {
+    pub(super) desc: Descriptors,
+    pub(super) avail: Available,
+    pub(super) used: UsedRing,
 }
 
 impl Areas {
-    fn locate(config: &QueueConfig, memory: &Arc<GuestMemory>) -> Result<Self, RingError> {
+    /// # Safety
+    ///
+    /// `memory` must be kept for as long as the areas are used, and the events not be used without EVENT_IDX.
+    pub(super) unsafe fn locate(config: &QueueConfig, memory: &GuestMemory) -> Result<Self, RingError> {
         let QueueConfig { size, desc, avail, used, event_idx, .. } = *config;
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
-        // SAFETY: a queue has its areas next to the `Arc` of the memory they were found in, replaces both together, and
-        // uses the events with EVENT_IDX only.
+        // SAFETY: the caller's promise.
         unsafe {
             Ok(Self {
                 desc: Descriptors::locate(memory, desc, size)?,
@@ -80,14 +78,11 @@ impl Areas {
     }
 }
 
-/// A running queue, the device's half: owned by one worker.
-///
-/// Drain it before it is dropped or stopped. Pieces of chains in flight are in the hands of a disk engine, and the
-/// kernel writes to them; should a queue go away first, it leaves its memory map behind for good.
-pub struct Queue {
-    memory: Arc<GuestMemory>,
+/// The ring of a running queue.
+pub(super) struct Ring {
     areas: Areas,
-    config: QueueConfig,
+    size: u16,
+    event_idx: bool,
     /// The next available index to pop.
     next_avail: u16,
     /// The driver's available index when last read: up to it, popping needs no look.
@@ -102,82 +97,48 @@ pub struct Queue {
     /// Until the first batch nobody knows what the driver was last told.
     ever_published: bool,
     kicks_suppressed: bool,
-    broken: Option<RingError>,
-    /// A bit for each head: popped and not used yet.
-    in_flight: Box<[u64]>,
-    in_flight_count: u16,
 }
 
-// SAFETY: the pointers in `areas` are into the mappings that `memory` keeps, which are good from any thread.
-unsafe impl Send for Queue {}
+// SAFETY: the pointers in `areas` are into mappings that the queue keeps, which are good from any thread.
+unsafe impl Send for Ring {}
 
-impl Queue {
-    pub fn at_rest(&self) -> QueueConfig {
-        QueueConfig { base: self.next_avail.into(), ..self.config }
+impl Ring {
+    /// The vring's base, should it stop now.
+    pub(super) fn base(&self) -> u32 {
+        self.next_avail.into()
     }
 
-    /// Descriptors in the table.
-    pub fn size(&self) -> u16 {
-        self.config.size
-    }
-
-    /// The memory that its chains point into.
-    pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
-    }
-
-    /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
-    /// before each batch of completions.
+    /// Whether the peer took the record's memory away.
     #[inline]
-    pub fn is_torn(&self) -> bool {
-        self.memory.is_torn() || self.record.as_ref().is_some_and(Tracker::is_torn)
+    pub(super) fn is_record_torn(&self) -> bool {
+        self.record.as_ref().is_some_and(Tracker::is_torn)
     }
 
     /// The available index that the next pop takes: the vring's base, should it stop now.
-    pub fn next_available(&self) -> u16 {
+    pub(super) fn next_available(&self) -> u16 {
         self.next_avail
     }
 
     /// The used index that the next [`publish`](Self::publish) makes visible.
-    pub fn next_used(&self) -> u16 {
+    pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// How many chains were popped and not used yet.
-    pub fn in_flight(&self) -> u16 {
-        self.in_flight_count
-    }
-
-    /// What broke the queue. It stays broken: it pops no more, but takes used chains.
-    pub fn broken(&self) -> Option<RingError> {
-        self.broken
-    }
-
-    /// Whether there is a chain to pop: at most one load of the driver's index. Never when broken.
+    /// Whether there is a chain to pop: at most one load of the driver's index.
     #[inline]
-    pub fn is_available(&self) -> bool {
-        (self.next_avail != self.seen_avail || self.next_avail != self.areas.avail.index()) && self.broken.is_none()
-    }
-
-    /// Takes the next chain, if there is one, and copies it to `chain`.
-    ///
-    /// The driver can make chains available as fast as they are popped: whoever loops over this counts.
-    ///
-    /// # Errors
-    ///
-    /// What the driver did wrong. The queue is then broken for good, and the next pop says the same.
-    #[inline]
-    pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        if let Some(broken) = self.broken {
-            return Err(broken);
-        }
-        self.try_pop(chain).inspect_err(|&error| self.broken = Some(error))
+    pub(super) fn is_available(&self) -> bool {
+        self.next_avail != self.seen_avail || self.next_avail != self.areas.avail.index()
     }
 
     // A function of its own for each layout, so that neither carries the other's registers.
     #[inline(never)]
-    fn try_pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
-        let (popped, size) = (self.next_avail, self.config.size);
+    pub(super) fn pop(
+        &mut self,
+        chain: &mut Chain,
+        chains: &mut Chains,
+        memory: &GuestMemory,
+    ) -> Result<bool, RingError> {
+        let (popped, size) = (self.next_avail, self.size);
         if popped == self.seen_avail {
             let available = self.areas.avail.index();
             if available == popped {
@@ -190,11 +151,11 @@ impl Queue {
         }
         if let Some(&head) = self.recovered.last() {
             // It is in the record, and stays there as it is.
-            self.take(head, chain)?;
+            self.take(head, chain, chains, memory)?;
             self.recovered.pop();
         } else {
             let head = self.areas.avail.head(popped);
-            self.take(head, chain)?;
+            self.take(head, chain, chains, memory)?;
             if let Some(record) = &mut self.record {
                 record.begin(head);
             }
@@ -204,33 +165,20 @@ impl Queue {
     }
 
     #[inline]
-    fn take(&mut self, head: u16, chain: &mut Chain) -> Result<(), RingError> {
-        if head >= self.config.size {
-            return Err(RingError::NoSuchDescriptor { index: head, len: u32::from(self.config.size) });
+    fn take(&self, head: u16, chain: &mut Chain, chains: &mut Chains, memory: &GuestMemory) -> Result<(), RingError> {
+        if head >= self.size {
+            return Err(RingError::NoSuchDescriptor { index: head, len: u32::from(self.size) });
         }
-        if self.is_in_flight(head) {
-            return Err(RingError::Duplicate(head));
-        }
+        chains.begin(head, 1)?;
         chain.reset(head);
-        chain.follow(&self.areas.desc, self.config.size, &self.memory)?;
-        self.in_flight[usize::from(head / 64)] |= 1 << (head % 64);
-        self.in_flight_count += 1;
-        Ok(())
+        chain.follow(&self.areas.desc, self.size, memory).inspect_err(|_| {
+            chains.end(head);
+        })
     }
 
+    /// Puts a chain into the used ring, which the driver sees with the next [`publish`](Self::publish).
     #[inline]
-    fn is_in_flight(&self, head: u16) -> bool {
-        self.in_flight.get(usize::from(head / 64)).is_some_and(|bits| bits & (1 << (head % 64)) != 0)
-    }
-
-    /// Ends a chain's flight. It goes to the driver with the next [`publish`](Self::publish).
-    ///
-    /// # Panics
-    ///
-    /// When `head` is not in flight: the caller has used it twice, or never popped it.
-    #[inline]
-    pub fn add_used(&mut self, head: u16, written: u32) {
-        self.abandon(head);
+    pub(super) fn add_used(&mut self, head: u16, written: u32) {
         self.areas.used.set_element(self.next_used, u32::from(head), written);
         if let Some(record) = &mut self.record {
             record.add_used(head);
@@ -238,21 +186,9 @@ impl Queue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Ends a chain's flight without giving it back: for one that the device model could make nothing of.
-    ///
-    /// # Panics
-    ///
-    /// When `head` is not in flight.
-    #[inline]
-    pub fn abandon(&mut self, head: u16) {
-        assert!(self.is_in_flight(head), "descriptor chain {head} is not in flight");
-        self.in_flight[usize::from(head / 64)] &= !(1 << (head % 64));
-        self.in_flight_count -= 1;
-    }
-
     /// Shows the driver what was used since the last time; returns whether it wants to be notified (2.7.7.2).
     #[inline]
-    pub fn publish(&mut self) -> bool {
+    pub(super) fn publish(&mut self) -> bool {
         let (new, old) = (self.next_used, self.published);
         if new == old {
             return false;
@@ -269,8 +205,8 @@ impl Queue {
         if let Some(record) = &mut self.record {
             record.publish(old, new);
         }
-        if self.config.event_idx {
-            first || need_event(self.areas.avail.used_event(), new, old)
+        if self.event_idx {
+            first || need_event(self.areas.avail.event(), new, old)
         } else {
             self.areas.avail.flags() & NO_INTERRUPT == 0
         }
@@ -281,22 +217,17 @@ impl Queue {
     /// A hint (2.7.10). With EVENT_IDX there is nothing to do: the event stays where it was last armed, behind the
     /// driver's index, which does not come past it again for 65536 chains.
     #[inline]
-    pub fn suppress_kicks(&mut self) {
-        if !self.config.event_idx && !mem::replace(&mut self.kicks_suppressed, true) {
+    pub(super) fn suppress_kicks(&mut self) {
+        if !self.event_idx && !mem::replace(&mut self.kicks_suppressed, true) {
             self.areas.used.set_flags(NO_NOTIFY);
         }
     }
 
     /// Asks the driver to kick for the next chain. False if one is there already: pop it instead of waiting.
-    ///
-    /// A broken queue is asked for nothing, and says that it may wait.
     #[inline]
-    pub fn arm_kicks(&mut self) -> bool {
-        if self.broken.is_some() {
-            return true;
-        }
-        if self.config.event_idx {
-            self.areas.used.set_avail_event(self.next_avail);
+    pub(super) fn arm_kicks(&mut self) -> bool {
+        if self.event_idx {
+            self.areas.used.set_event(self.next_avail);
         } else if mem::replace(&mut self.kicks_suppressed, false) {
             self.areas.used.set_flags(0);
         }
@@ -307,9 +238,9 @@ impl Queue {
     }
 
     /// Finds the areas in another memory map; with nothing in flight.
-    pub fn replace_memory(&mut self, memory: &Arc<GuestMemory>) -> Result<(), RingError> {
-        self.areas = Areas::locate(&self.config, memory).inspect_err(|&error| self.broken = Some(error))?;
-        self.memory = Arc::clone(memory);
+    pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
+        // SAFETY: as in `start_split`; the queue replaces its memory together with the areas.
+        self.areas = unsafe { Areas::locate(config, memory) }?;
         Ok(())
     }
 }

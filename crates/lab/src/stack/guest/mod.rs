@@ -37,8 +37,8 @@ use self::work::Work;
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
-use super::{Context, Disk, Stage, Task, Unable};
-use crate::ledger::{Meter, Role};
+use super::{Context, Deployment, Disk, Task, Unable};
+use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Server, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
@@ -46,7 +46,7 @@ use crate::results::Measurement;
 pub use pinning::shared_core;
 pub use qemu::QEMU;
 
-/// Numbers of sockets, so that stages which stand at the same time do not share any.
+/// Numbers of sockets, so that no two deployments share one.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 pub(super) struct Guest {
@@ -92,7 +92,7 @@ pub fn is_emulated() -> bool {
 }
 
 /// Boots a guest.
-pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
+pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
     }
@@ -136,7 +136,7 @@ pub(super) fn stand(subject: &Subject, load: &Load, disks: &[Disk], context: &Co
     guest.place();
     let work = work::find_disks(disks.len());
     let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
-    let found = guest.settle(found)?;
+    let found = guest.check_answer(found)?;
     guest.paths = found.lines().map(str::to_owned).collect();
     Ok(guest)
 }
@@ -153,13 +153,13 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
     let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
-    let mut process = on_cores(&cpus, || context.keeper.start(command)).map_err(Unable::failed)?;
+    let mut process = on_cores(&cpus, || context.reaper.start(command)).map_err(Unable::failed)?;
     await_listeners(std::slice::from_mut(&mut process), &all)?;
     let telemetry = Telemetry::connect(&qmp).map_err(Unable::failed)?;
     Ok((Egret { process, telemetry }, sockets))
 }
 
-impl Stage for Guest {
+impl Deployment for Guest {
     fn takes(&self, load: &Load) -> bool {
         !self.broken
             && self.memory >= memory::needed(load)
@@ -187,7 +187,7 @@ impl Stage for Guest {
             }
             facts += &format!("{mark}\n");
         });
-        let output = self.settle(ran)?;
+        let output = self.check_answer(ran)?;
         // What cannot be kept is missed by who looks for it, and by nobody else.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let _ = fs::write(task.raw.with_extension("guest"), &facts);
@@ -221,7 +221,7 @@ impl Guest {
     }
 
     /// What the agent has answered, unless there is something wrong with that or with the guest.
-    fn settle(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
+    fn check_answer(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
         if let Some(line) = qemu::complaint(&self.qemu.log()).filter(|_| ran.is_ok()) {
             let reason = format!("the guest's kernel has complained: {line}");
             self.broken = true;
@@ -247,8 +247,8 @@ impl Guest {
         }
     }
 
-    fn meter(&mut self) -> Meter {
-        let mut meter = Meter::new();
+    fn meter(&mut self) -> CpuMeter {
+        let mut meter = CpuMeter::new();
         let (threads, pid) = (self.qemu.threads.clone(), self.qemu.pid());
         let (serves, iothreads) = (self.server.is_none(), self.subject.iothreads);
         meter.follow(pid, move |tid, name| match name {

@@ -204,7 +204,7 @@ impl Qemu {
         command.args(["-chardev", &format!("socket,id=agent,path={}", escaped(&agent.path))]);
         command.args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=egret.agent"]);
         command.stdout(Stdio::piped());
-        let mut process = context.keeper.start(command).map_err(Unable::failed)?;
+        let mut process = context.reaper.start(command).map_err(Unable::failed)?;
 
         let started = (|| {
             let monitor = Qmp::greet(monitor.enter(&mut process)?, Some(PATIENCE))?;

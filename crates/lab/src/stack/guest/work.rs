@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::applications;
 use super::mark::MARK;
 use super::qemu::APPLICATIONS;
-use crate::plan::Load;
+use crate::plan::{Application, Load};
 use crate::results::Measurement;
 use crate::stack::{Task, Unable, fio};
 
@@ -24,11 +24,11 @@ pub struct Work {
     pub script: String,
     /// After that it has failed.
     pub limit: Duration,
-    kind: Kind,
+    output: Output,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Output {
     Preparation,
     Fio,
     Rsync,
@@ -56,7 +56,7 @@ done
 cat /tmp/disks
 "#
     );
-    Work { script, limit: PATIENCE, kind: Kind::Preparation }
+    Work { script, limit: PATIENCE, output: Output::Preparation }
 }
 
 /// Sends the marks of a load of fio's. Each of its jobs runs this when it starts, and the first one counts: fio itself may
@@ -68,18 +68,15 @@ impl Work {
     /// For a load on the disks at `paths`.
     ///
     /// # Errors
-    /// The plan's job file cannot be read, or nobody knows such an application.
+    /// The plan's job file cannot be read.
     pub fn of(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
-        let Some(application) = &task.load.keys.application else { return Self::fio(task, paths) };
+        let Some(application) = task.load.keys.application else { return Self::fio(task, paths) };
         let path = paths.first().map_or("", String::as_str);
-        let (script, kind) = match application.as_str() {
-            "rsync" => (applications::rsync(task, path), Kind::Rsync),
-            "pgbench" => (applications::pgbench(task, path), Kind::Pgbench),
-            other => {
-                return Err(Unable::Impossible(format!("application must be rsync or pgbench, not '{other}'")));
-            }
+        let (script, output) = match application {
+            Application::Rsync => (applications::rsync(task, path), Output::Rsync),
+            Application::Pgbench => (applications::pgbench(task, path), Output::Pgbench),
         };
-        Ok(Self { script, limit: applications::LIMIT + span(task.load), kind })
+        Ok(Self { script, limit: applications::LIMIT + span(task.load), output })
     }
 
     fn fio(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
@@ -114,7 +111,7 @@ exit $status
 "#
         );
         let length = if keys.jobfile.is_some() { A_DAY } else { span(task.load) };
-        Ok(Self { script, limit: PATIENCE + length, kind: Kind::Fio })
+        Ok(Self { script, limit: PATIENCE + length, output: Output::Fio })
     }
 
     /// What it has printed, as a measurement without a ledger; `between` marks so many seconds have passed.
@@ -122,14 +119,14 @@ exit $status
     /// # Errors
     /// It has printed something else.
     pub fn measurement(&self, output: &str, between: f64) -> Result<Measurement, String> {
-        match self.kind {
-            Kind::Preparation => Ok(Measurement::default()),
-            Kind::Fio => {
+        match self.output {
+            Output::Preparation => Ok(Measurement::default()),
+            Output::Fio => {
                 let groups = fio::groups(output).map_err(|error| format!("fio in the guest: {error}"))?;
                 fio::measurement(&groups).ok_or_else(|| "fio in the guest did nothing".into())
             }
-            Kind::Rsync => Ok(Measurement { seconds: between, ..Measurement::default() }),
-            Kind::Pgbench => applications::transactions(output, between),
+            Output::Rsync => Ok(Measurement { seconds: between, ..Measurement::default() }),
+            Output::Pgbench => applications::transactions(output, between),
         }
     }
 }

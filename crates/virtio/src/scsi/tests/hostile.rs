@@ -44,7 +44,7 @@ proptest! {
             match next {
                 Next::Done(ended) => {
                     prop_assert!(ended.written <= space);
-                    prop_assert_eq!(line.model.in_flight(), 0);
+                    prop_assert_eq!(line.guest.queue.in_flight(), 0);
                     return Ok(());
                 }
                 Next::Wait => prop_assert!(false, "there is nobody to wait for"),

@@ -65,7 +65,7 @@ fn however_many_commands_want_memory_a_queue_has_its_part_out_and_all_have_their
         assert!(out(&line, &requests) <= 4 * MAX_SCRATCH);
         offsets.extend(requests.last().filter(|last| offsets.last() != Some(&last.offset)).map(|last| last.offset));
     }
-    assert_eq!((done, line.model.in_flight()), (16, 0));
+    assert_eq!((done, line.guest.queue.in_flight()), (16, 0));
     // Each has had one operation before any has two.
     let rounds = (0..3).flat_map(|round| lbas.clone().map(move |lba| u64::from(lba) * 512 + round * MAX_SCRATCH));
     assert_eq!(offsets, rounds.collect::<Vec<_>>());
@@ -115,7 +115,7 @@ fn one_that_waits_for_memory_can_be_aborted_and_keeps_nobody_waiting() {
     assert_eq!(control.resume().len(), 2);
     requests.push(sixth);
     requests.into_iter().for_each(|request| assert_eq!(line.ended(request, Ok(())).status, GOOD));
-    assert_eq!(line.model.in_flight(), 0);
+    assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
 #[test]

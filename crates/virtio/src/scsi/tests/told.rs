@@ -1,7 +1,5 @@
 //! Units that come, go and change, and the events about it.
 
-use std::sync::atomic::Ordering;
-
 use super::*;
 
 /// The next event: kind, address, reason.
@@ -11,10 +9,6 @@ fn event(line: &mut Line) -> (u32, [u8; 8], u32) {
     let bytes: [u8; 16] = line.guest.read(BUFFER);
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     (word(0), bytes[4..12].try_into().unwrap(), word(12))
-}
-
-fn wanted(line: &Line) -> u32 {
-    line.model.wanted().unwrap().load(Ordering::Acquire)
 }
 
 const MISSED: u32 = 1 << 31;
@@ -28,17 +22,17 @@ const NEW: LunAddress = LunAddress { target: 0, lun: 7 };
 fn what_comes_goes_and_changes_is_told_in_order_and_only_when_there_is_a_buffer() {
     let scsi = device();
     let mut line = Line::new(&scsi, 1);
-    assert_eq!(wanted(&line), 0);
+    assert_eq!(scsi.events.len(), 0);
     scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
     assert_eq!(scsi.resize(NEW, 1 << 20), Some(true));
     assert_eq!(scsi.resize(NEW, 1 << 20), Some(false));
     assert_eq!(scsi.remove(NEW).unwrap().address, NEW);
     assert!(scsi.remove(NEW).is_none() && scsi.resize(NEW, 1 << 20).is_none());
-    assert_eq!(wanted(&line), 3);
+    assert_eq!(scsi.events.len(), 3);
     assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), RESCAN));
     assert_eq!(event(&mut line), (PARAM_CHANGE, NEW.to_bytes(), 0x092a));
     assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), REMOVED));
-    assert_eq!(wanted(&line), 0);
+    assert_eq!(scsi.events.len(), 0);
 }
 
 #[test]
@@ -48,7 +42,7 @@ fn a_driver_that_lags_behind_hears_that_it_has_missed_something() {
     for bytes in 1..=100 {
         scsi.resize(if bytes % 2 == 0 { FIRST } else { FAR }, bytes << 20);
     }
-    assert_eq!(wanted(&line), 64);
+    assert_eq!(scsi.events.len(), 64);
     assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
     assert_eq!(event(&mut line).0, PARAM_CHANGE);
     // A buffer that is too small is one event less.
@@ -56,7 +50,7 @@ fn a_driver_that_lags_behind_hears_that_it_has_missed_something() {
     assert!(matches!(next, Ok(Next::Done(Ended { written: 0, .. }))));
     assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
     scsi.reset();
-    assert_eq!(wanted(&line), 0);
+    assert_eq!(scsi.events.len(), 0);
 }
 
 #[test]
@@ -65,7 +59,7 @@ fn a_driver_that_knows_no_events_gets_none() {
     scsi.set_features(FEATURES & !HOTPLUG & !CHANGE).unwrap();
     scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
     scsi.resize(NEW, 1 << 20);
-    assert_eq!(wanted(&Line::new(&scsi, 1)), 0);
+    assert_eq!(scsi.events.len(), 0);
     assert_eq!(scsi.set_features(1 << 3), Err(DriverError::NotOffered(1 << 3)));
 }
 

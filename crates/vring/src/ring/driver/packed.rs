@@ -4,9 +4,10 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::super::RingError;
 use super::super::chain::{INDIRECT, NEXT};
-use super::super::packed::area::{Descriptor, Events, OWNER, Position, Slots, Wish};
-use super::super::{Area, MAX_SIZE, RingError};
+use super::super::packed::Areas;
+use super::super::packed::area::{Descriptor, OWNER, Position, Wish};
 use super::{DriverConfig, Full, Home, Piece, Used};
 use crate::memory::GuestMemory;
 
@@ -20,9 +21,7 @@ struct Slot {
 
 pub(super) struct Driver {
     pub(super) home: Home,
-    ring: Slots,
-    driver: Events,
-    device: Events,
+    areas: Areas,
     /// How many descriptors are free.
     free: u16,
     ids: Vec<u16>,
@@ -44,21 +43,12 @@ unsafe impl Send for Driver {}
 impl Driver {
     pub(super) fn new(memory: &Arc<GuestMemory>, at: u64, config: DriverConfig) -> Result<Self, RingError> {
         let DriverConfig { size, base, .. } = config;
-        if !(1..=MAX_SIZE).contains(&size) {
-            return Err(RingError::PackedSize(size));
-        }
-        let base = Position::new(base, size)?;
-        let queue = config.queue(at);
         // SAFETY: the driver keeps `memory` as long as the areas.
-        let (ring, driver, device) = unsafe {
-            (
-                Slots::locate(memory, queue.desc, size)?,
-                Events::locate(memory, Area::DriverEvents, queue.avail)?,
-                Events::locate(memory, Area::DeviceEvents, queue.used)?,
-            )
-        };
+        let areas = unsafe { Areas::locate(&config.queue(at), memory) }?;
+        let base = Position::new(base, size)?;
         let home = Home::new(memory, at, config)?;
         // As a lap that ended here has left them: everything used.
+        let Areas { ring, driver, device } = &areas;
         let mut place = base;
         for _ in 0..size {
             let last_lap = place.advance(size, size);
@@ -69,9 +59,7 @@ impl Driver {
         device.set(if config.event_idx { Wish::At(base) } else { Wish::Always });
         Ok(Self {
             home,
-            ring,
-            driver,
-            device,
+            areas,
             free: size,
             ids: (0..size).rev().collect(),
             slots: vec![Slot { token: 0, taken: 0 }; usize::from(size)].into(),
@@ -122,12 +110,12 @@ impl Driver {
     /// flags are written last.
     fn put(&mut self, descriptor: Descriptor) {
         let at = self.next_avail;
-        self.ring.set(at.slot(), descriptor);
+        self.areas.ring.set(at.slot(), descriptor);
         let flags = descriptor.flags | at.available();
         if self.first.is_none() {
             self.first = Some(flags);
         } else {
-            self.ring.set_flags(at.slot(), flags);
+            self.areas.ring.set_flags(at.slot(), flags);
         }
         self.batch += 1;
         self.free -= 1;
@@ -147,12 +135,12 @@ impl Driver {
 
     pub(super) fn publish(&mut self) -> bool {
         let Some(flags) = self.first.take() else { return false };
-        self.ring.set_flags(self.published.slot(), flags);
+        self.areas.ring.set_flags(self.published.slot(), flags);
         self.published = self.next_avail;
         let batch = mem::take(&mut self.batch);
         // The mirror of the fence in the device's `arm_kicks`: either it sees the flags, or we see its wish.
         fence(Ordering::SeqCst);
-        match self.device.wish(self.home.config.event_idx) {
+        match self.areas.device.wish(self.home.config.event_idx) {
             Wish::Always => true,
             Wish::Never => false,
             Wish::At(event) => event.is_passed(self.published, batch, self.home.config.size),
@@ -161,14 +149,14 @@ impl Driver {
 
     #[inline]
     pub(super) fn has_used(&self) -> bool {
-        self.ring.flags(self.next_used.slot()) & OWNER == self.next_used.used()
+        self.areas.ring.flags(self.next_used.slot()) & OWNER == self.next_used.used()
     }
 
     pub(super) fn reap(&mut self) -> Result<Option<Used>, RingError> {
         if !self.has_used() {
             return Ok(None);
         }
-        let Descriptor { id, len: written, .. } = self.ring.get(self.next_used.slot());
+        let Descriptor { id, len: written, .. } = self.areas.ring.get(self.next_used.slot());
         let slot = self.slots.get_mut(usize::from(id)).filter(|slot| slot.taken > 0);
         let slot = slot.ok_or(RingError::NotAvailable(id.into()))?;
         let (token, taken) = (slot.token, mem::take(&mut slot.taken));
@@ -180,13 +168,13 @@ impl Driver {
 
     pub(super) fn suppress_calls(&mut self) {
         if !mem::replace(&mut self.calls_suppressed, true) {
-            self.driver.set(Wish::Never);
+            self.areas.driver.set(Wish::Never);
         }
     }
 
     pub(super) fn arm_calls(&mut self) -> bool {
         self.calls_suppressed = false;
-        self.driver.set(if self.home.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
+        self.areas.driver.set(if self.home.config.event_idx { Wish::At(self.next_used) } else { Wish::Always });
         // The mirror of the fence in the device's `publish`.
         fence(Ordering::SeqCst);
         !self.has_used()

@@ -4,16 +4,12 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use virtio_bindings::bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
-
-use super::super::area::{Available, Descriptor, Descriptors, UsedRing};
+use super::super::area::Descriptor;
 use super::super::chain::{INDIRECT, NEXT};
-use super::super::{MAX_SIZE, RingError, need_event};
+use super::super::split::{Areas, NO_INTERRUPT, NO_NOTIFY};
+use super::super::{RingError, need_event};
 use super::{DriverConfig, Full, Home, Piece, Used};
 use crate::memory::GuestMemory;
-
-const NO_INTERRUPT: u16 = VRING_AVAIL_F_NO_INTERRUPT as u16;
-const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
 /// What the driver remembers of a descriptor.
 #[derive(Clone, Copy)]
@@ -27,9 +23,7 @@ struct Slot {
 
 pub(super) struct Driver {
     pub(super) home: Home,
-    desc: Descriptors,
-    avail: Available,
-    used: UsedRing,
+    areas: Areas,
     free: Vec<u16>,
     slots: Box<[Slot]>,
     pub(super) next_avail: u16,
@@ -45,32 +39,21 @@ unsafe impl Send for Driver {}
 impl Driver {
     pub(super) fn new(memory: &Arc<GuestMemory>, at: u64, config: DriverConfig) -> Result<Self, RingError> {
         let DriverConfig { size, event_idx, base, .. } = config;
-        if !size.is_power_of_two() || size > MAX_SIZE {
-            return Err(RingError::Size(size));
-        }
-        let queue = config.queue(at);
         // SAFETY: the driver keeps `memory` as long as the areas, and uses the events with EVENT_IDX only.
-        let (desc, avail, used) = unsafe {
-            (
-                Descriptors::locate(memory, queue.desc, size)?,
-                Available::locate(memory, queue.avail, size, event_idx)?,
-                UsedRing::locate(memory, queue.used, size, event_idx)?,
-            )
-        };
+        let areas = unsafe { Areas::locate(&config.queue(at), memory) }?;
         let home = Home::new(memory, at, config)?;
+        let Areas { avail, used, .. } = &areas;
         avail.set_flags(0);
         used.set_flags(0);
         avail.set_index(base);
         used.set_index(base);
         if event_idx {
-            avail.set_used_event(base);
-            used.set_avail_event(base);
+            avail.set_event(base);
+            used.set_event(base);
         }
         Ok(Self {
             home,
-            desc,
-            avail,
-            used,
+            areas,
             free: (0..size).rev().collect(),
             slots: vec![Slot { token: 0, next: 0, taken: 0 }; usize::from(size)].into(),
             next_avail: base,
@@ -110,7 +93,7 @@ impl Driver {
                     let index = self.free[rest + last];
                     let next = if last > 0 { self.free[rest + last - 1] } else { 0 };
                     let flags = if last > 0 { flags | NEXT } else { flags };
-                    self.desc.set(index, Descriptor { addr, len, flags, next });
+                    self.areas.desc.set(index, Descriptor { addr, len, flags, next });
                     self.slots[usize::from(index)].next = next;
                 }
                 self.free.truncate(rest);
@@ -120,7 +103,7 @@ impl Driver {
         let slot = &mut self.slots[usize::from(head)];
         slot.token = token;
         slot.taken = taken;
-        self.avail.set_head(self.next_avail, head);
+        self.areas.avail.set_head(self.next_avail, head);
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(())
     }
@@ -132,7 +115,7 @@ impl Driver {
             let (flags, next) = if index + 1 < count { (flags | NEXT, index + 1) } else { (flags, 0) };
             table.set(index, Descriptor { addr, len, flags, next });
         }
-        self.desc.set(head, Descriptor { addr: at, len: 16 * u32::from(count), flags: INDIRECT, next: 0 });
+        self.areas.desc.set(head, Descriptor { addr: at, len: 16 * u32::from(count), flags: INDIRECT, next: 0 });
     }
 
     pub(super) fn publish(&mut self) -> bool {
@@ -140,27 +123,27 @@ impl Driver {
         if new == old {
             return false;
         }
-        self.avail.set_index(new);
+        self.areas.avail.set_index(new);
         self.published = new;
         // The mirror of the fence in the device's `arm_kicks`: either it sees the index, or we see its wish.
         fence(Ordering::SeqCst);
         if self.home.config.event_idx {
-            need_event(self.used.avail_event(), new, old)
+            need_event(self.areas.used.event(), new, old)
         } else {
-            self.used.flags() & NO_NOTIFY == 0
+            self.areas.used.flags() & NO_NOTIFY == 0
         }
     }
 
     #[inline]
     pub(super) fn has_used(&self) -> bool {
-        self.next_used != self.used.index()
+        self.next_used != self.areas.used.index()
     }
 
     pub(super) fn reap(&mut self) -> Result<Option<Used>, RingError> {
         if !self.has_used() {
             return Ok(None);
         }
-        let (id, written) = self.used.element(self.next_used);
+        let (id, written) = self.areas.used.element(self.next_used);
         let slot = usize::try_from(id).ok().and_then(|id| self.slots.get_mut(id));
         let slot = slot.filter(|slot| slot.taken > 0).ok_or(RingError::NotAvailable(id))?;
         let (token, taken) = (slot.token, mem::take(&mut slot.taken));
@@ -178,15 +161,15 @@ impl Driver {
 
     pub(super) fn suppress_calls(&mut self) {
         if !self.home.config.event_idx && !mem::replace(&mut self.calls_suppressed, true) {
-            self.avail.set_flags(NO_INTERRUPT);
+            self.areas.avail.set_flags(NO_INTERRUPT);
         }
     }
 
     pub(super) fn arm_calls(&mut self) -> bool {
         if self.home.config.event_idx {
-            self.avail.set_used_event(self.next_used);
+            self.areas.avail.set_event(self.next_used);
         } else if mem::replace(&mut self.calls_suppressed, false) {
-            self.avail.set_flags(0);
+            self.areas.avail.set_flags(0);
         }
         // The mirror of the fence in the device's `publish`.
         fence(Ordering::SeqCst);

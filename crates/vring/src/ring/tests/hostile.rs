@@ -29,14 +29,14 @@ impl Pair {
     /// The bad queue breaks for this reason, stays broken, and the good one goes on.
     fn breaks(mut self, reason: RingError) {
         let mut chain = Chain::new();
-        let available = self.bad.queue.next_available();
+        let (available, in_flight) = (self.bad.queue.next_available(), self.bad.queue.in_flight());
         assert_eq!(self.bad.queue.pop(&mut chain), Err(reason));
         assert_eq!(self.bad.queue.broken(), Some(reason));
         assert_eq!(self.bad.queue.pop(&mut chain), Err(reason), "for good");
         assert!(!self.bad.queue.is_available(), "nothing to spin for");
         assert!(self.bad.queue.arm_kicks(), "nor to stay awake for");
         assert!(!self.bad.queue.publish(), "and nothing to tell");
-        assert_eq!(self.bad.queue.next_available(), available);
+        assert_eq!((self.bad.queue.next_available(), self.bad.queue.in_flight()), (available, in_flight));
 
         self.good.driver.add(&[piece(DATA, 1)], &[], 7).unwrap();
         self.good.driver.publish();

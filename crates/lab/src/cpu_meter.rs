@@ -1,6 +1,6 @@
 //! Who spends CPU time while something is measured.
 //!
-//! A [`Meter`] looks at both edges of the measured interval: at every thread of the processes that it follows, at every
+//! A [`CpuMeter`] looks at both edges of the measured interval: at every thread of the processes that it follows, at every
 //! kernel thread, and at `/proc/stat` for the host as a whole. What it opens it opens before, so that a look is a read
 //! per thread and disturbs little.
 //!
@@ -54,7 +54,7 @@ struct Thread {
 }
 
 /// Looks at who has spent what, at both edges of an interval.
-pub struct Meter {
+pub struct CpuMeter {
     processes: Vec<(u32, Judge)>,
     threads: BTreeMap<u32, Thread>,
     /// Threads that began after the interval did: all they spent counts.
@@ -74,13 +74,13 @@ struct Host {
 /// From linux/sched.h.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-impl Default for Meter {
+impl Default for CpuMeter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Meter {
+impl CpuMeter {
     /// Follows the kernel's threads and the host.
     pub fn new() -> Self {
         let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn time_is_booked_to_whom_the_thread_belongs() {
-        let mut meter = Meter::new();
+        let mut meter = CpuMeter::new();
         meter.threads.clear();
         let thread = |role, before, after| Thread { role, schedstat: None, stat: None, before, after };
         let spent = |total, system| Spent { total, system };
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_meter_sees_what_this_very_process_spends() {
-        let mut meter = Meter::new();
+        let mut meter = CpuMeter::new();
         meter.follow(std::process::id(), |_, _| Role::Load);
         meter.edge(Edge::Begin);
         let begin = egret_loadgen::machine::thread_cpu_time_ns();

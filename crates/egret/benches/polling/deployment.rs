@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
 
-use egret_loadgen::client::{Client, Disk, Manner, Shape};
+use egret_loadgen::client::{Client, ClientOptions, Connection, Shape};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
 use egret_loadgen::random::Shuffle;
@@ -57,14 +57,14 @@ pub struct Outcome {
 }
 
 /// A started daemon, which has nothing to do except during its turns.
-pub struct Stage {
+pub struct Deployment {
     /// Whether it is stopped otherwise: one that spins for good would disturb the next.
     is_parked: bool,
     server: Server,
     job: Job,
     tally: Tally,
     cpu: CpuTimes,
-    _idle: Vec<Disk>,
+    _idle: Vec<Connection>,
     _scratch: Scratch,
 }
 
@@ -89,7 +89,7 @@ impl CpuTimes {
     }
 }
 
-/// What a stage is set up with.
+/// What is deployed.
 pub struct Plan<'a> {
     pub contender: &'a Contender,
     pub cores: &'a Cores,
@@ -105,9 +105,9 @@ pub struct Plan<'a> {
 /// Queues of every idle disk.
 pub const IDLE_QUEUES: u16 = 32;
 
-impl Stage {
+impl Deployment {
     /// Starts a fresh daemon and connects to all its exports.
-    pub fn set_up(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> Result<Self, LoadError> {
+    pub fn deploy(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> Result<Self, LoadError> {
         let scratch = Scratch::new();
         let socket = |kind: &str, n: usize| scratch.path(&format!("{kind}{n}"));
         let mut options = blockdevs(Options::new().iothread(IO_THREAD, &plan.contender.iothread));
@@ -125,22 +125,22 @@ impl Stage {
             options = options.null(&node, "").export(&node, &node, &socket("idle", n), &queues);
         }
         let server = plan.cores.on_the_servers(|| Server::start(&Program::egret(), &options));
-        let connect = |path: &Path, shape| Client::connect(path, Manner::default())?.start(shape);
+        let connect = |path: &Path, shape| Client::connect(path, ClientOptions::default())?.start(shape);
         let idle = Shape { queues: IDLE_QUEUES, depth: 1, ..Shape::default() };
         let idle = (0..plan.company).map(|n| connect(&socket("idle", n), idle)).collect::<Result<Vec<_>, _>>()?;
         let mut disks = Vec::new();
         for n in 0..plan.disks {
-            let Disk { info, queues } = connect(&socket("busy", n), plan.spec.shape())?;
+            let Connection { info, queues } = connect(&socket("busy", n), plan.spec.shape())?;
             disks.extend(queues.into_iter().map(|queue| (info, queue)));
         }
         let job = Job::new(&plan.spec, 0, disks)?;
         let tally = job.tally();
         // Where the kernel does not count, that is said before anything is measured.
         CpuTimes::of(server.pid());
-        let stage =
+        let deployment =
             Self { is_parked: plan.park, server, job, tally, cpu: CpuTimes::default(), _idle: idle, _scratch: scratch };
-        stage.signal(Signal::STOP);
-        Ok(stage)
+        deployment.signal(Signal::STOP);
+        Ok(deployment)
     }
 
     fn signal(&self, signal: Signal) {
@@ -195,22 +195,24 @@ impl Stage {
     }
 }
 
-/// Lets some stages take turns in random order until each has been loaded for `length`.
+/// Lets some deployments take turns in random order until each has been loaded for `length`.
 ///
 /// One that fails is left out from then on, and `failed` hears of it.
 pub fn take_turns<T>(
-    mut stages: Vec<(T, Stage)>,
+    mut deployments: Vec<(T, Deployment)>,
     length: Duration,
     shuffle: &mut Shuffle,
     mut failed: impl FnMut(&T, &LoadError),
-) -> Vec<(T, Stage)> {
+) -> Vec<(T, Deployment)> {
     for turn in 0..TURNS {
-        stages = shuffle.of(stages);
+        deployments = shuffle.of(deployments);
         let ramp = if turn == 0 { WARM_UP } else { WARM_UP / 10 };
         let span = Span { ramp, length: length / TURNS };
-        stages.retain_mut(|(name, stage)| stage.take_turn(span).inspect_err(|error| failed(name, error)).is_ok());
+        deployments.retain_mut(|(name, deployment)| {
+            deployment.take_turn(span).inspect_err(|error| failed(name, error)).is_ok()
+        });
     }
-    stages
+    deployments
 }
 
 /// Measures every contender in one cell.
@@ -225,24 +227,24 @@ pub fn measure(
         Placement::Apart => Cores::of_this_machine(),
         Placement::Contended => Cores::unpinned(),
     };
-    let mut stages = Vec::new();
+    let mut deployments = Vec::new();
     for contender in contenders {
         let plan =
             Plan { contender, cores: &cores, spec: cell.spec(&cores), disks: cell.disks, company: 0, park: true };
-        match set_up_or_say(&plan, |options| cell.blockdevs(options, loop_device)) {
-            Ok(stage) => stages.push((contender.clone(), stage)),
+        match try_deploy(&plan, |options| cell.blockdevs(options, loop_device)) {
+            Ok(deployment) => deployments.push((contender.clone(), deployment)),
             Err(error) => println!("failed: {} with {}: {error}", cell.name(), contender.name),
         }
     }
-    let stages = take_turns(stages, length, shuffle, |contender, error| {
+    let deployments = take_turns(deployments, length, shuffle, |contender, error| {
         println!("failed: {} with {}: {error}", cell.name(), contender.name);
     });
-    stages.into_iter().map(|(contender, mut stage)| (contender, stage.outcome())).collect()
+    deployments.into_iter().map(|(contender, mut deployment)| (contender, deployment.outcome())).collect()
 }
 
-/// [`Stage::set_up`], and a daemon that does not even start is an error as any other.
-pub fn set_up_or_say(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> io::Result<Stage> {
+/// [`Deployment::deploy`], and a daemon that does not even start is an error like any other.
+pub fn try_deploy(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> io::Result<Deployment> {
     // What it said has been printed with the panic.
-    let set_up = catch_unwind(AssertUnwindSafe(|| Stage::set_up(plan, blockdevs)));
-    set_up.map_err(|_| io::Error::other("it did not start"))?.map_err(io::Error::other)
+    let deploy = catch_unwind(AssertUnwindSafe(|| Deployment::deploy(plan, blockdevs)));
+    deploy.map_err(|_| io::Error::other("it did not start"))?.map_err(io::Error::other)
 }

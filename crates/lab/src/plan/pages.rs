@@ -1,0 +1,78 @@
+//! The lab's pages name every key and every word that a plan may hold, and every plan that is built in.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde::de::DeserializeOwned;
+
+use super::*;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+fn pages() -> String {
+    ["lab.md", "lab-guests.md"].map(|page| fs::read_to_string(format!("{ROOT}/docs/{page}")).unwrap()).concat()
+}
+
+/// What serde says that it would have taken in the place of `?`.
+fn known<T: DeserializeOwned>(text: &str) -> BTreeSet<String> {
+    let error = toml::from_str::<T>(text).err().unwrap();
+    let message = error.message();
+    assert!(message.starts_with("unknown "), "{message}");
+    message.split('`').skip(3).step_by(2).map(str::to_owned).collect()
+}
+
+fn keys<T: DeserializeOwned>() -> BTreeSet<String> {
+    known::<T>("'?' = 1")
+}
+
+fn words<T: DeserializeOwned>() -> BTreeSet<String> {
+    #[derive(Deserialize)]
+    struct Of<T> {
+        #[serde(rename = "word")]
+        _word: T,
+    }
+    known::<Of<T>>("word = '?'")
+}
+
+#[test]
+fn every_key_and_every_word_of_a_plan_is_in_the_pages() {
+    let pages = pages();
+    let mut known = BTreeSet::new();
+    for keys in [keys::<Plan>(), keys::<DiskPlan>(), keys::<Subject>(), keys::<LoadKeys>(), keys::<Chart>()] {
+        known.extend(keys);
+    }
+    known.extend(keys::<Columns>());
+    for words in [words::<DiskKind>(), words::<Stack>(), words::<Server>(), words::<DeviceModel>(), words::<Pages>()] {
+        known.extend(words);
+    }
+    for words in
+        [words::<Application>(), words::<RateProcess>(), words::<Metric>(), words::<Form>(), words::<Published>()]
+    {
+        known.extend(words);
+    }
+    assert!(known.len() > 80, "{known:?}");
+    let is_named = |name: &String| {
+        let spelled = ["`?`", "\"?\"", "[?]", "\n? = "].map(|around| around.replace('?', name));
+        spelled.iter().any(|spelled| pages.contains(spelled))
+    };
+    let missing: Vec<&String> = known.iter().filter(|name| !is_named(name)).collect();
+    assert!(missing.is_empty(), "docs/lab.md and docs/lab-guests.md do not name {missing:?}");
+}
+
+#[test]
+fn every_plan_in_the_folder_is_built_in_and_in_the_table() {
+    let files = fs::read_dir(format!("{ROOT}/plans")).unwrap().map(|file| file.unwrap().path());
+    let names: BTreeSet<String> = files.map(|path| path.file_stem().unwrap().display().to_string()).collect();
+    assert_eq!(names, BUILT_IN.iter().map(|(name, _)| (*name).to_owned()).collect());
+    let pages = pages();
+    for (name, _) in BUILT_IN {
+        let row = format!("\n| `{name}` | {} |\n", Plan::named(name).unwrap().title);
+        assert!(pages.contains(&row), "docs/lab.md has no row{row}");
+    }
+}
+
+#[test]
+fn the_list_of_all_metrics_has_every_one() {
+    let all = Metric::ALL.map(|metric| serde_json::to_value(metric).unwrap().as_str().unwrap().to_owned());
+    assert_eq!(BTreeSet::from(all), words::<Metric>());
+}
