@@ -106,7 +106,7 @@ impl Daemon {
 
     pub(super) fn wind_down(&mut self, patience: &Patience<'_>) -> bool {
         let mut ending = Ending::new(self.departures.bell());
-        self.board.stop_exports();
+        self.registry.stop_exports();
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();

@@ -82,7 +82,7 @@ impl Daemon {
             return Err(ChangeError::ExportInUse(id.to_owned()));
         }
         if let Some(export) = self.exports.remove(id) {
-            self.board.take_down_export(id);
+            self.registry.unregister_export(id);
             let what = Departed::Export { id: id.to_owned() };
             if export.is_in_use() {
                 self.departures.add(what, move || drop(export));
@@ -133,7 +133,7 @@ impl Daemon {
                 Export::start_scsi(config, loops)?
             }
         };
-        self.board.put_up_export(&export);
+        self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
         Ok(())
     }

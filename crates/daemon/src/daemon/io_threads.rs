@@ -34,7 +34,7 @@ impl Daemon {
 
     pub(super) fn start_io_thread(&mut self, object: &IoThread) -> Result<(), StartError> {
         let running = RunningIoThread::start(object)?;
-        self.board.put_up_io_thread(&object.id, running.counters.clone());
+        self.registry.register_io_thread(&object.id, running.counters.clone());
         self.io_threads.insert(object.id.clone(), running);
         Ok(())
     }
@@ -54,7 +54,7 @@ impl Daemon {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.iothreads.retain(|object| object.id != id);
-        self.board.take_down_io_thread(id);
+        self.registry.unregister_io_thread(id);
         self.io_threads.remove(id);
         Ok(())
     }

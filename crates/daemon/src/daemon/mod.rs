@@ -16,7 +16,7 @@
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
-mod board;
+mod counter_registry;
 mod departures;
 mod disks;
 mod ending;
@@ -43,7 +43,7 @@ use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
-pub use board::{Board, IoThreadCounters, Time, Watched};
+pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use departures::Departed;
 use departures::Departures;
 pub use error::{ChangeError, StartError};
@@ -71,7 +71,7 @@ pub struct Daemon {
     /// By blockdev: more than one where its exports look different.
     units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
     departures: Departures,
-    board: Arc<Board>,
+    registry: Arc<CounterRegistry>,
     failures: Failures,
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
@@ -95,7 +95,7 @@ impl Daemon {
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
-            board: Arc::default(),
+            registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),
             departures: Departures::new().map_err(no_bell)?,
@@ -147,8 +147,8 @@ impl Daemon {
     }
 
     /// Where the counters of all that runs are found, for as long as it runs.
-    pub const fn board(&self) -> &Arc<Board> {
-        &self.board
+    pub const fn registry(&self) -> &Arc<CounterRegistry> {
+        &self.registry
     }
 
     /// The objects that there are.

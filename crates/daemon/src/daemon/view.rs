@@ -30,7 +30,7 @@ impl Daemon {
         let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
         let departing = config.exports.iter().filter(|export| self.is_departing(&export.id));
         let departing = departing.map(|export| export.id.clone()).collect();
-        View { config, disks, limits, departing, fd_sets: self.shown_fd_sets(), watched: self.board.look() }
+        View { config, disks, limits, departing, fd_sets: self.shown_fd_sets(), watched: self.registry.read() }
     }
 }
 

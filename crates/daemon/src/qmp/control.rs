@@ -22,7 +22,7 @@ use super::command::{Run, nothing};
 use super::commands::COMMANDS;
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{Board, Daemon, Departed, View};
+use crate::daemon::{CounterRegistry, Daemon, Departed, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
@@ -52,7 +52,7 @@ pub struct Control {
     daemon: Option<Daemon>,
     /// How it was after the last change.
     view: View,
-    board: Arc<Board>,
+    registry: Arc<CounterRegistry>,
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
@@ -82,7 +82,7 @@ impl Control {
     pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
-            board: Arc::clone(daemon.board()),
+            registry: Arc::clone(daemon.registry()),
             daemon: Some(daemon),
             changes: Changes::start()?,
             orders: VecDeque::new(),
@@ -145,7 +145,7 @@ impl Control {
     /// daemon.
     pub fn shut_down(mut self, reason: &'static str, patience: &Patience<'_>) -> Option<Daemon> {
         // Before anything is waited for: a change in work may hang, and no export's client need wait for that.
-        self.board.stop_exports();
+        self.registry.stop_exports();
         if self.daemon.is_none()
             && let Some(done) = self.changes.wait(FAREWELL)
         {

@@ -24,7 +24,7 @@ use egret_confine::{Bounds, Kind};
 use egret_event_loop::Phase;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::daemon::{Board, Watched};
+use crate::daemon::{CounterRegistry, Watched};
 use crate::process::{Progress, abort, tell_service_manager, watchdog_interval};
 
 /// Looks in the span that a loop may stand still.
@@ -82,13 +82,13 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches what is on `board`: a loop may stand still for `limit`, or for ever if there is none. Tells the service
+    /// Watches what `registry` has: a loop may stand still for `limit`, or for ever if there is none. Tells the service
     /// manager, if that asks for it (`$WATCHDOG_USEC`, as in sd_watchdog_enabled(3)), that the daemon is well as long as no
     /// loop is stuck.
     ///
     /// # Errors
     /// There is no thread or descriptor to be had.
-    pub fn start(board: Arc<Board>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
+    pub fn start(registry: Arc<CounterRegistry>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
         let stalls = Stalls::new()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let interval = watchdog_interval();
@@ -99,7 +99,7 @@ impl Watchdog {
         let bounds = Bounds::of_this_thread();
         let watch = move || {
             bounds.narrow(Kind::Watchdog);
-            watch(&board, &their_stalls, &their_stop, limit, interval, on_stall);
+            watch(&registry, &their_stalls, &their_stop, limit, interval, on_stall);
         };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);
         Ok(Self { stalls, stop, thread: Some(thread.spawn(watch)?) })
@@ -121,7 +121,7 @@ impl Drop for Watchdog {
 }
 
 fn watch(
-    board: &Board,
+    registry: &CounterRegistry,
     stalls: &Stalls,
     stop: &OwnedFd,
     limit: Option<Duration>,
@@ -148,7 +148,7 @@ fn watch(
         }
         let Some(every) = every.filter(|_| look_at.is_some_and(|at| at <= Instant::now())) else { continue };
         look_at = due(Some(every));
-        let found = looks.look(&board.look(), every, position::is_uninterruptible);
+        let found = looks.look(&registry.read(), every, position::is_uninterruptible);
         let mut last_words = None;
         for stall in &found {
             match on_stall {

@@ -112,10 +112,10 @@ fn serve(
         tracing::warn!("sandbox: {missing}");
     }
     let daemon = Daemon::start(config, &mut inherited)?;
-    let board = daemon.board();
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place, &mut inherited));
+    let registry = daemon.registry();
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
     let metrics = metrics.transpose()?;
-    let watchdog = Watchdog::start(Arc::clone(board), life.watchdog, life.on_stall).context("--watchdog")?;
+    let watchdog = Watchdog::start(Arc::clone(registry), life.watchdog, life.on_stall).context("--watchdog")?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
