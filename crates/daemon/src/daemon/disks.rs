@@ -57,7 +57,7 @@ impl Daemon {
             parts.any(|part| part.name() == node_name)
         };
         let exported = self.config.exports.iter().any(|export| export.has_node(node_name));
-        if exported || self.departures.export_of(node_name).is_some() {
+        if exported || self.teardowns.export_of(node_name).is_some() {
             return Err(ChangeError::NodeInUse(name()));
         }
         if self.config.blockdevs.iter().any(|blockdev| blockdev.child_name() == Some(node_name)) {
@@ -96,7 +96,7 @@ impl Daemon {
         let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
         self.disks.retain(|name, disk| {
-            let stays = wanted.contains(&name.as_str()) || self.departures.export_of(name).is_some();
+            let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some();
             if !stays {
                 make_stable(name, disk);
             }
@@ -113,7 +113,7 @@ impl Daemon {
                 }
                 let reads = |export: &&schema::Export| !export.writable && export.has_node(name);
                 let serves = |id: &&String| config.exports.iter().filter(reads).any(|export| export.id == **id);
-                let server = self.exports.keys().find(serves).or_else(|| self.departures.export_of(name));
+                let server = self.exports.keys().find(serves).or_else(|| self.teardowns.export_of(name));
                 match (written, server) {
                     (Some(writer), Some(reader)) => {
                         let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());

@@ -135,7 +135,7 @@ pub enum ChangeError {
     ReadOnlyInUse(String),
     /// An export that is on its way out uses it.
     #[error("export '{0}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED")]
-    Departing(String),
+    ShuttingDown(String),
     /// Limits on a blockdev that no requests reach by its own name.
     #[error("blockdev '{0}' lies below another: limit that one")]
     LimitBelow(String),

@@ -12,8 +12,8 @@ use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
-use super::departures::Departed;
 use super::scsi::{self, address_of};
+use super::teardowns::TornDown;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
 
@@ -68,7 +68,7 @@ impl Daemon {
     }
 
     /// Removes an export: at once if it has no client, else when its client's requests have ended and
-    /// [`departed`](Self::departed) says so.
+    /// [`take_torn_down`](Self::take_torn_down) says so.
     ///
     /// # Errors
     /// There is none of this name, or a client uses it and the deletion is to be safe.
@@ -83,19 +83,19 @@ impl Daemon {
         }
         if let Some(export) = self.exports.remove(id) {
             self.registry.unregister_export(id);
-            let what = Departed::Export { id: id.to_owned() };
+            let what = TornDown::Export { id: id.to_owned() };
             if export.is_in_use() {
-                self.departures.add(what, move || drop(export));
+                self.teardowns.add(what, move || drop(export));
             } else {
                 drop(export);
-                self.departures.add_gone(what);
+                self.teardowns.add_gone(what);
             }
         }
         Ok(())
     }
 
     /// Whether an export is on its way out.
-    pub fn is_departing(&self, id: &str) -> bool {
+    pub fn is_shutting_down(&self, id: &str) -> bool {
         !self.exports.contains_key(id)
     }
 

@@ -96,13 +96,13 @@ impl Daemon {
     fn users(&self, exchanges: &[Exchange]) -> Result<Vec<&Export>, ChangeError> {
         // A unit that was taken away has requests in flight on a disk that no export has any more.
         let mut nodes = exchanges.iter().map(|exchange| exchange.old.node_name());
-        if let Some(leaving) = nodes.find_map(|node| self.departures.export_of(node)) {
-            return Err(ChangeError::Departing(leaving.clone()));
+        if let Some(leaving) = nodes.find_map(|node| self.teardowns.export_of(node)) {
+            return Err(ChangeError::ShuttingDown(leaving.clone()));
         }
         let uses =
             |export: &&schema::Export| exchanges.iter().any(|exchange| export.has_node(exchange.old.node_name()));
         let users = self.config.exports.iter().filter(uses);
-        users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::Departing(user.id.clone()))).collect()
+        users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::ShuttingDown(user.id.clone()))).collect()
     }
 }
 

@@ -6,8 +6,8 @@ use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{self, Device, Lun};
 
-use super::departures::Departed;
 use super::exports::check_size;
+use super::teardowns::TornDown;
 use super::{ChangeError, Daemon, StartError, scsi};
 
 impl Daemon {
@@ -40,7 +40,7 @@ impl Daemon {
     }
 
     /// Takes a logical unit from an export, and tells its client. Its requests in flight end;
-    /// [`departed`](Self::departed) says when they have, and its disk is in use until then.
+    /// [`take_torn_down`](Self::take_torn_down) says when they have, and its disk is in use until then.
     ///
     /// # Errors
     /// There is no such export, or none with logical units, or there is nothing at this address.
@@ -50,7 +50,7 @@ impl Daemon {
         let Lun { node_name, .. } = lun.ok_or_else(|| ChangeError::NoLun(id.to_owned(), at))?;
         let leaving = export.remove_lun(at).map_err(StartError::from)?;
         self.config.put_export(without);
-        self.departures.add(Departed::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
+        self.teardowns.add(TornDown::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
         Ok(())
     }
 

@@ -17,7 +17,6 @@
 //! it was when it fails.
 
 mod counter_registry;
-mod departures;
 mod disks;
 mod ending;
 mod error;
@@ -30,6 +29,7 @@ mod live;
 mod luns;
 mod scsi;
 mod statistics;
+mod teardowns;
 mod view;
 
 use std::collections::BTreeMap;
@@ -44,8 +44,6 @@ use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
 pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
-pub use departures::Departed;
-use departures::Departures;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 pub use failures::DiskFailure;
@@ -54,6 +52,8 @@ use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
+use teardowns::Teardowns;
+pub use teardowns::TornDown;
 pub use view::View;
 
 /// The I/O thread of exports that name none.
@@ -70,7 +70,7 @@ pub struct Daemon {
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
     units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
-    departures: Departures,
+    teardowns: Teardowns,
     registry: Arc<CounterRegistry>,
     failures: Failures,
     /// What is mapped of guests' memory for all exports.
@@ -98,7 +98,7 @@ impl Daemon {
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),
-            departures: Departures::new().map_err(no_bell)?,
+            teardowns: Teardowns::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
             memory: MemoryBudget::new(
                 MemoryLimits { bytes: config.memory_max, regions: MOST_REGIONS },

@@ -165,7 +165,7 @@ fn exports(view: &View) -> Value {
             "id": export.id,
             "type": export.device.word(),
             "node-name": node_of(export),
-            "shutting-down": view.is_departing(&export.id),
+            "shutting-down": view.is_shutting_down(&export.id),
             "iothread-vq-mapping": export.mapping(DEFAULT_IOTHREAD),
         });
         if let Device::VhostUserScsi(device) = &export.device {

@@ -22,7 +22,7 @@ use super::command::{Run, nothing};
 use super::commands::COMMANDS;
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{CounterRegistry, Daemon, Departed, View};
+use crate::daemon::{CounterRegistry, Daemon, TornDown, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
@@ -59,7 +59,7 @@ pub struct Control {
     /// Who gave the order that is in work, and which, if anybody did.
     ordered_by: Option<(ClientId, &'static str)>,
     /// Exports have gone, and what they used is to be closed.
-    departing: bool,
+    has_teardowns: bool,
     /// The last client has left, and what it sent is to be closed.
     deserted: bool,
     /// Somebody has been let in since there was nobody.
@@ -87,7 +87,7 @@ impl Control {
             changes: Changes::start()?,
             orders: VecDeque::new(),
             ordered_by: None,
-            departing: false,
+            has_teardowns: false,
             deserted: false,
             attended: false,
             places: Vec::new(),
@@ -190,7 +190,7 @@ impl Control {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(until), input(self.changes.as_fd())];
         if let Some(daemon) = &self.daemon {
-            fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
+            fds.extend([input(daemon.teardowns_bell()), input(daemon.failures_bell())]);
         }
         fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
         if self.resting_until.is_none() {
@@ -206,7 +206,7 @@ impl Control {
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {
-                self.departing |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
+                self.has_teardowns |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
                 Ok(fds[0].revents().contains(PollFlags::IN))
             }
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -260,8 +260,8 @@ impl Control {
         if self.daemon.is_none() {
             return;
         }
-        let (ordered_by, what) = if std::mem::take(&mut self.departing) {
-            (None, Change::Departures)
+        let (ordered_by, what) = if std::mem::take(&mut self.has_teardowns) {
+            (None, Change::Teardowns)
         } else if std::mem::take(&mut self.deserted) {
             (None, Change::Desertion)
         } else if let Some((by, order)) = self.orders.pop_front() {
@@ -277,7 +277,7 @@ impl Control {
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
-        let Done { daemon, view, answer, departed } = done;
+        let Done { daemon, view, answer, torn_down } = done;
         (self.daemon, self.view) = (Some(daemon), view);
         if let (Some((by, _)), Some((answer, descriptors))) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
@@ -286,10 +286,10 @@ impl Control {
             client.answer(&answer);
             client.write();
         }
-        for departed in departed {
-            self.announce(&match departed {
-                Departed::Export { id } => Event::BlockExportDeleted { id },
-                Departed::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
+        for torn_down in torn_down {
+            self.announce(&match torn_down {
+                TornDown::Export { id } => Event::BlockExportDeleted { id },
+                TornDown::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
             });
         }
     }

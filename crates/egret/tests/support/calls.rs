@@ -98,7 +98,7 @@ impl Calls {
 /// A thread's kind, by its name when it is confined.
 fn kind_of(name: &str) -> Kind {
     match name {
-        "egret" | "egret-changes" | "egret-departure" | "egret-ending" => Kind::Control,
+        "egret" | "egret-changes" | "egret-teardown" | "egret-ending" => Kind::Control,
         "egret-metrics" => Kind::Metrics,
         "egret-watchdog" => Kind::Watchdog,
         "disk-worker" => Kind::Worker,
