@@ -35,9 +35,9 @@ impl Daemon {
             return Err(ChangeError::NoDevice(child.to_owned(), child.to_owned()));
         }
         self.config.add_blockdev(object)?;
-        if let Err(e) = self.settle_disks() {
+        if let Err(e) = self.reconcile_disks() {
             self.config.blockdevs.pop();
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())
@@ -81,15 +81,15 @@ impl Daemon {
         let left = self.config.node_names();
         self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
         self.units.retain(|name, _| left.contains(&name.as_str()));
-        self.settle_disks_again();
+        self.reconcile_disks_or_log();
         Ok(())
     }
 
-    /// Opens what is to be open, and closes what is not.
+    /// Opens the images that the configuration wants open, and closes the others.
     ///
-    /// On an error some images may be closed that should be open: the caller takes back what it asked for, and calls
-    /// [`settle_disks_again`](Self::settle_disks_again).
-    pub(super) fn settle_disks(&mut self) -> Result<(), StartError> {
+    /// On an error some images may be closed that should be open: the caller takes back its change, and calls
+    /// [`reconcile_disks_or_log`](Self::reconcile_disks_or_log).
+    pub(super) fn reconcile_disks(&mut self) -> Result<(), StartError> {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
@@ -132,16 +132,17 @@ impl Daemon {
         Ok(())
     }
 
-    /// A disk that was just opened, with what is known of its node.
-    pub(super) fn introduced(&self, name: &str, disk: Disk) -> Arc<Disk> {
+    /// A disk that was just opened, with its node's limits, and with the bell that failures ring.
+    pub(super) fn connected(&self, name: &str, disk: Disk) -> Arc<Disk> {
         disk.set_throttle_group(self.throttle_groups.get(name));
         disk.watch_failures(self.failures.bell());
         Arc::new(disk)
     }
 
-    /// Goes back to what was open before a change that failed.
-    pub(super) fn settle_disks_again(&mut self) {
-        if let Err(e) = self.settle_disks() {
+    /// As [`reconcile_disks`](Self::reconcile_disks), where nobody is left who could be told of an error: after a change
+    /// that was taken back, and after a removal.
+    pub(super) fn reconcile_disks_or_log(&mut self) {
+        if let Err(e) = self.reconcile_disks() {
             tracing::error!("a disk that was open cannot be opened any more: {e}");
         }
     }
@@ -185,7 +186,8 @@ impl Daemon {
         };
         let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
         // Who connects later reads the size that there is then.
-        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size) && export.is_in_use());
+        let untold =
+            running.filter(|(object, export)| !announce_size(object, export, node_name, size) && export.is_in_use());
         let untold = untold.map(|(object, _)| object.id.clone()).collect();
         if !is_file && size < bytes {
             return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));
@@ -195,7 +197,7 @@ impl Daemon {
 }
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.
-fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
+fn announce_size(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
     if let schema::Device::VhostUserBlk(_) = object.device {
         return export.resize(bytes);
     }

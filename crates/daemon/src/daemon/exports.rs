@@ -58,10 +58,10 @@ impl Daemon {
             return Err(ChangeError::NoSocket(object.id));
         }
         self.config.add_export(object.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_export(&object, socket));
+        let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())

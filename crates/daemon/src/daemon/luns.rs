@@ -30,10 +30,10 @@ impl Daemon {
         }
         let with = before.with_lun(lun.clone())?;
         self.config.change_export(with.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_lun(&with, &lun));
+        let started = self.reconcile_disks().and_then(|()| self.start_lun(&with, &lun));
         if let Err(e) = started {
             self.config.put_export(before);
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())

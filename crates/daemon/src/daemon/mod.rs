@@ -111,7 +111,7 @@ impl Daemon {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
             new.keep_fd(set, descriptor, opaque);
         }
-        new.settle_disks()?;
+        new.reconcile_disks()?;
         for io_thread in &config.iothreads {
             new.start_io_thread(io_thread)?;
         }

@@ -114,7 +114,7 @@ impl Daemon {
         if !gone.is_empty() {
             let went = |id: &str| gone.iter().any(|what| matches!(what, TornDown::Export { id: gone } if gone == id));
             self.config.exports.retain(|export| !went(&export.id));
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
         }
         gone
     }

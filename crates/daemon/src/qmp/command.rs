@@ -1,6 +1,6 @@
 //! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
-use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object, Shape, Spelling, fit_arguments};
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object, Shape, Spelling, validate_arguments};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -116,10 +116,10 @@ impl Command {
     /// Checks the arguments.
     pub(super) fn check(&self, mut arguments: Arguments) -> Result<Arguments, QmpError> {
         Ok(match self.takes {
-            Takes::Keys(shape) => fit_arguments(arguments, shape, Spelling::Typed)?,
+            Takes::Keys(shape) => validate_arguments(arguments, shape, Spelling::Typed)?,
             Takes::KeysAndValue(shape) => {
                 let value = arguments.remove("value");
-                let mut checked = fit_arguments(arguments, shape, Spelling::Typed)?;
+                let mut checked = validate_arguments(arguments, shape, Spelling::Typed)?;
                 let missing = || QmpError::generic("Parameter 'value' is missing");
                 checked.insert("value".to_owned(), value.ok_or_else(missing)?);
                 checked

@@ -32,8 +32,8 @@ use crate::watchdog::Stalls;
 const MOST_CLIENTS: usize = 32;
 /// How long a place rests where a client could not be let in (no descriptors left, say).
 const REST: Duration = Duration::from_secs(1);
-/// How long clients are given to read their last words.
-const FAREWELL: Duration = Duration::from_millis(200);
+/// How long clients are given, at the end, to receive what they have not read yet.
+const DRAIN_LIMIT: Duration = Duration::from_millis(200);
 
 /// Why [`Control::attend`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,12 +147,12 @@ impl Control {
         // Before anything is waited for: a change in work may hang, and no export's client need wait for that.
         self.registry.stop_exports();
         if self.daemon.is_none()
-            && let Some(done) = self.changes.wait(FAREWELL)
+            && let Some(done) = self.changes.wait(DRAIN_LIMIT)
         {
             self.finish(done);
         }
         self.announce(&Event::Shutdown { reason });
-        self.say_farewell();
+        self.drain_clients();
         let Self { daemon, changes, ordered_by, .. } = self;
         if let Some(daemon) = daemon.or_else(|| Some(changes.wait_within(patience)?.daemon)) {
             return Some(daemon);
@@ -164,8 +164,9 @@ impl Control {
         None
     }
 
-    fn say_farewell(&mut self) {
-        let end = Instant::now() + FAREWELL;
+    /// Writes what clients have not received yet, for as long as they are given for that.
+    fn drain_clients(&mut self) {
+        let end = Instant::now() + DRAIN_LIMIT;
         loop {
             self.clients.retain_mut(|(_, client)| {
                 client.write();

@@ -17,7 +17,6 @@ mod blockdev;
 mod cpus;
 mod descriptor;
 mod export;
-mod fit;
 mod iothread;
 mod key;
 mod lun;
@@ -27,6 +26,7 @@ mod problem;
 mod process;
 mod reference;
 mod scalar;
+mod validate;
 mod words;
 
 #[cfg(test)]
@@ -41,7 +41,6 @@ pub use export::{
     Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, ScsiDevice, UnixAddr,
     VQ_MAPPING, VqMapping,
 };
-pub use fit::{Spelling, fit_arguments};
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
 pub use lun::{Lun, LunAddress};
@@ -50,6 +49,7 @@ pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use reference::{help, reference};
+pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};
 
 // The words that objects use, from where they mean something.
