@@ -22,7 +22,7 @@ use egret_vocabulary::Address;
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use families::{FAMILIES, Family, reference, scrape};
-pub use text::Kind;
+pub use text::MetricType;
 
 use crate::daemon::CounterRegistry;
 use crate::listen::Socket;

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_vocabulary::chardev::{Monitor, Place};
+use egret_vocabulary::chardev::{Backend, Monitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::changes::{Change, Changes, Done};
@@ -97,9 +97,9 @@ impl Control {
             resting_until: None,
         };
         for monitor in monitors {
-            match &monitor.chardev.place {
-                Place::Stdio => new.let_in(Client::stdio(monitor.pretty)),
-                Place::Socket(address) => {
+            match &monitor.chardev.backend {
+                Backend::Stdio => new.let_in(Client::stdio(monitor.pretty)),
+                Backend::Socket(address) => {
                     let explain = |e: io::Error| {
                         let id = &monitor.chardev.id;
                         io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))

@@ -18,7 +18,7 @@ use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
-use egret_vocabulary::chardev::{Monitor, Place};
+use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -187,9 +187,9 @@ fn log() -> Result<WorkerGuard> {
 
 /// What is used beside the configuration's objects.
 fn places(life: &Life) -> Places<'_> {
-    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
-        Place::Socket(address) => Some(address),
-        Place::Stdio => None,
+    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.backend {
+        Backend::Socket(address) => Some(address),
+        Backend::Stdio => None,
     });
     Places {
         addresses: monitors.chain(&life.metrics).collect(),
