@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
-use egret_vocabulary::disk::{self, Bottom};
+use egret_vocabulary::disk::{self, Bottom, Settings};
 use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
 
 use super::io_threads::batch;
@@ -217,7 +217,8 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
-    let disk::Disk { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = *disk;
+    let disk::Disk { bottom, settings } = *disk;
+    let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let driver = match bottom {
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
         Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },

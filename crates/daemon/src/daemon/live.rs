@@ -52,7 +52,7 @@ impl Daemon {
         changed.blockdevs = tops;
         let writers = changed.exports.iter().filter(|export| export.writable);
         for (_, node) in writers.flat_map(schema::Export::node_names) {
-            if changed.disk(node).is_some_and(|disk| disk.read_only) {
+            if changed.disk(node).is_some_and(|disk| disk.settings.read_only) {
                 return Err(ChangeError::ReadOnlyInUse(node.to_owned()));
             }
         }

@@ -202,8 +202,8 @@ fn node(view: &View, name: &str) -> Option<Value> {
         "active": true,
         "encrypted": false,
         "backing_file_depth": 0,
-        "detect_zeroes": disk.detect_zeroes.as_str(),
-        "cache": { "direct": disk.direct, "no-flush": disk.no_flush, "writeback": true },
+        "detect_zeroes": disk.settings.detect_zeroes.as_str(),
+        "cache": { "direct": disk.settings.direct, "no-flush": disk.settings.no_flush, "writeback": true },
         "write_threshold": 0,
         "image": { "filename": file, "format": driver, "virtual-size": state.size, "dirty-flag": false },
     });
