@@ -88,7 +88,7 @@ pub(crate) fn run(
     if *done < job.request.len {
         return Poll::Pending;
     }
-    Poll::Ready(if job.sync_after { sync(disk) } else { Ok(()) })
+    Poll::Ready(if job.sync_after { disk.sync() } else { Ok(()) })
 }
 
 /// Runs what comes after the first `done` bytes, as much of it as goes in one part, and returns how many bytes that was.
@@ -97,7 +97,7 @@ fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Res
     match job.request.op {
         Op::Read => read(disk, &job.request.buffers, done, bytes, scratch),
         Op::Write { .. } => write(disk, job, done, bytes, scratch),
-        Op::Flush => sync(disk).map(|()| job.request.len),
+        Op::Flush => disk.sync().map(|()| job.request.len),
         Op::Discard => {
             let part = first_part(bytes, EXTENT);
             together(disk, &part, || discard(disk, &part))?;
@@ -213,10 +213,6 @@ pub(crate) fn read_cached(disk: &Disk, offset: u64, buffers: &[IoVec]) -> Result
 
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
-fn sync(disk: &Disk) -> Result<(), Errno> {
-    disk.file().map_or(Ok(()), rustix::fs::fdatasync)
 }
 
 /// Runs `what` while no sub-block write is under way in `bytes`.

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
@@ -40,6 +40,8 @@ pub struct Disk {
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
     pub(crate) failures: Failures,
+    /// Why the page cache has lost writes, if it has.
+    lost: OnceLock<Errno>,
 }
 
 /// Where the data is.
@@ -192,6 +194,7 @@ impl Disk {
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),
+            lost: OnceLock::new(),
         })
     }
 
@@ -210,6 +213,7 @@ impl Disk {
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),
+            lost: OnceLock::new(),
         })
     }
 
@@ -255,12 +259,49 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// What `fdatasync` says.
+    /// What `fdatasync` says, or said before where that [lost writes](Self::has_lost_writes).
     pub fn flush(&self) -> io::Result<()> {
-        match self.file() {
-            Some(file) if !self.options.read_only && !self.options.no_flush => file.sync_data(),
-            _ => Ok(()),
+        if self.options.read_only || self.options.no_flush { Ok(()) } else { self.sync().map_err(io::Error::from) }
+    }
+
+    /// Has the kernel make stable what was written.
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
+        let Some(file) = self.file() else { return Ok(()) };
+        if let Some(errno) = self.lost.get() {
+            return Err(*errno);
         }
+        let synced = rustix::fs::fdatasync(file);
+        if let Err(errno) = synced
+            && errno != Errno::INTR
+        {
+            self.lose_writes(errno);
+        }
+        synced
+    }
+
+    /// Notes that a request of a guest's failed.
+    #[cold]
+    pub(crate) fn note_failure(&self, op: Op, errno: Errno) {
+        // It may have been told of what other writes had lost.
+        if (op, errno) == (Op::Write { fua: true }, Errno::IO) {
+            self.lose_writes(errno);
+        }
+        self.failures.note(op, errno);
+    }
+
+    /// Linux marks pages clean that it could not write, and says so to each file once: the next flush would succeed, and
+    /// nobody would ever write them again. So no flush succeeds from here on. QEMU does the same (block/file-posix.c,
+    /// handle_aiocb_flush). Direct I/O leaves nothing in the page cache.
+    fn lose_writes(&self, errno: Errno) {
+        if !self.options.direct {
+            let _ = self.lost.set(errno);
+        }
+    }
+
+    /// Whether the page cache has lost writes, because a flush failed: no flush succeeds until the disk is
+    /// [reopened](Self::reopen).
+    pub fn has_lost_writes(&self) -> bool {
+        self.lost.get().is_some()
     }
 
     /// What limits it, together with other disks perhaps.

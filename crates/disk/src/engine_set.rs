@@ -394,7 +394,7 @@ fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>
     if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize])
         && errno != Errno::FAULT
     {
-        attached.disk.failures.note(job.request.op, errno);
+        attached.disk.note_failure(job.request.op, errno);
     }
 }
 

@@ -73,6 +73,10 @@ pub enum ErrnoName {
     Enodev,
     /// It took too long.
     Etimedout,
+    /// It cannot be done without waiting, as the kernel says of what is asynchronous.
+    Eagain,
+    /// It cannot be done so, as the kernel says of flags that it does not know.
+    Eopnotsupp,
 }
 
 impl From<ErrnoName> for Errno {
@@ -82,6 +86,8 @@ impl From<ErrnoName> for Errno {
             ErrnoName::Enospc => Self::NOSPC,
             ErrnoName::Enodev => Self::NODEV,
             ErrnoName::Etimedout => Self::TIMEDOUT,
+            ErrnoName::Eagain => Self::AGAIN,
+            ErrnoName::Eopnotsupp => Self::OPNOTSUPP,
         }
     }
 }

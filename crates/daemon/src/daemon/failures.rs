@@ -25,6 +25,15 @@ pub struct DiskFailure {
     pub export: Option<String>,
     /// What failed.
     pub failure: Failure,
+    /// Whether the page cache has lost writes.
+    pub has_lost_writes: bool,
+}
+
+impl DiskFailure {
+    /// What follows from it, if anything does, to be added to what the system says.
+    pub const fn consequence(&self) -> &'static str {
+        if self.has_lost_writes { "; writes may be lost, so no flush succeeds before blockdev-reopen" } else { "" }
+    }
 }
 
 /// One line for the log.
@@ -37,7 +46,8 @@ impl fmt::Display for DiskFailure {
             Op::Discard => "discard",
             Op::WriteZeroes { .. } => "write of zeroes",
         };
-        write!(f, "blockdev '{}': a {what} failed: {}", self.node_name, io::Error::from(self.failure.errno))
+        let (why, consequence) = (io::Error::from(self.failure.errno), self.consequence());
+        write!(f, "blockdev '{}': a {what} failed: {why}{consequence}", self.node_name)
     }
 }
 
@@ -87,7 +97,8 @@ impl Daemon {
                 (Some(Export { id, .. }), None) => Some(id.clone()),
                 _ => None,
             };
-            told.push(DiskFailure { node_name: name.clone(), export, failure });
+            let has_lost_writes = disk.has_lost_writes();
+            told.push(DiskFailure { node_name: name.clone(), export, failure, has_lost_writes });
         }
         told
     }

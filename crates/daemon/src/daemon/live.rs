@@ -43,8 +43,10 @@ impl Daemon {
     /// they were.
     pub fn reopen(&mut self, blockdevs: Vec<Blockdev>) -> Result<Pause, ChangeError> {
         let mut tops = self.config.blockdevs.clone();
+        let mut named = Vec::new();
         for new in blockdevs {
             let name = new.node_name.clone().ok_or(ChangeError::NamelessReopening)?;
+            named.push(name.clone());
             let old = tops.iter_mut().find_map(|top| node_mut(top, &name));
             replace(old.ok_or(ChangeError::NoNode(name))?, new)?;
         }
@@ -57,7 +59,7 @@ impl Daemon {
             }
         }
         let changed = changed.checked()?;
-        let exchanges = self.reopened(&changed)?;
+        let exchanges = self.reopened(&changed, &named)?;
         let pause = exchange(&self.users(&exchanges)?, &exchanges).map_err(StartError::from)?;
         self.config = changed;
         for Exchange { old, new } in exchanges {
@@ -77,15 +79,17 @@ impl Daemon {
         &self.disks
     }
 
-    /// Opens the images once more whose options `changed` changes.
-    fn reopened(&self, changed: &Config) -> Result<Vec<Exchange>, StartError> {
+    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes:
+    /// who names them knows that.
+    fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<Exchange>, StartError> {
         let mut exchanges = Vec::new();
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
             let exported = changed.exports.iter().any(|export| export.has_node(name));
             let options = options(name, &disk, written, exported);
-            if options != *old.options() {
+            let is_lost = old.has_lost_writes() && lies_over(&changed.blockdevs, name, named);
+            if is_lost || options != *old.options() {
                 exchanges.push(Exchange { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }
@@ -106,7 +110,31 @@ impl Daemon {
     }
 }
 
+/// Whether the node of this name is one of `named`, or lies over one.
+fn lies_over(tops: &[Blockdev], name: &str, named: &[String]) -> bool {
+    let Some(mut node) = tops.iter().find_map(|top| node(top, name)) else { return false };
+    loop {
+        if named.iter().any(|name| name == node.name()) {
+            return true;
+        }
+        match &node.driver {
+            Driver::Raw(Raw { file: Child::Inline(child) }) => node = child,
+            Driver::Raw(Raw { file: Child::Node(below) }) => return lies_over(tops, below, named),
+            _ => return false,
+        }
+    }
+}
+
 /// The node of this name, at the top or inside another.
+fn node<'a>(blockdev: &'a Blockdev, name: &str) -> Option<&'a Blockdev> {
+    match &blockdev.driver {
+        _ if blockdev.name() == name => Some(blockdev),
+        Driver::Raw(Raw { file: Child::Inline(child) }) => node(child, name),
+        _ => None,
+    }
+}
+
+/// As [`node`].
 fn node_mut<'a>(blockdev: &'a mut Blockdev, name: &str) -> Option<&'a mut Blockdev> {
     if blockdev.name() == name {
         return Some(blockdev);

@@ -74,7 +74,7 @@ impl Event {
     pub fn to_json(&self) -> Value {
         let (name, data) = match self {
             Self::BlockExportDeleted { id } => ("BLOCK_EXPORT_DELETED", json!({ "id": id })),
-            Self::BlockIoError(DiskFailure { node_name, export, failure }) => (
+            Self::BlockIoError(told @ DiskFailure { node_name, export, failure, .. }) => (
                 "BLOCK_IO_ERROR",
                 json!({
                     "device": export.as_deref().unwrap_or_default(),
@@ -83,7 +83,7 @@ impl Event {
                     "operation": if failure.op == Op::Read { "read" } else { "write" },
                     "action": "report",
                     "nospace": failure.errno == rustix::io::Errno::NOSPC,
-                    "reason": reason(failure.errno),
+                    "reason": reason(failure.errno) + told.consequence(),
                 }),
             ),
             Self::LunDeleted { id, at, node_name } => {
