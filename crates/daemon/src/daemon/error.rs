@@ -50,7 +50,7 @@ pub enum StartError {
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, Descriptor, InheritError),
-    /// Nobody bears the name of who may connect to an export.
+    /// There is no such user or group as may connect to an export.
     #[error("export '{0}': {1}")]
     Access(String, #[source] std::io::Error),
     /// One of an export's logical units cannot be made.

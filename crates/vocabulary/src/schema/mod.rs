@@ -9,7 +9,7 @@
 //! The command line, a configuration file and QMP all deserialise into these types, and there is no second schema.
 //! Their [`Shape`]s say which keys exist; [`from_value`](Object::from_value) and serde's `Deserialize` both check
 //! against them, so an object that exists has only known keys with values in their ranges. What concerns several
-//! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
+//! objects (a reference to an object that does not exist) [`Config`](crate::Config) checks.
 
 mod access;
 mod add_fd;
