@@ -5,13 +5,13 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `limits` | limits on disks |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
-//! | `failures` | nothing: it tells what disks could not do |
-//! | `live` | nothing: it changes what queues that run are carried by |
-//! | `view` | nothing: it shows what there is |
-//! | `luns` | the disks of one such address |
-//! | `ending` | all of it |
+//! | `live` | which I/O threads and disks queues use while they run |
+//! | `teardowns` | exports and units that drain before they are gone |
+//! | `ending` | everything, at the end |
+//! | `failures`, `view`, `statistics`, `counter_registry` | nothing: they show what disks could not do, what there is, and what was counted |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.

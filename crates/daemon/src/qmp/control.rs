@@ -112,7 +112,7 @@ impl Control {
     }
 
     /// Tells monitors, from here on, which I/O threads are stuck.
-    pub fn tell_of(&mut self, stalls: Stalls) {
+    pub fn announce_stalls_of(&mut self, stalls: Stalls) {
         self.stalls = Some(stalls);
     }
 
@@ -245,8 +245,8 @@ impl Control {
             }
             client.write();
         }
-        self.tell_failures();
-        self.tell_stalls();
+        self.announce_failures();
+        self.announce_stalls();
         self.clients.retain(|(_, client)| !client.is_over());
         self.deserted |= self.clients.is_empty() && std::mem::take(&mut self.attended);
         if !quit {
@@ -325,15 +325,15 @@ impl Control {
         }
     }
 
-    fn tell_failures(&mut self) {
-        let told = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
-        for told in told.unwrap_or_default() {
-            tracing::warn!("{told}");
-            self.announce(&Event::BlockIoError(told));
+    fn announce_failures(&mut self) {
+        let failures = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
+        for failure in failures.unwrap_or_default() {
+            tracing::warn!("{failure}");
+            self.announce(&Event::BlockIoError(failure));
         }
     }
 
-    fn tell_stalls(&mut self) {
+    fn announce_stalls(&mut self) {
         if let Some(stalls) = self.stalls.clone() {
             stalls.hear(|stall| self.announce(&Event::Stall(stall)));
         }
@@ -341,7 +341,7 @@ impl Control {
 
     fn announce(&mut self, event: &Event) {
         self.clients.retain_mut(|(_, client)| {
-            let reads = client.tell(event);
+            let reads = client.send_event(event);
             if !reads {
                 tracing::warn!("a monitor's client is cut off: it does not read what it is told");
             }

@@ -25,7 +25,7 @@ use egret_event_loop::Phase;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::daemon::{CounterRegistry, Watched};
-use crate::process::{Progress, abort, tell_service_manager, watchdog_interval};
+use crate::process::{Progress, abort, notify_service_manager, watchdog_interval};
 
 /// Looks in the span that a loop may stand still.
 const LOOKS: u32 = 4;
@@ -130,16 +130,16 @@ fn watch(
 ) {
     let every = limit.map(|limit| limit / LOOKS);
     let mut looks = Looks::default();
-    let (mut look_at, mut tell_at) = (due(every), due(interval));
+    let (mut look_at, mut notify_at) = (due(every), due(interval));
     loop {
         let now = Instant::now();
-        if tell_at.is_some_and(|at| at <= now) {
+        if notify_at.is_some_and(|at| at <= now) {
             if !looks.any_stuck() {
-                tell_service_manager(Progress::Alive);
+                notify_service_manager(Progress::Alive);
             }
-            tell_at = due(interval);
+            notify_at = due(interval);
         }
-        let next = look_at.into_iter().chain(tell_at).min();
+        let next = look_at.into_iter().chain(notify_at).min();
         let timeout = next.and_then(|next| Timespec::try_from(next.saturating_duration_since(now)).ok());
         match poll(&mut [PollFd::new(stop, PollFlags::IN)], timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
@@ -159,7 +159,7 @@ fn watch(
             }
         }
         if !found.is_empty() {
-            stalls.tell(found);
+            stalls.push(found);
         }
         if let Some(last_words) = last_words {
             stalls.await_heard(HEARING);
@@ -245,7 +245,7 @@ impl Stalls {
         Ok(Self(Arc::new(News { bell, untold: Mutex::default(), heard: Condvar::new() })))
     }
 
-    fn tell(&self, found: Vec<Stall>) {
+    fn push(&self, found: Vec<Stall>) {
         self.lock().extend(found);
         let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
     }

@@ -12,7 +12,7 @@ use egret_daemon::Daemon;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
     Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
-    give, tell_service_manager,
+    give, notify_service_manager,
 };
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
@@ -121,7 +121,7 @@ fn serve(
     }
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
-    control.tell_of(watchdog.stalls());
+    control.announce_stalls_of(watchdog.stalls());
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
@@ -137,9 +137,9 @@ fn serve(
     }
     // All that was named is open. From here on this thread obeys others.
     Bounds::of_this_thread().narrow(Kind::Control);
-    tell_service_manager(Progress::Ready);
+    notify_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
-    tell_service_manager(Progress::Stopping);
+    notify_service_manager(Progress::Stopping);
     let patience = Patience::new(life.shutdown_timeout, &signals);
     let ended = end(control, life, reason, &patience);
     drop((metrics, watchdog));
