@@ -47,7 +47,7 @@ pub fn blk_ring(data: &[u8]) {
             }
             _ => end(&mut queue, &mut model, &mut out, input.u8()),
         }
-        queue.publish();
+        queue.publish_used();
     }
     while !out.is_empty() {
         end(&mut queue, &mut model, &mut out, 0);
@@ -129,7 +129,7 @@ pub(crate) fn serve(queue: &mut Queue, model: &mut BlkQueue, chain: &mut Chain, 
                 check(queue.memory(), &request);
                 out.push(request);
             }
-            Ok(Next::Done(ended)) => queue.add_used(ended.head, ended.written),
+            Ok(Next::Complete(ended)) => queue.add_used(ended.head, ended.written),
             Ok(Next::Wait) => panic!("no request of virtio-blk waits"),
             Err(_) => queue.abandon(head),
         }
@@ -153,7 +153,7 @@ pub(crate) fn end(queue: &mut Queue, model: &mut BlkQueue, out: &mut Vec<Request
     let Request { token, buffers, .. } = out.swap_remove(usize::from(which) % out.len());
     let result = if which.is_multiple_of(4) { Err(Errno::IO) } else { Ok(()) };
     match model.end(queue.memory(), Completion { token, result, buffers }) {
-        Next::Done(ended) => queue.add_used(ended.head, ended.written),
+        Next::Complete(ended) => queue.add_used(ended.head, ended.written),
         other => panic!("not done: {other:?}"),
     }
 }

@@ -97,7 +97,7 @@ impl Device {
 
     fn publish(&mut self) {
         if let Some(running) = &mut self.0 {
-            running.queue.publish();
+            running.queue.publish_used();
         }
     }
 

@@ -45,7 +45,7 @@ pub fn scribbled_rings(data: &[u8]) {
             for _ in 0..out.len().min(usize::from(look % 4)) {
                 end(&mut queue, &mut model, &mut out, look);
             }
-            queue.publish();
+            queue.publish_used();
             queue.arm_kicks();
         }
         drop(ends);

@@ -184,7 +184,7 @@ impl Line {
                 assert_eq!(request.token.source(), 7);
                 self.out.push(request);
             }
-            Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
+            Next::Complete(ended) => self.queue.add_used(ended.head, ended.written),
         }
     }
 
@@ -218,7 +218,7 @@ impl Line {
 
     /// Shows the driver what was done.
     fn show(&mut self) {
-        self.queue.publish();
+        self.queue.publish_used();
         self.model.caught_up();
         while let Some(used) = self.driver.reap().expect("the device keeps to the rules of the ring") {
             let room = self.rooms.remove(&used.token).expect("a chain is used once");

@@ -17,6 +17,9 @@ use egret_export::{Access, Address, Export, ExportConfig, Kickless, Worker};
 use egret_polling::{Parameters, PolicyKind};
 use egret_vring::memory::MemoryRules;
 use egret_vring::ring::{DriverConfig, InflightConfig};
+use egret_vring::vhost_user::flag::NEED_REPLY;
+use egret_vring::vhost_user::protocol_feature::{CONFIG, CONFIGURE_MEM_SLOTS, INFLIGHT_SHMFD, MQ, REPLY_ACK};
+use egret_vring::vhost_user::request::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -33,19 +36,13 @@ const QUEUES: u16 = 2;
 /// How far the peer has its memory mapped above where its guest has it.
 const USER: u64 = 0x7f00_0000_0000;
 
-const REPLY_WANTED: u32 = 1 << 3;
-const SET_FEATURES: u32 = 2;
-const SET_PROTOCOL_FEATURES: u32 = 16;
-const SET_MEM_TABLE: u32 = 5;
-const GET_INFLIGHT: u32 = 31;
-const SET_INFLIGHT: u32 = 32;
-const GET_FEATURES: u32 = 1;
-
 /// Requests by what their payload is.
-const OF_NOTHING: &[u32] = &[1, 3, 4, 15, 17, 34, 36];
-const OF_A_NUMBER: &[u32] = &[SET_FEATURES, SET_PROTOCOL_FEATURES, 12, 13, 14, 21];
-const OF_A_STATE: &[u32] = &[8, 10, 11, 18];
-const OF_A_REGION: &[u32] = &[37, 38];
+const OF_NOTHING: &[u32] =
+    &[GET_FEATURES, SET_OWNER, RESET_OWNER, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, RESET_DEVICE, GET_MAX_MEM_SLOTS];
+const OF_A_NUMBER: &[u32] =
+    &[SET_FEATURES, SET_PROTOCOL_FEATURES, SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_BACKEND_REQ_FD];
+const OF_A_STATE: &[u32] = &[SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE];
+const OF_A_REGION: &[u32] = &[ADD_MEM_REG, REM_MEM_REG];
 
 /// One I/O thread for all inputs of a process.
 static IO: LazyLock<LoopHandle<Worker>> = LazyLock::new(|| {
@@ -174,7 +171,7 @@ impl Peer {
             }
             10 => {
                 let at = REGIONS[0].0 + u64::from(input.u16() % 0x2000) + input.one_of(&[USER, USER, 0]);
-                self.message(9, &self.addresses(index(input), at), input);
+                self.message(SET_VRING_ADDR, &self.addresses(index(input), at), input);
             }
             11 => {
                 let (queues, size) = (input.u16() % 4, input.one_of(&[32_u16, 16, 1, 0, 1024, u16::MAX]));
@@ -183,14 +180,14 @@ impl Peer {
                     (input.one_of(&[len, len, 64, u64::MAX]), input.one_of(&[0_u64, 0, 8, 4, u64::MAX]));
                 let shape = u64::from(size) << 16 | u64::from(queues);
                 let body: Vec<u8> = [len, offset, shape].into_iter().flat_map(u64::to_ne_bytes).collect();
-                self.message(input.one_of(&[GET_INFLIGHT, SET_INFLIGHT, SET_INFLIGHT]), &body, input);
+                self.message(input.one_of(&[GET_INFLIGHT_FD, SET_INFLIGHT_FD, SET_INFLIGHT_FD]), &body, input);
             }
             12 => {
                 let (offset, size) = (u32::from(input.u16() % 0x200), input.u8() % 80);
                 let head: Vec<u8> = [offset, size.into(), 0].into_iter().flat_map(u32::to_ne_bytes).collect();
                 let bytes = input.bytes(size.into());
                 let bytes: Vec<u8> = (0..usize::from(size)).map(|at| bytes.get(at).copied().unwrap_or(0)).collect();
-                self.message(input.one_of(&[24, 25]), &[head, bytes].concat(), input);
+                self.message(input.one_of(&[GET_CONFIG, SET_CONFIG]), &[head, bytes].concat(), input);
             }
             13 => self.drive(input),
             14 => {
@@ -213,20 +210,21 @@ impl Peer {
         let has = |feature: bool, bit: u32| u64::from(feature) << bit;
         let features = has(self.config.packed, 34) | has(self.config.event_idx, 29) | 1 << 32 | 1 << 30 | 1 << 28;
         let _ = self.send(&message(SET_FEATURES, 0, &features.to_ne_bytes()), &[]);
-        let _ = self.send(&message(SET_PROTOCOL_FEATURES, 0, &(1_u64 << 15 | 1 << 12 | 1 << 9 | 9).to_ne_bytes()), &[]);
+        let protocol_features = CONFIGURE_MEM_SLOTS | INFLIGHT_SHMFD | CONFIG | REPLY_ACK | MQ;
+        let _ = self.send(&message(SET_PROTOCOL_FEATURES, 0, &protocol_features.to_ne_bytes()), &[]);
         let regions = REGIONS.iter().flat_map(|&(at, len)| region(at, len, at + USER, 0));
         let table: Vec<u8> = [2_u32, 0].into_iter().flat_map(u32::to_ne_bytes).chain(regions).collect();
         let files = self.memory.each_ref().map(AsFd::as_fd);
         let _ = self.send(&message(SET_MEM_TABLE, 0, &table), &files);
         let index = index(input);
         let base = self.config.queue(REGIONS[0].0).base;
-        let _ = self.send(&message(8, 0, &state(index, self.config.size.into())), &[]);
-        let _ = self.send(&message(10, 0, &state(index, base)), &[]);
-        let _ = self.send(&message(9, 0, &self.addresses(index, REGIONS[0].0 + USER)), &[]);
+        let _ = self.send(&message(SET_VRING_NUM, 0, &state(index, self.config.size.into())), &[]);
+        let _ = self.send(&message(SET_VRING_BASE, 0, &state(index, base)), &[]);
+        let _ = self.send(&message(SET_VRING_ADDR, 0, &self.addresses(index, REGIONS[0].0 + USER)), &[]);
         for (request, signal) in [14, 13, 12].into_iter().zip(&self.signals) {
             let _ = self.send(&message(request, 0, &u64::from(index).to_ne_bytes()), &[signal.as_fd()]);
         }
-        let _ = self.send(&message(18, REPLY_WANTED, &state(index, 1)), &[]);
+        let _ = self.send(&message(SET_VRING_ENABLE, NEED_REPLY, &state(index, 1)), &[]);
         self.index = self.config.base;
     }
 
@@ -260,7 +258,7 @@ impl Peer {
     /// A message with a body of its kind; sometimes it wants an answer, sometimes its length is a lie.
     fn message(&mut self, request: u32, body: &[u8], input: &mut Input<'_>) {
         let how = input.u8();
-        let flags = if how & 1 != 0 { REPLY_WANTED } else { 0 };
+        let flags = if how & 1 != 0 { NEED_REPLY } else { 0 };
         let mut bytes = message(request, flags, body);
         if how & 0xf0 == 0xf0 {
             bytes[8] = bytes[8].wrapping_add(how);
@@ -269,9 +267,9 @@ impl Peer {
         let all = all.into_iter().chain(self.signals.iter().map(AsFd::as_fd)).chain([self.socket.as_fd()]);
         let all: Vec<_> = all.collect();
         let natural = match request {
-            12..=14 | 21 => 1,
+            SET_VRING_KICK..=SET_VRING_ERR | SET_BACKEND_REQ_FD => 1,
             SET_MEM_TABLE => usize::from(body[0]),
-            SET_INFLIGHT | 37 => 1,
+            SET_INFLIGHT_FD | ADD_MEM_REG => 1,
             _ => 0,
         };
         let count = if how & 6 == 6 { usize::from(how >> 4) } else { natural };

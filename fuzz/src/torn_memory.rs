@@ -35,7 +35,7 @@ pub fn torn_memory(data: &[u8]) {
                     index = index.wrapping_add(u16::from(input.u8() % 8));
                     put(&files, at.avail + 2, &index.to_le_bytes());
                 }
-                if !queue.is_torn() {
+                if !queue.is_truncated() {
                     serve(&mut queue, &mut model, &mut chain, &mut out);
                 }
             }
@@ -54,12 +54,12 @@ pub fn torn_memory(data: &[u8]) {
                 while !out.is_empty() {
                     end(&mut queue, &mut model, &mut out, 0);
                 }
-                queue.publish();
+                queue.publish_used();
                 // A ring that the new map has not, or not whole, stays with the old one.
                 let _ = queue.replace_memory(&memory);
             }
         }
-        queue.publish();
+        queue.publish_used();
     }
     while !out.is_empty() {
         end(&mut queue, &mut model, &mut out, 0);

@@ -11,14 +11,14 @@ use crate::files::{Files, FilesError};
 use crate::filter::compile;
 use crate::missing::Missing;
 use crate::rights::{self, Identity};
-use crate::rules::Kind;
+use crate::rules::ThreadKind;
 
 /// The kernel that the table of calls is about, or a newer one.
 const OLDEST: (u32, u32) = (5, 11);
 
 /// What holds for threads from [`Confinement::begin`] on.
 struct Settled {
-    /// By [`Kind`]; none where threads may make any call.
+    /// By [`ThreadKind`]; none where threads may make any call.
     programs: Option<Vec<BpfProgram>>,
     identity: Option<Identity>,
 }
@@ -26,15 +26,15 @@ struct Settled {
 static SETTLED: OnceLock<Settled> = OnceLock::new();
 
 thread_local! {
-    static KIND: Cell<Option<Kind>> = const { Cell::new(None) };
+    static KIND: Cell<Option<ThreadKind>> = const { Cell::new(None) };
 }
 
 /// How the daemon is to be confined.
 #[derive(Debug)]
 pub struct Confinement {
-    /// What it may open, if it may not open everything; threads have filters then.
+    /// The files that it may open, unless it may open all; threads have filters then.
     pub files: Option<Files>,
-    /// Who its threads are to be, if it is to be somebody else.
+    /// The user that its threads become, if not the one that started it.
     pub identity: Option<Identity>,
 }
 
@@ -46,7 +46,7 @@ pub enum ConfineError {
     Files(#[from] FilesError),
     /// The table of calls.
     #[error("no filter of system calls for {0} threads: {1}")]
-    Rules(Kind, #[source] seccompiler::BackendError),
+    Rules(ThreadKind, #[source] seccompiler::BackendError),
     /// It cannot give up what it was started with.
     #[error("cannot give up privileges: {0}")]
     Rights(#[source] std::io::Error),
@@ -85,10 +85,10 @@ fn compile_all(missing: &mut Missing) -> Result<Option<Vec<BpfProgram>>, Confine
         missing.add("threads may make any system call (the kernel is older than Linux 5.11)");
         return Ok(None);
     }
-    let programs = Kind::ALL.map(|kind| compile(kind).map_err(|e| ConfineError::Rules(kind, e)));
+    let programs = ThreadKind::ALL.map(|kind| compile(kind).map_err(|e| ConfineError::Rules(kind, e)));
     let programs = programs.into_iter().collect::<Result<Vec<_>, _>>()?;
     // On a thread that has nothing else to do.
-    let trial = programs[Kind::Control as usize].clone();
+    let trial = programs[ThreadKind::Control as usize].clone();
     match std::thread::spawn(move || apply_filter(&trial).map_err(|e| e.to_string())).join() {
         Ok(Err(e)) => {
             missing.add(format!("threads may make any system call (no seccomp filters: {e})"));
@@ -100,7 +100,7 @@ fn compile_all(missing: &mut Missing) -> Result<Option<Vec<BpfProgram>>, Confine
 
 /// What binds a thread, for those that it starts; by default nothing, as before confinement.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Bounds(Option<Kind>);
+pub struct Bounds(Option<ThreadKind>);
 
 impl Bounds {
     /// Of the calling thread, to be taken along by one that it starts.
@@ -113,7 +113,7 @@ impl Bounds {
     /// # Panics
     /// The kernel refuses what it did not refuse when confinement began: it has no memory left. A thread that is not
     /// confined must not go on.
-    pub fn narrow(self, kind: Kind) {
+    pub fn narrow(self, kind: ThreadKind) {
         KIND.set(Some(kind));
         let Some(Settled { programs, identity }) = SETTLED.get() else { return };
         // A filter comes on top of those that are there: a worker that is started by a worker, and so on, has one.
@@ -122,7 +122,7 @@ impl Bounds {
         }
         let confined = match self.0 {
             None => rights::assume(identity.as_ref(), kind),
-            Some(Kind::Control) => rights::keep_for(kind),
+            Some(ThreadKind::Control) => rights::keep_for(kind),
             Some(_) => Ok(()),
         };
         if let Err(e) = confined {

@@ -9,9 +9,9 @@ use seccompiler::{
     SeccompRule, sock_filter,
 };
 
-use crate::rules::{Argument, Kind, RULES};
+use crate::rules::{Argument, RULES, ThreadKind};
 
-/// What a call gets that no rule allows. An error and not the end of the process: who has taken over a thread gains
+/// What a call returns that no rule allows. An error and not the end of the process: who has taken over a thread gains
 /// nothing by either, and a call that a rule should have allowed must not cost every tenant its disk.
 const REFUSED: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 
@@ -19,7 +19,7 @@ const REFUSED: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 ///
 /// The kernel knows beforehand which calls a program allows whatever their arguments are, and does not run it for those
 /// (since Linux 5.11): no call that a request needs has a condition.
-pub(crate) fn compile(kind: Kind) -> Result<BpfProgram, BackendError> {
+pub(crate) fn compile(kind: ThreadKind) -> Result<BpfProgram, BackendError> {
     let mut chains: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     let mut unconditional = Vec::new();
     for rule in RULES.iter().filter(|rule| rule.is_for(kind)) {

@@ -24,4 +24,4 @@ pub use bounds::{Bounds, ConfineError, Confinement};
 pub use files::{Files, Use, refusal};
 pub use missing::Missing;
 pub use rights::Identity;
-pub use rules::Kind;
+pub use rules::ThreadKind;

@@ -1,4 +1,4 @@
-//! What is not to be had.
+//! What the kernel lacks.
 
 use std::fmt;
 

@@ -11,9 +11,9 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use crate::rules::Kind;
+use crate::rules::ThreadKind;
 
-/// Who the daemon is to be.
+/// The user and groups that the daemon runs as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The user.
@@ -37,7 +37,7 @@ const OF_CONTROL: CapabilitySet = CapabilitySet::CHOWN.union(CapabilitySet::DAC_
 /// Nothing that this process executes has more rights than it, or any of root's.
 pub(crate) fn forbid_more() -> io::Result<()> {
     set_no_new_privs(true)?;
-    // Who may not do these has nothing that they would take.
+    // A process that is refused these calls has none of the capabilities that they would remove.
     let _ = clear_ambient_capability_set();
     for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
         if capability_is_in_bounding_set(capability).unwrap_or(false) {
@@ -48,7 +48,7 @@ pub(crate) fn forbid_more() -> io::Result<()> {
 }
 
 /// Makes the calling thread one of `identity`, with what `kind` needs and no more.
-pub(crate) fn assume(identity: Option<&Identity>, kind: Kind) -> io::Result<()> {
+pub(crate) fn assume(identity: Option<&Identity>, kind: ThreadKind) -> io::Result<()> {
     if let Some(identity) = identity.filter(|identity| !identity.is_mine()) {
         let groups: Vec<Gid> = identity.groups.iter().map(|group| Gid::from_raw(*group)).collect();
         let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
@@ -62,8 +62,8 @@ pub(crate) fn assume(identity: Option<&Identity>, kind: Kind) -> io::Result<()> 
 }
 
 /// Gives up the capabilities that threads of `kind` do not need.
-pub(crate) fn keep_for(kind: Kind) -> io::Result<()> {
-    let needed = if kind == Kind::Control { OF_CONTROL } else { CapabilitySet::empty() };
+pub(crate) fn keep_for(kind: ThreadKind) -> io::Result<()> {
+    let needed = if kind == ThreadKind::Control { OF_CONTROL } else { CapabilitySet::empty() };
     let kept = capabilities(None)?.permitted & needed;
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() })?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Which system calls each kind of thread makes, and what for. The table is the whole of it: `filter` adds nothing.
 //!
 //! A thread inherits the filter of the one that starts it, and its own comes on top: what a thread may do is what *all*
-//! filters allow. So a kind is allowed what the kinds are that it [starts](Kind::starts).
+//! filters allow. So a kind is allowed what the kinds are that it [starts](ThreadKind::starts).
 //!
 //! A test runs the daemon through all that it can do and fails for a rule that nothing used
 //! (`crates/egret/tests/sandbox.rs`); what a rule is missing for is an error there, too.
@@ -14,7 +14,7 @@ use libc::c_long;
 
 /// What a thread is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ThreadKind {
     /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of teardowns.
     Control,
     /// Runs a loop.
@@ -31,7 +31,7 @@ pub enum Kind {
     Log,
 }
 
-impl Kind {
+impl ThreadKind {
     /// Every kind.
     pub const ALL: [Self; 7] =
         [Self::Control, Self::Io, Self::Worker, Self::Session, Self::Metrics, Self::Watchdog, Self::Log];
@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ThreadKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -77,14 +77,14 @@ pub struct Rule {
     /// The same for people.
     pub shown: &'static str,
     /// Who makes it.
-    pub who: &'static [Kind],
+    pub who: &'static [ThreadKind],
     /// What for.
     pub why: &'static str,
 }
 
 impl Rule {
     /// Whether threads of a kind may make the call, or those that they start.
-    pub fn is_for(&self, kind: Kind) -> bool {
+    pub fn is_for(&self, kind: ThreadKind) -> bool {
         self.who.iter().any(|who| *who == kind || kind.starts().contains(who))
     }
 
@@ -124,7 +124,7 @@ impl Value {
     }
 }
 
-/// An `int`: what is above it in the register is anything.
+/// An `int`: the upper half of the register is undefined.
 const fn int(index: u8, value: i64) -> Argument {
     Argument { index, mask: u32::MAX as u64, value: Value::Is(value as u64 & u32::MAX as u64) }
 }
@@ -133,7 +133,7 @@ const fn without(index: u8, bits: libc::c_int) -> Argument {
     Argument { index, mask: bits as u64, value: Value::Is(0) }
 }
 
-const fn rule(call: &'static str, number: c_long, who: &'static [Kind], why: &'static str) -> Rule {
+const fn rule(call: &'static str, number: c_long, who: &'static [ThreadKind], why: &'static str) -> Rule {
     Rule { call, number, when: &[], shown: "", who, why }
 }
 
@@ -152,11 +152,11 @@ macro_rules! call {
     };
 }
 
-use Kind::{Control, Io, Log, Metrics, Session, Watchdog, Worker};
+use ThreadKind::{Control, Io, Log, Metrics, Session, Watchdog, Worker};
 
-const ANY: &[Kind] = &Kind::ALL;
-const STARTERS: &[Kind] = &[Control, Io, Worker, Session, Log];
-const CONFINERS: &[Kind] = &[Control, Io];
+const ANY: &[ThreadKind] = &ThreadKind::ALL;
+const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log];
+const CONFINERS: &[ThreadKind] = &[Control, Io];
 
 /// How the C library starts a thread: with all that threads of a process share, and in no namespace of its own.
 const THREAD: i64 = (libc::CLONE_VM
@@ -173,7 +173,7 @@ const THREAD: i64 = (libc::CLONE_VM
 pub mod register {
     /// Ends `FILES2`.
     pub const UNREGISTER_FILES: u8 = 3;
-    /// Who announces completions.
+    /// Registers what announces completions.
     pub const EVENTFD: u8 = 4;
     /// A file of the table.
     pub const FILES_UPDATE: u8 = 6;
@@ -184,7 +184,7 @@ pub mod register {
     /// A table of files.
     pub const FILES2: u8 = 13;
 
-    /// What is left to a ring that is enabled.
+    /// What an enabled ring is still used for.
     pub const OF_A_RING: [u8; 4] = [UNREGISTER_FILES, EVENTFD, FILES_UPDATE, FILES2];
 }
 
@@ -433,7 +433,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fchownat, &[Control], "who may connect"),
     #[cfg(not(target_arch = "x86_64"))]
     call!(SYS_unlinkat, &[Session, Control], "sockets, the pidfile"),
-    // The standard library of a debug build looks whether what it closes is open.
+    // The standard library of a debug build checks that a descriptor is open before it closes it.
     #[cfg(debug_assertions)]
     call!(SYS_fcntl, ANY, "closing, in a debug build", "F_GETFD", int(1, libc::F_GETFD as i64)),
 ];

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::Path;
 
-use egret_confine::{Bounds, Confinement, Files, Kind};
+use egret_confine::{Bounds, Confinement, Files, ThreadKind};
 use libc::{c_long, syscall};
 
 /// What came of a call: zero or more, or a negated errno.
@@ -22,7 +22,7 @@ fn open(path: &Path, flags: libc::c_int) -> c_long {
 }
 
 /// What nobody may do, whatever it is.
-fn attack(kind: Kind, outside: &Path) {
+fn attack(kind: ThreadKind, outside: &Path) {
     let (program, here) = (c"/bin/true".as_ptr(), std::process::id());
     let none = std::ptr::null::<u8>();
     let [read, execute] = [libc::PROT_READ, libc::PROT_READ | libc::PROT_EXEC];
@@ -93,7 +93,7 @@ fn privileges(inside: &Path) -> [(&'static str, bool); 4] {
 }
 
 /// A thread of this kind, started as the daemon starts them.
-fn as_kind<T: Send>(kind: Kind, act: impl FnOnce() -> T + Send) -> T {
+fn as_kind<T: Send>(kind: ThreadKind, act: impl FnOnce() -> T + Send) -> T {
     let bounds = Bounds::of_this_thread();
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || {
@@ -106,7 +106,7 @@ fn as_kind<T: Send>(kind: Kind, act: impl FnOnce() -> T + Send) -> T {
 
 /// Workers that start one another, so many generations of them; the last one does it.
 fn worker<T: Send>(generations: u32, act: impl FnOnce() -> T + Send) -> T {
-    as_kind(Kind::Worker, || if generations == 0 { act() } else { worker_dyn(generations - 1, Box::new(act)) })
+    as_kind(ThreadKind::Worker, || if generations == 0 { act() } else { worker_dyn(generations - 1, Box::new(act)) })
 }
 
 fn worker_dyn<'a, T: Send>(generations: u32, act: Box<dyn FnOnce() -> T + Send + 'a>) -> T {
@@ -132,16 +132,16 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
     let attack_as = |kind| {
         attack(kind, &outside);
         for (what, refused) in privileges(&inside) {
-            let is_allowed = kind == Kind::Control || kind == Kind::Watchdog && what == "a UNIX socket";
+            let is_allowed = kind == ThreadKind::Control || kind == ThreadKind::Watchdog && what == "a UNIX socket";
             assert_eq!(refused, !is_allowed, "{kind}: {what}");
         }
     };
     // From the main thread, and from a control thread.
-    for kind in Kind::ALL {
+    for kind in ThreadKind::ALL {
         as_kind(kind, || attack_as(kind));
-        as_kind(Kind::Control, || as_kind(kind, || attack_as(kind)));
+        as_kind(ThreadKind::Control, || as_kind(kind, || attack_as(kind)));
     }
-    as_kind(Kind::Io, || worker(0, || attack_as(Kind::Worker)));
+    as_kind(ThreadKind::Io, || worker(0, || attack_as(ThreadKind::Worker)));
 
     // A worker that workers have started has no more filters to go through than the first one.
     let (tell, told) = std::sync::mpsc::channel();
@@ -154,7 +154,7 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
         }
     };
     let filters = std::thread::scope(|scope| {
-        scope.spawn(move || as_kind(Kind::Control, || as_kind(Kind::Io, || worker(50, deep))));
+        scope.spawn(move || as_kind(ThreadKind::Control, || as_kind(ThreadKind::Io, || worker(50, deep))));
         let status = format!("/proc/self/task/{}/status", told.recv().unwrap().as_raw_nonzero());
         let status = std::fs::read_to_string(status).unwrap();
         looked_at.wait();

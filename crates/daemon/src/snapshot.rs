@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use egret_event_loop::{LoopStats, clock};
 use egret_export::{OpStats, QueueStats};
-use egret_virtio::Kind;
+use egret_virtio::RequestType;
 use egret_vocabulary::schema;
 use serde::{Deserialize, Serialize};
 
@@ -228,14 +228,14 @@ impl Export {
 
 impl Queue {
     fn read(stats: &QueueStats, iothread: String) -> Self {
-        let counted = |kind: Kind| {
-            let OpStats { requests, bytes, errors } = stats.op(kind);
-            (requests > 0).then(|| (kind.name().to_owned(), Operations { requests, bytes, errors }))
+        let counted = |request_type: RequestType| {
+            let OpStats { requests, bytes, errors } = stats.op(request_type);
+            (requests > 0).then(|| (request_type.name().to_owned(), Operations { requests, bytes, errors }))
         };
         Self {
             iothread,
             in_flight: stats.in_flight,
-            operations: Kind::ALL.into_iter().filter_map(counted).collect(),
+            operations: RequestType::ALL.into_iter().filter_map(counted).collect(),
             latency: stats.latency().iter().flat_map(|latency| latency.buckets()).collect(),
             calls: stats.calls,
             calls_suppressed: stats.calls_spared,

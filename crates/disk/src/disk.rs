@@ -1,27 +1,24 @@
-//! An open image.
+//! An open image: what it is, and what was learnt about it.
 
 #![forbid(unsafe_code)]
 
+mod open;
+
 use std::fmt;
-use std::fs::{File, FileType, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use egret_confine::{Use, refusal};
-use egret_event_loop::Nanos;
-use rustix::fs::{OFlags, fcntl_setfl};
+use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
 
-use crate::error::{OpenCause, OpenError};
+use crate::block_range_lock::BlockRangeLock;
 use crate::failure::{Failure, Failures};
-use crate::gate::Gate;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
-use crate::lock::{self, Usage};
-use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
+use crate::lock;
+use crate::options::{Discard, Options};
 use crate::request::Op;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
 
@@ -36,7 +33,7 @@ pub struct Disk {
     pub(crate) alignment: Alignment,
     limits: Limits,
     /// Present where a sector is less than what direct I/O moves.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) block_range_lock: Option<BlockRangeLock>,
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
     pub(crate) failures: Failures,
@@ -68,155 +65,6 @@ impl Able {
 }
 
 impl Disk {
-    /// Opens the image, locks it and finds out what it is like.
-    ///
-    /// # Errors
-    ///
-    /// One line that names the disk, what is wrong with it and what would be right.
-    pub fn open(options: &Options) -> Result<Self, OpenError> {
-        Self::open_handed(options, None)
-    }
-
-    /// As [`open`](Self::open), with a descriptor of the image if somebody has handed one over: the path is then a name in
-    /// messages, and leads nowhere.
-    ///
-    /// The open file description is to be this disk's alone for as long as it is open: locks and O_DIRECT belong to it.
-    /// It must be open for writing if the disk is. What it was opened with otherwise, O_APPEND say, is taken back.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open).
-    pub fn open_handed(options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
-        let usage = usage(options);
-        let opened = Self::open_backing(options, handed, |file, path| lock::lock(file, path, usage));
-        opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
-    }
-
-    /// Opens the same image once more, as `options` say, to take this one's place: with the size that this one has, and
-    /// with locks of its own before this one's are given back. No request should be in flight on both.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open); and another image has taken the place of the one that is open.
-    pub fn reopen(&self, options: &Options) -> Result<Self, OpenError> {
-        self.reopen_handed(options, None)
-    }
-
-    /// As [`reopen`](Self::reopen), with a descriptor that somebody has handed over, as with
-    /// [`open_handed`](Self::open_handed): of another open file description than this disk's.
-    ///
-    /// # Errors
-    ///
-    /// As [`reopen`](Self::reopen).
-    pub fn reopen_handed(&self, options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
-        let opened = Self::open_backing(options, handed, |file, path| {
-            let Some(old) = self.file() else { return lock::lock(file, path, usage(options)) };
-            let same = geometry::is_same(old, file);
-            match same.map_err(|source| OpenCause::Io { what: "identify", path: path.to_owned(), source })? {
-                true => lock::take_over(old, usage(&self.options), file, path, usage(options)),
-                false => Err(OpenCause::Replaced(path.to_owned())),
-            }
-        });
-        let opened = opened.and_then(|new| new.with_size(self.size()));
-        opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
-    }
-
-    /// The same, as long as it was said to be before.
-    fn with_size(self, size: u64) -> Result<Self, OpenCause> {
-        let block = self.alignment.offset.max(SECTOR);
-        match &self.options.driver {
-            Driver::File { filename: path } | Driver::HostDevice { filename: path }
-                if !size.is_multiple_of(block.into()) =>
-            {
-                Err(OpenCause::OddSize { path: path.clone(), size, block })
-            }
-            _ => {
-                self.size.store(size, Ordering::Relaxed);
-                Ok(self)
-            }
-        }
-    }
-
-    fn open_backing(
-        options: &Options,
-        handed: Option<File>,
-        take_locks: impl FnOnce(&File, &Path) -> Result<(), OpenCause>,
-    ) -> Result<Self, OpenCause> {
-        if options.detect_zeroes == DetectZeroes::Unmap && options.discard != Discard::Unmap {
-            return Err(OpenCause::DetectZeroesNeedsUnmap);
-        }
-        let (path, device) = match &options.driver {
-            &Driver::Null { size, latency, read_zeroes } => return Self::null(options, size, latency, read_zeroes),
-            Driver::File { filename } => (filename, false),
-            Driver::HostDevice { filename } => (filename, true),
-        };
-        if options.aio == Aio::Native && !options.direct {
-            return Err(OpenCause::NativeNeedsDirect);
-        }
-        let file = match handed {
-            None => {
-                // Before it is opened: opening a pipe would wait for its other end.
-                let found = std::fs::metadata(path).map_err(|e| explain(e, path, true))?;
-                check_kind(found.file_type(), path, device)?;
-                open_file(path, options)?
-            }
-            Some(file) => {
-                let found = file.metadata().map_err(|e| explain(e, path, true))?;
-                check_kind(found.file_type(), path, device)?;
-                set_flags(&file, path, options)?;
-                file
-            }
-        };
-        let failed = |what| move |source| OpenCause::Io { what, path: path.clone(), source };
-        if device && !options.read_only && geometry::is_read_only_device(&file) {
-            return Err(OpenCause::ReadOnly(path.clone()));
-        }
-        take_locks(&file, path)?;
-        let blocks = geometry::blocks(&file, device).map_err(failed("find the block size of"))?;
-        let alignment = if options.direct { direct_alignment(&file, path, device)? } else { Alignment::NONE };
-        let size = geometry::size(&file, device).map_err(failed("find the size of"))?;
-        let block = alignment.offset.max(SECTOR);
-        if size == 0 {
-            return Err(OpenCause::Empty(path.clone()));
-        }
-        if !size.is_multiple_of(block.into()) {
-            return Err(OpenCause::OddSize { path: path.clone(), size, block });
-        }
-        let limits = geometry::limits(&file, device, blocks).map_err(failed("find the limits of"))?;
-        Ok(Self {
-            options: options.clone(),
-            backing: if device { Backing::Device(file) } else { Backing::File(file) },
-            size: AtomicU64::new(size),
-            blocks,
-            alignment,
-            limits,
-            gate: (alignment.offset > SECTOR).then(Gate::default),
-            able: Able::everything(),
-            throttle: Throttle::default(),
-            failures: Failures::default(),
-            lost: OnceLock::new(),
-        })
-    }
-
-    fn null(options: &Options, size: u64, latency: Nanos, read_zeroes: bool) -> Result<Self, OpenCause> {
-        if size == 0 || !size.is_multiple_of(SECTOR.into()) {
-            return Err(OpenCause::NullSize(size));
-        }
-        Ok(Self {
-            options: options.clone(),
-            backing: Backing::Null { latency, read_zeroes },
-            size: AtomicU64::new(size),
-            blocks: Blocks { logical: SECTOR, physical: SECTOR },
-            alignment: Alignment::NONE,
-            limits: Limits::unlimited(SECTOR),
-            gate: None,
-            able: Able::everything(),
-            throttle: Throttle::default(),
-            failures: Failures::default(),
-            lost: OnceLock::new(),
-        })
-    }
-
     /// Bytes; a multiple of 512, and with direct I/O of [`offset_alignment`](Self::offset_alignment).
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
@@ -315,8 +163,8 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has an eventfd told when a request fails in its engine, from here on; the first one to be named is.
-    pub fn watch_failures(&self, bell: &Arc<OwnedFd>) {
+    /// Has a notifier set when a request fails in its engine, from here on; the first one to be named is.
+    pub fn watch_failures(&self, bell: &EventNotifier) {
         self.failures.watch(bell);
     }
 
@@ -432,80 +280,5 @@ impl fmt::Debug for Disk {
             .field("blocks", &self.blocks)
             .field("alignment", &self.alignment)
             .finish_non_exhaustive()
-    }
-}
-
-fn usage(options: &Options) -> Usage {
-    Usage { read_only: options.read_only, locking: options.locking }
-}
-
-/// Refuses what is not what the driver serves.
-fn check_kind(kind: FileType, path: &Path, device: bool) -> Result<(), OpenCause> {
-    let path = || path.to_owned();
-    match (device, kind) {
-        (_, kind) if kind.is_dir() => Err(OpenCause::Directory(path())),
-        (false, kind) if kind.is_file() => Ok(()),
-        (true, kind) if kind.is_block_device() => Ok(()),
-        (false, kind) if kind.is_block_device() => Err(OpenCause::IsDevice(path())),
-        (true, kind) if kind.is_file() => Err(OpenCause::IsFile(path())),
-        _ => Err(OpenCause::NotADisk(path())),
-    }
-}
-
-fn open_file(path: &Path, options: &Options) -> Result<File, OpenCause> {
-    let flags = if options.direct { libc::O_DIRECT } else { 0 };
-    let opened = OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags).open(path);
-    opened.map_err(|e| match e.raw_os_error() {
-        Some(libc::EINVAL) if options.direct => OpenCause::DirectUnsupported(path.to_owned()),
-        _ => explain(e, path, options.read_only),
-    })
-}
-
-/// Makes of a descriptor what [`open_file`] would have opened: a write at an offset must not go to the end of the file.
-fn set_flags(file: &File, path: &Path, options: &Options) -> Result<(), OpenCause> {
-    let flags = if options.direct { OFlags::DIRECT } else { OFlags::empty() };
-    fcntl_setfl(file, flags).map_err(|e| match e {
-        Errno::INVAL if options.direct => OpenCause::DirectUnsupported(path.to_owned()),
-        e => explain(e.into(), path, options.read_only),
-    })
-}
-
-fn explain(e: io::Error, path: &Path, read_only: bool) -> OpenCause {
-    let owned = path.to_owned();
-    match e.raw_os_error() {
-        Some(libc::ENOENT) => OpenCause::Missing(owned),
-        Some(libc::EISDIR) => OpenCause::Directory(owned),
-        Some(libc::EROFS) => OpenCause::ReadOnly(owned),
-        Some(libc::EBUSY | libc::ETXTBSY) => OpenCause::Busy(owned),
-        Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => OpenCause::Empty(owned),
-        Some(libc::EACCES | libc::EPERM) => {
-            if let Some(why) = refusal(path, Use::Image) {
-                return OpenCause::Confined(owned, why);
-            }
-            // A device that is write-protected says EACCES, like one that is somebody else's.
-            let protected =
-                || OpenOptions::new().read(true).open(path).is_ok_and(|f| geometry::is_read_only_device(&f));
-            if !read_only && protected() {
-                return OpenCause::ReadOnly(owned);
-            }
-            OpenCause::Permission {
-                path: owned,
-                access: if read_only { "reading" } else { "reading and writing" },
-                hint: if read_only { "" } else { ", or use read-only=on" },
-            }
-        }
-        _ => OpenCause::Io { what: "open", path: owned, source: e },
-    }
-}
-
-fn direct_alignment(file: &File, path: &Path, device: bool) -> Result<Alignment, OpenCause> {
-    let unsupported = || OpenCause::DirectUnsupported(path.to_owned());
-    let alignment = geometry::alignment(file, device)
-        .map_err(|source| OpenCause::Io { what: "find the alignment of", path: path.to_owned(), source })?
-        .ok_or_else(unsupported)?;
-    match geometry::reads_directly(file, alignment) {
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(unsupported()),
-        // A disk whose first block is bad may still be served.
-        _ => Ok(alignment),
     }
 }

@@ -29,7 +29,8 @@ use crate::stats::Counters;
 use crate::triage::{self, Verdict};
 
 /// Of requests that waited for limits one slot starts so many bytes or pieces in a turn, and one request at most beyond
-/// that, should more be released at a time: its engine may copy them before the loop goes on. A queue takes in as much.
+/// that. More may be released at a time, and an engine may copy all of it before the loop goes on. A queue takes in as
+/// much in a turn.
 const TURN_BYTES: u64 = 1 << 20;
 const TURN_PIECES: usize = 1024;
 
@@ -157,7 +158,7 @@ impl EngineSet {
         self.start(slot.0, request);
     }
 
-    /// Gives a request to who runs it.
+    /// Has a request run: by an engine, by workers, or by answering it.
     #[inline]
     fn start(&mut self, slot: u32, request: Request) {
         self.end_alone();
@@ -167,7 +168,9 @@ impl EngineSet {
             Verdict::Engine if self.in_flight == 1 && attached.probe.is_some() && PageCacheProbe::suits(&job) => {
                 return self.alone = Some(job);
             }
-            Verdict::Engine if !attached.kind.runs_in_kernel() || triage::enter(&attached.disk, &job) => attached.kind,
+            Verdict::Engine if !attached.kind.runs_in_kernel() || triage::try_lock(&attached.disk, &job) => {
+                attached.kind
+            }
             Verdict::Engine | Verdict::Worker => {
                 self.counters.fallbacks.add(u64::from(attached.kind != EngineKind::THREADS));
                 EngineKind::THREADS
@@ -206,7 +209,7 @@ impl EngineSet {
         }
     }
 
-    /// There is another one: a read that was alone goes with it.
+    /// Gives a read that was alone to its engine, since another request follows it.
     #[inline]
     fn end_alone(&mut self) {
         if let Some(job) = self.alone.take()
@@ -273,7 +276,7 @@ impl EngineSet {
         }
     }
 
-    /// The counters of all engines, for whoever wants to read them.
+    /// The counters of all engines; any thread may read them.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
@@ -314,7 +317,7 @@ impl Backend for EngineSet {
             }
             engine.reap(now, &mut |Finished { job, result }| {
                 if let Some(attached) = &slots[job.slot as usize] {
-                    triage::leave(&attached.disk, &job);
+                    triage::unlock(&attached.disk, &job);
                     if let Err(errno) = result
                         && triage::deserves_a_worker(job.request.op, errno)
                     {
@@ -379,17 +382,17 @@ impl Backend for EngineSet {
 }
 
 impl Drop for EngineSet {
-    /// Waits for what is in flight, and lets those pass who wait for it.
+    /// Waits for requests in flight, and unlocks the blocks that their writes had locked.
     fn drop(&mut self) {
         self.engines.end(&mut |job| {
             if let Some(attached) = &self.slots[job.slot as usize] {
-                triage::leave(&attached.disk, &job);
+                triage::unlock(&attached.disk, &job);
             }
         });
     }
 }
 
-/// Leaves word of a request that an engine could not run; memory that the guest has taken away is no failure of the disk.
+/// Notes a request that failed, for monitors. `EFAULT` is not noted: the guest took its memory away, the disk is well.
 fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
     if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize])
         && errno != Errno::FAULT

@@ -1,13 +1,12 @@
-//! What a disk's engine could not do, for whoever watches: the newest failure, and a bell for the first.
+//! The newest request of a disk that failed, and a notifier that is set when there is one.
 //!
-//! An I/O thread leaves a failure here and goes on; it takes no memory, however many there are and however long nobody
-//! looks. A request that succeeds comes nowhere near.
+//! I/O threads note failures here. Only the newest is kept, so that failures take no memory however many there are. A request that succeeds comes nowhere near.
 
 #![forbid(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
 use crate::request::Op;
@@ -24,21 +23,20 @@ pub struct Failure {
 #[derive(Default)]
 pub(crate) struct Failures {
     newest: Mutex<Option<Failure>>,
-    bell: OnceLock<Arc<OwnedFd>>,
+    bell: OnceLock<EventNotifier>,
 }
 
 impl Failures {
-    /// Has an eventfd told of failures from here on; the first who asks for that is.
-    pub(crate) fn watch(&self, bell: &Arc<OwnedFd>) {
-        let _ = self.bell.set(Arc::clone(bell));
+    /// Has a notifier set by failures from here on; the first one to be named is.
+    pub(crate) fn watch(&self, bell: &EventNotifier) {
+        let _ = self.bell.set(bell.clone());
     }
 
     #[cold]
     pub(crate) fn note(&self, op: Op, errno: Errno) {
         let before = self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(Failure { op, errno });
         if let (None, Some(bell)) = (before, self.bell.get()) {
-            // It fails only when the counter is full, and then it has been heard.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            bell.set();
         }
     }
 
@@ -49,25 +47,19 @@ impl Failures {
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
-
     use super::*;
 
     #[test]
     fn the_bell_rings_once_until_the_newest_failure_is_taken() {
-        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let rings = || {
-            let mut count = [0; 8];
-            rustix::io::read(&*bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
-        };
+        let bell = EventNotifier::new().unwrap();
         let failures = Failures::default();
         failures.watch(&bell);
         for round in 0..2 {
-            assert_eq!((failures.take(), rings()), (None, 0), "{round}");
-            for errno in [Errno::IO, Errno::NOSPC] {
-                failures.note(Op::Write { fua: false }, errno);
-            }
-            assert_eq!(rings(), 1);
+            assert_eq!((failures.take(), bell.clear()), (None, false), "{round}");
+            failures.note(Op::Write { fua: false }, Errno::IO);
+            assert!(bell.clear());
+            failures.note(Op::Write { fua: false }, Errno::NOSPC);
+            assert!(!bell.clear());
             assert_eq!(failures.take().map(|failure| failure.errno), Some(Errno::NOSPC));
         }
     }

@@ -22,6 +22,7 @@
 //! A disk may be in a [`ThrottleGroup`], which limits what its disks do together: requests beyond that wait in front of
 //! triage.
 
+mod block_range_lock;
 mod blocking;
 mod buffers;
 mod disk;
@@ -30,7 +31,7 @@ mod engine_kind;
 mod engine_set;
 mod error;
 mod failure;
-mod gate;
+
 mod geometry;
 mod job;
 mod lock;

@@ -2,7 +2,7 @@
 //!
 //! QEMU describes what a program does with an image by permissions, and what it lets others do by the permissions it
 //! shares. Each permission has a byte in the image's lock space: a program holds a read lock on `PERMISSION + n` while
-//! it uses permission `n`, and on `UNSHARED + n` while it does not let others use it. Nobody ever takes a write lock;
+//! it uses permission `n`, and on `UNSHARED + n` while it does not let others use it. A write lock is never taken;
 //! to find out whether another program stands in the way one asks whether a write lock would be possible. The locks
 //! belong to the open file description, so two disks of one process exclude each other too.
 //!
@@ -76,7 +76,7 @@ pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCau
 }
 
 fn try_lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
-    // First show what we do, then look who is there: of two that come at once at least one sees the other.
+    // Lock first, look for other locks then: of two programs that come at once at least one sees the other.
     let locked = show(file, path, usage, &usage.bytes());
     let locked = locked.and_then(|can_lock| if can_lock { look(file, path, usage) } else { Ok(()) });
     if locked.is_err() {
@@ -116,7 +116,7 @@ fn show(file: &File, path: &Path, usage: Usage, bytes: &[i64]) -> Result<bool, O
     Ok(usage.locking != Locking::Off)
 }
 
-/// Looks whether others are in the way.
+/// Looks for locks of others that do not go with ours.
 fn look(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     let clash = |lock, hint| Err(OpenCause::Locked { path: path.to_owned(), lock, hint });
     // A reader that meets a writer gains nothing by reading only; a writer that meets a reader does.

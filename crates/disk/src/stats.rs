@@ -8,7 +8,7 @@ use egret_event_loop::{Counter, Nanos};
 
 use crate::engine_kind::EngineKind;
 
-/// Batch sizes are told apart up to 2^15 and more.
+/// Classes of batch sizes, by powers of two; the last one is 2^15 and more.
 pub const BATCH_CLASSES: usize = 16;
 
 /// What the engines of one I/O thread count, as they count it; any thread may [read](Self::read) it.
@@ -23,7 +23,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The counters of an engine, for it to count in. One that is made anew goes on where the last one was.
+    /// The counters of an engine. An engine that is made again goes on with those that it had.
     pub(crate) fn engine(&self, kind: EngineKind) -> Arc<EngineCounters> {
         let new = || Arc::new(EngineCounters { name: kind.name(), ..EngineCounters::default() });
         Arc::clone(self.engines[kind.index()].get_or_init(new))

@@ -20,7 +20,7 @@ const LOOK: u64 = 64 << 10;
 /// Who runs a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nobody: this is its result.
+    /// None: the request has this result already.
     Answered(Result<(), Errno>),
     /// The disk's engine.
     Engine,
@@ -33,8 +33,8 @@ pub(crate) enum Verdict {
 /// Looks at a request once, and turns it into what will be run: zeroes that were written into zeroes, options into
 /// what they mean for it.
 ///
-/// How long that takes, and how long the engine is at it before the loop goes on, does not depend on what a guest asks
-/// for: what is large goes to workers.
+/// How long that takes, and how long an engine's submission takes, does not depend on the request's length: large requests
+/// go to workers.
 pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
     if let Some(errno) = objection(disk, job) {
         return Verdict::Answered(Err(errno));
@@ -113,19 +113,19 @@ fn objection(disk: &Disk, job: &Job) -> Option<Errno> {
     (changes && disk.read_only()).then_some(Errno::ROFS)
 }
 
-/// Lets a write that the kernel runs enter its disk's gate, if it has one; false if it must wait, as a worker can.
-/// Workers enter by themselves.
-pub(crate) fn enter(disk: &Disk, job: &Job) -> bool {
-    match (&disk.gate, job.request.op) {
-        (Some(gate), Op::Write { .. }) => gate.try_enter(&job.bytes()),
+/// Locks the blocks of a write that the kernel runs, where they need that; false if it must wait, as a worker can. Workers
+/// lock by themselves.
+pub(crate) fn try_lock(disk: &Disk, job: &Job) -> bool {
+    match (&disk.block_range_lock, job.request.op) {
+        (Some(lock), Op::Write { .. }) => lock.try_lock_shared(&job.bytes()),
         _ => true,
     }
 }
 
-/// Takes back an [`enter`] that was true.
-pub(crate) fn leave(disk: &Disk, job: &Job) {
-    if let (Some(gate), Op::Write { .. }) = (&disk.gate, job.request.op) {
-        gate.leave(&job.bytes());
+/// Takes back a [`try_lock`] that was true.
+pub(crate) fn unlock(disk: &Disk, job: &Job) {
+    if let (Some(lock), Op::Write { .. }) = (&disk.block_range_lock, job.request.op) {
+        lock.unlock_shared(&job.bytes());
     }
 }
 

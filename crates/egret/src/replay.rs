@@ -79,7 +79,7 @@ fn table(named: &Named, rows: &[Row]) -> String {
     table.load_style(presets::NOTHING);
     table.set_header([
         "policy",
-        "cost / clairvoyant",
+        "cost / optimum",
         "cost / best fixed",
         "spin found",
         "spin wasted",
@@ -93,7 +93,7 @@ fn table(named: &Named, rows: &[Row]) -> String {
         };
         table.add_row([
             name,
-            format!("{:.3}", row.against_clairvoyant),
+            format!("{:.3}", row.competitive_ratio),
             format!("{:.3}", row.against_best_fixed),
             time(row.spin_found_ns),
             time(row.spin_wasted_ns),

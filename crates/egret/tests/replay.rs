@@ -34,7 +34,7 @@ fn a_recorded_trace_becomes_a_table_with_a_line_for_each_policy() {
         ),
         "{text}"
     );
-    for name in ["clairvoyant", "best-fixed (10.3 us)", "off", "busy", "weighted", "low-regret"] {
+    for name in ["offline-optimum", "best-fixed (10.3 us)", "off", "busy", "weighted", "low-regret"] {
         assert_eq!(text.lines().filter(|line| line.starts_with(&format!("{name} "))).count(), 1, "{name} in {text}");
     }
     let off = text.lines().find(|line| line.starts_with("off ")).unwrap();
@@ -66,7 +66,7 @@ fn json_has_every_row_with_names_and_units() {
     let rows: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
     let names: Vec<_> =
         rows.iter().map(|row| (row["trace"].as_str().unwrap(), row["contender"].as_str().unwrap())).collect();
-    assert_eq!(names[..3], [("waits.txt", "clairvoyant"), ("waits.txt", "best-fixed"), ("waits.txt", "busy")]);
+    assert_eq!(names[..3], [("waits.txt", "offline-optimum"), ("waits.txt", "best-fixed"), ("waits.txt", "busy")]);
     assert_eq!((names.len(), names[5]), (6, ("builtin:tight", "busy")));
     assert_eq!(rows[2]["k_ns"], 43_000);
 }

@@ -38,7 +38,7 @@ pub struct Calibration {
 ///
 /// The two are kept on different processors, where there are two: whoever wakes an I/O thread (a guest, a kernel thread)
 /// is elsewhere, and to wake an idle processor costs several times what a switch on one's own does. All figures are
-/// lower quartiles: whoever else is busy on the machine makes some rounds dearer, sometimes most, and none cheaper.
+/// lower quartiles: other work on the machine makes some rounds dearer, sometimes most, and none cheaper.
 ///
 /// # Errors
 ///

@@ -41,7 +41,7 @@ impl RunningCost {
         self.told
     }
 
-    /// Now and then: whether somebody else wants this core, and what a block costs if that has changed.
+    /// Ten times a second: how contended this core is, and what a block costs if that has changed.
     ///
     /// Two small reads from `/proc` and a clock, ten times a second.
     pub(crate) fn look(&mut self, now: Nanos, counters: &LoopCounters) -> Option<(Contention, Option<BlockCost>)> {
@@ -72,8 +72,8 @@ impl RunningCost {
     }
 }
 
-/// What going to sleep and waking up took of this thread's CPU time between two looks: what is left of it when the time
-/// it was awake, and nobody took its core, is taken off.
+/// What going to sleep and waking up took of this thread's CPU time between two looks: the CPU time less the time that it
+/// was awake and not preempted.
 fn own_cpu(before: &Look, now: &Look) -> Nanos {
     let awake = (now.at - before.at) - (now.asleep - before.asleep);
     (now.cpu - before.cpu) - awake

@@ -32,13 +32,13 @@ impl Counter {
         self.add(more.0);
     }
 
-    /// What it has come to.
+    /// Its value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// What it has come to, of a time.
+    /// Its value, as a time.
     #[inline]
     pub fn time(&self) -> Nanos {
         Nanos(self.get())

@@ -30,7 +30,7 @@ pub(crate) struct Entry<S: Source> {
     pub touched: bool,
     pub last_event: Nanos,
     pub timer: Option<Nanos>,
-    /// What is done when it is drained.
+    /// Runs when it is drained.
     pub drained: Option<Command<S>>,
 }
 
@@ -63,7 +63,7 @@ impl<S: Source> Entry<S> {
         }
     }
 
-    /// Arms it anew, for it may have taken in what it was armed for.
+    /// Arms it again after a dispatch, which may have consumed the event that it was armed for.
     pub(crate) fn rearm(&mut self) -> bool {
         self.armed = false;
         self.arm()

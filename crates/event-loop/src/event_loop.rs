@@ -58,7 +58,7 @@ pub struct EventLoop<S: Source> {
     pub(crate) ring: Option<SharedRing>,
     pub(crate) polling: Polling,
     idle_after: Nanos,
-    swept: Nanos,
+    last_demotion: Nanos,
     pub(crate) mailbox: Arc<Mailbox<Command<S>>>,
     pub(crate) timers: Timers,
     pub(crate) sources: Sources<S>,
@@ -89,7 +89,7 @@ impl<S: Source> EventLoop<S> {
             ring: opened.ring,
             polling: Polling::new(options.policy, options.window_max),
             idle_after: options.idle_after,
-            swept: Nanos::ZERO,
+            last_demotion: Nanos::ZERO,
             mailbox,
             timers: Timers::default(),
             sources: Sources::new(),
@@ -124,7 +124,7 @@ impl<S: Source> EventLoop<S> {
         &mut self.backend
     }
 
-    /// The loop's counters, for whoever wants to read them.
+    /// The loop's counters; any thread may read them.
     pub fn counters(&self) -> &Arc<LoopCounters> {
         &self.polling.counters
     }
@@ -312,7 +312,7 @@ impl<S: Source> EventLoop<S> {
                 self.timers.set(SourceId { index, generation: entry.generation }, deadline);
             }
             entry.touch(index, touched);
-            // One that is left to the monitor was looked at for nothing, or for what came just now.
+            // An idle source was reported ready: it becomes active only if there is more work by the time it is rearmed.
             if !entry.active && !entry.rearm() {
                 entry.active = true;
                 entry.last_event = self.now;
@@ -348,7 +348,7 @@ impl<S: Source> EventLoop<S> {
         }
     }
 
-    /// Does what was to be done when sources are drained.
+    /// Runs what was left by [`quiesce`](Self::quiesce) for sources that are drained now.
     #[cold]
     fn end_drains(&mut self) {
         let Sources { entries, touched, .. } = &mut self.sources;
@@ -372,10 +372,10 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn demote_idle(&mut self) {
-        if self.now - self.swept < Nanos(self.idle_after.0 / 4) {
+        if self.now - self.last_demotion < Nanos(self.idle_after.0 / 4) {
             return;
         }
-        self.swept = self.now;
+        self.last_demotion = self.now;
         let Self { sources, polling, .. } = self;
         sources.demote_idle(self.now, self.idle_after, |index| polling.forget(slot(index)));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_polling::{BlockCost, Nanos, Policy};
 use rustix::thread::gettid;
 
@@ -174,8 +174,8 @@ pub fn spawn<S: Source>(
                 return;
             }
         };
-        // What it takes to make a loop, a loop that runs does not need.
-        bounds.narrow(Kind::Io);
+        // Making a loop takes system calls that running it does not: the thread gives them up here.
+        bounds.narrow(ThreadKind::Io);
         let _ = started.send(Ok(LoopHandle::new(&new)));
         if let Err(e) = new.run() {
             on_failure(e);

@@ -1,10 +1,9 @@
 //! How other threads talk to a loop: commands in a box, and a doorbell.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
-
+use crate::EventNotifier;
 use crate::doorbell::Doorbell;
 
 /// A box that any thread puts things into and one loop empties.
@@ -13,20 +12,18 @@ use crate::doorbell::Doorbell;
 pub(crate) struct Mailbox<T> {
     letters: Mutex<Vec<T>>,
     bell: Doorbell,
-    wake: OwnedFd,
+    wake: EventNotifier,
 }
 
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> std::io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { letters: Mutex::new(Vec::new()), bell: Doorbell::default(), wake })
+        Ok(Self { letters: Mutex::new(Vec::new()), bell: Doorbell::default(), wake: EventNotifier::new()? })
     }
 
     pub(crate) fn send(&self, letter: T) {
-        self.letters.lock().expect("no holder of this lock panics").push(letter);
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
         if self.bell.ring() {
-            // It fails only when the counter is full, and then the loop is being woken already.
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            self.wake.set();
         }
     }
 
@@ -39,7 +36,7 @@ impl<T> Mailbox<T> {
         if !self.bell.answer() {
             return Vec::new();
         }
-        std::mem::take(&mut *self.letters.lock().expect("no holder of this lock panics"))
+        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

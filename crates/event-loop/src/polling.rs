@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use egret_polling::trace::{Record, Recorder};
-use egret_polling::{Active, BlockCost, Done, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{Active, BlockCost, Done, EventKind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::LoopCounters;
 use crate::calibrate::{Calibration, Strain};
 use crate::cost::RunningCost;
 
-/// The policy, what it has been told, and what came of it.
+/// The policy, what it was told about the last wait, and counters of what came of its windows.
 pub(crate) struct Polling {
     policy: Box<dyn Policy>,
     window_max: Nanos,
@@ -107,7 +107,7 @@ impl Polling {
         self.observed.clear();
         self.observed.extend(active);
         let ended = |kind| self.observed.iter().any(|source| source.ready && source.kind == kind);
-        let kind = [Kind::Completion, Kind::Queue].into_iter().find(|&kind| ended(kind)).unwrap_or_default();
+        let kind = [EventKind::Completion, EventKind::Queue].into_iter().find(|&kind| ended(kind)).unwrap_or_default();
         let wait = Wait { length, spun, blocked, active: &self.observed };
         self.policy.observe(&wait);
         if let Some(recorder) = &mut self.recorder {

@@ -2,7 +2,7 @@
 //!
 //! A `write` to an eventfd sleeps while its counter is full, unless O_NONBLOCK is set. That flag belongs to the open file
 //! description, which the peer shares: it can clear the flag and fill the counter at any moment, also between a check and
-//! the `write` behind it. So nobody writes here. A request that completes at once (a read of no bytes) goes to the kernel
+//! the `write` behind it. So the loop does not write to them. A request that completes at once (a read of no bytes) goes to the kernel
 //! with the descriptor as the one that its completion is counted on (`IOCB_FLAG_RESFD`, io_submit(2)): the kernel's
 //! `eventfd_signal` adds to the counter if there is room, wakes who waits, and returns in either case.
 //!
@@ -30,7 +30,7 @@ const TRIES: u32 = 16;
 pub struct Signals {
     /// There until it is dropped.
     context: Option<Context>,
-    /// What is read from: nothing is in it.
+    /// The file that the requests read from, at its end: they complete at once.
     empty: OwnedFd,
     iocbs: Box<[Iocb; BATCH]>,
     pending: usize,
@@ -55,7 +55,7 @@ impl Signals {
     }
 
     /// Has `fd` signalled at the next [`submit`](Self::submit), which must come before `fd` is closed: in the same turn's
-    /// notify phase. What is no eventfd is passed over.
+    /// notify phase. A descriptor that is no eventfd is ignored.
     #[inline]
     pub fn push(&mut self, fd: BorrowedFd<'_>) {
         if self.pending == BATCH {
@@ -88,7 +88,7 @@ impl Signals {
         let mut left = &mut pointers[..self.pending];
         let mut tries = 0;
         while !left.is_empty() {
-            // The requests have completed when the call returns; that they have interests nobody.
+            // The requests have completed when the call returns; their completions carry no news.
             while context.next().is_some() {}
             // SAFETY: the iocbs are this object's and live through the call; a read of no bytes touches no memory.
             let taken = match unsafe { context.submit(left) } {

@@ -57,7 +57,7 @@ pub struct LoopCounters {
 }
 
 impl LoopCounters {
-    /// The loop is at this from here on; the loop's alone. One store, and nothing read: whoever wants to know whether it
+    /// The loop enters a phase; only the loop calls this. One store, and nothing read: whoever wants to know whether it
     /// stands still looks twice.
     #[inline]
     pub fn enter(&self, phase: Phase) {
@@ -104,7 +104,7 @@ pub struct LoopStats {
     pub spin_wasted: Nanos,
     /// Events of sources that the monitor reported: kicks, where sources are guests' queues.
     pub kicks: u64,
-    /// Times a look found a source with work that nobody had to report.
+    /// Times that a poll found a source ready, so that no kick was needed.
     pub kicks_spared: u64,
     /// Times the loop slept.
     pub blocks: u64,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use egret_polling::{Active, Kind, Nanos};
+use egret_polling::{Active, EventKind, Nanos};
 
 use crate::entry::{BACKEND, slot};
 use crate::monitor::Key;
@@ -129,8 +129,8 @@ impl<S: Source> EventLoop<S> {
     /// The active list, as the policy is told of it.
     fn observe(&mut self, start: Nanos, spun: Nanos, blocked: bool, in_flight: bool) {
         let Self { polling, sources, completed, now, .. } = self;
-        let queues = sources.active().map(|(index, ready)| Active { slot: slot(index), kind: Kind::Queue, ready });
-        let engines = Active { slot: slot(BACKEND), kind: Kind::Completion, ready: *completed };
+        let queues = sources.active().map(|(index, ready)| Active { slot: slot(index), kind: EventKind::Queue, ready });
+        let engines = Active { slot: slot(BACKEND), kind: EventKind::Completion, ready: *completed };
         let engines = (in_flight || *completed).then_some(engines);
         polling.observe(start, *now, spun, blocked, queues.chain(engines));
     }

@@ -11,7 +11,7 @@ use egret_event_loop::{LoopHandle, Source, SourceId};
 pub(crate) struct Alarm<S: Source> {
     on: LoopHandle<S>,
     id: SourceId,
-    /// It has rung, and the queue has not looked. So there is one letter to its loop at a time, whatever others do.
+    /// It has rung, and the queue has not looked yet. So there is at most one command in the loop's mailbox.
     rung: AtomicBool,
 }
 
@@ -20,7 +20,7 @@ impl<S: Source> Alarm<S> {
         Arc::new(Self { on, id, rung: AtomicBool::new(false) })
     }
 
-    /// Whether it has rung. What is to be seen before the next ringing wakes the queue has to be looked at afterwards.
+    /// Whether it has rung since the last call. What it rang for must be looked at after this call, not before.
     pub(crate) fn answer(&self) -> bool {
         self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::AcqRel)
     }
@@ -32,8 +32,8 @@ impl<S: Source + 'static> Wake for Alarm<S> {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Who finds it rung has what it did before seen by the same look: both are exchanges of one value, and the look
-        // is the next one.
+        // If it has rung already, the queue's next look sees what this thread did before, too: both swaps are of one
+        // value, with acquire and release.
         if !self.rung.swap(true, Ordering::AcqRel) {
             let id = self.id;
             self.on.send(move |target| target.wake(id));

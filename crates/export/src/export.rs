@@ -1,18 +1,17 @@
 //! An export: a device at an address, one client at a time.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
 use egret_disk::Disk;
-use egret_event_loop::LoopHandle;
+use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
 use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use egret_vring::memory::MemoryRules;
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::budget::ClientBudget;
 use crate::listener::{Address, ListenError, Listener};
@@ -72,7 +71,7 @@ pub enum ExportError {
 /// listens for the next.
 pub struct Export {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) device: Kind,
+    pub(crate) device: DeviceType,
     stop: Stop,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,23 +79,23 @@ pub struct Export {
 /// Has an export end, without waiting for that: no client is let in any more, and the session of one that is there ends when
 /// its queues are drained. Dropping the export waits.
 #[derive(Clone, Debug)]
-pub struct Stop(Arc<OwnedFd>);
+pub struct Stop(EventNotifier);
 
 impl Stop {
     /// From here on, whoever asked before.
     pub fn stop(&self) {
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+        self.0.set();
     }
 }
 
 /// The device, for what is done to it from outside.
 #[derive(Clone)]
-pub(crate) enum Kind {
+pub(crate) enum DeviceType {
     Blk(Arc<Blk>),
     Scsi(Arc<Scsi>),
 }
 
-impl Kind {
+impl DeviceType {
     fn device(&self) -> Arc<dyn Device> {
         match self {
             Self::Blk(blk) => Arc::clone(blk) as _,
@@ -118,13 +117,13 @@ impl Export {
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
         let ExportConfig { id, address, access, device, memory, kickless } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, (address, access), Kind::Blk(blk), memory, kickless, vec![Some(disk)], loops)
+        Self::listen(id, (address, access), DeviceType::Blk(blk), memory, kickless, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         id: String,
         (address, access): (Address, Access),
-        kind: Kind,
+        kind: DeviceType,
         memory: MemoryRules,
         kickless: Kickless,
         disks: Vec<Option<Arc<Disk>>>,
@@ -132,7 +131,7 @@ impl Export {
     ) -> Result<Self, ExportError> {
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| system(e.into()))?));
+        let stop = Stop(EventNotifier::new().map_err(system)?);
         let device = kind.device();
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
         let shared = Arc::new(Shared::new(&id, device, memory, kickless, disks, &loops));
@@ -140,7 +139,7 @@ impl Export {
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
-            bounds.narrow(egret_confine::Kind::Session);
+            bounds.narrow(egret_confine::ThreadKind::Session);
             serve(&theirs, listener, &their_stop.0);
         });
         let thread = thread.map_err(system)?;
@@ -177,9 +176,9 @@ impl Export {
     /// The disk of a virtio-blk device has `bytes` now: tells the client, if it listens; says whether it could be told.
     /// The disks of a virtio-scsi device are [resized](Self::resize_lun) one by one.
     pub fn resize(&self, bytes: u64) -> bool {
-        let Kind::Blk(blk) = &self.device else { return false };
+        let DeviceType::Blk(blk) = &self.device else { return false };
         blk.set_capacity(bytes);
-        self.shared.tell_config_change()
+        self.shared.notify_config_change()
     }
 }
 
@@ -194,7 +193,7 @@ impl Drop for Export {
 }
 
 /// The export's thread: one client after the other.
-fn serve(shared: &Shared, mut listener: Listener, stop: &OwnedFd) {
+fn serve(shared: &Shared, mut listener: Listener, stop: &EventNotifier) {
     let mut budget = ClientBudget::new();
     let log = shared.log();
     loop {
@@ -219,7 +218,7 @@ fn serve(shared: &Shared, mut listener: Listener, stop: &OwnedFd) {
 }
 
 /// Lets a second go by; false when it is time to stop.
-fn pause(stop: &OwnedFd) -> bool {
+fn pause(stop: &EventNotifier) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     matches!(poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&second)), Ok(0))

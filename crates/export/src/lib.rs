@@ -9,7 +9,7 @@
 //!
 //! A session describes queues; a queue that is described, started and enabled becomes a [`Worker`] and moves, by
 //! value, to an I/O thread. To change it the session takes it back, drained; from outside it is moved to another I/O
-//! thread (`moves.rs`) or given another disk (`exchange.rs`), and the session does not notice.
+//! thread (`moves.rs`) or given another disk (`reopen.rs`), and the session does not notice.
 //!
 //! The session speaks for itself and not through `vhost`'s request handler, because that one has no way to announce a
 //! changed configuration, and waits for the rest of half a message with no way to be stopped.
@@ -18,7 +18,6 @@
 
 mod alarm;
 mod budget;
-mod exchange;
 mod export;
 mod latency;
 mod listener;
@@ -29,6 +28,7 @@ mod peer_log;
 mod protocol;
 mod protocol_error;
 mod queues;
+mod reopen;
 mod session;
 mod socket;
 mod stats;
@@ -36,12 +36,12 @@ mod sys;
 mod vring;
 mod worker;
 
-pub use exchange::{Exchange, exchange};
 pub use export::{Export, ExportConfig, ExportError, Stop};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 pub use moves::Pause;
+pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MEMORY_SLOTS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};
 pub use stats::{OpStats, QueueCounters, QueueStats};

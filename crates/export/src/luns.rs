@@ -12,9 +12,9 @@ use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 use egret_vring::memory::MemoryRules;
 
-use crate::export::{Export, ExportError, Kind};
+use crate::export::{DeviceType, Export, ExportError};
 use crate::listener::Address;
-use crate::queues::{Place, lock};
+use crate::queues::{RunningQueue, lock};
 use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 
@@ -63,7 +63,7 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, (address, access), Kind::Scsi(scsi), memory, kickless, disks, loops)
+        Self::listen(id, (address, access), DeviceType::Scsi(scsi), memory, kickless, disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.
@@ -78,11 +78,11 @@ impl Export {
         let key = lun.disk;
         let mut queues = lock(&self.shared.queues);
         let mut attached = Vec::new();
-        for place in queues.places(self.shared.device().diskless_queues()) {
-            let (theirs, id) = (Arc::clone(&disk), place.id);
-            let asked = place.on.call(move |target| attach(target, id, key, theirs));
+        for queue in queues.running_queues(self.shared.device().diskless_queues()) {
+            let (theirs, id) = (Arc::clone(&disk), queue.id);
+            let asked = queue.on.call(move |target| attach(target, id, key, theirs));
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
-                Ok(()) => attached.push(place),
+                Ok(()) => attached.push(queue),
                 Err(e) => {
                     detach(&attached, key);
                     scsi.abandon(&lun);
@@ -98,7 +98,7 @@ impl Export {
             }
         }
         drop(queues);
-        self.tell_events();
+        self.notify_event_queue();
         Ok(())
     }
 
@@ -111,9 +111,9 @@ impl Export {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        let leaving = detach(&queues.places(self.shared.device().diskless_queues()), gone.disk);
+        let leaving = detach(&queues.running_queues(self.shared.device().diskless_queues()), gone.disk);
         drop(queues);
-        self.tell_events();
+        self.notify_event_queue();
         Ok(leaving)
     }
 
@@ -125,15 +125,15 @@ impl Export {
     pub fn resize_lun(&self, at: LunAddress, bytes: u64) -> Result<bool, ExportError> {
         let changed = self.scsi(at)?.resize(at, bytes);
         let changed = changed.ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
-        self.tell_events();
+        self.notify_event_queue();
         Ok(changed)
     }
 
     /// The logical units that there are.
     pub fn luns(&self) -> Vec<LunAddress> {
         match &self.device {
-            Kind::Scsi(scsi) => scsi.addresses(),
-            Kind::Blk(_) => Vec::new(),
+            DeviceType::Scsi(scsi) => scsi.addresses(),
+            DeviceType::Blk(_) => Vec::new(),
         }
     }
 
@@ -144,14 +144,14 @@ impl Export {
 
     fn scsi(&self, at: LunAddress) -> Result<&Scsi, ExportError> {
         match &self.device {
-            Kind::Scsi(scsi) => Ok(scsi),
-            Kind::Blk(_) => Err(ExportError::NoLun(self.shared.id.clone(), at)),
+            DeviceType::Scsi(scsi) => Ok(scsi),
+            DeviceType::Blk(_) => Err(ExportError::NoLun(self.shared.id.clone(), at)),
         }
     }
 
     /// Has the event queue look at what there is to tell.
-    fn tell_events(&self) {
-        if let Some(Place { on, id, .. }) = lock(&self.shared.queues).place(EVENTS) {
+    fn notify_event_queue(&self) {
+        if let Some(RunningQueue { on, id, .. }) = lock(&self.shared.queues).running_queue(EVENTS) {
             on.send(move |target| target.wake(id));
         }
     }
@@ -183,9 +183,9 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
 }
 
 /// Takes a disk from queues. Each loop holds a sender until no request of that disk is left on it.
-fn detach(places: &[Place], key: DiskKey) -> LeavingDisk {
+fn detach(queues: &[RunningQueue], key: DiskKey) -> LeavingDisk {
     let (held, left) = channel::<()>();
-    for &Place { ref on, id, .. } in places {
+    for &RunningQueue { ref on, id, .. } in queues {
         let held = held.clone();
         on.send(move |target| {
             if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {

@@ -20,7 +20,7 @@ use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{LoopHandle, Nanos, clock};
 
 use crate::export::{Export, ExportError};
-use crate::queues::{Place, Queues, deal, lock};
+use crate::queues::{Queues, RunningQueue, assign_queues, lock};
 use crate::worker::Worker;
 
 /// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.
@@ -41,7 +41,7 @@ type Targets = Vec<(usize, LoopHandle<Worker>)>;
 /// A queue that was to move: where it is now, how long it was not served, and what was in the way.
 struct Moved {
     queue: usize,
-    at: Result<Place, Worker>,
+    at: Result<RunningQueue, Worker>,
     pause: Pause,
     problem: Option<Problem>,
 }
@@ -64,7 +64,7 @@ impl Export {
     /// If there is no loop.
     pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Pause, ExportError> {
         let mut queues = lock(&self.shared.queues);
-        let targets = deal(self.shared.device(), loops).into_iter().enumerate();
+        let targets = assign_queues(self.shared.device(), loops).into_iter().enumerate();
         let targets = targets.filter(|(queue, to)| queues.loops[*queue] != *to).collect::<Targets>();
         let system = |e| ExportError::System(self.shared.id.clone(), e);
         let diskless = self.shared.device().diskless_queues().into();
@@ -94,7 +94,7 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Pause, Problem> {
     let (tell, told) = channel();
     let mut moving = Vec::new();
     for (queue, to) in targets {
-        match queues.place(queue) {
+        match queues.running_queue(queue) {
             None => queues.loops[queue] = to,
             Some(place) if place.on == to => {}
             Some(place) => {
@@ -110,7 +110,7 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Pause, Problem> {
     while let Some(moved) = next(&mut moving, &told, patience_ends) {
         let queue = moved.queue;
         match moved.at {
-            Ok(Place { on, id, .. }) => (queues.loops[queue], queues.running[queue]) = (on, Some(id)),
+            Ok(RunningQueue { on, id, .. }) => (queues.loops[queue], queues.running[queue]) = (on, Some(id)),
             Err(worker) => {
                 tracing::error!("queue {queue} is served by nobody, until its client stops and starts it");
                 queues.running[queue] = None;
@@ -124,7 +124,7 @@ fn shift(queues: &mut Queues, targets: Targets) -> Result<Pause, Problem> {
 }
 
 /// Has the loop of a queue give its worker to another loop, when it is drained, and that one tell.
-fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sender<Moved>) {
+fn hand_over(RunningQueue { queue, on, id }: RunningQueue, to: LoopHandle<Worker>, tell: Sender<Moved>) {
     let home = on.clone();
     on.send(move |target| {
         let begun = clock::now();
@@ -134,7 +134,8 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
             to.clone().send(move |target| match target.attach(worker) {
                 Ok(id) => {
                     let pause = Pause { whole: clock::now() - begun, drain };
-                    let _ = tell.send(Moved { queue, at: Ok(Place { queue, on: to, id }), pause, problem: None });
+                    let _ =
+                        tell.send(Moved { queue, at: Ok(RunningQueue { queue, on: to, id }), pause, problem: None });
                 }
                 Err((worker, e)) => take_back(queue, worker, e, home, tell),
             });
@@ -146,26 +147,26 @@ fn hand_over(Place { queue, on, id }: Place, to: LoopHandle<Worker>, tell: Sende
 fn take_back(queue: usize, mut worker: Worker, why: io::Error, home: LoopHandle<Worker>, tell: Sender<Moved>) {
     worker.set_home(home.clone());
     home.clone().send(move |target| {
-        let at = target.attach(worker).map(|id| Place { queue, on: home, id }).map_err(|(worker, _)| worker);
+        let at = target.attach(worker).map(|id| RunningQueue { queue, on: home, id }).map_err(|(worker, _)| worker);
         let _ = tell.send(Moved { queue, at, pause: Pause::default(), problem: Some(Problem::System(why)) });
     });
 }
 
 /// The next of those that move to have come to an end; `None` when all have.
-fn next(moving: &mut Vec<Place>, told: &Receiver<Moved>, patience_ends: Instant) -> Option<Moved> {
+fn next(moving: &mut Vec<RunningQueue>, told: &Receiver<Moved>, patience_ends: Instant) -> Option<Moved> {
     if moving.is_empty() {
         return None;
     }
     let arrived = told.recv_timeout(patience_ends.saturating_duration_since(Instant::now()));
-    // Who has set out when patience ends arrives at once.
+    // A worker that has left its loop when the patience ends arrives at the other one at once.
     let moved = arrived.ok().or_else(|| stay(moving)).or_else(|| told.recv().ok())?;
     moving.retain(|place| place.queue != moved.queue);
     Some(moved)
 }
 
 /// Has one of those that move stay, because its requests do not end; `None` if all have set out.
-fn stay(moving: &[Place]) -> Option<Moved> {
-    let is_here = |place: &&Place| {
+fn stay(moving: &[RunningQueue]) -> Option<Moved> {
+    let is_here = |place: &&RunningQueue| {
         let id = place.id;
         place.on.call(move |target| target.resume(id)).unwrap_or(true)
     };

@@ -1,6 +1,6 @@
 //! The vhost-user wire: messages in, replies out, every byte of them checked.
 //!
-//! Messages and their numbers are those of QEMU's `docs/interop/vhost-user.rst`. A message is a header of three
+//! Messages are those of QEMU's `docs/interop/vhost-user.rst`. A message is a header of three
 //! 32-bit words (request, flags, size of the body), the body, and descriptors beside it. All integers are in the
 //! host's byte order.
 
@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, flag, request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -20,32 +21,11 @@ use rustix::net::{
 use crate::peer_fd::PeerFd;
 use crate::protocol_error::{MESSAGE_TIME, ProtocolError, invalid};
 
-/// Protocol feature bits.
-pub(crate) mod feature {
-    pub(crate) const MQ: u64 = 1 << 0;
-    pub(crate) const REPLY_ACK: u64 = 1 << 3;
-    pub(crate) const BACKEND_REQ: u64 = 1 << 5;
-    pub(crate) const CONFIG: u64 = 1 << 9;
-    pub(crate) const INFLIGHT_SHMFD: u64 = 1 << 12;
-    pub(crate) const RESET_DEVICE: u64 = 1 << 13;
-    pub(crate) const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
-}
-
-/// The virtio feature bit by which both sides agree on having protocol features.
-pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-
 /// Regions in a memory table, and the most descriptors that one message carries.
 pub(crate) const MAX_REGIONS_IN_TABLE: usize = 8;
 /// The largest body of any message that we accept: configuration space with its header.
 const MAX_BODY: usize = 4096;
 const MAX_CONFIG: u32 = 256;
-
-const VERSION: u32 = 1;
-const FLAG_REPLY: u32 = 1 << 2;
-const FLAG_NEED_REPLY: u32 = 1 << 3;
-const NO_FD: u64 = 1 << 8;
-
-const BACKEND_CONFIG_CHANGE: u32 = 2;
 
 /// A piece of the peer's memory.
 #[derive(Clone, Copy, Debug)]
@@ -175,7 +155,7 @@ impl<'a> Connection<'a> {
             _ => return Err(ProtocolError::HungUp),
         }
         let [number, flags, size] = words(&header);
-        if flags & 3 != VERSION || flags & FLAG_REPLY != 0 {
+        if flags & 3 != flag::VERSION || flags & flag::REPLY != 0 {
             return invalid(format!("a header with flags {flags:#x}; the version must be 1, and no reply was due"));
         }
         if size as usize > MAX_BODY {
@@ -186,7 +166,7 @@ impl<'a> Connection<'a> {
             return Err(ProtocolError::HungUp);
         }
         let request = parse(number, &body, fds)?;
-        Ok(Some((request, Message { number, wants_ack: flags & FLAG_NEED_REPLY != 0 })))
+        Ok(Some((request, Message { number, wants_ack: flags & flag::NEED_REPLY != 0 })))
     }
 
     /// Reads until `buffer` is full; returns how much there was before the peer left or it was time to stop. `begun` is
@@ -257,7 +237,7 @@ impl<'a> Connection<'a> {
 
     /// Answers `to`, with descriptors.
     pub(crate) fn reply_with(&self, to: &Message, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ProtocolError> {
-        Ok(send_message(&self.stream, to.number, VERSION | FLAG_REPLY, body, fds)?)
+        Ok(send_message(&self.stream, to.number, flag::VERSION | flag::REPLY, body, fds)?)
     }
 
     /// Answers `to` with a number, as most requests want it, and acknowledgements too.
@@ -268,7 +248,7 @@ impl<'a> Connection<'a> {
 
 /// Tells the peer, on the channel it gave for that, that the configuration space changed.
 pub(crate) fn send_config_change(channel: &UnixStream) -> io::Result<()> {
-    send_message(channel, BACKEND_CONFIG_CHANGE, VERSION, &[], &[])
+    send_message(channel, BACKEND_CONFIG_CHANGE, flag::VERSION, &[], &[])
 }
 
 fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -333,63 +313,65 @@ fn region(bytes: &[u8]) -> RegionAt {
 
 /// Makes a request of a message's parts. Descriptors that it has no use for are closed.
 fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, ProtocolError> {
-    let sized = |name: &str, size: usize| match body.len() {
+    use request::*;
+    let name = name(number);
+    let sized = |size: usize| match body.len() {
         len if len == size => Ok(()),
         len => invalid(format!("{name} with a body of {len} bytes instead of {size}")),
     };
-    let long = |name| sized(name, 8).map(|()| longs::<1>(body)[0]);
-    let state = |name| sized(name, 8).map(|()| words::<2>(body));
-    let ring_fd = |name, fds: &mut Vec<PeerFd>| {
-        let value = long(name)?;
+    let long = || sized(8).map(|()| longs::<1>(body)[0]);
+    let state = || sized(8).map(|()| words::<2>(body));
+    let ring_fd = |fds: &mut Vec<PeerFd>| {
+        let value = long()?;
         match (value & NO_FD == 0, fds.pop(), fds.is_empty()) {
             (true, Some(fd), true) => Ok((value as u32 & 0xff, Some(fd))),
             (false, None, _) => Ok((value as u32 & 0xff, None)),
             _ => invalid(format!("{name} with the wrong number of descriptors")),
         }
     };
-    let empty = |name, request| sized(name, 0).map(|()| request);
+    let empty = |request| sized(0).map(|()| request);
     match number {
-        1 => empty("GET_FEATURES", Request::GetFeatures),
-        2 => long("SET_FEATURES").map(Request::SetFeatures),
-        3 => empty("SET_OWNER", Request::SetOwner),
-        4 => empty("RESET_OWNER", Request::ResetOwner),
-        5 => mem_table(body, fds).map(Request::SetMemTable),
-        8 => state("SET_VRING_NUM").map(|[index, num]| Request::SetVringNum(index, num)),
-        9 => sized("SET_VRING_ADDR", 40).map(|()| {
+        GET_FEATURES => empty(Request::GetFeatures),
+        SET_FEATURES => long().map(Request::SetFeatures),
+        SET_OWNER => empty(Request::SetOwner),
+        RESET_OWNER => empty(Request::ResetOwner),
+        SET_MEM_TABLE => mem_table(body, fds).map(Request::SetMemTable),
+        SET_VRING_NUM => state().map(|[index, num]| Request::SetVringNum(index, num)),
+        SET_VRING_ADDR => sized(40).map(|()| {
             // Index and flags (dirty logging, which is not offered) share the first long; the last is the log's address.
             let [_, desc, used, avail] = longs(body);
             Request::SetVringAddr(words::<1>(body)[0], RingAt { desc, used, avail })
         }),
-        10 => state("SET_VRING_BASE").map(|[index, base]| Request::SetVringBase(index, base)),
-        11 => state("GET_VRING_BASE").map(|[index, _]| Request::GetVringBase(index)),
-        12 => ring_fd("SET_VRING_KICK", &mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),
-        13 => ring_fd("SET_VRING_CALL", &mut fds).map(|(index, fd)| Request::SetVringCall(index, fd)),
-        14 => ring_fd("SET_VRING_ERR", &mut fds).map(|(index, fd)| Request::SetVringErr(index, fd)),
-        15 => empty("GET_PROTOCOL_FEATURES", Request::GetProtocolFeatures),
-        16 => long("SET_PROTOCOL_FEATURES").map(Request::SetProtocolFeatures),
-        17 => empty("GET_QUEUE_NUM", Request::GetQueueNum),
-        18 => match state("SET_VRING_ENABLE")? {
+        SET_VRING_BASE => state().map(|[index, base]| Request::SetVringBase(index, base)),
+        GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index)),
+        SET_VRING_KICK => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),
+        SET_VRING_CALL => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringCall(index, fd)),
+        SET_VRING_ERR => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringErr(index, fd)),
+        GET_PROTOCOL_FEATURES => empty(Request::GetProtocolFeatures),
+        SET_PROTOCOL_FEATURES => long().map(Request::SetProtocolFeatures),
+        GET_QUEUE_NUM => empty(Request::GetQueueNum),
+        SET_VRING_ENABLE => match state()? {
             [index, on @ (0 | 1)] => Ok(Request::SetVringEnable(index, on == 1)),
-            [_, other] => invalid(format!("SET_VRING_ENABLE {other}; it must be 0 or 1")),
+            [_, other] => invalid(format!("{name} {other}; it must be 0 or 1")),
         },
-        21 => match fds.pop() {
+        SET_BACKEND_REQ_FD => match fds.pop() {
             Some(fd) => Ok(Request::SetBackendReqFd(fd)),
-            None => invalid("SET_BACKEND_REQ_FD without a descriptor"),
+            None => invalid(format!("{name} without a descriptor")),
         },
-        24 | 25 => config(number, body),
-        31 => InflightAt::parse("GET_INFLIGHT_FD", body).map(|at| Request::GetInflight(at, body.len())),
-        32 => match (InflightAt::parse("SET_INFLIGHT_FD", body)?, fds.pop()) {
+        GET_CONFIG | SET_CONFIG => config(number, body),
+        GET_INFLIGHT_FD => InflightAt::parse(name, body).map(|at| Request::GetInflight(at, body.len())),
+        SET_INFLIGHT_FD => match (InflightAt::parse(name, body)?, fds.pop()) {
             (at, Some(fd)) => Ok(Request::SetInflight(at, fd)),
-            (_, None) => invalid("SET_INFLIGHT_FD without a descriptor"),
+            (_, None) => invalid(format!("{name} without a descriptor")),
         },
-        34 => empty("RESET_DEVICE", Request::ResetDevice),
-        36 => empty("GET_MAX_MEM_SLOTS", Request::GetMaxMemSlots),
-        37 => match (sized("ADD_MEM_REG", 40)?, fds.pop()) {
+        RESET_DEVICE => empty(Request::ResetDevice),
+        GET_MAX_MEM_SLOTS => empty(Request::GetMaxMemSlots),
+        ADD_MEM_REG => match (sized(40)?, fds.pop()) {
             ((), Some(fd)) => Ok(Request::AddMemReg(region(&body[8..]), fd)),
-            ((), None) => invalid("ADD_MEM_REG without a descriptor"),
+            ((), None) => invalid(format!("{name} without a descriptor")),
         },
         // Front-ends may send a descriptor along, which means nothing.
-        38 => sized("REM_MEM_REG", 40).map(|()| Request::RemMemReg(region(&body[8..]))),
+        REM_MEM_REG => sized(40).map(|()| Request::RemMemReg(region(&body[8..]))),
         other => invalid(format!("request {other}, which was not negotiated")),
     }
 }
@@ -411,7 +393,7 @@ fn config(number: u32, body: &[u8]) -> Result<Request, ProtocolError> {
         return invalid(format!("configuration access of {size} bytes in a body of {}", body.len()));
     }
     Ok(match number {
-        24 => Request::GetConfig { offset, size, flags },
+        request::GET_CONFIG => Request::GetConfig { offset, size, flags },
         _ => Request::SetConfig { offset, bytes: body[12..].to_vec() },
     })
 }

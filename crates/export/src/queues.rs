@@ -5,7 +5,7 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::Disk;
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
@@ -16,7 +16,7 @@ use egret_vring::ring::Queue;
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::stats::QueueCounters;
-use crate::worker::{About, Disks, Kickless, VringFds, Worker};
+use crate::worker::{Disks, Kickless, QueueInfo, VringFds, Worker};
 
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
@@ -40,15 +40,16 @@ pub(crate) struct Shared {
     channel: Mutex<Option<UnixStream>>,
 }
 
-/// What changes together: who takes a disk in or out must reach every queue that runs, and every one that will.
+/// What changes together: a disk that is added or removed must be so for every queue that runs, and for every one that
+/// starts later.
 pub(crate) struct Queues {
     /// The loop of each queue, where it runs or would run.
     pub(crate) loops: Vec<LoopHandle<Worker>>,
     /// The running ones.
     pub(crate) running: Vec<Option<SourceId>>,
-    /// Those that no loop took back after a move that failed.
+    /// The workers that no loop took back after a move that failed.
     pub(crate) stranded: Vec<(usize, Worker)>,
-    /// How many are on their way to a stop.
+    /// How many are stopping.
     pub(crate) stopping: usize,
     /// The device's disks, by their keys.
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
@@ -56,7 +57,7 @@ pub(crate) struct Queues {
 
 /// Where a running queue is.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct RunningQueue {
     pub(crate) queue: usize,
     pub(crate) on: LoopHandle<Worker>,
     pub(crate) id: SourceId,
@@ -64,22 +65,22 @@ pub(crate) struct Place {
 
 impl Queues {
     /// Where a queue is, if it runs.
-    pub(crate) fn place(&self, queue: usize) -> Option<Place> {
-        Some(Place { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    pub(crate) fn running_queue(&self, queue: usize) -> Option<RunningQueue> {
+        Some(RunningQueue { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
     }
 
     /// Where the running queues are, from the queue `first` on.
-    pub(crate) fn places(&self, first: u16) -> Vec<Place> {
-        (first.into()..self.running.len()).filter_map(|queue| self.place(queue)).collect()
+    pub(crate) fn running_queues(&self, first: u16) -> Vec<RunningQueue> {
+        (first.into()..self.running.len()).filter_map(|queue| self.running_queue(queue)).collect()
     }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
-pub(crate) fn deal(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
+pub(crate) fn assign_queues(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
     let turn = |queue: u16| usize::from(queue.saturating_sub(device.diskless_queues()));
     (0..device.num_queues()).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
 }
@@ -96,7 +97,7 @@ impl Shared {
     ) -> Self {
         let count = device.num_queues().into();
         let queues = Queues {
-            loops: deal(&*device, loops),
+            loops: assign_queues(&*device, loops),
             running: vec![None; count],
             stranded: Vec::new(),
             stopping: 0,
@@ -138,25 +139,25 @@ impl Shared {
         let mut queues = lock(&self.queues);
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
-        let about = About { log: Arc::clone(&self.log), index, kickless: self.kickless };
-        let mut worker = Worker::new(about, queue, model, Disks::new(disks), fds, counters);
+        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
+        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, counters);
         worker.set_home(queues.loops[index].clone());
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
     }
 
-    /// Has a queue's worker changed, on its loop, if it runs, and waits for that: a peer that orders changes without a
-    /// pause fills nobody's mailbox.
+    /// Changes a queue's worker on its loop, if it runs, and waits for that. So a peer that orders changes without a pause
+    /// has at most one command in the loop's mailbox.
     ///
-    /// Nothing is locked meanwhile. A queue that has moved on is looked for again.
+    /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there.
     pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
         loop {
-            let place = lock(&self.queues).place(queue);
-            let Some(Place { on, id, .. }) = place else { return };
+            let queue = lock(&self.queues).running_queue(queue);
+            let Some(RunningQueue { on, id, .. }) = queue else { return };
             let changed = on.call(move |target| {
                 let Some(worker) = target.source(id) else { return Err(change) };
                 change(worker);
-                // It may have something to tell.
+                // The change may have left something to signal, which the end of a turn does.
                 target.wake(id);
                 Ok(())
             });
@@ -169,13 +170,13 @@ impl Shared {
 
     /// Waits until every queue that runs has been dispatched since it was started.
     pub(crate) fn await_turns(&self) {
-        for place in lock(&self.queues).places(0) {
+        for queue in lock(&self.queues).running_queues(0) {
             // A loop runs commands after it has dispatched what was ready, and a source that is new to it is.
-            let _ = place.on.call(|_| ());
+            let _ = queue.on.call(|_| ());
         }
     }
 
-    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be told when it is there.
+    /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be called when it has arrived.
     pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
         let mut queues = lock(&self.queues);
         queues.stopping += 1;
@@ -202,8 +203,8 @@ impl Shared {
         *lock(&self.channel) = channel;
     }
 
-    /// Whoever listens for changes is told that there is one; says whether somebody could be told.
-    pub(crate) fn tell_config_change(&self) -> bool {
+    /// Sends the client BACKEND_CONFIG_CHANGE, if it has given a channel for that. Returns whether it was sent.
+    pub(crate) fn notify_config_change(&self) -> bool {
         lock(&self.channel).as_ref().is_some_and(|channel| send_config_change(channel).is_ok())
     }
 }

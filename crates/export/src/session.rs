@@ -13,23 +13,24 @@ use egret_event_loop::Leaving;
 use egret_virtio::{EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
+use egret_vring::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;
 use crate::peer_fd::PeerFd;
-use crate::protocol::{Connection, F_PROTOCOL_FEATURES, InflightAt, Message, RegionAt, Request, RingAt, feature};
+use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
 use crate::vring::{Due, Runs, Vring};
 use crate::worker::{VringFds, Worker};
 
-const PROTOCOL_FEATURES: u64 = feature::MQ
-    | feature::REPLY_ACK
-    | feature::BACKEND_REQ
-    | feature::CONFIG
-    | feature::INFLIGHT_SHMFD
-    | feature::RESET_DEVICE
-    | feature::CONFIGURE_MEM_SLOTS;
+const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
+    | protocol_feature::REPLY_ACK
+    | protocol_feature::BACKEND_REQ
+    | protocol_feature::CONFIG
+    | protocol_feature::INFLIGHT_SHMFD
+    | protocol_feature::RESET_DEVICE
+    | protocol_feature::CONFIGURE_MEM_SLOTS;
 
 /// Where the configuration space begins for front-ends from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
@@ -77,7 +78,7 @@ impl<'a> Session<'a> {
             if !pause.is_zero() {
                 self.connection.pause(pause)?;
             }
-            let acknowledges = message.wants_ack && self.protocol_features & feature::REPLY_ACK != 0;
+            let acknowledges = message.wants_ack && self.protocol_features & protocol_feature::REPLY_ACK != 0;
             match self.answer(request, &message) {
                 Ok(Answered::Replied) => {}
                 Ok(Answered::Done) if acknowledges => self.connection.reply_u64(&message, 0)?,
@@ -129,7 +130,7 @@ impl<'a> Session<'a> {
             Request::SetVringErr(index, fd) => self.set_fd(index, fd, |fds, fd| fds.err = fd)?,
             Request::SetVringEnable(index, enabled) => {
                 self.vring(index)?.set_enabled(enabled);
-                self.settle(index as usize)?;
+                self.update_vring(index as usize)?;
             }
             Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd.into_socket()?))),
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
@@ -192,7 +193,7 @@ impl<'a> Session<'a> {
 
     fn set_addresses(&mut self, index: u32, at: RingAt) -> Result<(), ProtocolError> {
         self.describe(index, |vring| vring.set_addresses(at))?;
-        self.settle(index as usize)
+        self.update_vring(index as usize)
     }
 
     fn set_base(&mut self, index: u32, base: u32) -> Result<(), ProtocolError> {
@@ -224,7 +225,7 @@ impl<'a> Session<'a> {
         // A new descriptor for a ring that runs: it stops and starts again, and misses nothing.
         self.stop_queue(index as usize);
         self.describe(index, |vring| vring.start(fd))?;
-        self.settle(index as usize)
+        self.update_vring(index as usize)
     }
 
     fn set_fd(
@@ -284,14 +285,14 @@ impl<'a> Session<'a> {
     }
 
     /// Starts or stops a queue if what is known of it now asks for that.
-    fn settle(&mut self, index: usize) -> Result<(), ProtocolError> {
+    fn update_vring(&mut self, index: usize) -> Result<(), ProtocolError> {
         match self.vrings[index].due() {
             Due::Start if !self.must_wait(index) => self.start(index)?,
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),
         }
         match usize::from(self.shared.device().diskless_queues()) {
-            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.settle(waiting)),
+            diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
             _ => Ok(()),
         }
     }
@@ -309,8 +310,8 @@ impl<'a> Session<'a> {
         self.inflight.as_ref()?.queue(index as u16)
     }
 
-    fn settle_all(&mut self) -> Result<(), ProtocolError> {
-        (0..self.vrings.len()).try_for_each(|index| self.settle(index))
+    fn update_vrings(&mut self) -> Result<(), ProtocolError> {
+        (0..self.vrings.len()).try_for_each(|index| self.update_vring(index))
     }
 
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
@@ -408,7 +409,7 @@ impl<'a> Session<'a> {
     fn change_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
         self.stop_all();
         self.memory = Arc::new(memory);
-        self.settle_all()
+        self.update_vrings()
     }
 
     /// The reply to GET_CONFIG: its header again, and the bytes.

@@ -3,18 +3,18 @@
 use std::sync::OnceLock;
 
 use egret_event_loop::{Counter, Nanos};
-use egret_virtio::{Ended, Kind, Status};
+use egret_virtio::{Completed, RequestType, Status};
 
 use crate::latency::{Latencies, LatencyCounters};
 
-/// Requests of one kind.
+/// Requests of one type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpStats {
-    /// Requests that ended.
+    /// Requests that completed.
     pub requests: u64,
     /// Bytes they moved, discarded or zeroed.
     pub bytes: u64,
-    /// Those that ended with an error.
+    /// Those that completed with an error.
     pub errors: u64,
 }
 
@@ -33,8 +33,8 @@ impl OpStats {
 // On cache lines of its own, so that two loops that count do not get into each other's way.
 #[repr(align(128))]
 pub struct QueueCounters {
-    ops: [OpCounters; Kind::ALL.len()],
-    /// Requests taken in and not ended.
+    ops: [OpCounters; RequestType::ALL.len()],
+    /// Requests taken in and not completed.
     pub in_flight: Counter,
     /// Notifications sent to the guest.
     pub calls: Counter,
@@ -55,23 +55,23 @@ struct OpCounters {
 
 impl QueueCounters {
     #[inline]
-    pub(crate) fn count(&self, ended: &Ended, latency: Nanos) {
-        let op = &self.ops[ended.kind as usize];
+    pub(crate) fn count(&self, completed: &Completed, latency: Nanos) {
+        let op = &self.ops[completed.request_type as usize];
         op.requests.add(1);
-        op.bytes.add(ended.bytes);
-        op.errors.add(u64::from(ended.status != Status::Ok));
+        op.bytes.add(completed.bytes);
+        op.errors.add(u64::from(completed.status != Status::Ok));
         op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
     }
 
-    /// Requests of `kind`.
-    pub fn op(&self, kind: Kind) -> OpStats {
-        let op = &self.ops[kind as usize];
+    /// Requests of `request_type`.
+    pub fn op(&self, request_type: RequestType) -> OpStats {
+        let op = &self.ops[request_type as usize];
         OpStats { requests: op.requests.get(), bytes: op.bytes.get(), errors: op.errors.get() }
     }
 
-    /// Adds how long requests of `kind` took to `sum`, if there were any.
-    pub fn add_latency_to(&self, kind: Kind, sum: &mut Option<Latencies>) {
-        if let Some(latency) = self.ops[kind as usize].latency.get() {
+    /// Adds how long requests of `request_type` took to `sum`, if there were any.
+    pub fn add_latency_to(&self, request_type: RequestType, sum: &mut Option<Latencies>) {
+        if let Some(latency) = self.ops[request_type as usize].latency.get() {
             latency.add_to(sum.get_or_insert_default());
         }
     }
@@ -85,9 +85,9 @@ impl QueueCounters {
 
     /// Adds everything to `sum`.
     pub fn add_to(&self, sum: &mut QueueStats) {
-        for kind in Kind::ALL {
-            sum.ops[kind as usize].add(&self.op(kind));
-            self.add_latency_to(kind, &mut sum.latency[kind as usize]);
+        for request_type in RequestType::ALL {
+            sum.ops[request_type as usize].add(&self.op(request_type));
+            self.add_latency_to(request_type, &mut sum.latency[request_type as usize]);
         }
         sum.in_flight += self.in_flight.get();
         sum.calls += self.calls.get();
@@ -99,9 +99,9 @@ impl QueueCounters {
 /// What one queue, or several, had counted when they were read, since their exports began.
 #[derive(Clone, Debug, Default)]
 pub struct QueueStats {
-    ops: [OpStats; Kind::ALL.len()],
-    latency: [Option<Latencies>; Kind::ALL.len()],
-    /// Requests taken in and not ended.
+    ops: [OpStats; RequestType::ALL.len()],
+    latency: [Option<Latencies>; RequestType::ALL.len()],
+    /// Requests taken in and not completed.
     pub in_flight: u64,
     /// Notifications sent to the guest.
     pub calls: u64,
@@ -112,12 +112,12 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    /// Requests of `kind`.
-    pub const fn op(&self, kind: Kind) -> OpStats {
-        self.ops[kind as usize]
+    /// Requests of `request_type`.
+    pub const fn op(&self, request_type: RequestType) -> OpStats {
+        self.ops[request_type as usize]
     }
 
-    /// Requests of every kind.
+    /// Requests of every type.
     pub fn total(&self) -> OpStats {
         self.ops.iter().fold(OpStats::default(), |mut sum, op| {
             sum.add(op);
@@ -125,13 +125,13 @@ impl QueueStats {
         })
     }
 
-    /// How long requests of `kind` took, from the turn that took them in to the turn that saw them end; `None` before
+    /// How long requests of `request_type` took, from the turn that took them in to the turn that saw them end; `None` before
     /// the first.
-    pub const fn latency_of(&self, kind: Kind) -> Option<&Latencies> {
-        self.latency[kind as usize].as_ref()
+    pub const fn latency_of(&self, request_type: RequestType) -> Option<&Latencies> {
+        self.latency[request_type as usize].as_ref()
     }
 
-    /// How long requests of every kind took; `None` before the first.
+    /// How long requests of every type took; `None` before the first.
     pub fn latency(&self) -> Option<Latencies> {
         self.latency.iter().flatten().cloned().reduce(|mut sum, more| {
             sum.add(&more);
@@ -139,7 +139,7 @@ impl QueueStats {
         })
     }
 
-    /// The latencies of requests that ended after `before` was taken; `None` if none has.
+    /// The latencies of requests that completed after `before` was taken; `None` if none has.
     pub fn latency_since(&self, before: &Self) -> Option<Latencies> {
         let now = self.latency()?;
         let since = before.latency().map_or_else(|| now.clone(), |before| now.since(&before));

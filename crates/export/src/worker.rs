@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
-use egret_virtio::{DiskKey, Ended, Model, Next};
+use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::Buffers;
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
@@ -19,20 +19,20 @@ use crate::stats::QueueCounters;
 /// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
 #[derive(Default)]
 pub(crate) struct VringFds {
-    /// The guest made requests available. Without one the queue is looked at by itself.
+    /// The driver signals it after it has made chains available. Without one the queue is polled.
     pub kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
-    /// The queue broke.
+    /// Is signalled when the queue breaks.
     pub err: Option<OwnedFd>,
-    /// The driver is to be called at the end of the next turn, whatever it asked for.
+    /// Signal `call` at the end of the next turn, even if the driver's event suppression says not to.
     owes_call: bool,
-    /// The queue broke, and `err` was not signalled yet.
+    /// The queue broke and `err` is not signalled yet.
     owes_err: bool,
 }
 
 impl VringFds {
-    /// Calls the driver here from now on, with used buffers. Soon for the first time: of what was used before, it may have
-    /// been told where nobody listened, or by a daemon that died before it did.
+    /// Sets the descriptor by which the driver is called, and calls it once at the end of the next turn: elements that were
+    /// used earlier may have been signalled on another descriptor, or not at all by a daemon that died before it could.
     pub(crate) fn set_call(&mut self, fd: Option<OwnedFd>) {
         self.call = fd;
         self.owes_call = true;
@@ -42,9 +42,9 @@ impl VringFds {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// Takes nothing more in.
+    /// Pops no more chains; those in flight end.
     Stopping,
-    /// The guest broke the rules of the ring: it gets no more service until it sets the queue up anew.
+    /// The driver broke the rules of the ring: nothing is served until it sets the queue up anew.
     Broken,
 }
 
@@ -58,43 +58,43 @@ pub enum Kickless {
     Busy,
 }
 
-/// What a worker is told of its queue beside the ring.
-pub(crate) struct About {
-    /// Where it says what its guest did.
+/// What a worker knows of its queue beside the ring.
+pub(crate) struct QueueInfo {
+    /// Where it logs what its guest does wrong.
     pub log: Arc<PeerLog>,
     /// Its number on the device.
     pub index: usize,
     pub kickless: Kickless,
 }
 
-/// A queue takes no more in in a turn when it has taken in chains of so many bytes, or of so many pieces of memory: what a
-/// chain costs the loop grows with both, and the other queues of the loop wait meanwhile. So a turn is as long as the
-/// loop's queues are many, whatever their drivers ask for: each takes in this much and one chain at most.
+/// How many bytes, and how many iovecs, of chains a queue pops in one turn; it stops after the chain that reaches either.
+/// The cost of a chain grows with both, and the loop's other queues wait meanwhile. So the length of a turn is bounded by
+/// the number of queues on the loop, whatever their drivers ask for.
 const TURN_BYTES: u64 = 1 << 20;
-const TURN_PIECES: u32 = 1024;
+const TURN_IOVECS: u32 = 1024;
 
-/// Nor does a queue take chains in while those in flight have so many pieces of memory, which bounds its lists of them:
-/// 1 MiB, and twice as many requests of 128 pieces as Linux has in flight on a queue.
-const MOST_PIECES: u32 = 65536;
+/// A queue pops no chains while those in flight have this many iovecs. This bounds the memory of its lists of them to
+/// 1 MiB, and is twice what Linux has in flight on a queue with requests of 128 iovecs.
+const MOST_IOVECS: u32 = 65536;
 
-/// How often a queue without a kick descriptor is looked at, at least.
+/// How often a queue without a kick descriptor is polled, at least.
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);
 
 /// A chain in flight.
 #[derive(Clone, Copy, Default)]
 struct Begun {
-    /// When it was taken in.
+    /// When it was popped.
     at: Nanos,
-    /// Pieces of guest memory that it has.
-    pieces: u32,
+    /// How many iovecs it has.
+    iovecs: u32,
 }
 
 /// A queue, its device model and its disks, owned by exactly one loop at a time.
 ///
-/// Nothing on its path from kick to call allocates, locks or logs: the chain's and the requests' buffers are reused,
-/// and what is counted is counted in counters that nobody else writes.
+/// Nothing on the path from kick to call allocates, locks or logs: the buffers of chains and requests are reused, and
+/// no other thread writes to the worker's counters.
 pub struct Worker {
-    about: About,
+    info: QueueInfo,
     queue: Queue,
     model: Model,
     disks: Disks,
@@ -104,21 +104,21 @@ pub struct Worker {
     chain: Chain,
     /// The chains in flight, by their heads. The queue knows how many there are.
     begun: Vec<Begun>,
-    /// Pieces of guest memory that they have.
-    pieces: u32,
-    /// Requests that came of completions, to be pushed at the next dispatch.
+    /// The sum of their iovecs.
+    iovecs: u32,
+    /// Requests that completions led to. They are pushed at the next dispatch, because a completion has no engines at hand.
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
     home: Option<LoopHandle<Self>>,
-    /// Rings when chains that wait may go on, while it is attached.
+    /// Rings when waiting chains may go on; there is one while the worker is attached.
     alarm: Option<Arc<Alarm<Self>>>,
     phase: Phase,
-    /// The last dispatch has left chains in the ring.
+    /// The last dispatch left available chains in the ring.
     is_behind: bool,
-    /// When a queue without a kick descriptor is looked at again.
+    /// When a queue without a kick descriptor is polled again.
     look_at: Nanos,
-    /// Something was used that the driver has not been shown.
-    news: bool,
+    /// Used elements were added, but the used index is not published yet.
+    unpublished: bool,
     counters: Arc<QueueCounters>,
 }
 
@@ -161,7 +161,7 @@ impl Disks {
 
 impl Worker {
     pub(crate) fn new(
-        about: About,
+        info: QueueInfo,
         queue: Queue,
         model: Model,
         disks: Disks,
@@ -170,7 +170,7 @@ impl Worker {
     ) -> Self {
         let begun = vec![Begun::default(); queue.size().into()];
         Self {
-            about,
+            info,
             queue,
             model,
             disks,
@@ -178,14 +178,14 @@ impl Worker {
             fds,
             chain: Chain::default(),
             begun,
-            pieces: 0,
+            iovecs: 0,
             follow_ups: Vec::new(),
             home: None,
             alarm: None,
             phase: Phase::Running,
             is_behind: false,
             look_at: Nanos::ZERO,
-            news: false,
+            unpublished: false,
             counters,
         }
     }
@@ -201,15 +201,14 @@ impl Worker {
         self.disks.slots[at] = Some(slot);
     }
 
-    /// As [`add_disk`](Self::add_disk), in the place of another; returns where that was, for the engines to let go of it.
+    /// As [`add_disk`](Self::add_disk), in the queue of another; returns where that was, for the engines to let go of it.
     pub(crate) fn replace_disk(&mut self, key: DiskKey, disk: Arc<Disk>, slot: DiskSlot) -> Option<DiskSlot> {
         let old = self.remove_disk(key);
         self.add_disk(key, disk, slot);
         old
     }
 
-    /// Forgets a disk; what still asks for it is told that there is no such device. Returns where it was, for the
-    /// engines to let go of it.
+    /// Forgets a disk: requests for it fail with ENODEV from here on. Returns its slot, which the engines are to detach.
     pub(crate) fn remove_disk(&mut self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
         *self.disks.all.get_mut(key as usize)? = None;
         self.disks.slots[key as usize].take()
@@ -230,34 +229,34 @@ impl Worker {
     }
 
     /// Ends a chain: counts it, and hands it to the driver.
-    fn end(&mut self, ended: &Ended, latency: Nanos) {
-        self.counters.count(ended, latency);
+    fn end(&mut self, completed: &Completed, latency: Nanos) {
+        self.counters.count(completed, latency);
         if self.phase == Phase::Broken {
-            // Its driver is told nothing more. The queue lets go of the chain, and with the last one of the memory.
-            self.queue.abandon(ended.head);
+            // A broken queue adds no used elements. The chain leaves the table, so that the queue can be drained.
+            self.queue.abandon(completed.head);
         } else {
-            self.queue.add_used(ended.head, ended.written);
-            self.news = true;
+            self.queue.add_used(completed.head, completed.written);
+            self.unpublished = true;
         }
     }
 
-    /// Whether there is a use for another chain, and room for it.
+    /// Whether another chain may be popped: the model has a use for it, and the limit on iovecs is not reached.
     #[inline]
     fn takes_chains(&self) -> bool {
-        self.pieces < MOST_PIECES && self.model.takes_chains()
+        self.iovecs < MOST_IOVECS && self.model.takes_chains()
     }
 
     /// Counts a chain that is in flight from here on.
     #[inline]
-    fn begin(&mut self, head: u16, pieces: u32, now: Nanos) {
-        self.begun[usize::from(head)] = Begun { at: now, pieces };
-        self.pieces += pieces;
+    fn begin(&mut self, head: u16, iovecs: u32, now: Nanos) {
+        self.begun[usize::from(head)] = Begun { at: now, iovecs };
+        self.iovecs += iovecs;
     }
 
-    /// Breaks the queue if its memory was taken away.
+    /// Breaks the queue if the front-end truncated the file behind its memory.
     #[inline]
-    fn look_for_tears(&mut self) {
-        if self.phase != Phase::Broken && self.queue.is_torn() {
+    fn check_truncation(&mut self) {
+        if self.phase != Phase::Broken && self.queue.is_truncated() {
             self.break_queue(&"the front-end took its memory away (its file was truncated)");
         }
     }
@@ -282,8 +281,8 @@ impl Worker {
     /// Goes on with a chain whose request has ended.
     #[inline]
     fn end_request(&mut self, completion: Completion<Buffers>, now: Nanos) {
-        // Its driver is told nothing more where memory was taken away: what would tell it is a page of our own by now.
-        self.look_for_tears();
+        // Before the status is written: in truncated memory it would go to a page of our own that the driver never sees.
+        self.check_truncation();
         let next = self.model.end(self.queue.memory(), completion);
         self.go_on(next, now);
     }
@@ -292,10 +291,10 @@ impl Worker {
     #[inline]
     fn go_on(&mut self, next: Next, now: Nanos) {
         match next {
-            Next::Done(ended) => {
-                let Begun { at, pieces } = self.begun[usize::from(ended.head)];
-                self.pieces -= pieces;
-                self.end(&ended, now - at);
+            Next::Complete(completed) => {
+                let Begun { at, iovecs } = self.begun[usize::from(completed.head)];
+                self.iovecs -= iovecs;
+                self.end(&completed, now - at);
             }
             Next::Submit(key, request) => self.follow_ups.push((key, request)),
             // The model's, until the alarm rings.
@@ -303,8 +302,8 @@ impl Worker {
         }
     }
 
-    /// Goes on with chains that need not wait any more, where somebody says that there are some. No timer does: who is
-    /// in a chain's way wakes the queue. Without chains that wait this is one look at the alarm.
+    /// Resumes waiting chains if the alarm has rung. No timer is needed: what a chain waits for wakes the queue when it
+    /// ends. Where no chain waits this costs one load.
     #[inline]
     fn answer_alarm(&mut self, now: Nanos) {
         if self.alarm.as_ref().is_some_and(|alarm| alarm.answer()) {
@@ -315,7 +314,7 @@ impl Worker {
     #[cold]
     fn resume(&mut self, now: Nanos) {
         // As for completions.
-        self.look_for_tears();
+        self.check_truncation();
         let mut resumed = Vec::new();
         self.model.resume(self.queue.memory(), &mut resumed);
         resumed.into_iter().for_each(|next| self.go_on(next, now));
@@ -330,10 +329,10 @@ impl Worker {
         }
     }
 
-    /// Has a queue that nobody kicks looked at again.
+    /// Sets the timer by which a queue without a kick descriptor is polled.
     #[cold]
     fn look_again(&mut self, turn: &mut Turn<'_, Self>) {
-        if self.about.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
+        if self.info.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
             self.look_at = turn.now() + LOOK_EVERY;
             turn.set_timer(self.look_at);
         }
@@ -343,13 +342,13 @@ impl Worker {
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
         self.counters.broken.add(1);
-        let About { log, index, .. } = &self.about;
+        let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
         self.fds.owes_err = true;
     }
 }
 
-/// Has whoever waits for `fd` woken.
+/// Signals an eventfd at the end of the turn, if there is one.
 fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
     if let Some(fd) = fd {
         signals.push(fd.as_fd());
@@ -392,30 +391,30 @@ impl Source for Worker {
         if self.fds.kick.is_none() {
             self.look_again(turn);
         }
-        self.look_for_tears();
+        self.check_truncation();
         self.is_behind = false;
         if self.phase != Phase::Running {
             return;
         }
-        let (mut bytes, mut pieces) = (0, 0);
-        // Not until there is no more: a driver can make chains available as fast as they are popped. What is left is found
-        // by the next turn, since the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && pieces < TURN_PIECES && self.takes_chains() {
+        let (mut bytes, mut iovecs) = (0, 0);
+        // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
+        // the queue is polled before the loop waits.
+        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(e) => return self.break_queue(&e),
             }
-            let (head, of_chain) = (self.chain.head(), self.chain.pieces());
+            let (head, of_chain) = (self.chain.head(), self.chain.iovecs());
             bytes += self.chain.bytes();
-            // One that has none costs something, too.
-            pieces += of_chain.max(1);
+            // A chain without iovecs has a cost, too.
+            iovecs += of_chain.max(1);
             match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
                 Ok(Next::Submit(key, request)) => {
                     self.begin(head, of_chain, turn.now());
                     self.push(engines, key, request, turn.now());
                 }
-                Ok(Next::Done(ended)) => self.end(&ended, Nanos::ZERO),
+                Ok(Next::Complete(completed)) => self.end(&completed, Nanos::ZERO),
                 Ok(Next::Wait) => self.begin(head, of_chain, turn.now()),
                 Err(why) => {
                     self.queue.abandon(head);
@@ -435,13 +434,13 @@ impl Source for Worker {
     }
 
     fn notify(&mut self, signals: &mut Signals) {
-        let has_news = std::mem::take(&mut self.news);
-        let wants_call = self.phase != Phase::Broken && self.queue.publish();
+        let has_published = std::mem::take(&mut self.unpublished);
+        let wants_call = self.phase != Phase::Broken && self.queue.publish_used();
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.queue.in_flight().into());
-        self.counters.calls_spared.add(u64::from(has_news && !wants_call));
-        // A function about commands that the driver had made available before is to find them: they are taken in first, by a
-        // queue that takes any in.
+        self.counters.calls_spared.add(u64::from(has_published && !wants_call));
+        // A task management function must find the commands that were made available before it. So functions are looked at
+        // only when every available chain has been popped, unless the queue pops no more.
         if !(self.is_behind && self.phase == Phase::Running) {
             self.model.caught_up();
         }
@@ -459,14 +458,14 @@ impl Source for Worker {
     }
 
     fn arm(&mut self) -> bool {
-        // Whoever wants a chain wakes us: until then the driver's kicks are no news.
+        // The model has no use for chains, so kicks can be ignored; the queue is woken when it has.
         if !self.takes_chains() {
             return true;
         }
         match (self.phase, &self.fds.kick) {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
-            // Nobody will tell: look for ever, as the peer asked for, or until the timer fires.
-            (Phase::Running, None) => self.about.kickless == Kickless::Timer && self.queue.arm_kicks(),
+            // Without a kick descriptor nothing wakes the loop: it polls on, as the peer asked for, or the timer fires.
+            (Phase::Running, None) => self.info.kickless == Kickless::Timer && self.queue.arm_kicks(),
             _ => true,
         }
     }

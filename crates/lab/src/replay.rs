@@ -119,7 +119,7 @@ impl Terms {
         }
     }
 
-    /// A row for the clairvoyant, one for the best fixed window, and one for each policy.
+    /// A row for the offline optimum, one for the best fixed window, and one for each policy.
     ///
     /// # Errors
     /// A property out of its range.

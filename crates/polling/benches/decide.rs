@@ -6,24 +6,24 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use egret_polling::builtin::Builtin;
 use egret_polling::{
-    Active, BlockCost, Done, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
+    Active, BlockCost, Done, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
 };
 
 /// Two sources, as at one disk: its queue and its completions.
 const ACTIVE: [Active; 2] = [
-    Active { slot: Slot(0), kind: Kind::Queue, ready: false },
-    Active { slot: Slot(1), kind: Kind::Completion, ready: true },
+    Active { slot: Slot(0), kind: EventKind::Queue, ready: false },
+    Active { slot: Slot(1), kind: EventKind::Completion, ready: true },
 ];
 
 /// What the loop did between two waits.
 const DONE: Done = Done { requests: 1, took: Nanos(2_000) };
 
 /// Length, requests in flight, and what ended it, of every wait.
-fn waits(trace: Builtin) -> Vec<(Nanos, u32, Kind)> {
+fn waits(trace: Builtin) -> Vec<(Nanos, u32, EventKind)> {
     trace.generate().waits.iter().map(|wait| (wait.length, wait.in_flight, wait.ended_by)).collect()
 }
 
-fn run(policy: &mut dyn Policy, waits: &[(Nanos, u32, Kind)]) {
+fn run(policy: &mut dyn Policy, waits: &[(Nanos, u32, EventKind)]) {
     let mut last = LastWait::default();
     for &(length, in_flight, kind) in waits {
         let window = policy.window(&Standing { in_flight, done: DONE, last });

@@ -25,20 +25,20 @@ fn setting(k_us: u64, max: Nanos) -> Setting {
     Setting { block: BlockCost::from_total(Nanos::from_micros(k_us)), parameters }
 }
 
-/// Costs relative to the clairvoyant's, and `low-regret`'s relative to the best fixed window's.
+/// Costs relative to the offline optimum's, and `low-regret`'s relative to the best fixed window's.
 fn tables() -> Result<(), Box<dyn Error>> {
     for (k_us, max) in [5, 30].into_iter().flat_map(|k| [(k, Parameters::DEFAULT_MAX), (k, Nanos::from_millis(10))]) {
-        println!("\nK = {k_us} us, poll-max-ns {}: cost against the clairvoyant's\n", max.0);
+        println!("\nK = {k_us} us, poll-max-ns {}: cost over the offline optimum's\n", max.0);
         for (index, trace) in Builtin::ALL.into_iter().enumerate() {
             let rows = replay(trace.name(), &trace.generate(), &setting(k_us, max), PolicyKind::ALL)?;
-            // The clairvoyant's own row would be all ones.
+            // The offline optimum's own row would be all ones.
             let rows = &rows[1..];
             if index == 0 {
                 let names: Vec<_> = rows.iter().map(|row| row.contender.to_string()).collect();
                 println!("| trace | {} | low-regret against best-fixed |", names.join(" | "));
                 println!("|---{}|", "|---".repeat(rows.len() + 1));
             }
-            let costs: Vec<_> = rows.iter().map(|row| format!("{:.2}", row.against_clairvoyant)).collect();
+            let costs: Vec<_> = rows.iter().map(|row| format!("{:.2}", row.competitive_ratio)).collect();
             let ours = rows.iter().find(|row| row.contender == Contender::Policy(PolicyKind::LowRegret));
             let reach = ours.map_or(1.0, |row| row.against_best_fixed);
             println!("| {} | {} | {reach:.3} |", trace.name(), costs.join(" | "));

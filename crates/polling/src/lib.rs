@@ -28,4 +28,4 @@ pub use cost::{BlockCost, Contention};
 pub use kind::{PolicyKind, UnknownPolicy, build};
 pub use nanos::Nanos;
 pub use parameters::{ParameterError, Parameters, Property};
-pub use policy::{Active, Done, Kind, LastWait, Policy, Slot, Standing, Wait};
+pub use policy::{Active, Done, EventKind, LastWait, Policy, Slot, Standing, Wait};

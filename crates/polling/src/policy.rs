@@ -8,7 +8,7 @@ pub struct Slot(pub u32);
 
 /// What a source tells of, as far as a policy may care.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum EventKind {
     /// A guest made requests available.
     Queue,
     /// An engine finished requests.
@@ -22,7 +22,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastWait {
     /// What ended it.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// How long it was, as [`Wait::length`].
     pub length: Nanos,
 }
@@ -53,7 +53,7 @@ pub struct Active {
     /// Which source.
     pub slot: Slot,
     /// What it tells of.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// Whether it had an event when the wait ended.
     pub ready: bool,
 }

@@ -2,7 +2,8 @@
 #![allow(missing_docs)]
 
 use egret_polling::{
-    Active, BlockCost, Contention, Kind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build,
+    Active, BlockCost, Contention, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
+    build,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 /// One thing that happens to a policy.
 #[derive(Clone, Debug)]
 enum Event {
-    Wait { length: u64, wakeup: u64, in_flight: u32, active: Vec<Active>, kind: Kind },
+    Wait { length: u64, wakeup: u64, in_flight: u32, active: Vec<Active>, kind: EventKind },
     Forget(u32),
     BlockCost(BlockCost),
     Contention(Contention),
@@ -21,8 +22,8 @@ fn length() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..200_000_u64, 1 => 0..10_000_000_000_u64, 1 => any::<u64>(), 1 => Just(u64::MAX)]
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::Queue), Just(Kind::Completion), Just(Kind::Other)]
+fn kind() -> impl Strategy<Value = EventKind> {
+    prop_oneof![Just(EventKind::Queue), Just(EventKind::Completion), Just(EventKind::Other)]
 }
 
 fn active() -> impl Strategy<Value = Vec<Active>> {

@@ -47,9 +47,9 @@ fn low_regret_is_within_a_twentieth_of_the_best_fixed_window_on_every_trace() {
 }
 
 #[test]
-fn low_regret_never_costs_more_than_1_6_times_what_the_clairvoyant_pays() {
+fn low_regret_never_costs_more_than_1_6_times_the_offline_optimum() {
     for row in every_trace().into_iter().flat_map(rows) {
-        assert!(row.against_clairvoyant <= 1.6, "{row:?}");
+        assert!(row.competitive_ratio <= 1.6, "{row:?}");
     }
 }
 

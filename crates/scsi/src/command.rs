@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use egret_disk::Op;
 
-use crate::gate::{Pass, Ticket};
 use crate::sense::{Refusal, Sense};
 use crate::step::{DataOut, DiskOp, Memory, Step, Task};
 use crate::unit::Medium;
 use crate::work::{Work, fill};
+use crate::write_fence::{Pass, Ticket};
 
 /// Room for a command under way. Recycled, it needs no memory that it does not have: only what answers with data or is
 /// made of several disk operations allocates anything at all.
@@ -51,7 +51,7 @@ pub(crate) enum Admission {
     Quiet,
 }
 
-/// What a command has of the gate.
+/// What a command has of the fence.
 #[derive(Debug, Default)]
 pub(crate) enum Hold {
     #[default]

@@ -53,10 +53,10 @@ impl LogicalUnit {
             }
             Run::Write => {
                 let op = self.write_op(&cdb, task).ok()??;
-                let pass = self.gate.enter(task.lane, &op.range(), task.waker)?;
+                let pass = self.fence.enter(task.lane, &op.range(), task.waker)?;
                 // As in `start`.
                 if task.nexus.flags().has(Flags::NO_WRITE) {
-                    self.gate.leave(pass);
+                    self.fence.leave(pass);
                     return None;
                 }
                 command.begin();
@@ -81,7 +81,7 @@ impl LogicalUnit {
         debug_assert!(command.is_transfer());
         command.out.take().expect("a command without an operation that is out");
         if let Hold::Pass(pass) = std::mem::take(&mut command.hold) {
-            self.gate.leave(pass);
+            self.fence.leave(pass);
         }
         command.moved
     }
@@ -156,27 +156,27 @@ impl LogicalUnit {
         None
     }
 
-    /// Asks the gate; false to wait until the waker has been woken.
+    /// Asks the fence; false to wait until the waker has been woken.
     fn admit(&self, command: &mut Command, waker: &Waker) -> bool {
         if let Hold::Nothing = command.hold {
             let ticket = match &command.admission {
                 Admission::None => return true,
                 Admission::Change(range, lane) => {
-                    let Some(pass) = self.gate.enter(*lane, range, waker) else { return false };
+                    let Some(pass) = self.fence.enter(*lane, range, waker) else { return false };
                     command.hold = Hold::Pass(pass);
                     return true;
                 }
                 Admission::Alone(range) => {
-                    let Some(ticket) = self.gate.lock(range.clone(), waker) else { return false };
+                    let Some(ticket) = self.fence.lock(range.clone(), waker) else { return false };
                     ticket
                 }
-                Admission::Quiet => self.gate.queue(),
+                Admission::Quiet => self.fence.queue(),
             };
             command.hold = Hold::Ticket { ticket, drained: false };
         }
         let Hold::Ticket { ticket, drained } = &mut command.hold else { return true };
-        *drained = *drained || self.gate.drained(*ticket, waker);
-        *drained && (!matches!(command.admission, Admission::Quiet) || self.gate.outlived(*ticket, waker))
+        *drained = *drained || self.fence.drained(*ticket, waker);
+        *drained && (!matches!(command.admission, Admission::Quiet) || self.fence.outlived(*ticket, waker))
     }
 
     fn advance(&self, command: &mut Command) -> Step {
@@ -195,8 +195,8 @@ impl LogicalUnit {
         command.admission = Admission::None;
         match std::mem::take(&mut command.hold) {
             Hold::Nothing => {}
-            Hold::Pass(pass) => self.gate.leave(pass),
-            Hold::Ticket { ticket, .. } => self.gate.release(ticket),
+            Hold::Pass(pass) => self.fence.leave(pass),
+            Hold::Ticket { ticket, .. } => self.fence.release(ticket),
         }
     }
 

@@ -89,7 +89,6 @@ mod cdb;
 mod command;
 mod config;
 mod execute;
-mod gate;
 mod inquiry;
 mod medium;
 mod mode;
@@ -103,6 +102,7 @@ mod step;
 mod testing;
 mod unit;
 mod work;
+mod write_fence;
 
 pub use absent::absent;
 pub use command::Command;

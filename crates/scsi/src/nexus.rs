@@ -135,7 +135,7 @@ impl Nexus {
         self.id
     }
 
-    /// `SeqCst`, because who has entered the gate looks here afterwards: see `Gate`.
+    /// `SeqCst`, because who has entered the fence looks here afterwards: see `WriteFence`.
     #[inline]
     pub(crate) fn flags(&self) -> Flags {
         Flags(self.flags.load(Ordering::SeqCst))

@@ -89,7 +89,7 @@ impl LogicalUnit {
             Refused::ZeroKey => Sense::list(8).into(),
             Refused::NoSuchType => Sense::cdb(2).into(),
         })?;
-        // First what keeps others out, then the wait for those who are within: see `Gate`.
+        // First what keeps others out, then the wait for those who are within: see `WriteFence`.
         state.settle();
         state.tell(notices);
         drop(state);

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{ConfigError, LunConfig};
-use crate::gate::Gate;
 use crate::nexus::{Attention, Flags, Nexus, NexusId};
 use crate::reservations::{Notices, Reservations};
+use crate::write_fence::WriteFence;
 
 /// A logical unit: a disk as SCSI has it.
 ///
@@ -20,7 +20,7 @@ pub struct LogicalUnit {
     write_cache: AtomicBool,
     /// Whether an initiator has all writes refused (SWP).
     write_protect: AtomicBool,
-    pub(crate) gate: Gate,
+    pub(crate) fence: WriteFence,
     state: Mutex<State>,
 }
 
@@ -54,7 +54,7 @@ impl LogicalUnit {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
             write_protect: AtomicBool::new(false),
-            gate: Gate::default(),
+            fence: WriteFence::default(),
             state: Mutex::new(State {
                 nexuses: Vec::new(),
                 reservations: Reservations::default(),

@@ -86,11 +86,11 @@ impl Guest<ScsiQueue> {
         guest.add(1);
         while guest.queue.pop(&mut guest.chain).unwrap() {
             match guest.model.begin(&guest.memory, &mut guest.chain, 1) {
-                Ok(Next::Done(ended)) => guest.queue.add_used(ended.head, ended.written),
+                Ok(Next::Complete(ended)) => guest.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
             }
         }
-        guest.queue.publish();
+        guest.queue.publish_used();
         guest.reap();
         guest
     }
@@ -157,11 +157,11 @@ impl<M: RequestModel> Guest<M> {
             each();
             let buffers = self.queue.take_back(buffers);
             match self.model.end(&self.memory, Completion { token, result, buffers }) {
-                Next::Done(ended) => self.queue.add_used(ended.head, ended.written),
+                Next::Complete(ended) => self.queue.add_used(ended.head, ended.written),
                 other => panic!("not done: {other:?}"),
             }
         }
-        black_box(self.queue.publish());
+        black_box(self.queue.publish_used());
     }
 
     /// The driver's part after.

@@ -6,7 +6,7 @@
 //!                                                                     │ Request
 //!   ring::Queue ── pop ──▶ Chain (pieces of GuestMemory) ── begin ── Model
 //!        ▲                                                            │ Completion
-//!        └── publish ◀── add_used ◀────────── Ended ◀── end ──────────┘
+//!        └── publish_used ◀── add_used ◀─ Completed ◀── end ──────────┘
 //! ```
 //!
 //! | module | holds |
@@ -25,4 +25,6 @@ mod model;
 pub mod scsi;
 
 pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
-pub use model::{ControlModel, DiskKey, Ended, EventModel, Kind, Malformed, Model, Next, RequestModel, Status};
+pub use model::{
+    Completed, ControlModel, DiskKey, EventModel, Malformed, Model, Next, RequestModel, RequestType, Status,
+};

@@ -19,7 +19,7 @@ use thiserror::Error;
 pub enum Model {
     /// Requests of disks.
     Request(Box<dyn RequestModel>),
-    /// Functions about requests of other queues. They ask nothing of a disk.
+    /// Functions about requests of other queues, which need no disk.
     Control(Box<dyn ControlModel>),
     /// The driver's buffers for what the device has to say.
     Event(Box<dyn EventModel>),
@@ -58,7 +58,7 @@ pub trait ControlModel: Send {
     /// # Errors
     ///
     /// As [`Model::begin`].
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed>;
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Completed>, Malformed>;
 
     /// Whether another function may begin.
     fn has_room(&self) -> bool;
@@ -67,7 +67,7 @@ pub trait ControlModel: Send {
     fn set_waker(&mut self, waker: Option<Waker>);
 
     /// The chains that need not wait any more.
-    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended>;
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed>;
 }
 
 /// What an event queue's worker asks of its model.
@@ -76,12 +76,12 @@ pub trait EventModel: Send {
     fn has_event(&self) -> bool;
 
     /// Puts the next event in a chain's buffer.
-    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended;
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Completed;
 }
 
 impl Model {
-    /// Whether there is a use for another chain now: an event queue has one for each event, and a control queue has only so
-    /// many functions under way.
+    /// Whether another chain may begin now. A control queue limits the functions in progress; an event queue takes one
+    /// buffer for each pending event.
     #[inline]
     pub fn takes_chains(&self) -> bool {
         match self {
@@ -97,14 +97,14 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// Nothing can be made of the chain, and it cannot be told so: the queue is broken. The chain is not used; the
-    /// worker [abandons](egret_vring::ring::Queue::abandon) it.
+    /// The chain has no valid header, or no room for a status that would say so: this breaks the queue. The chain is not
+    /// used; the worker [abandons](egret_vring::ring::Queue::abandon) it.
     #[inline]
     pub fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         match self {
             Self::Request(model) => model.begin(memory, chain, source),
-            Self::Control(model) => Ok(model.begin(memory, chain)?.map_or(Next::Wait, Next::Done)),
-            Self::Event(model) => Ok(Next::Done(model.begin(memory, chain))),
+            Self::Control(model) => Ok(model.begin(memory, chain)?.map_or(Next::Wait, Next::Complete)),
+            Self::Event(model) => Ok(Next::Complete(model.begin(memory, chain))),
         }
     }
 
@@ -119,9 +119,9 @@ impl Model {
         model.end(memory, completion)
     }
 
-    /// How the worker is woken, from any thread, when there is something for [`resume`](Self::resume); before the first
-    /// chain begins. `None` when it is to run nowhere: nothing is in flight then, and the driver has been shown all that
-    /// was done, so that nobody need wait for this queue.
+    /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first
+    /// chain begins. `None` when the queue is detached: nothing is in flight then, and everything used is published, so no
+    /// other queue has to wait for this one.
     pub fn set_waker(&mut self, waker: Option<Waker>) {
         match self {
             Self::Request(model) => model.set_waker(waker),
@@ -131,12 +131,12 @@ impl Model {
         }
     }
 
-    /// Goes on with the chains that wait and need not any more, and appends what becomes of them. To be called when the
-    /// worker has been woken. Its work in one call is bounded; if there is more, it wakes the worker anew.
+    /// Resumes chains whose wait is over, and appends what becomes of them. Called after the worker was woken. The work of
+    /// one call is bounded; if more is left, the model wakes the worker again.
     pub fn resume(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         match self {
             Self::Request(model) => model.resume(memory, into),
-            Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Done)),
+            Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Complete)),
             Self::Event(_) => {}
         }
     }
@@ -151,14 +151,14 @@ impl Model {
     }
 }
 
-/// The longest list of pieces that is kept for another request.
-pub(crate) const KEEP_PIECES: usize = 128;
+/// The longest list of iovecs that is kept for another request.
+pub(crate) const KEEP_IOVECS: usize = 128;
 
-/// Keeps a request's buffers for another, unless they have grown to a list that is rarely needed: a driver that has sent
-/// the longest chains once would otherwise have their memory for as long as its queue runs. Only those allocate anew.
+/// Keeps a request's list of buffers for another request, unless it is longer than lists usually are. Otherwise a driver
+/// that sends the longest chains once would occupy their memory for as long as its queue runs.
 #[inline]
 pub(crate) fn keep(spare: &mut Vec<Vec<IoVec>>, mut buffers: Vec<IoVec>) {
-    if buffers.capacity() <= KEEP_PIECES {
+    if buffers.capacity() <= KEEP_IOVECS {
         buffers.clear();
         spare.push(buffers);
     }
@@ -173,30 +173,30 @@ pub struct DiskKey(pub u32);
 pub enum Next {
     /// This request goes to the disk.
     Submit(DiskKey, Request<Buffers>),
-    /// Others are in its way: [`resume`](Model::resume) has more of it.
+    /// It waits for other chains: [`resume`](Model::resume) returns what is next.
     Wait,
-    /// It is done: add it to the used ring.
-    Done(Ended),
+    /// It is complete: add it to the used ring.
+    Complete(Completed),
 }
 
 /// A chain that can be added to the used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct Completed {
     /// Which one.
     pub head: u16,
     /// How many bytes of it were written, its status included.
     pub written: u32,
     /// What it asked for.
-    pub kind: Kind,
+    pub request_type: RequestType,
     /// How many bytes of the disk it asked for.
     pub bytes: u64,
-    /// What it was told.
+    /// The status that the driver gets.
     pub status: Status,
 }
 
 /// What a request asked for, as statistics have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RequestType {
     /// Data from the disk.
     Read,
     /// Data to the disk.
@@ -211,7 +211,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl RequestType {
     /// Every kind.
     pub const ALL: [Self; 6] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Other];
 
@@ -231,18 +231,18 @@ impl Kind {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// As it should.
+    /// It succeeded.
     Ok,
-    /// The device or the driver made an error.
+    /// It failed, by the disk's fault or the driver's.
     IoError,
-    /// It is not a request that this device knows.
+    /// The device does not support it.
     Unsupported,
 }
 
-/// Why nothing can be made of a chain.
+/// Why a chain breaks its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Nothing in it is writable, so there is no room for the status.
+    /// It has no writable buffer, so there is no room for the status.
     #[error("request without room for its status")]
     NoStatus,
     /// Its readable part is shorter than the header.

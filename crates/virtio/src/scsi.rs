@@ -74,25 +74,25 @@ pub enum LunError {
 #[derive(Debug)]
 pub struct Scsi {
     config: ScsiConfig,
-    /// The one who is connected, and may share units with those of other devices. It keeps its name when it goes and
-    /// comes back, and with it its registrations.
+    /// The driver as an initiator, which may share units with those of other devices. It keeps its name, and so its
+    /// registrations, when it disconnects and connects again.
     nexus: NexusId,
     acked: AtomicU64,
     cdb_size: AtomicU32,
     sense_size: AtomicU32,
     luns: Mutex<Luns>,
-    /// Which table is in `luns`, so that queues need not ask.
+    /// The version of the table in `luns`, so that queues need not take the lock to see whether it has changed.
     version: AtomicU64,
     events: Events,
-    /// What each request queue is asked to do about its commands.
+    /// Of each request queue, for task management functions.
     inboxes: Mutex<Vec<Arc<Inbox>>>,
 }
 
 #[derive(Debug, Default)]
 struct Luns {
     table: Arc<Table>,
-    /// Who has which disk's key. A key is free again when no queue knows of its unit any more: a command that was in
-    /// flight when its unit went away must not go on with another's disk.
+    /// The unit of each disk key. A key is reused only when no queue refers to its unit any more: a command that was in
+    /// flight when its unit was removed must not continue on another disk.
     keys: Vec<Weak<Lun>>,
 }
 

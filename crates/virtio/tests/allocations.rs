@@ -108,17 +108,17 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
                     let (token, buffers) = (request.token, queue.lend(request.buffers).unwrap());
                     completions.push(Completion { token, result: Ok(()), buffers });
                 }
-                Ok(Next::Done(ended)) => queue.add_used(ended.head, ended.written),
+                Ok(Next::Complete(ended)) => queue.add_used(ended.head, ended.written),
                 other => panic!("neither submitted nor done: {other:?}"),
             }
         }
         let submitted = completions.len();
         for Completion { token, result, buffers } in completions.drain(..) {
             let completion = Completion { token, result, buffers: queue.take_back(buffers) };
-            let Next::Done(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
+            let Next::Complete(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
             queue.add_used(ended.head, ended.written);
         }
-        queue.publish();
+        queue.publish_used();
         model.caught_up();
         while driver.reap().unwrap().is_some() {}
         submitted

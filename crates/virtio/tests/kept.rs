@@ -72,7 +72,7 @@ fn storm(memory: &Arc<GuestMemory>, model: &mut Model, (header, answer, way): &C
         for next in nexts.drain(..) {
             match next {
                 Next::Submit(_, request) => requests.push(request),
-                Next::Done(ended) => queue.add_used(ended.head, ended.written),
+                Next::Complete(ended) => queue.add_used(ended.head, ended.written),
                 Next::Wait => {}
             }
         }

@@ -8,8 +8,9 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`memory`] | the map from guest addresses to ours, and what keeps a torn mapping from killing the daemon |
+//! | [`memory`] | the map from guest addresses to ours, and what keeps a truncated mapping from killing the daemon |
 //! | [`ring`] | the device's half of a split or packed ring, and the driver's half for tests and load |
+//! | [`vhost_user`] | numbers of messages, feature bits and flags |
 //!
 //! What a disk moves data to and from is [lent](memory::Lent) by a queue, which keeps it mapped meanwhile.
 //!
@@ -19,6 +20,7 @@
 
 pub mod memory;
 pub mod ring;
+pub mod vhost_user;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -11,9 +11,9 @@
 mod budget;
 mod fault;
 mod iovec;
+pub mod iovecs;
 mod lent;
 mod mapping;
-pub mod pieces;
 pub mod volatile;
 
 use std::cmp::Reverse;
@@ -175,23 +175,23 @@ impl Span {
     /// Has no address, not even for nothing.
     const NONE: Self = Self { guest: u64::MAX, size: 0, host: ptr::without_provenance_mut(usize::MAX) };
 
-    /// The piece of `len` bytes at `guest_addr`, if the span has all of it.
+    /// The iovec of `len` bytes at `guest_addr`, if the span has all of it.
     #[inline]
-    fn piece(&self, guest_addr: u64, len: u64) -> Option<IoVec> {
+    fn iovec(&self, guest_addr: u64, len: u64) -> Option<IoVec> {
         let offset = guest_addr.wrapping_sub(self.guest);
         if offset >= self.size || len > self.size - offset {
             return None;
         }
         // SAFETY: `offset + len <= size`, and the map that holds this span holds the mapping of `size` bytes at
-        // `host`. Whoever keeps pieces keeps the map: a queue until nothing of it is in flight.
+        // `host`. Whoever keeps iovecs keeps the map: a queue until nothing of it is in flight.
         Some(unsafe { IoVec::new(self.host.add(offset as usize), len as usize) })
     }
 
-    /// Whether it has the host addresses of `piece`.
+    /// Whether it has the host addresses of `iovec`.
     #[inline]
-    fn holds(&self, piece: &IoVec) -> bool {
-        let offset = (piece.base() as u64).wrapping_sub(self.host as u64);
-        offset < self.size && piece.len() as u64 <= self.size - offset
+    fn holds(&self, iovec: &IoVec) -> bool {
+        let offset = (iovec.base() as u64).wrapping_sub(self.host as u64);
+        offset < self.size && iovec.len() as u64 <= self.size - offset
     }
 }
 
@@ -206,7 +206,7 @@ pub struct GuestMemory {
     /// The same spans by host address.
     by_host: Vec<Span>,
     rules: MemoryRules,
-    /// How many [tears](fault::tears) there had been when all of it was last found whole.
+    /// How many [truncations](fault::truncations) there had been when all of it was last found whole.
     whole_at: AtomicUsize,
 }
 
@@ -308,22 +308,22 @@ impl GuestMemory {
     /// Whether the peer took memory away from under one of the regions, so that what is there now is not the guest's.
     ///
     /// Two loads and a comparison, for before each batch of accesses; the regions are looked at once for each time that
-    /// a region of anybody was torn.
+    /// a region of anybody was truncated.
     #[inline]
-    pub fn is_torn(&self) -> bool {
-        let tears = fault::tears();
-        self.whole_at.load(Ordering::Relaxed) != tears && self.has_torn(tears)
+    pub fn is_truncated(&self) -> bool {
+        let truncations = fault::truncations();
+        self.whole_at.load(Ordering::Relaxed) != truncations && self.look_for_truncation(truncations)
     }
 
     #[cold]
-    fn has_torn(&self, tears: usize) -> bool {
-        // A region is marked before its tear is counted.
+    fn look_for_truncation(&self, truncations: usize) -> bool {
+        // A region is marked before its truncation is counted.
         fence(Ordering::Acquire);
-        let is_torn = self.mappings.iter().any(|m| m.is_torn());
-        if !is_torn {
-            self.whole_at.store(tears, Ordering::Relaxed);
+        let is_truncated = self.mappings.iter().any(|m| m.is_truncated());
+        if !is_truncated {
+            self.whole_at.store(truncations, Ordering::Relaxed);
         }
-        is_torn
+        is_truncated
     }
 
     fn span_at(&self, guest_addr: u64) -> Option<&Span> {
@@ -336,16 +336,16 @@ impl GuestMemory {
     pub(crate) fn slice(&self, guest_addr: u64, len: usize) -> Option<IoVec> {
         let len = len as u64;
         let [first, second] = &self.largest;
-        let piece = first.piece(guest_addr, len).or_else(|| second.piece(guest_addr, len));
-        piece.or_else(|| self.span_at(guest_addr)?.piece(guest_addr, len))
+        let iovec = first.iovec(guest_addr, len).or_else(|| second.iovec(guest_addr, len));
+        iovec.or_else(|| self.span_at(guest_addr)?.iovec(guest_addr, len))
     }
 
-    /// Appends `len` bytes at `guest_addr` to `into`: one piece, or one for each of the adjacent regions that they
+    /// Appends `len` bytes at `guest_addr` to `into`: one iovec, or one for each of the adjacent regions that they
     /// lie in. False, and `into` as it was, when some of them are in no region.
     #[inline]
-    pub(crate) fn slices(&self, guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
-        if let Some(piece) = self.slice(guest_addr, len) {
-            into.push(piece);
+    pub(crate) fn iovecs(&self, guest_addr: u64, len: usize, into: &mut Vec<IoVec>) -> bool {
+        if let Some(iovec) = self.slice(guest_addr, len) {
+            into.push(iovec);
             return true;
         }
         self.slices_across(guest_addr, len, into)
@@ -358,15 +358,15 @@ impl GuestMemory {
         while left > 0 {
             let here = self.span_at(guest_addr).and_then(|span| {
                 let room = span.size - (guest_addr - span.guest).min(span.size);
-                span.piece(guest_addr, left.min(room)).filter(|piece| !piece.is_empty())
+                span.iovec(guest_addr, left.min(room)).filter(|iovec| !iovec.is_empty())
             });
-            let Some(piece) = here else {
+            let Some(iovec) = here else {
                 into.truncate(before);
                 return false;
             };
-            into.push(piece);
-            guest_addr = guest_addr.wrapping_add(piece.len() as u64);
-            left -= piece.len() as u64;
+            into.push(iovec);
+            guest_addr = guest_addr.wrapping_add(iovec.len() as u64);
+            left -= iovec.len() as u64;
         }
         true
     }
@@ -376,13 +376,13 @@ impl GuestMemory {
     /// Allocates only where it lies in more than one region.
     #[inline]
     pub fn read(&self, guest_addr: u64, into: &mut [u8]) -> bool {
-        if let Some(piece) = self.slice(guest_addr, into.len()) {
-            // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_from(piece.base(), into) };
+        if let Some(iovec) = self.slice(guest_addr, into.len()) {
+            // SAFETY: this map has just said that it has the iovec, and keeps it mapped while it is borrowed.
+            unsafe { volatile::copy_from(iovec.base(), into) };
             return true;
         }
-        let mut pieces = Vec::new();
-        self.slices(guest_addr, into.len(), &mut pieces) && self.gather(&pieces, into) == into.len()
+        let mut iovecs = Vec::new();
+        self.iovecs(guest_addr, into.len(), &mut iovecs) && self.gather(&iovecs, into) == into.len()
     }
 
     /// Copies `bytes` to guest memory at `guest_addr`. False, and nothing written, when it is not all there.
@@ -390,106 +390,106 @@ impl GuestMemory {
     /// Allocates only where it lies in more than one region.
     #[inline]
     pub fn write(&self, guest_addr: u64, bytes: &[u8]) -> bool {
-        if let Some(piece) = self.slice(guest_addr, bytes.len()) {
-            // SAFETY: this map has just said that it has the piece, and keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_to(piece.base(), bytes) };
+        if let Some(iovec) = self.slice(guest_addr, bytes.len()) {
+            // SAFETY: this map has just said that it has the iovec, and keeps it mapped while it is borrowed.
+            unsafe { volatile::copy_to(iovec.base(), bytes) };
             return true;
         }
-        let mut pieces = Vec::new();
-        self.slices(guest_addr, bytes.len(), &mut pieces) && self.scatter(&pieces, bytes) == bytes.len()
+        let mut iovecs = Vec::new();
+        self.iovecs(guest_addr, bytes.len(), &mut iovecs) && self.scatter(&iovecs, bytes) == bytes.len()
     }
 
-    /// Whether all of `piece` is mapped by this map.
+    /// Whether all of `iovec` is mapped by this map.
     #[inline]
-    pub fn holds(&self, piece: &IoVec) -> bool {
-        self.largest.iter().any(|span| span.holds(piece)) || self.holds_in_a_lesser(piece)
+    pub fn holds(&self, iovec: &IoVec) -> bool {
+        self.largest.iter().any(|span| span.holds(iovec)) || self.holds_in_a_lesser(iovec)
     }
 
-    fn holds_in_a_lesser(&self, piece: &IoVec) -> bool {
-        let after = self.by_host.partition_point(|span| span.host <= piece.base());
-        after > 0 && self.by_host[after - 1].holds(piece)
+    fn holds_in_a_lesser(&self, iovec: &IoVec) -> bool {
+        let after = self.by_host.partition_point(|span| span.host <= iovec.base());
+        after > 0 && self.by_host[after - 1].holds(iovec)
     }
 
-    /// The first `N` words of a piece, little-endian; `None` if it is shorter, not aligned to them, or not of this map.
+    /// The first `N` words of an iovec, little-endian; `None` if it is shorter, not aligned to them, or not of this map.
     #[inline]
-    pub fn words<const N: usize>(&self, piece: &IoVec) -> Option<[u64; N]> {
-        let from = piece.base().cast::<u64>();
-        if piece.len() < 8 * N || !from.is_aligned() || !self.holds(piece) {
+    pub fn words<const N: usize>(&self, iovec: &IoVec) -> Option<[u64; N]> {
+        let from = iovec.base().cast::<u64>();
+        if iovec.len() < 8 * N || !from.is_aligned() || !self.holds(iovec) {
             return None;
         }
-        // SAFETY: this map holds the piece, of which these words are a part and aligned.
+        // SAFETY: this map holds the iovec, of which these words are a part and aligned.
         Some(std::array::from_fn(|at| u64::from_le(unsafe { from.add(at).read_volatile() })))
     }
 
-    /// Copies from the beginning of `pieces` until `into` is full or they end; returns how many bytes. Stops at a
-    /// piece that is not of this map.
+    /// Copies from the beginning of `iovecs` until `into` is full or they end; returns how many bytes. Stops at an
+    /// iovec that is not of this map.
     #[inline]
-    pub fn gather(&self, pieces: &[IoVec], into: &mut [u8]) -> usize {
-        // Nearly always the first piece has all of it.
-        if let [piece, ..] = pieces
-            && into.len() <= piece.len()
-            && self.holds(piece)
+    pub fn gather(&self, iovecs: &[IoVec], into: &mut [u8]) -> usize {
+        // Nearly always the first iovec has all of it.
+        if let [iovec, ..] = iovecs
+            && into.len() <= iovec.len()
+            && self.holds(iovec)
         {
-            // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_from(piece.base(), into) };
+            // SAFETY: this map holds the iovec, and so keeps it mapped while it is borrowed.
+            unsafe { volatile::copy_from(iovec.base(), into) };
             return into.len();
         }
-        self.gather_after(pieces, 0, into)
+        self.gather_after(iovecs, 0, into)
     }
 
     /// Likewise from behind the first `skip` bytes.
-    pub fn gather_after(&self, pieces: &[IoVec], mut skip: usize, into: &mut [u8]) -> usize {
+    pub fn gather_after(&self, iovecs: &[IoVec], mut skip: usize, into: &mut [u8]) -> usize {
         let mut done = 0;
-        for piece in pieces {
-            let from = skip.min(piece.len());
+        for iovec in iovecs {
+            let from = skip.min(iovec.len());
             skip -= from;
-            let len = (piece.len() - from).min(into.len() - done);
+            let len = (iovec.len() - from).min(into.len() - done);
             if len == 0 && from > 0 && done < into.len() {
                 continue;
             }
-            if len == 0 || !self.holds(piece) {
+            if len == 0 || !self.holds(iovec) {
                 break;
             }
-            // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
+            // SAFETY: this map holds the iovec, of which these bytes are a part, and so keeps them mapped while it is
             // borrowed.
-            unsafe { volatile::copy_from(piece.base().add(from), &mut into[done..done + len]) };
+            unsafe { volatile::copy_from(iovec.base().add(from), &mut into[done..done + len]) };
             done += len;
         }
         done
     }
 
-    /// Copies `bytes` to the beginning of `pieces` until either ends; returns how many bytes. Stops at a piece that
+    /// Copies `bytes` to the beginning of `iovecs` until either ends; returns how many bytes. Stops at an iovec that
     /// is not of this map.
     #[inline]
-    pub fn scatter(&self, pieces: &[IoVec], bytes: &[u8]) -> usize {
-        // Nearly always the first piece has room for all of it.
-        if let [piece, ..] = pieces
-            && bytes.len() <= piece.len()
-            && self.holds(piece)
+    pub fn scatter(&self, iovecs: &[IoVec], bytes: &[u8]) -> usize {
+        // Nearly always the first iovec has room for all of it.
+        if let [iovec, ..] = iovecs
+            && bytes.len() <= iovec.len()
+            && self.holds(iovec)
         {
-            // SAFETY: this map holds the piece, and so keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_to(piece.base(), bytes) };
+            // SAFETY: this map holds the iovec, and so keeps it mapped while it is borrowed.
+            unsafe { volatile::copy_to(iovec.base(), bytes) };
             return bytes.len();
         }
-        self.scatter_after(pieces, 0, bytes)
+        self.scatter_after(iovecs, 0, bytes)
     }
 
     /// Likewise to behind the first `skip` bytes.
-    pub fn scatter_after(&self, pieces: &[IoVec], mut skip: usize, bytes: &[u8]) -> usize {
+    pub fn scatter_after(&self, iovecs: &[IoVec], mut skip: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
-        for piece in pieces {
-            let from = skip.min(piece.len());
+        for iovec in iovecs {
+            let from = skip.min(iovec.len());
             skip -= from;
-            let len = (piece.len() - from).min(bytes.len() - done);
+            let len = (iovec.len() - from).min(bytes.len() - done);
             if len == 0 && from > 0 && done < bytes.len() {
                 continue;
             }
-            if len == 0 || !self.holds(piece) {
+            if len == 0 || !self.holds(iovec) {
                 break;
             }
-            // SAFETY: this map holds the piece, of which these bytes are a part, and so keeps them mapped while it is
+            // SAFETY: this map holds the iovec, of which these bytes are a part, and so keeps them mapped while it is
             // borrowed.
-            unsafe { volatile::copy_to(piece.base().add(from), &bytes[done..done + len]) };
+            unsafe { volatile::copy_to(iovec.base().add(from), &bytes[done..done + len]) };
             done += len;
         }
         done

@@ -44,11 +44,11 @@ pub const PACKED_BASE: u32 = 0x8000_8000;
 /// than a small queue, and other devices let them.
 pub const MAX_INDIRECT: u16 = 1024;
 
-/// The most pieces of guest memory in one chain, header and status included: as many segments as QEMU takes, and these two.
+/// The most iovecs of guest memory in one chain, header and status included: as many segments as QEMU takes, and these two.
 ///
-/// The specification counts descriptors, but a buffer is in as many pieces as there are regions that it lies in. Only one
+/// The specification counts descriptors, but a buffer is in as many iovecs as there are regions that it lies in. Only one
 /// of regions made to that end comes anywhere near.
-pub const MAX_PIECES: u32 = 1026;
+pub const MAX_IOVECS: u32 = 1026;
 
 /// The three parts of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,11 +158,11 @@ pub enum RingError {
     /// 2.7.5.2: more than 2^32 - 1 bytes in one chain.
     #[error("descriptor chain of 4 GiB or more")]
     TooMuch,
-    /// A chain in more pieces than the device follows.
-    #[error("descriptor chain of {pieces} pieces of guest memory or more; at most {MAX_PIECES} are taken")]
-    TooManyPieces {
+    /// A chain in more iovecs than the device follows.
+    #[error("descriptor chain of {iovecs} pieces of guest memory or more; at most {MAX_IOVECS} are taken")]
+    TooManyIoVecs {
         /// How many there were when it was followed no further.
-        pieces: u32,
+        iovecs: u32,
     },
     /// 2.7.4.2: a device-readable buffer behind a device-writable one.
     #[error("readable buffer behind a writable one")]

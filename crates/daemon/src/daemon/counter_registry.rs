@@ -1,7 +1,7 @@
 //! The counters of everything that runs: readers find them here, and ask neither the daemon nor its loops.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
 use egret_export::{Export, QueueCounters, Stop};
@@ -94,10 +94,10 @@ impl CounterRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<Watched>> {
-        self.watched.lock().expect("no holder of this lock panics")
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stops(&self) -> MutexGuard<'_, BTreeMap<String, Stop>> {
-        self.stops.lock().expect("no holder of this lock panics")
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,11 +10,12 @@
 
 use std::fmt::Display;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
+use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
 
 use super::{Daemon, TornDown};
@@ -33,27 +34,27 @@ struct Ending {
     going: Vec<Part>,
     sender: Sender<(Part, io::Result<()>)>,
     receiver: Receiver<(Part, io::Result<()>)>,
-    bell: Arc<OwnedFd>,
+    bell: EventNotifier,
     well: bool,
 }
 
 impl Ending {
-    fn new(bell: Arc<OwnedFd>) -> Self {
+    fn new(bell: EventNotifier) -> Self {
         let (sender, receiver) = channel();
         Self { going: Vec::new(), sender, receiver, bell, well: true }
     }
 
     /// `part` has ended when `end` returns.
     fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<()> + Send + 'static) {
-        let (sender, bell, what) = (self.sender.clone(), Arc::clone(&self.bell), part.clone());
+        let (sender, bell, what) = (self.sender.clone(), self.bell.clone(), part.clone());
         // Handed over afterwards: what `end` holds may not be dropped here, where nobody limits how long that takes.
         let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
         let bounds = Bounds::of_this_thread();
         let thread = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             let Ok(end) = take.recv() else { return };
             let _ = sender.send((what, end()));
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            bell.set();
         };
         let end = Box::new(end);
         match std::thread::Builder::new().name("egret-ending".to_owned()).stack_size(256 << 10).spawn(thread) {
@@ -81,7 +82,7 @@ impl Ending {
             if !patience.wait(self.bell.as_fd()) {
                 return false;
             }
-            let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+            self.bell.clear();
         }
     }
 

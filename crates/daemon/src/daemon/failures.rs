@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use egret_disk::{Failure, Op};
+use egret_event_loop::EventNotifier;
 use egret_vocabulary::schema::Export;
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Daemon;
 
@@ -53,18 +52,17 @@ impl fmt::Display for DiskFailure {
 
 /// What is known of failures.
 pub(super) struct Failures {
-    bell: Arc<OwnedFd>,
+    bell: EventNotifier,
     /// When each disk may be told of again, of those that were told of less than a second ago.
     resting: BTreeMap<String, Instant>,
 }
 
 impl Failures {
     pub(super) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { bell: Arc::new(bell), resting: BTreeMap::new() })
+        Ok(Self { bell: EventNotifier::new()?, resting: BTreeMap::new() })
     }
 
-    pub(super) const fn bell(&self) -> &Arc<OwnedFd> {
+    pub(super) const fn bell(&self) -> &EventNotifier {
         &self.bell
     }
 }
@@ -83,7 +81,7 @@ impl Daemon {
 
     /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before.
     pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
-        let _ = rustix::io::read(&*self.failures.bell, &mut [0_u8; 8]);
+        self.failures.bell.clear();
         self.failures.resting.retain(|_, end| *end > now);
         let mut told = Vec::new();
         for (name, disk) in &self.disks {

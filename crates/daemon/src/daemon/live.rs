@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use egret_export::{Exchange, Export, Pause, exchange};
+use egret_export::{DiskSwap, Export, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _, Raw};
 
@@ -59,10 +59,10 @@ impl Daemon {
             }
         }
         let changed = changed.checked()?;
-        let exchanges = self.reopened(&changed, &named)?;
-        let pause = exchange(&self.users(&exchanges)?, &exchanges).map_err(StartError::from)?;
+        let swaps = self.reopened(&changed, &named)?;
+        let pause = reopen(&self.users(&swaps)?, &swaps).map_err(StartError::from)?;
         self.config = changed;
-        for Exchange { old, new } in exchanges {
+        for DiskSwap { old, new } in swaps {
             let name = old.node_name().to_owned();
             // What was written through the old one nobody flushes through one that does not.
             if new.options().read_only || new.options().no_flush {
@@ -81,8 +81,8 @@ impl Daemon {
 
     /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes:
     /// who names them knows that.
-    fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<Exchange>, StartError> {
-        let mut exchanges = Vec::new();
+    fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<DiskSwap>, StartError> {
+        let mut swaps = Vec::new();
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
@@ -90,21 +90,20 @@ impl Daemon {
             let options = options(name, &disk, written, exported);
             let is_lost = old.has_lost_writes() && lies_over(&changed.blockdevs, name, named);
             if is_lost || options != *old.options() {
-                exchanges.push(Exchange { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
+                swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }
-        Ok(exchanges)
+        Ok(swaps)
     }
 
     /// The exports that use the disks.
-    fn users(&self, exchanges: &[Exchange]) -> Result<Vec<&Export>, ChangeError> {
+    fn users(&self, swaps: &[DiskSwap]) -> Result<Vec<&Export>, ChangeError> {
         // A unit that was taken away has requests in flight on a disk that no export has any more.
-        let mut nodes = exchanges.iter().map(|exchange| exchange.old.node_name());
+        let mut nodes = swaps.iter().map(|swap| swap.old.node_name());
         if let Some(leaving) = nodes.find_map(|node| self.teardowns.export_of(node)) {
             return Err(ChangeError::ShuttingDown(leaving.clone()));
         }
-        let uses =
-            |export: &&schema::Export| exchanges.iter().any(|exchange| export.has_node(exchange.old.node_name()));
+        let uses = |export: &&schema::Export| swaps.iter().any(|swap| export.has_node(swap.old.node_name()));
         let users = self.config.exports.iter().filter(uses);
         users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::ShuttingDown(user.id.clone()))).collect()
     }

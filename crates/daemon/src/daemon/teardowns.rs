@@ -1,14 +1,13 @@
 //! Objects that are being torn down: each drains on a thread of its own, so that nobody else waits for it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
+use egret_event_loop::EventNotifier;
 use egret_virtio::scsi::LunAddress;
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::Daemon;
 
@@ -38,25 +37,24 @@ pub(super) struct Teardowns {
     gone: Vec<TornDown>,
     sender: Sender<TornDown>,
     receiver: Receiver<TornDown>,
-    bell: Arc<OwnedFd>,
+    bell: EventNotifier,
 }
 
 impl Teardowns {
     pub(super) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sender, receiver) = channel();
-        Ok(Self { going: Vec::new(), gone: Vec::new(), sender, receiver, bell: Arc::new(bell) })
+        Ok(Self { going: Vec::new(), gone: Vec::new(), sender, receiver, bell: EventNotifier::new()? })
     }
 
     /// Runs `leave` on a thread of its own; `what` has gone when it returns.
     pub(super) fn add(&mut self, what: TornDown, leave: impl FnOnce() + Send + 'static) {
-        let (sender, bell, name) = (self.sender.clone(), Arc::clone(&self.bell), what.clone());
+        let (sender, bell, name) = (self.sender.clone(), self.bell.clone(), what.clone());
         let bounds = Bounds::of_this_thread();
         let thread = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             leave();
             let _ = sender.send(name);
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            bell.set();
         };
         match std::thread::Builder::new().name("egret-teardown".to_owned()).spawn(thread) {
             Ok(thread) => self.going.push((what, thread)),
@@ -81,12 +79,12 @@ impl Teardowns {
         })
     }
 
-    pub(super) fn bell(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.bell)
+    pub(super) fn bell(&self) -> EventNotifier {
+        self.bell.clone()
     }
 
     fn take(&mut self) -> Vec<TornDown> {
-        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        self.bell.clear();
         while let Ok(what) = self.receiver.try_recv() {
             if let Some(at) = self.going.iter().position(|(going, _)| *going == what) {
                 let _ = self.going.swap_remove(at).1.join();

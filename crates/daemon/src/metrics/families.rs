@@ -6,7 +6,7 @@ use std::sync::Arc;
 use egret_disk::BATCH_CLASSES;
 use egret_event_loop::{LoopStats, Nanos};
 use egret_export::{Latencies, QueueCounters};
-use egret_virtio::Kind as Op;
+use egret_virtio::RequestType;
 
 use super::text::{Labels, MetricType, Samples, Seconds};
 use crate::daemon::{Time, Watched};
@@ -310,9 +310,9 @@ impl View {
         self.queues.iter().for_each(|(labels, queue)| out.put(labels, value(queue)));
     }
 
-    fn operations(&self, out: &mut Samples<'_>, value: impl Fn(&QueueCounters, Op) -> u64) {
+    fn operations(&self, out: &mut Samples<'_>, value: impl Fn(&QueueCounters, RequestType) -> u64) {
         for (labels, queue) in &self.queues {
-            for op in Op::ALL {
+            for op in RequestType::ALL {
                 out.put_with(labels, "operation", op.name(), value(queue, op));
             }
         }
@@ -322,7 +322,7 @@ impl View {
     /// would be most of a scrape.
     fn durations(&self, out: &mut Samples<'_>) {
         for (labels, queues) in &self.exports {
-            for op in Op::ALL {
+            for op in RequestType::ALL {
                 let mut sum: Option<Latencies> = None;
                 queues.iter().for_each(|queue| queue.add_latency_to(op, &mut sum));
                 if let Some(latencies) = sum {

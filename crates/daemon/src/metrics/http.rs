@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use egret_event_loop::EventNotifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -44,7 +45,7 @@ enum State {
 }
 
 /// Serves `page` to those who ask for it, until `stop` is readable.
-pub(super) fn serve(socket: &Socket, stop: &OwnedFd, page: &dyn Fn() -> String) {
+pub(super) fn serve(socket: &Socket, stop: &EventNotifier, page: &dyn Fn() -> String) {
     // In the order in which they came.
     let mut clients: Vec<Client> = Vec::new();
     let mut resting_until: Option<Instant> = None;

@@ -13,13 +13,12 @@ mod http;
 mod text;
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
+use egret_event_loop::EventNotifier;
 use egret_vocabulary::Address;
-use rustix::event::{EventfdFlags, eventfd};
 
 pub use families::{FAMILIES, Family, reference, scrape};
 pub use text::MetricType;
@@ -31,7 +30,7 @@ use crate::process::Inherited;
 /// A server of metrics on a thread of its own. Dropping it ends it.
 #[derive(Debug)]
 pub struct Metrics {
-    stop: Arc<OwnedFd>,
+    stop: EventNotifier,
     /// It returns the socket, which it could not remove.
     thread: Option<JoinHandle<Socket>>,
 }
@@ -44,12 +43,12 @@ impl Metrics {
     pub fn serve(registry: Arc<CounterRegistry>, address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
         let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
         let socket = Socket::open(address, inherited).map_err(explain)?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
-        let theirs = Arc::clone(&stop);
+        let stop = EventNotifier::new()?;
+        let theirs = stop.clone();
         let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
-            bounds.narrow(egret_confine::Kind::Metrics);
+            bounds.narrow(egret_confine::ThreadKind::Metrics);
             http::serve(&socket, &theirs, &|| scrape(&registry.read()));
             socket
         })?;
@@ -59,7 +58,7 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        self.stop.set();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -174,7 +174,7 @@ fn give_one(identity: &Identity, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use egret_confine::Kind;
+    use egret_confine::ThreadKind;
     use egret_confine::rules::RULES;
 
     use super::*;
@@ -210,7 +210,7 @@ mod tests {
         // What a debug build makes beyond that is nobody's business.
         for rule in RULES.iter().filter(|rule| !rule.why.ends_with("in a debug build")) {
             let who: Vec<_> = rule.who.iter().map(ToString::to_string).collect();
-            let who = if rule.who.len() == Kind::ALL.len() { "all".to_owned() } else { who.join(", ") };
+            let who = if rule.who.len() == ThreadKind::ALL.len() { "all".to_owned() } else { who.join(", ") };
             let shown = if rule.shown.is_empty() { String::new() } else { format!(": {}", rule.shown) };
             text += &format!("| `{}`{shown} | {who} | {} |\n", rule.call, rule.why);
         }

@@ -1,7 +1,7 @@
 //! Commands about disks and what is offered of them.
 
 use egret_export::QueueStats;
-use egret_virtio::Kind as Op;
+use egret_virtio::RequestType;
 use egret_vocabulary::disk::Bottom;
 use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Kind, Object, Shape, Spelling};
 use egret_vocabulary::{choices, options};
@@ -229,7 +229,8 @@ fn statistics(view: &View, by_node: bool) -> Value {
 
 /// Counters under QEMU's names, as far as they are counted; and how long requests took.
 fn shown(stats: &QueueStats) -> Value {
-    let [read, write, flush, discard] = [Op::Read, Op::Write, Op::Flush, Op::Discard].map(|op| stats.op(op));
+    let [read, write, flush, discard] =
+        [RequestType::Read, RequestType::Write, RequestType::Flush, RequestType::Discard].map(|op| stats.op(op));
     let latency = stats.latency().map(|latency| {
         let at = |quantile| latency.quantile(quantile).0;
         json!({ "p50-ns": at(0.5), "p99-ns": at(0.99), "p999-ns": at(0.999), "max-ns": latency.longest().0 })

@@ -5,14 +5,13 @@
 //! answered from the [`View`] of how it was before.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use egret_confine::{Bounds, Kind};
-use rustix::event::{EventfdFlags, eventfd};
+use egret_confine::{Bounds, ThreadKind};
+use egret_event_loop::EventNotifier;
 use serde_json::Value;
 
 use super::Descriptors;
@@ -45,39 +44,33 @@ pub(super) enum Change {
 pub(super) struct Changes {
     orders: Option<Sender<(Daemon, Change)>>,
     done: Receiver<Done>,
-    bell: Arc<OwnedFd>,
+    bell: EventNotifier,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Rings at the thread's end too, for a thread that has panicked is waited for in vain.
-struct Bell(Arc<OwnedFd>);
+/// Is set at the thread's end too, for a thread that has panicked is waited for in vain.
+struct SetAtTheEnd(EventNotifier);
 
-impl Bell {
-    fn ring(&self) {
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
-    }
-}
-
-impl Drop for Bell {
+impl Drop for SetAtTheEnd {
     fn drop(&mut self) {
-        self.ring();
+        self.0.set();
     }
 }
 
 impl Changes {
     pub(super) fn start() -> io::Result<Self> {
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let bell = EventNotifier::new()?;
         let (orders, their_orders) = channel();
         let (their_done, done) = channel();
-        let their_bell = Bell(Arc::clone(&bell));
+        let their_bell = SetAtTheEnd(bell.clone());
         let bounds = Bounds::of_this_thread();
         let work = move || {
-            bounds.narrow(Kind::Control);
+            bounds.narrow(ThreadKind::Control);
             for (daemon, what) in their_orders {
                 if their_done.send(change(daemon, what)).is_err() {
                     return;
                 }
-                their_bell.ring();
+                their_bell.0.set();
             }
         };
         let thread = std::thread::Builder::new().name("egret-changes".to_owned()).spawn(work)?;
@@ -98,7 +91,7 @@ impl Changes {
     /// # Panics
     /// When it has panicked.
     pub(super) fn take(&self) -> Option<Done> {
-        let _ = rustix::io::read(&*self.bell, &mut [0_u8; 8]);
+        self.bell.clear();
         match self.done.try_recv() {
             Ok(done) => Some(done),
             Err(TryRecvError::Empty) => None,

@@ -15,14 +15,14 @@ mod position;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use egret_confine::{Bounds, Kind};
-use egret_event_loop::Phase;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use egret_confine::{Bounds, ThreadKind};
+use egret_event_loop::{EventNotifier, Phase};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::daemon::{CounterRegistry, Watched};
 use crate::process::{Progress, abort, notify_service_manager, watchdog_interval};
@@ -77,7 +77,7 @@ impl fmt::Display for Stall {
 #[derive(Debug)]
 pub struct Watchdog {
     stalls: Stalls,
-    stop: Arc<OwnedFd>,
+    stop: EventNotifier,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -90,15 +90,15 @@ impl Watchdog {
     /// There is no thread or descriptor to be had.
     pub fn start(registry: Arc<CounterRegistry>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
         let stalls = Stalls::new()?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let stop = EventNotifier::new()?;
         let interval = watchdog_interval();
         if limit.is_none() && interval.is_none() {
             return Ok(Self { stalls, stop, thread: None });
         }
-        let (their_stalls, their_stop) = (stalls.clone(), Arc::clone(&stop));
+        let (their_stalls, their_stop) = (stalls.clone(), stop.clone());
         let bounds = Bounds::of_this_thread();
         let watch = move || {
-            bounds.narrow(Kind::Watchdog);
+            bounds.narrow(ThreadKind::Watchdog);
             watch(&registry, &their_stalls, &their_stop, limit, interval, on_stall);
         };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);
@@ -113,7 +113,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        self.stop.set();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -123,7 +123,7 @@ impl Drop for Watchdog {
 fn watch(
     registry: &CounterRegistry,
     stalls: &Stalls,
-    stop: &OwnedFd,
+    stop: &EventNotifier,
     limit: Option<Duration>,
     interval: Option<Duration>,
     on_stall: OnStall,
@@ -234,25 +234,25 @@ pub struct Stalls(Arc<News>);
 
 #[derive(Debug)]
 struct News {
-    bell: OwnedFd,
+    bell: EventNotifier,
     untold: Mutex<Vec<Stall>>,
     heard: Condvar,
 }
 
 impl Stalls {
     fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = EventNotifier::new()?;
         Ok(Self(Arc::new(News { bell, untold: Mutex::default(), heard: Condvar::new() })))
     }
 
     fn push(&self, found: Vec<Stall>) {
         self.lock().extend(found);
-        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+        self.0.bell.set();
     }
 
     /// Hands what is new to `hear`.
     pub(crate) fn hear(&self, hear: impl FnMut(Stall)) {
-        let _ = rustix::io::read(&self.0.bell, &mut [0_u8; 8]);
+        self.0.bell.clear();
         let mut untold = self.lock();
         untold.drain(..).for_each(hear);
         self.0.heard.notify_all();
@@ -264,7 +264,7 @@ impl Stalls {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Stall>> {
-        self.0.untold.lock().expect("no holder of this lock panics")
+        self.0.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

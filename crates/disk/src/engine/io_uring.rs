@@ -4,14 +4,13 @@
 //! system call a batch.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use egret_event_loop::ring::{Ring, RingError, SharedRing};
-use egret_event_loop::{Nanos, clock};
+use egret_event_loop::{EventNotifier, Nanos, clock};
 use io_uring::{opcode, squeue, types};
-use rustix::event::EventfdFlags;
 
 use super::Engine;
 use super::slab::Slab;
@@ -44,7 +43,7 @@ const NO_FILE: File = File { fd: -1, fixed: false, block: 1 };
 pub(crate) struct Uring {
     ring: SharedRing,
     /// What announces completions, if the ring is ours alone; the loop watches its own ring itself.
-    event: Option<OwnedFd>,
+    event: Option<EventNotifier>,
     /// Whether the ring has a table of registered files.
     table: bool,
     /// By slot.
@@ -63,13 +62,12 @@ impl Uring {
 
     /// An engine on a ring of its own.
     pub(crate) fn alone(mut ring: Ring, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| EngineError::Event(e.into()))?;
+        let event = EventNotifier::new().map_err(EngineError::Event)?;
         ring.announce_on(event.as_fd()).map_err(RingError::from)?;
         Ok(Self::on(Rc::new(RefCell::new(ring)), Some(event), counters))
     }
 
-    fn on(ring: SharedRing, event: Option<OwnedFd>, counters: Arc<EngineCounters>) -> Self {
+    fn on(ring: SharedRing, event: Option<EventNotifier>, counters: Arc<EngineCounters>) -> Self {
         // Kernels before 5.19 cannot; others may be short of descriptors.
         let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
         Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, counters }

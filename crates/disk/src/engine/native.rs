@@ -1,18 +1,17 @@
 //! Linux AIO: the engine of `aio=native`.
 //!
-//! The kernel counts each completion on an eventfd, which the loop watches and nobody reads; what completed is read from
+//! The kernel counts each completion on an eventfd, which the loop watches edge by edge and never reads; completions are read from
 //! the context's ring.
 //!
 //! `io_submit` blocks where the request cannot go to the device at once, which is why the engine serves direct I/O
 //! only, and why the time inside it is measured.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
 use std::sync::Arc;
 
 use egret_event_loop::aio::{self, Context, Iocb};
-use egret_event_loop::{Nanos, clock};
-use rustix::event::EventfdFlags;
+use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::io::Errno;
 
 use super::Engine;
@@ -42,9 +41,9 @@ const NO_FILE: File = File { fd: -1, block: 1, line: 0 };
 
 /// See the module's description.
 pub(crate) struct Native {
-    /// Dropped before what it works on.
+    /// Dropped first: the kernel uses the memory of its transfers until then.
     context: Context,
-    event: OwnedFd,
+    event: EventNotifier,
     /// By slot.
     disks: Vec<File>,
     flying: Slab<Transfer>,
@@ -67,8 +66,7 @@ impl Native {
     /// An engine with `depth` requests in the kernel at a time, and at most `max_batch` (0: no limit) of them in one
     /// `io_submit`.
     pub(crate) fn new(depth: u32, max_batch: u32, counters: Arc<EngineCounters>) -> Result<Self, EngineError> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| EngineError::Event(e.into()))?;
+        let event = EventNotifier::new().map_err(EngineError::Event)?;
         let context = Context::new(depth)?;
         let mut new = Self {
             context,

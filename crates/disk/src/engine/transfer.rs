@@ -7,7 +7,7 @@ use crate::buffers;
 use crate::job::{Finished, Job};
 use crate::request::Op;
 
-/// A job in the kernel's hands, and how much of it is done.
+/// A job that the kernel runs, and how much of it is done.
 pub(crate) struct Transfer {
     job: Job,
     /// Bytes.
@@ -42,7 +42,7 @@ impl Transfer {
         self.job.request.offset + self.moved
     }
 
-    /// With what memory the kernel goes on. Its address stays the same until the transfer ends or is
+    /// The memory that the kernel goes on with. Its address stays the same until the transfer ends or is
     /// [`advance`](Self::advance)d, wherever the transfer itself is moved to.
     pub(crate) fn buffers(&self) -> &[IoVec] {
         if self.moved == 0 { &self.job.request.buffers } else { &self.rest }

@@ -40,15 +40,15 @@ struct Line<T> {
     waiting: VecDeque<T>,
     /// Places that it has taken.
     taken: u32,
-    /// Where the disk is, which tells it from others as long as it is attached.
+    /// The disk's address, which identifies it as long as it is attached.
     disk: usize,
     /// How many places it may take where there are several disks.
     most: u32,
     /// How many slots stand for the disk; the line is free if none does.
     slots: u32,
-    /// How many of a batch may be its own.
+    /// How many jobs of one batch it may take.
     batch_most: u32,
-    /// The last batch that it is in where that is limited, and how many of it are its own.
+    /// The last batch that it took jobs of, where that is limited, and how many they were.
     batched: (u64, u32),
 }
 
@@ -122,7 +122,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Has something wait at the end of its line.
+    /// Appends a job to its line.
     pub(crate) fn put(&mut self, at: usize, what: T) {
         let waiting = &mut self.lines[at].waiting;
         if waiting.is_empty() {
@@ -131,7 +131,7 @@ impl<T> Turns<T> {
         waiting.push_back(what);
     }
 
-    /// Has something wait before all others.
+    /// Puts a job at the head of its line, before all others.
     pub(crate) fn put_first(&mut self, at: usize, what: T) {
         let waiting = &mut self.lines[at].waiting;
         if waiting.is_empty() {

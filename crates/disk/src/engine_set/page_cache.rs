@@ -1,7 +1,7 @@
 //! Reads that the host's page cache answers, and that no engine sees.
 //!
-//! Such a read is a copy from memory to memory. An engine makes the same copy, but it has to be told to, and to be heard
-//! of again: by a system call, or by waking a worker that wakes the loop. So one `preadv2` that does not wait is tried
+//! Such a read is a copy from memory to memory. An engine makes the same copy, but submitting and completing
+//! it takes a system call, or waking a worker that wakes the loop. So one `preadv2` that does not wait is tried
 //! in its stead, and what it finds is the guest's in the turn that asked for it.
 //!
 //! Only a read that is all that its I/O thread has in flight is tried. Of several an engine moves one while the others
@@ -18,7 +18,7 @@ const LONGEST: u64 = 64 << 10;
 /// The most reads that go by between two tries.
 const LONGEST_PAUSE: u32 = 1024;
 
-/// When the page cache is tried for one attached disk: the more seldom, the more often it was in vain.
+/// When reads of one attached disk are tried on the page cache: after each miss twice as many go by untried.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PageCacheProbe {
     /// Reads that go by before the next try.

@@ -22,7 +22,7 @@ pub(super) struct Attached {
     pub(super) throttled: ThrottledSlot,
     /// Whether its reads are tried on the page cache; none where that never answers.
     pub(super) probe: Option<PageCacheProbe>,
-    /// Dropped when it is freed, for who waits for that.
+    /// Dropped with the slot, which its receiver waits for.
     pub(super) held: Option<Sender<()>>,
 }
 
@@ -39,7 +39,7 @@ impl Attached {
         }
     }
 
-    /// The engines that run its requests: its own, and workers for what that cannot.
+    /// The engines that run its requests: its own, and worker threads for requests that its own cannot run.
     pub(super) fn engines(&self) -> impl Iterator<Item = EngineKind> + use<> {
         let workers = self.kind != EngineKind::THREADS && self.disk.needs_workers();
         [self.kind].into_iter().chain(workers.then_some(EngineKind::THREADS))

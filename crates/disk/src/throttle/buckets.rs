@@ -17,7 +17,7 @@ use super::limits::{Limit, Limits, Rates};
 
 const SECOND: f64 = 1e9;
 
-/// Which way data goes, as limits tell it.
+/// Whether a request counts against the limits of reads or of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Read,
@@ -127,7 +127,7 @@ impl Buckets {
         }
     }
 
-    /// Lets them leak until `now`; one that has been told a later time already has leaked for this one too.
+    /// Lets the buckets leak until `now`; an earlier time than the last one changes nothing.
     pub(super) fn leak(&mut self, now: Nanos) {
         let passed = now - self.leaked;
         self.leaked = self.leaked.max(now);

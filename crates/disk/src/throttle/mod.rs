@@ -11,10 +11,10 @@
 //! are tested in virtual time.
 //!
 //! The disks of a group may be on many I/O threads, so a group is behind a lock. Only limited disks touch it: once a
-//! turn in which they push requests or their timer is up, and for some hundred nanoseconds. Nobody wakes anybody:
-//! every loop with requests that wait has a timer of its own at the moment when the group's buckets have room again.
-//! The first to come grants turns for all, and the others find theirs; no request can become free earlier than its
-//! loop looks, because what others are granted only makes it later. Whoever changes limits has the loops look again.
+//! turn in which they push requests or their timer is up, and for some hundred nanoseconds. Loops do not
+//! wake one another: each loop with throttled requests sets a timer of its own for the moment when the buckets have room
+//! again. The first loop to look grants turns to all, and the others find theirs. No request can be released before its
+//! loop looks, because a grant to another only fills the buckets. After a change of limits the loops have to look again.
 
 mod buckets;
 mod group;

@@ -59,7 +59,7 @@ impl Schedule {
         &self.limits
     }
 
-    /// Begins anew, with nothing used up; who waits goes on waiting.
+    /// Sets limits and empties the buckets; tickets stay.
     pub(super) fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.buckets = Buckets::new(&limits);

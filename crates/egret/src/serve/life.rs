@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use egret_confine::{Bounds, Kind};
+use egret_confine::{Bounds, ThreadKind};
 use egret_daemon::Daemon;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
@@ -136,7 +136,7 @@ fn serve(
         readiness.ready().context("cannot let go of the terminal")?;
     }
     // All that was named is open. From here on this thread obeys others.
-    Bounds::of_this_thread().narrow(Kind::Control);
+    Bounds::of_this_thread().narrow(ThreadKind::Control);
     notify_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
     notify_service_manager(Progress::Stopping);
@@ -176,7 +176,7 @@ fn log() -> Result<WorkerGuard> {
     let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
     // The writer's thread is not ours to say what it is. It inherits that from the one that starts it.
     let starter = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
-        Bounds::default().narrow(Kind::Log);
+        Bounds::default().narrow(ThreadKind::Log);
         writer.finish(std::io::stderr())
     });
     let joined = starter.context("the log's thread")?.join();

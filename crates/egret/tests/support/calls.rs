@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use egret_confine::Kind;
+use egret_confine::ThreadKind;
 use egret_confine::rules::{RULES, Rule};
 
 use super::server::Program;
@@ -32,7 +32,7 @@ impl Program {
 #[derive(Default)]
 pub struct Calls {
     /// Rules that a call needed, by their place in the table, and the kinds that made it.
-    used: Vec<(usize, Kind)>,
+    used: Vec<(usize, ThreadKind)>,
     /// Calls that no rule allows, and who made them.
     pub refused: BTreeSet<String>,
 }
@@ -44,7 +44,7 @@ impl Calls {
         let text = std::fs::read_to_string(record).expect("a record");
         let process = text.split_once('<').and_then(|(process, _)| process.parse().ok()).expect("its first line");
         let parents: BTreeMap<u32, u32> = text.lines().filter_map(birth).collect();
-        let mut kinds: BTreeMap<u32, Kind> = BTreeMap::new();
+        let mut kinds: BTreeMap<u32, ThreadKind> = BTreeMap::new();
         // Of a line that was interrupted by another thread's the beginning tells everything.
         for Line { thread, name, call, arguments } in text.lines().filter_map(Line::parse) {
             // A thread inherits what its starter is, and says what it is itself by its filter.
@@ -61,7 +61,7 @@ impl Calls {
         }
     }
 
-    fn note(&mut self, kind: Kind, call: &str, arguments: &str, process: u32) {
+    fn note(&mut self, kind: ThreadKind, call: &str, arguments: &str, process: u32) {
         let numbers: Vec<u64> = arguments.split(", ").map(number).collect();
         let mut allowed = false;
         for (place, rule) in RULES.iter().enumerate().filter(|(_, rule)| rule.call == call && rule.is_for(kind)) {
@@ -82,10 +82,10 @@ impl Calls {
 
     /// The rules that allow what nobody did, and to whom.
     pub fn unused(&self) -> Vec<String> {
-        let by = |place: usize, kind: Kind| self.used.contains(&(place, kind));
+        let by = |place: usize, kind: ThreadKind| self.used.contains(&(place, kind));
         let unused = |(place, rule): (usize, &'static Rule)| {
             // What every thread may do it is enough for one to have done.
-            let any = rule.who.len() == Kind::ALL.len() && rule.who.iter().any(|kind| by(place, *kind));
+            let any = rule.who.len() == ThreadKind::ALL.len() && rule.who.iter().any(|kind| by(place, *kind));
             rule.who
                 .iter()
                 .filter(move |kind| !any && !by(place, **kind))
@@ -96,15 +96,15 @@ impl Calls {
 }
 
 /// A thread's kind, by its name when it is confined.
-fn kind_of(name: &str) -> Kind {
+fn kind_of(name: &str) -> ThreadKind {
     match name {
-        "egret" | "egret-changes" | "egret-teardown" | "egret-ending" => Kind::Control,
-        "egret-metrics" => Kind::Metrics,
-        "egret-watchdog" => Kind::Watchdog,
-        "disk-worker" => Kind::Worker,
-        "log" => Kind::Log,
-        name if name.starts_with("io") => Kind::Io,
-        name if name.starts_with('e') => Kind::Session,
+        "egret" | "egret-changes" | "egret-teardown" | "egret-ending" => ThreadKind::Control,
+        "egret-metrics" => ThreadKind::Metrics,
+        "egret-watchdog" => ThreadKind::Watchdog,
+        "disk-worker" => ThreadKind::Worker,
+        "log" => ThreadKind::Log,
+        name if name.starts_with("io") => ThreadKind::Io,
+        name if name.starts_with('e') => ThreadKind::Session,
         other => panic!("a thread called {other} is confined"),
     }
 }

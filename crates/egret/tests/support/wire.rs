@@ -1,6 +1,6 @@
 //! vhost-user messages written by hand, as badly as a test likes.
 //!
-//! Names and layouts are those of QEMU's `docs/interop/vhost-user.rst`.
+//! Layouts are those of QEMU's `docs/interop/vhost-user.rst`.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -8,6 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+pub use egret_vring::vhost_user::F_PROTOCOL_FEATURES;
+use egret_vring::vhost_user::flag::{NEED_REPLY, REPLY, VERSION};
+use egret_vring::vhost_user::protocol_feature;
+pub use egret_vring::vhost_user::request::*;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -15,43 +19,10 @@ use rustix::net::{
 
 use super::PATIENCE;
 
-pub const GET_FEATURES: u32 = 1;
-pub const SET_FEATURES: u32 = 2;
-pub const SET_OWNER: u32 = 3;
-pub const SET_MEM_TABLE: u32 = 5;
-pub const SET_VRING_NUM: u32 = 8;
-pub const SET_VRING_ADDR: u32 = 9;
-pub const SET_VRING_BASE: u32 = 10;
-pub const GET_VRING_BASE: u32 = 11;
-pub const SET_VRING_KICK: u32 = 12;
-pub const SET_VRING_CALL: u32 = 13;
-pub const SET_VRING_ERR: u32 = 14;
-pub const GET_PROTOCOL_FEATURES: u32 = 15;
-pub const SET_PROTOCOL_FEATURES: u32 = 16;
-pub const SET_VRING_ENABLE: u32 = 18;
-pub const SET_BACKEND_REQ_FD: u32 = 21;
-pub const GET_CONFIG: u32 = 24;
-pub const GET_INFLIGHT_FD: u32 = 31;
-pub const SET_INFLIGHT_FD: u32 = 32;
-pub const GET_MAX_MEM_SLOTS: u32 = 36;
-pub const ADD_MEM_REG: u32 = 37;
-pub const REM_MEM_REG: u32 = 38;
-
-pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const F_VERSION_1: u64 = 1 << 32;
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
 pub const F_EVENT_IDX: u64 = 1 << 29;
 pub const F_RING_PACKED: u64 = 1 << 34;
-
-pub const PROTOCOL_MQ: u64 = 1 << 0;
-pub const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
-pub const PROTOCOL_CONFIG: u64 = 1 << 9;
-pub const PROTOCOL_INFLIGHT: u64 = 1 << 12;
-pub const PROTOCOL_MEM_SLOTS: u64 = 1 << 15;
-
-const VERSION: u32 = 1;
-const REPLY: u32 = 1 << 2;
-const NEED_REPLY: u32 = 1 << 3;
 
 /// The length of a message's header: request, flags and payload length.
 pub const HEADER: usize = 12;
@@ -77,7 +48,11 @@ impl Wire {
         let offered = wire.ask(GET_FEATURES, &[]).expect("the features");
         wire.send(SET_FEATURES, &u64s(&[offered & (features | F_PROTOCOL_FEATURES)]), &[]).expect("a message");
         let protocol = wire.ask(GET_PROTOCOL_FEATURES, &[]).expect("the protocol features");
-        let wanted = PROTOCOL_MQ | PROTOCOL_REPLY_ACK | PROTOCOL_CONFIG | PROTOCOL_INFLIGHT | PROTOCOL_MEM_SLOTS;
+        let wanted = protocol_feature::MQ
+            | protocol_feature::REPLY_ACK
+            | protocol_feature::CONFIG
+            | protocol_feature::INFLIGHT_SHMFD
+            | protocol_feature::CONFIGURE_MEM_SLOTS;
         wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
         wire
     }

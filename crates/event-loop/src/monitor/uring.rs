@@ -12,7 +12,7 @@ use crate::ring::SharedRing;
 /// Multishot polls: a descriptor's readiness is a completion in memory, seen without a system call.
 pub(super) struct Uring {
     ring: SharedRing,
-    /// What is watched; looked up only when the kernel ends a multishot poll by itself and it must be added again.
+    /// Descriptors by key. Looked up only when the kernel ends a multishot poll by itself and it must be added again.
     watched: HashMap<u64, RawFd>,
 }
 

@@ -10,32 +10,11 @@ use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::{Parameters, PolicyKind};
+pub use egret_vring::vhost_user::flag::NEED_REPLY;
+pub use egret_vring::vhost_user::request::*;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-pub const GET_FEATURES: u32 = 1;
-pub const SET_FEATURES: u32 = 2;
-pub const SET_MEM_TABLE: u32 = 5;
-pub const SET_VRING_NUM: u32 = 8;
-pub const SET_VRING_ADDR: u32 = 9;
-pub const SET_VRING_BASE: u32 = 10;
-pub const GET_VRING_BASE: u32 = 11;
-pub const SET_VRING_KICK: u32 = 12;
-pub const SET_VRING_CALL: u32 = 13;
-pub const SET_VRING_ERR: u32 = 14;
-pub const GET_PROTOCOL_FEATURES: u32 = 15;
-pub const SET_PROTOCOL_FEATURES: u32 = 16;
-pub const GET_QUEUE_NUM: u32 = 17;
-pub const SET_VRING_ENABLE: u32 = 18;
-pub const SET_BACKEND_REQ_FD: u32 = 21;
-pub const GET_CONFIG: u32 = 24;
-pub const SET_CONFIG: u32 = 25;
-pub const GET_INFLIGHT_FD: u32 = 31;
-pub const SET_INFLIGHT_FD: u32 = 32;
-pub const GET_MAX_MEM_SLOTS: u32 = 36;
-
 pub const RING_PACKED: u64 = 1 << 34;
-
-pub const NEED_REPLY: u32 = 8;
 
 /// A loop on its thread, stopped at the end.
 pub struct IoThread(pub LoopHandle<Worker>, Option<std::thread::JoinHandle<()>>);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egret_disk::{Aio, Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Exchange, ExportError, Pause, exchange};
+use egret_export::{DiskSwap, ExportError, Pause, reopen};
 
 use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, SET_VRING_CALL, SET_VRING_KICK, longs, words};
@@ -68,15 +68,15 @@ fn a_disk_that_is_exchanged_is_let_go_of_by_every_queue() {
     for _ in 0..20 {
         machine.send(LATE, &READ, 4096);
         let new = disk(Nanos::from_micros(200));
-        let change = Exchange { old: Arc::clone(&old), new: Arc::clone(&new) };
-        assert!(exchange(&[&export], &[change]).unwrap().whole > Nanos::ZERO);
+        let change = DiskSwap { old: Arc::clone(&old), new: Arc::clone(&new) };
+        assert!(reopen(&[&export], &[change]).unwrap().whole > Nanos::ZERO);
         assert_eq!(machine.answer(), GOOD);
         assert_eq!(Arc::strong_count(&old), 1, "nobody uses it any more");
         old = new;
     }
     // One that nobody uses changes nothing, and stops nobody.
     let (stray, new) = (disk(Nanos::ZERO), disk(Nanos::ZERO));
-    assert_eq!(exchange(&[&export], &[Exchange { old: stray, new }]).unwrap(), Pause::default());
+    assert_eq!(reopen(&[&export], &[DiskSwap { old: stray, new }]).unwrap(), Pause::default());
     export.remove_lun(LATE).unwrap();
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
     assert_eq!(Arc::strong_count(&old), 1);
@@ -97,14 +97,14 @@ fn what_an_io_thread_cannot_run_stays_as_it_was_everywhere() {
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
 
     let new = Arc::new(old.reopen(&native).unwrap());
-    let change = [Exchange { old: Arc::clone(&old), new: Arc::clone(&new) }];
-    let refused = exchange(&[&export], &change).unwrap_err().to_string();
+    let change = [DiskSwap { old: Arc::clone(&old), new: Arc::clone(&new) }];
+    let refused = reopen(&[&export], &change).unwrap_err().to_string();
     assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
 
     // Where it can be had it is had, and then it is the queue that cannot go back.
     export.run_on(&[loops[0].0.clone()]).unwrap();
-    exchange(&[&export], &change).unwrap();
+    reopen(&[&export], &change).unwrap();
     assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
     let refused = export.run_on(&[loops[1].0.clone()]).unwrap_err().to_string();
     assert!(refused.starts_with("export 'e0': aio=native: "), "{refused}");

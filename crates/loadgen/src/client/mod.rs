@@ -21,6 +21,7 @@ mod wire;
 use std::path::Path;
 use std::time::Duration;
 
+use egret_vring::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature, request};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
@@ -93,7 +94,7 @@ impl Client {
     /// Nobody listens, or who listens does not speak vhost-user-blk as this client needs it.
     pub fn connect(path: &Path, options: ClientOptions) -> Result<Self, ClientError> {
         let mut new = Self::agree(path, options, KNOWN | KNOWN_BLK, Framing::Blk)?;
-        if new.protocol & wire::P_CONFIG == 0 {
+        if new.protocol & protocol_feature::CONFIG == 0 {
             return Err(ClientError::Lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
         }
         let mut space = [0; Info::SPACE];
@@ -119,12 +120,11 @@ impl Client {
 
     fn agree(path: &Path, options: ClientOptions, known: u64, framing: Framing) -> Result<Self, ClientError> {
         let mut wire = Wire::connect(path, options.patience)?;
-        wire.request(wire::SET_OWNER, &[], &[])?;
-        let offered = wire.ask(wire::GET_FEATURES)?;
-        for (feature, name) in [
-            (bit(VIRTIO_F_VERSION_1), "VIRTIO_F_VERSION_1"),
-            (wire::F_PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"),
-        ] {
+        wire.request(request::SET_OWNER, &[], &[])?;
+        let offered = wire.ask(request::GET_FEATURES)?;
+        for (feature, name) in
+            [(bit(VIRTIO_F_VERSION_1), "VIRTIO_F_VERSION_1"), (F_PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES")]
+        {
             if offered & feature == 0 {
                 return Err(ClientError::Lacks(name));
             }
@@ -136,18 +136,21 @@ impl Client {
         if !options.packed {
             features &= !RING_PACKED;
         }
-        let protocol = wire.ask(wire::GET_PROTOCOL_FEATURES)?
-            & (wire::P_MQ | wire::P_REPLY_ACK | wire::P_CONFIG | wire::P_MEM_SLOTS);
-        wire.request(wire::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
-        wire.acknowledged = protocol & wire::P_REPLY_ACK != 0;
-        wire.request(wire::SET_FEATURES, &wire::u64s(&[features | wire::F_PROTOCOL_FEATURES]), &[])?;
+        let protocol = wire.ask(request::GET_PROTOCOL_FEATURES)?
+            & (protocol_feature::MQ
+                | protocol_feature::REPLY_ACK
+                | protocol_feature::CONFIG
+                | protocol_feature::CONFIGURE_MEM_SLOTS);
+        wire.request(request::SET_PROTOCOL_FEATURES, &wire::u64s(&[protocol]), &[])?;
+        wire.acknowledged = protocol & protocol_feature::REPLY_ACK != 0;
+        wire.request(request::SET_FEATURES, &wire::u64s(&[features | F_PROTOCOL_FEATURES]), &[])?;
         Ok(Self { wire, features, protocol, info: Info::UNKNOWN, framing })
     }
 
     /// As many queues as the server has.
     fn limit_queues(&mut self) -> Result<(), ClientError> {
-        if self.protocol & wire::P_MQ != 0 {
-            let most = u16::try_from(self.wire.ask(wire::GET_QUEUE_NUM)?).unwrap_or(u16::MAX);
+        if self.protocol & protocol_feature::MQ != 0 {
+            let most = u16::try_from(self.wire.ask(request::GET_QUEUE_NUM)?).unwrap_or(u16::MAX);
             self.info.queues = self.info.queues.min(most.saturating_sub(self.framing.first_queue()));
         }
         if self.info.queues == 0 { Err(ClientError::Lacks("a queue")) } else { Ok(()) }

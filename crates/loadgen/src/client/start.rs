@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{DriverConfig, PACKED_BASE};
+use egret_vring::vhost_user::{protocol_feature, request};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::framing::{READ_CAPACITY, TEST_UNIT_READY};
 use super::queue::{Layout, Queue, Signals};
-use super::wire::{self, u32s, u64s};
+use super::wire::{u32s, u64s};
 use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info, RING_PACKED};
 
 /// Where the memory begins, for the server; anything but 0, which is nowhere.
@@ -90,7 +91,7 @@ impl Client {
         });
         let started: Vec<_> = starts.collect::<Result<_, ClientError>>()?;
         // Without acknowledgements, an answer to anything says that all that came before it has been read.
-        self.wire.ask(wire::GET_FEATURES)?;
+        self.wire.ask(request::GET_FEATURES)?;
         let session = Arc::new(self.wire.into_stream());
         let queues = started.into_iter().map(|(at, signals)| {
             Queue::new(&memory, at, layout, signals, Arc::clone(&session)).map_err(ClientError::from)
@@ -101,10 +102,10 @@ impl Client {
     fn share(&mut self, region: &Region) -> Result<(), ClientError> {
         let place = [region.guest_addr, region.size, region.user_addr, region.offset];
         let file = [region.file.as_fd()];
-        if self.protocol & wire::P_MEM_SLOTS != 0 {
-            self.wire.request(wire::ADD_MEM_REG, &[u64s(&[0]), u64s(&place)].concat(), &file)
+        if self.protocol & protocol_feature::CONFIGURE_MEM_SLOTS != 0 {
+            self.wire.request(request::ADD_MEM_REG, &[u64s(&[0]), u64s(&place)].concat(), &file)
         } else {
-            self.wire.request(wire::SET_MEM_TABLE, &[u32s(&[1, 0]), u64s(&place)].concat(), &file)
+            self.wire.request(request::SET_MEM_TABLE, &[u32s(&[1, 0]), u64s(&place)].concat(), &file)
         }
     }
 
@@ -113,18 +114,18 @@ impl Client {
         let which = u64s(&[index.into()]);
         let queue = ring.queue(at);
         let addresses = [u32s(&[index32, 0]), u64s(&[queue.desc, queue.used, queue.avail, 0])].concat();
-        self.wire.request(wire::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
-        self.wire.request(wire::SET_VRING_BASE, &u32s(&[index32, queue.base]), &[])?;
-        self.wire.request(wire::SET_VRING_ADDR, &addresses, &[])?;
+        self.wire.request(request::SET_VRING_NUM, &u32s(&[index32, ring.size.into()]), &[])?;
+        self.wire.request(request::SET_VRING_BASE, &u32s(&[index32, queue.base]), &[])?;
+        self.wire.request(request::SET_VRING_ADDR, &addresses, &[])?;
         let fds: [(_, BorrowedFd<'_>); 3] = [
-            (wire::SET_VRING_ERR, signals.err.as_fd()),
-            (wire::SET_VRING_CALL, signals.call.as_fd()),
-            (wire::SET_VRING_KICK, signals.kick.as_fd()),
+            (request::SET_VRING_ERR, signals.err.as_fd()),
+            (request::SET_VRING_CALL, signals.call.as_fd()),
+            (request::SET_VRING_KICK, signals.kick.as_fd()),
         ];
         for (request, fd) in fds {
             self.wire.request(request, &which, &[fd])?;
         }
-        self.wire.request(wire::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
+        self.wire.request(request::SET_VRING_ENABLE, &u32s(&[index32, 1]), &[])
     }
 }
 

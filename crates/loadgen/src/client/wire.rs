@@ -1,7 +1,7 @@
 //! The front-end's half of the vhost-user wire: requests out, replies in, none of them trusted and none waited for
 //! longer than a client's patience.
 //!
-//! Names and layouts are those of QEMU's `docs/interop/vhost-user.rst`.
+//! Layouts are those of QEMU's `docs/interop/vhost-user.rst`.
 
 use std::io::{self, IoSlice, Read as _};
 use std::mem::MaybeUninit;
@@ -10,6 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use egret_vring::vhost_user::flag;
+use egret_vring::vhost_user::request::{self, GET_CONFIG};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -19,37 +21,6 @@ use rustix::net::{
 
 use super::ClientError;
 
-/// A request's number, and what to call it in a complaint.
-pub(super) type Request = (u32, &'static str);
-
-pub(super) const GET_FEATURES: Request = (1, "GET_FEATURES");
-pub(super) const SET_FEATURES: Request = (2, "SET_FEATURES");
-pub(super) const SET_OWNER: Request = (3, "SET_OWNER");
-pub(super) const SET_MEM_TABLE: Request = (5, "SET_MEM_TABLE");
-pub(super) const SET_VRING_NUM: Request = (8, "SET_VRING_NUM");
-pub(super) const SET_VRING_ADDR: Request = (9, "SET_VRING_ADDR");
-pub(super) const SET_VRING_BASE: Request = (10, "SET_VRING_BASE");
-pub(super) const SET_VRING_KICK: Request = (12, "SET_VRING_KICK");
-pub(super) const SET_VRING_CALL: Request = (13, "SET_VRING_CALL");
-pub(super) const SET_VRING_ERR: Request = (14, "SET_VRING_ERR");
-pub(super) const GET_PROTOCOL_FEATURES: Request = (15, "GET_PROTOCOL_FEATURES");
-pub(super) const SET_PROTOCOL_FEATURES: Request = (16, "SET_PROTOCOL_FEATURES");
-pub(super) const GET_QUEUE_NUM: Request = (17, "GET_QUEUE_NUM");
-pub(super) const SET_VRING_ENABLE: Request = (18, "SET_VRING_ENABLE");
-pub(super) const GET_CONFIG: Request = (24, "GET_CONFIG");
-pub(super) const ADD_MEM_REG: Request = (37, "ADD_MEM_REG");
-
-/// The virtio feature bit by which both sides agree on having protocol features.
-pub(super) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Protocol feature bits.
-pub(super) const P_MQ: u64 = 1 << 0;
-pub(super) const P_REPLY_ACK: u64 = 1 << 3;
-pub(super) const P_CONFIG: u64 = 1 << 9;
-pub(super) const P_MEM_SLOTS: u64 = 1 << 15;
-
-const VERSION: u32 = 1;
-const REPLY: u32 = 1 << 2;
-const NEED_REPLY: u32 = 1 << 3;
 /// No reply that we ask for is longer: configuration space with its header.
 const MOST: u32 = 4096;
 
@@ -83,25 +54,20 @@ impl Wire {
     }
 
     /// Tells the server something; returns when it has agreed, where acknowledgements were negotiated.
-    pub(super) fn request(
-        &mut self,
-        request: Request,
-        payload: &[u8],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), ClientError> {
-        let flags = if self.acknowledged { NEED_REPLY } else { 0 };
+    pub(super) fn request(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let flags = if self.acknowledged { flag::NEED_REPLY } else { 0 };
         self.send(request, flags, payload, fds)?;
         if !self.acknowledged {
             return Ok(());
         }
         match self.number(request)? {
             0 => Ok(()),
-            code => Err(ClientError::Refused { request: request.1, code }),
+            code => Err(ClientError::Refused { request: request::name(request), code }),
         }
     }
 
     /// Asks for a number.
-    pub(super) fn ask(&mut self, request: Request) -> Result<u64, ClientError> {
+    pub(super) fn ask(&mut self, request: u32) -> Result<u64, ClientError> {
         self.send(request, 0, &[], &[])?;
         self.number(request)
     }
@@ -119,8 +85,8 @@ impl Wire {
         Ok(())
     }
 
-    fn send(&self, request: Request, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let mut message = u32s(&[request.0, VERSION | flags, payload.len() as u32]);
+    fn send(&self, request: u32, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let mut message = u32s(&[request, flag::VERSION | flags, payload.len() as u32]);
         message.extend(payload);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -129,13 +95,13 @@ impl Wire {
         }
         match sendmsg(&self.stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL) {
             Ok(sent) if sent == message.len() => Ok(()),
-            Ok(_) | Err(Errno::AGAIN) => Err(ClientError::Silent(request.1)),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(ClientError::HungUp(request.1)),
+            Ok(_) | Err(Errno::AGAIN) => Err(ClientError::Silent(request::name(request))),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(ClientError::HungUp(request::name(request))),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    fn number(&mut self, request: Request) -> Result<u64, ClientError> {
+    fn number(&mut self, request: u32) -> Result<u64, ClientError> {
         let body = self.answer(request)?;
         match body.as_slice().try_into() {
             Ok(bytes) => Ok(u64::from_ne_bytes(bytes)),
@@ -143,12 +109,12 @@ impl Wire {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<Vec<u8>, ClientError> {
+    fn answer(&mut self, request: u32) -> Result<Vec<u8>, ClientError> {
         let mut header = [0; 12];
         self.fill(request, &mut header)?;
         let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|byte| header[at + byte]));
         let (number, flags, size) = (word(0), word(4), word(8));
-        if number != request.0 || flags & 3 != VERSION || flags & REPLY == 0 || size > MOST {
+        if number != request || flags & 3 != flag::VERSION || flags & flag::REPLY == 0 || size > MOST {
             return nonsense(request, format!("request {number}, flags {flags:#x}, {size} bytes"));
         }
         let mut body = vec![0; size as usize];
@@ -156,17 +122,19 @@ impl Wire {
         Ok(body)
     }
 
-    fn fill(&mut self, request: Request, into: &mut [u8]) -> Result<(), ClientError> {
+    fn fill(&mut self, request: u32, into: &mut [u8]) -> Result<(), ClientError> {
         self.stream.read_exact(into).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent(request.1),
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => ClientError::HungUp(request.1),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent(request::name(request)),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                ClientError::HungUp(request::name(request))
+            }
             _ => error.into(),
         })
     }
 }
 
-fn nonsense<T>(request: Request, what: String) -> Result<T, ClientError> {
-    Err(ClientError::Nonsense { request: request.1, what })
+fn nonsense<T>(request: u32, what: String) -> Result<T, ClientError> {
+    Err(ClientError::Nonsense { request: request::name(request), what })
 }
 
 /// A payload of 32-bit words, in the host's byte order as all of them.

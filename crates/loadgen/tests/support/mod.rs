@@ -66,7 +66,7 @@ impl Device {
         let last = self.chain.writable().len() - 1;
         self.memory.scatter(&self.chain.writable()[last..], &[status]);
         self.queue.add_used(self.chain.head(), 1);
-        if self.queue.publish() {
+        if self.queue.publish_used() {
             rustix::io::write(&self.call, &1u64.to_ne_bytes()).unwrap();
         }
         true

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use self::random::Random;
 use crate::trace::{Ready, Record, Trace};
-use crate::{BlockCost, Kind, Nanos, Slot};
+use crate::{BlockCost, EventKind, Nanos, Slot};
 
 /// A generated trace, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,11 +159,11 @@ impl Pen {
     }
 
     fn kick(&mut self, in_flight: u32, length: f64) {
-        self.write(in_flight, length, Self::QUEUE, Kind::Queue);
+        self.write(in_flight, length, Self::QUEUE, EventKind::Queue);
     }
 
     fn completion(&mut self, in_flight: u32, length: f64) {
-        self.write(in_flight, length, Self::ENGINE, Kind::Completion);
+        self.write(in_flight, length, Self::ENGINE, EventKind::Completion);
     }
 
     /// A guest that answers a completion with the next request.
@@ -178,7 +178,7 @@ impl Pen {
         self.completion(in_flight, length);
     }
 
-    fn write(&mut self, in_flight: u32, length: f64, slot: Slot, kind: Kind) {
+    fn write(&mut self, in_flight: u32, length: f64, slot: Slot, kind: EventKind) {
         let length = Nanos(length as u64);
         let mut ready = Ready::default();
         ready.push(slot, kind);

@@ -59,7 +59,7 @@ impl Histogram {
     }
 
     fn review(&mut self, price: &Price) {
-        // The first opinions rest on little, and are renewed when the evidence has doubled.
+        // The first advice rest on little, and are renewed when the evidence has doubled.
         let waits = self.total / u32::from(ONE);
         self.until_review = waits.clamp(ENOUGH, PERIOD);
         if waits >= ENOUGH {

@@ -9,25 +9,25 @@
 //! | `price.rs` | what spinning and blocking cost now |
 //! | `buckets.rs` | the scale on which waits are counted |
 //! | `histogram.rs` | the waits of late, and the window that would have been cheapest for them |
-//! | `situation.rs` | what the loop knows before a wait, sorted into a few cases |
-//! | `panel.rs` | four opinions on the next window, and which of them has been cheapest of late |
+//! | `context.rs` | what the loop knows before a wait, sorted into a few contexts |
+//! | `experts.rs` | four experts on the next window, and which of them has been cheapest of late |
 //! | `trial.rs` | what a block adds to a wait, found by experiment |
-//! | `habit.rs` | what spinning for every wait takes off a request, found by experiment |
-//! | `case.rs` | all of this for one situation |
+//! | `always_spin.rs` | what spinning for every wait takes off a request, found by experiment |
+//! | `learner.rs` | all of this for one context |
 
+mod always_spin;
 mod buckets;
-mod case;
-mod habit;
+mod context;
+mod experts;
 mod histogram;
-mod panel;
+mod learner;
 mod price;
-mod situation;
 mod trial;
 
-use self::case::{Case, Decision};
-use self::habit::Habit;
+use self::always_spin::AlwaysSpin;
+use self::context::{Class, Context};
+use self::learner::{Decision, Learner};
 use self::price::Price;
-use self::situation::{Class, Situation};
 use crate::{BlockCost, Contention, Nanos, Parameters, Policy, Slot, Standing, Wait};
 
 /// While the window is too short to see it, one wait in so many is spun for until spinning has cost a block.
@@ -40,13 +40,13 @@ const PROBE_EVERY: u32 = 128;
 /// The policy `low-regret`.
 pub(crate) struct LowRegret {
     is_off: bool,
-    /// One for each situation.
-    cases: Vec<Case>,
-    habit: Habit,
+    /// One for each context.
+    learners: Vec<Learner>,
+    always_spin: AlwaysSpin,
     /// How long the last wait truly was.
     last: Class,
     /// The wait that `window` was asked about and `observe` will tell of.
-    coming: Situation,
+    coming: Context,
     decision: Decision,
 }
 
@@ -55,10 +55,10 @@ impl LowRegret {
         let price = Price::new(parameters.max, parameters.price_or_default());
         Self {
             is_off: parameters.max == Nanos::ZERO,
-            cases: Situation::depths().map(|depth| Case::new(depth, price.clone())).collect(),
-            habit: Habit::new(price),
+            learners: Context::depths().map(|depth| Learner::new(depth, price.clone())).collect(),
+            always_spin: AlwaysSpin::new(price),
             last: Class::default(),
-            coming: Situation::default(),
+            coming: Context::default(),
             decision: Decision::default(),
         }
     }
@@ -69,24 +69,24 @@ impl Policy for LowRegret {
         if self.is_off {
             return Nanos::ZERO;
         }
-        self.coming = Situation::of(before);
-        self.habit.resume(before);
-        self.decision = self.cases[self.coming.index()].decide(self.last);
-        Nanos(self.habit.window().unwrap_or(self.decision.window))
+        self.coming = Context::of(before);
+        self.always_spin.resume(before);
+        self.decision = self.learners[self.coming.index()].decide(self.last);
+        Nanos(self.always_spin.window().unwrap_or(self.decision.window))
     }
 
     fn observe(&mut self, wait: &Wait<'_>) {
         if self.is_off {
             return;
         }
-        self.habit.observe(wait);
-        self.last = self.cases[self.coming.index()].observe(&self.decision, self.last, wait);
+        self.always_spin.observe(wait);
+        self.last = self.learners[self.coming.index()].observe(&self.decision, self.last, wait);
     }
 
     fn forget(&mut self, _slot: Slot) {}
 
     fn window_now(&self) -> Nanos {
-        Nanos(self.habit.trusted().unwrap_or(self.decision.trusted()))
+        Nanos(self.always_spin.trusted().unwrap_or(self.decision.trusted()))
     }
 
     fn weighs_block_cost(&self) -> bool {
@@ -94,19 +94,19 @@ impl Policy for LowRegret {
     }
 
     fn set_block_cost(&mut self, cost: BlockCost) {
-        self.cases.iter_mut().for_each(|case| case.set_block(cost));
-        self.habit.set_block(cost);
+        self.learners.iter_mut().for_each(|learner| learner.set_block(cost));
+        self.always_spin.set_block(cost);
     }
 
     fn contend(&mut self, evidence: Contention) {
-        self.cases.iter_mut().for_each(|case| case.contend(evidence));
+        self.learners.iter_mut().for_each(|learner| learner.contend(evidence));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kind, LastWait};
+    use crate::{EventKind, LastWait};
 
     const WAKEUP: u64 = 18_000;
 
@@ -125,7 +125,7 @@ mod tests {
             let blocked = length > window;
             let seen = Nanos(if blocked { length + wakeup } else { length });
             policy.observe(&Wait { length: seen, spun: Nanos(length.min(window)), blocked, active: &[] });
-            last = LastWait { kind: Kind::Completion, length: seen };
+            last = LastWait { kind: EventKind::Completion, length: seen };
             window
         };
         waits.into_iter().map(&mut one).collect()

@@ -34,7 +34,7 @@ pub(super) struct Price {
 impl Price {
     /// A block costs what it does by default until [`set_block`](Self::set_block) says otherwise.
     pub(super) fn new(max: Nanos, latency_price: u32) -> Self {
-        // Beyond the scale of the histograms nobody could tell what a longer window would find.
+        // Histograms end here: beyond, they cannot tell what a longer window would find.
         let longest = max.0.min(LONGEST / 2);
         let cost = BlockCost::default();
         let mut new = Self { latency_price, cost, block: 0, longest, wakeup: 0, spin: UNIT, smoothed: UNIT };
@@ -60,7 +60,7 @@ impl Price {
         if length <= window { self.spinning(length) } else { self.spinning(window) + self.block }
     }
 
-    /// The window after which spinning has cost as much as a block: at worst twice what the clairvoyant pays.
+    /// The window after which spinning has cost as much as a block: at worst twice what the offline optimum pays.
     pub(super) fn break_even(&self) -> u64 {
         (self.block * UNIT / self.spin).min(self.longest)
     }

@@ -2,21 +2,21 @@
 //!
 //! Calibration tells how late this thread wakes up. What sleeping does to a wait can be more than that, or less: a client
 //! that is kept waiting sleeps more deeply and answers later, and who serves the disk may be sooner done on the core that
-//! this thread has left. A thread that always blocks sees only the long waits of who always blocks, and finds itself
-//! confirmed. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
-//! spinning is, and the lengths are compared: in a row, because others take a while to answer in kind.
+//! this thread has left. A thread that always blocks sees only the waits that blocking makes long, and goes on
+//! blocking. So now and then a few waits in a row are spun for where blocking is the rule, and slept through where
+//! spinning is, and the lengths are compared: in a row, because clients take a while to adapt.
 
 /// Waits that are compared on either side.
 const SAMPLE: usize = 8;
-/// Waits at the beginning of a trial that are not counted: the world is still as it was.
+/// Waits at the beginning of a trial that are not counted: clients and disks react only after some.
 const SETTLING: u32 = 4;
 /// Waits between two trials, at most.
 const LATEST: u32 = 8_192;
 
 /// What a trial has the coming wait be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Order {
-    /// As the panel will.
+pub(super) enum Arm {
+    /// As the experts will.
     #[default]
     AsUsual,
     /// Slept through from the start.
@@ -61,10 +61,10 @@ enum Phase {
     Running { control: Sample, settling: u32, sample: Sample },
 }
 
-/// The trials of one situation; or of slices of requests, whose price then stands for the length of a wait.
+/// The trials of one context; or of slices of requests, whose price then stands for the length of a wait.
 pub(super) struct Trial {
     phase: Phase,
-    order: Order,
+    arm: Arm,
     gap: u32,
     /// `gap`, at first.
     soonest: u32,
@@ -78,12 +78,12 @@ impl Trial {
     /// The first trial begins after `soonest` waits. The distance doubles with each that finds the same rule as the one
     /// before.
     pub(super) fn new(soonest: u32, patience: u32) -> Self {
-        Self { phase: Phase::Resting(soonest), order: Order::AsUsual, gap: soonest, soonest, patience, fruitless: 0 }
+        Self { phase: Phase::Resting(soonest), arm: Arm::AsUsual, gap: soonest, soonest, patience, fruitless: 0 }
     }
 
     /// What the coming wait is to be.
-    pub(super) fn order(&self) -> Order {
-        if matches!(self.phase, Phase::Running { .. }) { self.order } else { Order::AsUsual }
+    pub(super) fn arm(&self) -> Arm {
+        if matches!(self.phase, Phase::Running { .. }) { self.arm } else { Arm::AsUsual }
     }
 
     /// Takes in a wait as it was seen. At the end of a trial: by how much a block makes a wait longer, in nanoseconds.
@@ -102,7 +102,7 @@ impl Trial {
                 }
             }
             Phase::Running { control, settling, sample } => {
-                self.fruitless += u32::from(blocked && self.order == Order::Spin);
+                self.fruitless += u32::from(blocked && self.arm == Arm::Spin);
                 if *settling > 0 {
                     *settling -= 1;
                 } else {
@@ -121,12 +121,12 @@ impl Trial {
     }
 
     fn begin(&mut self, control: Sample, may_block: bool) {
-        let order = if control.blocks * 2 >= SAMPLE { Order::Spin } else { Order::Block };
+        let arm = if control.blocks * 2 >= SAMPLE { Arm::Spin } else { Arm::Block };
         // A rule that has changed is looked at again soon.
-        self.gap = if order == self.order { (self.gap * 2).min(LATEST) } else { self.soonest };
-        self.order = order;
+        self.gap = if arm == self.arm { (self.gap * 2).min(LATEST) } else { self.soonest };
+        self.arm = arm;
         self.fruitless = 0;
-        self.phase = if order == Order::Block && !may_block {
+        self.phase = if arm == Arm::Block && !may_block {
             Phase::Resting(self.gap)
         } else {
             Phase::Running { control, settling: SETTLING, sample: Sample::default() }
@@ -153,13 +153,13 @@ mod tests {
     fn one(trial: &mut Trial, spins: bool, spun: u64, blocked: u64) -> (u32, Option<i64>) {
         let (mut waits, mut was_running) = (0, false);
         loop {
-            let blocks = match trial.order() {
-                Order::AsUsual if was_running => return (waits, None),
-                Order::AsUsual => !spins,
-                Order::Block => true,
-                Order::Spin => false,
+            let blocks = match trial.arm() {
+                Arm::AsUsual if was_running => return (waits, None),
+                Arm::AsUsual => !spins,
+                Arm::Block => true,
+                Arm::Spin => false,
             };
-            was_running = trial.order() != Order::AsUsual;
+            was_running = trial.arm() != Arm::AsUsual;
             waits += 1;
             if let Some(found) = trial.take(if blocks { blocked } else { spun }, blocks, |_| true) {
                 return (waits, Some(found));
@@ -188,7 +188,7 @@ mod tests {
         let mut trial = Trial::new(SOONEST, FRUITLESS);
         for _ in 0..10 * SOONEST {
             assert_eq!(trial.take(2_000, false, |length| length > 4_000), None);
-            assert_eq!(trial.order(), Order::AsUsual);
+            assert_eq!(trial.arm(), Arm::AsUsual);
         }
     }
 
@@ -197,7 +197,7 @@ mod tests {
         let mut trial = Trial::new(SOONEST, FRUITLESS);
         let mut spins = 0;
         for _ in 0..2 * SOONEST {
-            spins += u32::from(trial.order() == Order::Spin);
+            spins += u32::from(trial.arm() == Arm::Spin);
             assert_eq!(trial.take(1_000_000, true, |_| true), None);
         }
         assert_eq!(spins, FRUITLESS);

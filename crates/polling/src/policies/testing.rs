@@ -1,9 +1,9 @@
 //! Waits by hand, for the policies' tests.
 
-use crate::{Active, Kind, Nanos, Policy, Slot, Wait};
+use crate::{Active, EventKind, Nanos, Policy, Slot, Wait};
 
 pub(crate) fn active(slot: u32, ready: bool) -> Active {
-    Active { slot: Slot(slot), kind: Kind::Queue, ready }
+    Active { slot: Slot(slot), kind: EventKind::Queue, ready }
 }
 
 pub(crate) fn wait(length: u64, active: &[Active]) -> Wait<'_> {

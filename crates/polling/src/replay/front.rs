@@ -90,12 +90,12 @@ fn axes(svg: &mut String, x: &LogAxis, y: &LinearAxis) -> fmt::Result {
 fn legend(svg: &mut String, rows: &[Row]) -> fmt::Result {
     let left = RIGHT + 20.0;
     let mut top = TOP + 10.0;
-    text(svg, (left, top), "start", "fill=\"#666\"", &"cost against the clairvoyant's")?;
+    text(svg, (left, top), "start", "fill=\"#666\"", &"cost over the offline optimum's")?;
     for (index, row) in rows.iter().enumerate() {
         top += 22.0;
         writeln!(svg, "<circle cx=\"{left}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>", top - 4.0, colour(row))?;
         text(svg, (left + 12.0, top), "start", "", &format_args!("{}  {}", index + 1, row.contender))?;
-        text(svg, (WIDTH - 16.0, top), "end", "", &format_args!("{:.2}", row.against_clairvoyant))?;
+        text(svg, (WIDTH - 16.0, top), "end", "", &format_args!("{:.2}", row.competitive_ratio))?;
     }
     text(svg, (left, top + 30.0), "start", "fill=\"#666\"", &"- - -  every fixed window")
 }
@@ -107,7 +107,7 @@ fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, style: &str, words: 
 
 fn colour(row: &Row) -> &'static str {
     match row.contender {
-        Contender::Clairvoyant | Contender::BestFixed(_) | Contender::Fixed(_) => "#888",
+        Contender::OfflineOptimum | Contender::BestFixed(_) | Contender::Fixed(_) => "#888",
         Contender::Policy(crate::PolicyKind::LowRegret) => "#d55e00",
         Contender::Policy(_) => "#0072b2",
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn the_picture_names_its_axes_its_units_and_everybody_in_it() {
         let svg = picture("a<b", &Builtin::Mixture.generate());
-        for words in ["a&lt;b", "CPU per wait, us", "latency added per wait, us", "clairvoyant", "low-regret"] {
+        for words in ["a&lt;b", "CPU per wait, us", "latency added per wait, us", "offline-optimum", "low-regret"] {
             assert!(svg.contains(words), "{words}");
         }
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));

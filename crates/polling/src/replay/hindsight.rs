@@ -25,7 +25,7 @@ impl Hindsight {
     }
 
     /// Spins for every wait up to K and blocks at once for the others: no policy costs less.
-    pub(super) fn clairvoyant(&self, setting: &Setting) -> Tally {
+    pub(super) fn offline_optimum(&self, setting: &Setting) -> Tally {
         Tally { spin_wasted: Nanos::ZERO, ..self.fixed(setting.k()) }
     }
 

@@ -8,7 +8,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `simulate.rs` | one policy on one trace |
-//! | `hindsight.rs` | what could not have been beaten: the clairvoyant, and the best fixed window |
+//! | `hindsight.rs` | what could not have been beaten: the offline optimum, and the best fixed window |
 //! | `row.rs` | one line of the report |
 //! | `front.rs` | CPU against latency, drawn |
 
@@ -43,7 +43,7 @@ impl Setting {
     }
 }
 
-/// Replays `trace` under each of `policies`; the first two rows are the clairvoyant and the best fixed window.
+/// Replays `trace` under each of `policies`; the first two rows are the offline optimum and the best fixed window.
 ///
 /// # Errors
 /// A property out of its range.
@@ -54,11 +54,11 @@ pub fn replay(
     policies: &[PolicyKind],
 ) -> Result<Vec<Row>, ParameterError> {
     let hindsight = Hindsight::of(trace);
-    let clairvoyant = hindsight.clairvoyant(setting);
+    let offline_optimum = hindsight.offline_optimum(setting);
     let (best, best_tally) = hindsight.best_fixed(setting);
-    let row = |contender, tally| Row::new(name, contender, setting, tally, &clairvoyant, &best_tally);
+    let row = |contender, tally| Row::new(name, contender, setting, tally, &offline_optimum, &best_tally);
 
-    let mut rows = vec![row(Contender::Clairvoyant, clairvoyant), row(Contender::BestFixed(best), best_tally)];
+    let mut rows = vec![row(Contender::OfflineOptimum, offline_optimum), row(Contender::BestFixed(best), best_tally)];
     for &kind in policies {
         let mut policy = build(kind, &setting.parameters)?;
         policy.set_block_cost(setting.block);
@@ -72,12 +72,12 @@ pub fn replay(
 /// One row per window, shortest first, a handful an octave.
 pub fn fixed_windows(name: &str, trace: &Trace, setting: &Setting) -> Vec<Row> {
     let hindsight = Hindsight::of(trace);
-    let clairvoyant = hindsight.clairvoyant(setting);
+    let offline_optimum = hindsight.offline_optimum(setting);
     let (_, best) = hindsight.best_fixed(setting);
     hindsight::ladder(setting.parameters.max)
         .map(|window| {
             let tally = hindsight.fixed(window);
-            Row::new(name, Contender::Fixed(window), setting, tally, &clairvoyant, &best)
+            Row::new(name, Contender::Fixed(window), setting, tally, &offline_optimum, &best)
         })
         .collect()
 }
@@ -103,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn the_clairvoyant_spins_for_the_short_waits_and_blocks_at_once_for_the_long() {
+    fn the_offline_optimum_spins_for_the_short_waits_and_blocks_at_once_for_the_long() {
         let row = &rows()[0];
-        assert_eq!(row.contender, Contender::Clairvoyant);
+        assert_eq!(row.contender, Contender::OfflineOptimum);
         assert_eq!((row.k_ns, row.cost_ns), (10, 2 + 3 + 10));
         assert_eq!((row.spin_found_ns, row.spin_wasted_ns, row.blocks, row.added_latency_ns), (5, 0, 1, 3));
     }
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!((off.cost_ns, off.cpu_ns, off.blocks, off.added_latency_ns), (30, 12, 3, 9));
         assert_eq!((off.spin_found_ns, off.spin_wasted_ns), (0, 0));
         assert_eq!((busy.cost_ns, busy.cpu_ns, busy.blocks, busy.spin_found_ns), (25, 25, 0, 25));
-        assert_eq!(busy.against_clairvoyant, 25.0 / 15.0);
+        assert_eq!(busy.competitive_ratio, 25.0 / 15.0);
         assert_eq!(busy.against_best_fixed, 25.0 / 18.0);
     }
 
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn an_empty_trace_costs_nothing_and_compares_as_equal() {
         let rows = replay("empty", &trace(&[]), &setting(100), PolicyKind::ALL).unwrap();
-        assert!(rows.iter().all(|row| row.cost_ns == 0 && row.against_clairvoyant == 1.0));
+        assert!(rows.iter().all(|row| row.cost_ns == 0 && row.competitive_ratio == 1.0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{Nanos, PolicyKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// Knows every wait before it begins: the lower bound.
-    Clairvoyant,
+    OfflineOptimum,
     /// One window for all waits, the best there is in hindsight.
     BestFixed(Nanos),
     /// One window for all waits.
@@ -24,7 +24,7 @@ pub enum Contender {
 impl fmt::Display for Contender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Clairvoyant => f.pad("clairvoyant"),
+            Self::OfflineOptimum => f.pad("offline-optimum"),
             Self::BestFixed(_) => f.pad("best-fixed"),
             Self::Fixed(_) => f.pad("fixed"),
             Self::Policy(kind) => kind.fmt(f),
@@ -43,7 +43,7 @@ impl Serialize for Contender {
 pub struct Row {
     /// The trace's name.
     pub trace: String,
-    /// `clairvoyant`, `best-fixed`, `fixed`, or the policy's name.
+    /// `offline-optimum`, `best-fixed`, `fixed`, or the policy's name.
     pub contender: Contender,
     /// The window, of a contender that has one and the same always.
     pub window_ns: Option<u64>,
@@ -51,14 +51,14 @@ pub struct Row {
     pub k_ns: u64,
     /// `poll-price` within it.
     pub price: u32,
-    /// `poll-max-ns`, which binds all but the clairvoyant and `busy`.
+    /// `poll-max-ns`, which binds all but the offline optimum and `busy`.
     pub poll_max_ns: u64,
     /// Waits in the trace.
     pub waits: u64,
     /// Spinning, plus K for every block.
     pub cost_ns: u64,
-    /// Cost over the clairvoyant's: 1 is perfect.
-    pub against_clairvoyant: f64,
+    /// Cost over the offline optimum's: 1 is perfect.
+    pub competitive_ratio: f64,
     /// Cost over the best fixed window's: below 1, learning paid.
     pub against_best_fixed: f64,
     /// Spinning that ended with work.
@@ -79,7 +79,7 @@ impl Row {
         contender: Contender,
         setting: &Setting,
         tally: Tally,
-        clairvoyant: &Tally,
+        offline_optimum: &Tally,
         best_fixed: &Tally,
     ) -> Self {
         let k = setting.k();
@@ -95,14 +95,14 @@ impl Row {
             contender,
             window_ns: match contender {
                 Contender::BestFixed(window) | Contender::Fixed(window) => Some(window.0),
-                Contender::Clairvoyant | Contender::Policy(_) => None,
+                Contender::OfflineOptimum | Contender::Policy(_) => None,
             },
             k_ns: k.0,
             price: setting.parameters.price_or_default(),
             poll_max_ns: setting.parameters.max.0,
             waits: tally.waits,
             cost_ns: cost,
-            against_clairvoyant: ratio(clairvoyant.cost(k)),
+            competitive_ratio: ratio(offline_optimum.cost(k)),
             against_best_fixed: ratio(best_fixed.cost(k)),
             spin_found_ns: tally.spin_found.0,
             spin_wasted_ns: tally.spin_wasted.0,

@@ -100,11 +100,11 @@ impl ActiveList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Kind, Slot};
+    use crate::{EventKind, Slot};
 
     fn ready(slots: &[u32]) -> Ready {
         let mut ready = Ready::default();
-        slots.iter().for_each(|&slot| ready.push(Slot(slot), Kind::Queue));
+        slots.iter().for_each(|&slot| ready.push(Slot(slot), EventKind::Queue));
         ready
     }
 

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::text::{COLUMNS, MAGIC};
 use super::{Ready, Record, Trace};
-use crate::{BlockCost, Kind, Nanos, Slot};
+use crate::{BlockCost, EventKind, Nanos, Slot};
 
 /// Why some bytes are not a trace this library reads; one line each.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -131,9 +131,9 @@ fn record(line: &str) -> Result<Record, String> {
     }
     let in_flight = number(word("in-flight")?, "in-flight")?;
     let ended_by = match word("ended-by")? {
-        "q" => Kind::Queue,
-        "c" => Kind::Completion,
-        "o" => Kind::Other,
+        "q" => EventKind::Queue,
+        "c" => EventKind::Completion,
+        "o" => EventKind::Other,
         other => {
             return Err(format!("ended-by must be q, c or o, got '{}'", shown(other)));
         }
@@ -156,11 +156,11 @@ fn source(word: &str, ready: &mut Ready) -> Option<()> {
         return Some(());
     }
     let (kind, slot) = if let Some(slot) = word.strip_prefix('q') {
-        (Kind::Queue, slot)
+        (EventKind::Queue, slot)
     } else if let Some(slot) = word.strip_prefix('c') {
-        (Kind::Completion, slot)
+        (EventKind::Completion, slot)
     } else {
-        (Kind::Other, word.strip_prefix('o')?)
+        (EventKind::Other, word.strip_prefix('o')?)
     };
     let slot = number(slot, "").ok().filter(|&slot| slot < Ready::MOST_SLOTS)?;
     (ready.iter().count() < Ready::KEPT).then(|| ready.push(Slot(slot), kind))
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(trace.lost, 7);
         assert_eq!(
             trace.waits[1].ready.iter().collect::<Vec<_>>(),
-            [(Slot(0), Kind::Queue), (Slot(1), Kind::Completion)]
+            [(Slot(0), EventKind::Queue), (Slot(1), EventKind::Completion)]
         );
         assert_eq!(trace.true_lengths().collect::<Vec<_>>(), [Nanos(10_342), Nanos(10_120)]);
         assert_eq!(trace.to_string(), SMALL);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     fn any_record() -> impl Strategy<Value = Record> {
-        let kind = || prop_oneof![Just(Kind::Queue), Just(Kind::Completion), Just(Kind::Other)];
+        let kind = || prop_oneof![Just(EventKind::Queue), Just(EventKind::Completion), Just(EventKind::Other)];
         let sources = prop::collection::vec((0..1_000_u32, kind()), 0..10);
         (any::<u64>(), any::<u64>(), any::<bool>(), any::<u32>(), kind(), sources).prop_map(
             |(length, spun, blocked, in_flight, ended_by, sources)| {

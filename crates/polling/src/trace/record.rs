@@ -1,6 +1,6 @@
 //! One wait, noted.
 
-use crate::{Kind, Nanos, Slot, Standing, Wait};
+use crate::{EventKind, Nanos, Slot, Standing, Wait};
 
 /// A wait as a trace keeps it: what the policy knew before it, and how it ended.
 ///
@@ -17,7 +17,7 @@ pub struct Record {
     /// As [`Standing::in_flight`].
     pub in_flight: u32,
     /// What the next wait's [`LastWait`](crate::LastWait) says ended this one.
-    pub ended_by: Kind,
+    pub ended_by: EventKind,
     /// The sources on the active list that had an event.
     pub ready: Ready,
 }
@@ -26,7 +26,7 @@ impl Record {
     /// Notes a wait; costs a few loads and never allocates.
     ///
     /// `before` is what the policy was given before the wait, `ended_by` what it will be told in the next one's.
-    pub fn new(before: &Standing, wait: &Wait<'_>, ended_by: Kind) -> Self {
+    pub fn new(before: &Standing, wait: &Wait<'_>, ended_by: EventKind) -> Self {
         let mut ready = Ready::default();
         for source in wait.active.iter().filter(|source| source.ready) {
             ready.push(source.slot, source.kind);
@@ -63,7 +63,7 @@ impl Ready {
     pub(crate) const MOST_SLOTS: u32 = 1 << 16;
 
     /// Adds a source; beyond the sixth it is only counted.
-    pub fn push(&mut self, slot: Slot, kind: Kind) {
+    pub fn push(&mut self, slot: Slot, kind: EventKind) {
         let kept = usize::from(self.kept);
         if kept == Self::KEPT || slot.0 >= Self::MOST_SLOTS {
             self.more = self.more.saturating_add(1);
@@ -74,12 +74,12 @@ impl Ready {
     }
 
     /// The sources kept by name, in the order they were added.
-    pub fn iter(&self) -> impl Iterator<Item = (Slot, Kind)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, EventKind)> + '_ {
         self.sources[..usize::from(self.kept)].iter().map(|&packed| {
             let kind = match packed & 3 {
-                q if q == Kind::Queue as u32 => Kind::Queue,
-                c if c == Kind::Completion as u32 => Kind::Completion,
-                _ => Kind::Other,
+                q if q == EventKind::Queue as u32 => EventKind::Queue,
+                c if c == EventKind::Completion as u32 => EventKind::Completion,
+                _ => EventKind::Other,
             };
             (Slot(packed >> 2), kind)
         })
@@ -102,10 +102,11 @@ mod tests {
 
     #[test]
     fn a_record_keeps_the_ready_sources_and_counts_those_it_cannot_keep() {
-        let active: Vec<_> =
-            (0..20).map(|slot| Active { slot: Slot(slot), kind: Kind::Completion, ready: slot % 2 == 1 }).collect();
+        let active: Vec<_> = (0..20)
+            .map(|slot| Active { slot: Slot(slot), kind: EventKind::Completion, ready: slot % 2 == 1 })
+            .collect();
         let wait = Wait { length: Nanos(9), spun: Nanos(9), blocked: false, active: &active };
-        let record = Record::new(&Standing { in_flight: 3, ..Standing::default() }, &wait, Kind::Completion);
+        let record = Record::new(&Standing { in_flight: 3, ..Standing::default() }, &wait, EventKind::Completion);
         let slots: Vec<_> = record.ready.iter().map(|(slot, _)| slot.0).collect();
         assert_eq!(slots, [1, 3, 5, 7, 9, 11]);
         assert_eq!(record.ready.more(), 4);

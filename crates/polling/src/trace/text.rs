@@ -18,16 +18,16 @@
 use std::fmt::{self, Write as _};
 
 use super::{Record, Trace};
-use crate::Kind;
+use crate::EventKind;
 
 pub(super) const MAGIC: &str = "egret-waits";
 pub(super) const COLUMNS: &str = "length-ns spun-ns how in-flight ended-by ready...";
 
-pub(super) const fn letter(kind: Kind) -> char {
+pub(super) const fn letter(kind: EventKind) -> char {
     match kind {
-        Kind::Queue => 'q',
-        Kind::Completion => 'c',
-        Kind::Other => 'o',
+        EventKind::Queue => 'q',
+        EventKind::Completion => 'c',
+        EventKind::Other => 'o',
     }
 }
 

@@ -1,11 +1,11 @@
 //! A disk, a client with one request in flight, and an I/O thread between them: waits that answer to the policy.
 
-use egret_polling::{Active, BlockCost, Kind, LastWait, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{Active, BlockCost, EventKind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 /// The client's queue and the engine, neither ready.
 const IDLE: [Active; 2] = [
-    Active { slot: Slot(1), kind: Kind::Queue, ready: false },
-    Active { slot: Slot(0), kind: Kind::Completion, ready: false },
+    Active { slot: Slot(1), kind: EventKind::Queue, ready: false },
+    Active { slot: Slot(0), kind: EventKind::Completion, ready: false },
 ];
 /// What the I/O thread takes to hand a request on, or an answer.
 const HANDLING: u64 = 1_000;
@@ -77,11 +77,11 @@ impl<'a> Running<'a> {
         let begin = self.now;
         for _ in 0..requests {
             let request = self.next_request.saturating_sub(self.now);
-            self.wait(0, Kind::Queue, [request; 2]);
+            self.wait(0, EventKind::Queue, [request; 2]);
             self.now += HANDLING;
             let World { disk_beside_sleeper, disk_beside_spinner, .. } = self.world;
             let disk = [disk_beside_sleeper, disk_beside_spinner].map(|length| self.jitter(length));
-            self.wait(1, Kind::Completion, disk);
+            self.wait(1, EventKind::Completion, disk);
             self.now += HANDLING;
             self.answer();
         }
@@ -89,7 +89,7 @@ impl<'a> Running<'a> {
     }
 
     /// Waits as the policy says; the length is that for who blocks at once and that for who spins.
-    fn wait(&mut self, in_flight: u32, kind: Kind, [sleeping, spinning]: [u64; 2]) {
+    fn wait(&mut self, in_flight: u32, kind: EventKind, [sleeping, spinning]: [u64; 2]) {
         let window = self.policy.window(&Standing { in_flight, last: self.last, ..Standing::default() });
         let start = self.now;
         let length = if window == Nanos::ZERO { sleeping } else { spinning };

@@ -181,7 +181,7 @@ fn a_failure_of_the_disk_ends_the_command_and_lets_others_go_on() {
     assert_eq!(rig.run(&cdb10(0x2a, 0, 0, 1), &pattern(1), 0).sense(), unwritable);
     rig.fails = Some((0, Errno::AGAIN));
     assert_eq!(rig.run(&cdb10(0x28, 0, 0, 1), &[], BLOCK).status, Status::Busy);
-    // Only if every hold on the gate has been given back does this not wait.
+    // Only if every hold on the fence has been given back does this not wait.
     rig.fails = None;
     let same = [rig.blocks(0, 1), rig.blocks(0, 1)].concat();
     rig.run(&compare_and_write(0, 1, 0), &same, 0).good();

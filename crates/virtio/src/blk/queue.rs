@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
-use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::{Blk, SECTOR};
-use crate::model::{DiskKey, Ended, Kind, Malformed, Next, RequestModel, Status, keep};
+use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
 
 /// `struct virtio_blk_req` up to its data: type, reserved, sector.
 const HEADER: usize = 16;
@@ -28,21 +28,21 @@ const DISK: DiskKey = DiskKey(0);
 struct Pending {
     /// Where its status goes.
     status: IoVec,
-    kind: Kind,
+    request_type: RequestType,
     bytes: u64,
 }
 
 /// What a chain asks for, once it is understood.
 enum Asked {
     /// Something of the disk.
-    Disk { kind: Kind, op: Op, offset: u64, len: u64 },
+    Disk { request_type: RequestType, op: Op, offset: u64, len: u64 },
     /// Nothing more; this many bytes of data were written.
-    Nothing { kind: Kind, bytes: u64, written: u32 },
+    Nothing { request_type: RequestType, bytes: u64, written: u32 },
 }
 
 /// Why a chain does not get what it asks for.
 struct Refused {
-    kind: Kind,
+    request_type: RequestType,
     bytes: u64,
     status: Status,
 }
@@ -75,34 +75,36 @@ impl BlkQueue {
         match request {
             VIRTIO_BLK_T_IN => {
                 let len = u64::from(chain.writable_len() - 1);
-                self.transfer(Kind::Read, Op::Read, sector, len)
+                self.transfer(RequestType::Read, Op::Read, sector, len)
             }
             VIRTIO_BLK_T_OUT => {
                 let len = u64::from(chain.readable_len()) - HEADER as u64;
                 let op = Op::Write { fua: self.blk.is_write_through() };
                 if self.blk.config.read_only {
-                    return Err(Refused { kind: Kind::Write, bytes: len, status: Status::IoError });
+                    return Err(Refused { request_type: RequestType::Write, bytes: len, status: Status::IoError });
                 }
-                self.transfer(Kind::Write, op, sector, len)
+                self.transfer(RequestType::Write, op, sector, len)
             }
-            VIRTIO_BLK_T_FLUSH => Ok(Asked::Disk { kind: Kind::Flush, op: Op::Flush, offset: 0, len: 0 }),
+            VIRTIO_BLK_T_FLUSH => {
+                Ok(Asked::Disk { request_type: RequestType::Flush, op: Op::Flush, offset: 0, len: 0 })
+            }
             VIRTIO_BLK_T_GET_ID => {
                 let written = memory.scatter(chain.writable(), &self.blk.serial) as u32;
-                Ok(Asked::Nothing { kind: Kind::Other, bytes: 0, written })
+                Ok(Asked::Nothing { request_type: RequestType::Other, bytes: 0, written })
             }
             VIRTIO_BLK_T_DISCARD => self.discard(memory, chain),
             VIRTIO_BLK_T_WRITE_ZEROES => self.write_zeroes(memory, chain),
-            _ => Err(Refused { kind: Kind::Other, bytes: 0, status: Status::Unsupported }),
+            _ => Err(Refused { request_type: RequestType::Other, bytes: 0, status: Status::Unsupported }),
         }
     }
 
     /// A read or a write of whole sectors that the disk has.
     #[inline]
-    fn transfer(&self, kind: Kind, op: Op, sector: u64, len: u64) -> Result<Asked, Refused> {
+    fn transfer(&self, request_type: RequestType, op: Op, sector: u64, len: u64) -> Result<Asked, Refused> {
         match self.range(sector, len) {
-            Some(_) if len == 0 => Ok(Asked::Nothing { kind, bytes: 0, written: 0 }),
-            Some(offset) => Ok(Asked::Disk { kind, op, offset, len }),
-            None => Err(Refused { kind, bytes: len, status: Status::IoError }),
+            Some(_) if len == 0 => Ok(Asked::Nothing { request_type, bytes: 0, written: 0 }),
+            Some(offset) => Ok(Asked::Disk { request_type, op, offset, len }),
+            None => Err(Refused { request_type, bytes: len, status: Status::IoError }),
         }
     }
 
@@ -114,28 +116,33 @@ impl BlkQueue {
     }
 
     fn discard(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {
-        let kind = Kind::Discard;
+        let request_type = RequestType::Discard;
         let limits = self.blk.config.discard.filter(|_| !self.blk.config.read_only);
-        let max = limits.ok_or(Refused { kind, bytes: 0, status: Status::Unsupported })?.max_sectors;
+        let max = limits.ok_or(Refused { request_type, bytes: 0, status: Status::Unsupported })?.max_sectors;
         // `unmap` is write-zeroes' alone.
-        let (offset, len, _) = self.segment(memory, chain, kind, max, 0)?;
+        let (offset, len, _) = self.segment(memory, chain, request_type, max, 0)?;
         Ok(match len {
-            0 => Asked::Nothing { kind, bytes: 0, written: 0 },
-            _ => Asked::Disk { kind, op: Op::Discard, offset, len },
+            0 => Asked::Nothing { request_type, bytes: 0, written: 0 },
+            _ => Asked::Disk { request_type, op: Op::Discard, offset, len },
         })
     }
 
     fn write_zeroes(&self, memory: &GuestMemory, chain: &Chain) -> Result<Asked, Refused> {
-        let kind = Kind::WriteZeroes;
+        let request_type = RequestType::WriteZeroes;
         let limits = self.blk.config.write_zeroes.filter(|_| !self.blk.config.read_only);
-        let limits = limits.ok_or(Refused { kind, bytes: 0, status: Status::Unsupported })?;
+        let limits = limits.ok_or(Refused { request_type, bytes: 0, status: Status::Unsupported })?;
         let known = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
-        let (offset, len, flags) = self.segment(memory, chain, kind, limits.max_sectors, known)?;
+        let (offset, len, flags) = self.segment(memory, chain, request_type, limits.max_sectors, known)?;
         // 5.2.6.2: with `unmap` the device may give the range back, and it reads as zeroes either way.
         let unmap = limits.may_unmap && flags & known != 0;
         Ok(match len {
-            0 => Asked::Nothing { kind, bytes: 0, written: 0 },
-            _ => Asked::Disk { kind, op: Op::WriteZeroes { unmap, fua: self.blk.is_write_through() }, offset, len },
+            0 => Asked::Nothing { request_type, bytes: 0, written: 0 },
+            _ => Asked::Disk {
+                request_type,
+                op: Op::WriteZeroes { unmap, fua: self.blk.is_write_through() },
+                offset,
+                len,
+            },
         })
     }
 
@@ -147,24 +154,24 @@ impl BlkQueue {
         &self,
         memory: &GuestMemory,
         chain: &Chain,
-        kind: Kind,
+        request_type: RequestType,
         max_sectors: u32,
         known: u32,
     ) -> Result<(u64, u64, u32), Refused> {
         let data = chain.readable_len() as usize - HEADER;
         let mut both = [0; HEADER + SEGMENT];
         if !data.is_multiple_of(SEGMENT) || memory.gather(chain.readable(), &mut both) != both.len() {
-            return Err(Refused { kind, bytes: 0, status: Status::IoError });
+            return Err(Refused { request_type, bytes: 0, status: Status::IoError });
         }
         let word = u128::from_le_bytes(both[HEADER..].try_into().expect("a segment is 16 bytes"));
         let (sector, sectors, flags) = (word as u64, (word >> 64) as u32, (word >> 96) as u32);
         let len = u64::from(sectors) * SECTOR;
         if data > SEGMENT || flags & !known != 0 {
-            return Err(Refused { kind, bytes: len, status: Status::Unsupported });
+            return Err(Refused { request_type, bytes: len, status: Status::Unsupported });
         }
         match self.range(sector, len) {
             Some(offset) if sectors <= max_sectors => Ok((offset, len, flags)),
-            _ => Err(Refused { kind, bytes: len, status: Status::IoError }),
+            _ => Err(Refused { request_type, bytes: len, status: Status::IoError }),
         }
     }
 }
@@ -174,7 +181,7 @@ impl RequestModel for BlkQueue {
     fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain, source: u32) -> Result<Next, Malformed> {
         let head = chain.head();
         // The last writable byte is the status, wherever it lies (5.2.6; 2.7.4 leaves the framing to the driver).
-        let Some(status) = pieces::take_last_byte(chain.writable_mut()) else {
+        let Some(status) = iovecs::take_last_byte(chain.writable_mut()) else {
             return Err(Malformed::NoStatus);
         };
         let mut header = [0; HEADER];
@@ -182,28 +189,28 @@ impl RequestModel for BlkQueue {
             return Err(Malformed::ShortHeader { len: chain.readable_len(), needed: HEADER as u32 });
         }
         Ok(match self.understand(memory, chain, header) {
-            Ok(Asked::Disk { kind, op, offset, len }) => {
+            Ok(Asked::Disk { request_type, op, offset, len }) => {
                 let mut buffers = self.spare.pop().unwrap_or_default();
                 match op {
                     Op::Read => mem::swap(&mut buffers, chain.writable_mut()),
-                    Op::Write { .. } => pieces::append_after(chain.readable(), HEADER, &mut buffers),
+                    Op::Write { .. } => iovecs::append_after(chain.readable(), HEADER, &mut buffers),
                     Op::Flush | Op::Discard | Op::WriteZeroes { .. } => {}
                 }
                 let slot = &mut self.pending[usize::from(head)];
                 debug_assert!(slot.is_none(), "a queue pops no head twice");
-                *slot = Some(Pending { status, kind, bytes: len });
+                *slot = Some(Pending { status, request_type, bytes: len });
                 Next::Submit(
                     DISK,
                     Request { op, offset, len, buffers: buffers.into(), token: RequestToken::new(source, head) },
                 )
             }
-            Ok(Asked::Nothing { kind, bytes, written }) => {
+            Ok(Asked::Nothing { request_type, bytes, written }) => {
                 set_status(memory, status, Status::Ok);
-                Next::Done(Ended { head, written: written + 1, kind, bytes, status: Status::Ok })
+                Next::Complete(Completed { head, written: written + 1, request_type, bytes, status: Status::Ok })
             }
-            Err(Refused { kind, bytes, status: told }) => {
+            Err(Refused { request_type, bytes, status: told }) => {
                 set_status(memory, status, told);
-                Next::Done(Ended { head, written: 1, kind, bytes, status: told })
+                Next::Complete(Completed { head, written: 1, request_type, bytes, status: told })
             }
         })
     }
@@ -213,16 +220,16 @@ impl RequestModel for BlkQueue {
         let Completion { token, result, buffers } = completion;
         let head = token.slot();
         let slot = self.pending.get_mut(usize::from(head)).and_then(Option::take);
-        let Pending { status: byte, kind, bytes } = slot.expect("a completion is of a request that is out");
+        let Pending { status: byte, request_type, bytes } = slot.expect("a completion is of a request that is out");
         keep(&mut self.spare, buffers.into_parts().0);
         let (status, data) = match result {
             // A read is of less than 4 GiB, as its chain is.
-            Ok(()) if kind == Kind::Read => (Status::Ok, bytes as u32),
+            Ok(()) if request_type == RequestType::Read => (Status::Ok, bytes as u32),
             Ok(()) => (Status::Ok, 0),
             Err(_) => (Status::IoError, 0),
         };
         set_status(memory, byte, status);
-        Next::Done(Ended { head, written: data + 1, kind, bytes, status })
+        Next::Complete(Completed { head, written: data + 1, request_type, bytes, status })
     }
 }
 

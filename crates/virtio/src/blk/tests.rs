@@ -12,7 +12,7 @@ use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::{Ended, Kind, Malformed, Next, RequestModel, Status};
+use crate::{Completed, Malformed, Next, RequestModel, RequestType, Status};
 
 const OK: u8 = 0;
 const IOERR: u8 = 1;
@@ -65,7 +65,7 @@ struct Disk {
 #[derive(Debug)]
 enum Outcome {
     Submitted(Request<Buffers>),
-    Done(Ended, u8),
+    Done(Completed, u8),
     Broken(Malformed),
 }
 
@@ -96,9 +96,9 @@ impl Disk {
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
         match self.model.begin(&self.guest.memory, &mut self.chain, SOURCE) {
             Ok(Next::Submit(_, request)) => Outcome::Submitted(request),
-            Ok(Next::Done(ended)) => {
+            Ok(Next::Complete(ended)) => {
                 self.guest.queue.add_used(ended.head, ended.written);
-                self.guest.queue.publish();
+                self.guest.queue.publish_used();
                 assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
                 let [status] = self.guest.read(STATUS);
                 Outcome::Done(ended, status)
@@ -111,14 +111,14 @@ impl Disk {
         }
     }
 
-    fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> (Ended, u8) {
+    fn end(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> (Completed, u8) {
         let Request { token, buffers, .. } = request;
         assert_eq!(token.source(), SOURCE);
-        let Next::Done(ended) = self.model.end(&self.guest.memory, Completion { token, result, buffers }) else {
+        let Next::Complete(ended) = self.model.end(&self.guest.memory, Completion { token, result, buffers }) else {
             panic!("not done")
         };
         self.guest.queue.add_used(ended.head, ended.written);
-        self.guest.queue.publish();
+        self.guest.queue.publish_used();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
         let [status] = self.guest.read(STATUS);
         (ended, status)
@@ -179,7 +179,7 @@ fn a_read_fills_the_data_and_its_written_length_is_data_and_status() {
     assert_eq!(disk.guest.memory.scatter(&request.buffers, &[0x5a; 4608]), 4608);
     let (ended, told) = disk.end(request, Ok(()));
     assert_eq!(told, OK);
-    assert_eq!((ended.written, ended.kind, ended.bytes), (4609, Kind::Read, 4608));
+    assert_eq!((ended.written, ended.request_type, ended.bytes), (4609, RequestType::Read, 4608));
     assert_eq!(disk.guest.read::<512>(BUFFER + 8192), [0x5a; 512]);
     assert_eq!(disk.guest.queue.in_flight(), 0);
 }
@@ -203,7 +203,7 @@ fn a_write_takes_the_data_behind_the_header() {
     assert_eq!(&data, b"data");
     assert_eq!(request.token.slot(), 0);
     let (ended, told) = disk.end(request, Ok(()));
-    assert_eq!((told, ended.written, ended.kind, ended.bytes), (OK, 1, Kind::Write, 1024));
+    assert_eq!((told, ended.written, ended.request_type, ended.bytes), (OK, 1, RequestType::Write, 1024));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn a_flush_goes_to_the_disk() {
     assert_eq!((request.op, request.offset, request.len), (Op::Flush, 0, 0));
     assert!(request.buffers.is_empty());
     let (ended, told) = disk.end(request, Err(Errno::IO));
-    assert_eq!((told, ended.kind, ended.written), (IOERR, Kind::Flush, 1));
+    assert_eq!((told, ended.request_type, ended.written), (IOERR, RequestType::Flush, 1));
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn get_id_is_padded_with_nuls_and_not_terminated_when_full() {
     let mut disk = Disk::new(config());
     disk.guest.write(BUFFER, &[0xff; 32]);
     let Outcome::Done(ended, told) = disk.ask(GET_ID, 0, &[], &[piece(BUFFER, 20)]) else { panic!("not done") };
-    assert_eq!((told, ended.written, ended.kind), (OK, 21, Kind::Other));
+    assert_eq!((told, ended.written, ended.request_type), (OK, 21, RequestType::Other));
     assert_eq!(&disk.guest.read::<21>(BUFFER), b"egret-0001\0\0\0\0\0\0\0\0\0\0\xff");
 
     let serial: String = "01234567890123456789".into();
@@ -343,7 +343,7 @@ fn a_discard_goes_to_the_disk_as_one_range() {
     assert_eq!((request.op, request.offset, request.len), (Op::Discard, 16 * 512, 256 * 512));
     assert!(request.buffers.is_empty());
     let (ended, told) = disk.end(request, Ok(()));
-    assert_eq!((told, ended.kind, ended.bytes, ended.written), (OK, Kind::Discard, 256 * 512, 1));
+    assert_eq!((told, ended.request_type, ended.bytes, ended.written), (OK, RequestType::Discard, 256 * 512, 1));
 }
 
 #[test]

@@ -18,8 +18,8 @@ use virtio_bindings::bindings::virtio_scsi::{
 use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
-use super::tasks::{Abort, About, Ended as EndedFunctions, Function};
-use crate::model::{ControlModel, Ended, Kind, Malformed, Status};
+use super::tasks::{Abort, About, EndedFunctions, Function};
+use crate::model::{Completed, ControlModel, Malformed, RequestType, Status};
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
 const TMF: usize = 24;
@@ -29,33 +29,33 @@ const AN: usize = 16;
 /// The response of a function that was done.
 const FUNCTION_COMPLETE: u32 = VIRTIO_SCSI_S_OK;
 
-/// How many functions are under way at a time; others stay in the ring. Each holds every command that it is about, and
-/// every queue looks through its commands for it.
+/// How many functions are in progress at a time; others stay in the ring. Every request queue searches its commands for
+/// each function, and each command keeps a reference to every function that waits for it.
 pub(super) const FUNCTIONS: usize = 16;
 
-/// A function that has been passed on to the request queues. One that ends commands is complete when they have left and
-/// the driver has been shown that: it may give their memory to others then.
+/// A function that was passed on to the request queues. One that aborts commands is complete when they are used and that is
+/// published, since the driver may reuse their memory from then on.
 struct Waiting {
     response: Vec<IoVec>,
     then: Then,
 }
 
-/// What is done when all queues have let go of it.
+/// What is done when all queues have dropped the function.
 enum Then {
     Complete,
-    /// It was a question.
-    Tell,
+    /// A query: the response says whether a command was found.
+    Answer,
     ResetUnit(Arc<Lun>),
     ResetNexus(Vec<Arc<Lun>>),
 }
 
-/// What becomes of a function.
+/// What a request on the control queue leads to.
 enum Outcome {
     Respond(u32),
     Ask(About, Option<Abort>, Then),
 }
 
-/// The model of the control queue. What it does is rare: it takes what memory it needs.
+/// The model of the control queue. It may allocate, because functions are rare.
 pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
@@ -95,14 +95,14 @@ impl ControlQueue {
             VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET => {
                 Outcome::Ask(all, Some(Abort::Reset), Then::ResetUnit(Arc::clone(lun)))
             }
-            VIRTIO_SCSI_T_TMF_QUERY_TASK => Outcome::Ask(one, None, Then::Tell),
-            VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => Outcome::Ask(all, None, Then::Tell),
+            VIRTIO_SCSI_T_TMF_QUERY_TASK => Outcome::Ask(one, None, Then::Answer),
+            VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => Outcome::Ask(all, None, Then::Answer),
             // CLEAR ACA among them: no unit has auto contingent allegiance.
             _ => Outcome::Respond(VIRTIO_SCSI_S_FUNCTION_REJECTED),
         }
     }
 
-    /// Passes a function on to all request queues. Should none run it ends here.
+    /// Passes a function on to all request queues. If none runs, the function is complete at once.
     fn ask(&self, head: u16, about: About, ends: Option<Abort>) {
         let function = Function::new(head, about, ends, &self.ended);
         self.scsi.inboxes().iter().for_each(|inbox| inbox.post(&function));
@@ -126,13 +126,13 @@ impl ControlQueue {
     }
 }
 
-fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Ended {
+fn respond(memory: &GuestMemory, head: u16, room: &[IoVec], response: &[u8]) -> Completed {
     let written = memory.scatter(room, response) as u32;
-    Ended { head, written, kind: Kind::Other, bytes: 0, status: Status::Ok }
+    Completed { head, written, request_type: RequestType::Other, bytes: 0, status: Status::Ok }
 }
 
 impl ControlModel for ControlQueue {
-    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Ended>, Malformed> {
+    fn begin(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<Option<Completed>, Malformed> {
         let head = chain.head();
         let mut request = [0; TMF];
         let len = memory.gather(chain.readable(), &mut request);
@@ -140,7 +140,7 @@ impl ControlModel for ControlQueue {
         let (needed, room) = match kind {
             VIRTIO_SCSI_T_TMF => (TMF, 1),
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => (AN, 5),
-            // Nobody knows where its response would go.
+            // Of an unknown type, so that the place of the response is unknown, too.
             _ => (4, 0),
         };
         if len < needed {
@@ -164,7 +164,7 @@ impl ControlModel for ControlQueue {
             }
             _ => {
                 let status = Status::Unsupported;
-                Ok(Some(Ended { head, written: 0, kind: Kind::Other, bytes: 0, status }))
+                Ok(Some(Completed { head, written: 0, request_type: RequestType::Other, bytes: 0, status }))
             }
         }
     }
@@ -177,16 +177,16 @@ impl ControlModel for ControlQueue {
         self.ended.set_waker(waker.unwrap_or_else(|| Waker::noop().clone()));
     }
 
-    fn resume(&mut self, memory: &GuestMemory) -> Vec<Ended> {
+    fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed> {
         let mut completed = Vec::new();
         for (head, found) in self.ended.take() {
             let Some(Waiting { response, then }) = self.waiting.remove(&head) else { continue };
             let told = match then {
-                Then::Tell if found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
+                Then::Answer if found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
                 _ => FUNCTION_COMPLETE,
             };
             match then {
-                Then::Complete | Then::Tell => {}
+                Then::Complete | Then::Answer => {}
                 Then::ResetUnit(lun) => lun.unit.reset(),
                 Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
             }

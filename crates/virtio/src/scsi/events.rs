@@ -1,4 +1,4 @@
-//! What a device tells its driver unasked (virtio 1.3, 5.6.6.3), and the queue that it tells it on.
+//! Events of logical units (virtio 1.3, 5.6.6.3), and the queue that reports them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,12 +13,12 @@ use virtio_bindings::bindings::virtio_scsi::{
 };
 
 use super::address::LunAddress;
-use crate::model::{Ended, EventModel, Kind, Status};
+use crate::model::{Completed, EventModel, RequestType, Status};
 
 /// The length of `struct virtio_scsi_event`.
 pub(super) const EVENT: usize = 16;
 
-/// How many events wait for the driver's buffers; of more, it hears that it has missed some.
+/// How many events wait for the driver's buffers. Beyond that events are dropped, and reported as missed.
 const PENDING: usize = 64;
 
 /// Something that has happened to a logical unit.
@@ -55,11 +55,11 @@ impl Event {
     }
 }
 
-/// Events that the driver has not been told of.
+/// Events that are not reported yet.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     pending: Mutex<Pending>,
-    /// How many there are, for who does not take the lock.
+    /// How many there are, to be read without the lock.
     count: AtomicU32,
 }
 
@@ -74,7 +74,7 @@ impl Events {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an event for the driver. One that it has not heard of yet is not told twice.
+    /// Queues an event, unless the last one that is queued is the same.
     pub(super) fn raise(&self, event: Event) {
         let mut pending = self.pending();
         if pending.events.len() == PENDING {
@@ -101,7 +101,7 @@ impl Events {
         Event::to_bytes(event, missed)
     }
 
-    /// The driver's buffer was too small for an event, which is lost.
+    /// Drops an event because the driver's buffer was too small for it.
     fn lose(&self) {
         let mut pending = self.pending();
         pending.events.pop_front();
@@ -120,8 +120,8 @@ impl Events {
     }
 }
 
-/// The event queue. A driver's buffers stay in the ring until there is something to say: those that were taken out and
-/// not used would be lost should the queue stop.
+/// The event queue. The driver's buffers stay in the ring until there is an event: buffers that were popped and not used
+/// would be lost when the queue stops.
 pub(super) struct EventQueue(pub(super) Arc<super::Scsi>);
 
 impl EventModel for EventQueue {
@@ -129,15 +129,21 @@ impl EventModel for EventQueue {
         self.0.events.len() > 0
     }
 
-    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Ended {
+    fn begin(&mut self, memory: &GuestMemory, chain: &Chain) -> Completed {
         let events = &self.0.events;
-        let mut ended = Ended { head: chain.head(), written: 0, kind: Kind::Other, bytes: 0, status: Status::Ok };
+        let mut completed = Completed {
+            head: chain.head(),
+            written: 0,
+            request_type: RequestType::Other,
+            bytes: 0,
+            status: Status::Ok,
+        };
         if (chain.writable_len() as usize) < EVENT {
             events.lose();
-            ended.status = Status::IoError;
+            completed.status = Status::IoError;
         } else {
-            ended.written = memory.scatter(chain.writable(), &events.take()) as u32;
+            completed.written = memory.scatter(chain.writable(), &events.take()) as u32;
         }
-        ended
+        completed
     }
 }

@@ -21,7 +21,7 @@ pub struct Lun {
     pub unit: Arc<LogicalUnit>,
     /// The driver, as it sees it.
     pub(super) nexus: Arc<Nexus>,
-    /// How many blocks the driver has been told of.
+    /// How many blocks it had when its size was last reported to the driver.
     pub(super) blocks: AtomicU64,
 }
 

@@ -9,7 +9,7 @@ use std::task::Waker;
 
 use egret_disk::{Completion, Op, Request, RequestToken};
 use egret_scsi::{Command, DataOut, DiskOp, Done, Key, Memory, Sense, Status as ScsiStatus, Step, Task, absent};
-use egret_vring::memory::{Buffers, GuestMemory, IoVec, pieces};
+use egret_vring::memory::{Buffers, GuestMemory, IoVec, iovecs};
 use egret_vring::ring::Chain;
 use virtio_bindings::bindings::virtio_scsi::{
     VIRTIO_SCSI_S_ABORTED, VIRTIO_SCSI_S_BAD_TARGET, VIRTIO_SCSI_S_FAILURE, VIRTIO_SCSI_S_OK, VIRTIO_SCSI_S_OVERRUN,
@@ -21,7 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::model::{Ended, Kind, Malformed, Next, RequestModel, Status, keep};
+use crate::model::{Completed, Malformed, Next, RequestModel, RequestType, Status, keep};
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -37,39 +37,39 @@ const REPORT_LUNS: u8 = 0xa0;
 /// How many functions a queue looks through its commands for in one turn.
 pub(super) const FUNCTIONS_A_TURN: usize = 4;
 
-/// The longest lists of a chain's pieces that a slot keeps.
-const KEEP_SLOT_PIECES: usize = 8;
+/// The longest lists of a chain's iovecs that a slot keeps.
+const KEEP_SLOT_IOVECS: usize = 8;
 
-/// A nothing that was done: for requests that no logical unit has seen.
+/// The outcome of a request that reached no logical unit.
 const NOT_DONE: Done = Done { status: ScsiStatus::Good, sense: None, moved: 0 };
 
 /// A chain, and the command that it carries.
 ///
-/// In this order, because a READ or WRITE touches no more than its beginning and the command's.
+/// The order of the fields matters: a READ or WRITE touches only the beginning of the slot and of its command.
 #[derive(Default)]
 #[repr(C)]
 struct Slot {
-    /// Where the response goes, while nothing else of the chain is needed; otherwise `writable` says it.
+    /// Where the response goes, if nothing else of the chain is needed. Otherwise it is at the beginning of `writable`.
     response: Option<IoVec>,
     /// Bytes of data in either direction.
     data_in: u32,
     data_out: u32,
     /// What it asked of the disk.
     bytes: u64,
-    /// What the driver calls it.
+    /// The command's identifier (`id`), which the driver chose.
     tag: u64,
-    /// The command's unit, as the view has it, while the command is under way.
+    /// The command's logical unit, as an index of the view, while the command is in progress.
     unit: Option<u32>,
-    kind: Option<Kind>,
-    /// How it is to end early, if it is.
+    request_type: Option<RequestType>,
+    /// Why it is to be aborted, if it is.
     ends: Option<Abort>,
     command: Command,
-    /// The chain's pieces, all of them, where more than the response is needed.
+    /// The chain's iovecs, all of them, where more than the response is needed.
     readable: Vec<IoVec>,
     writable: Vec<IoVec>,
-    /// The scratch memory of its operation that is out, in bytes.
+    /// How much scratch memory its disk operation holds, in bytes.
     scratch: u64,
-    /// The functions that wait for it to leave.
+    /// The task management functions that wait until it is used and published.
     functions: Vec<Arc<Function>>,
 }
 
@@ -93,14 +93,14 @@ impl Header {
     /// Words that have all of it.
     const WORDS: usize = (FIXED + CDB).div_ceil(8);
 
-    /// Reads the header at the beginning of `pieces`. In words, and from where it nearly always is: a copy of it would have
+    /// Reads the header at the beginning of `iovecs`. In words, and from where it nearly always is: a copy of it would have
     /// to be waited for, because its fields are wider than what a copy stores at a time.
     #[inline(always)]
-    fn read(memory: &GuestMemory, pieces: &[IoVec]) -> Option<Self> {
-        let words = pieces.first().and_then(|piece| memory.words(piece));
+    fn read(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<Self> {
+        let words = iovecs.first().and_then(|iovec| memory.words(iovec));
         let [lun, tag, a, b, c] = match words {
             Some(words) => words,
-            None => Self::gather(memory, pieces)?,
+            None => Self::gather(memory, iovecs)?,
         };
         // The CDB begins at the fourth byte of the third word.
         let cdb = u128::from(a >> 24) | u128::from(b) << 40 | u128::from(c) << 104;
@@ -108,10 +108,10 @@ impl Header {
     }
 
     #[cold]
-    fn gather(memory: &GuestMemory, pieces: &[IoVec]) -> Option<[u64; Self::WORDS]> {
+    fn gather(memory: &GuestMemory, iovecs: &[IoVec]) -> Option<[u64; Self::WORDS]> {
         let mut bytes = [0; 8 * Self::WORDS];
         let header = &mut bytes[..FIXED + CDB];
-        if memory.gather(pieces, header) != header.len() {
+        if memory.gather(iovecs, header) != header.len() {
             return None;
         }
         let (words, _) = bytes.as_chunks();
@@ -143,16 +143,16 @@ pub struct ScsiQueue {
     slots: Box<[Slot]>,
     /// Buffers of completed requests, for the next ones.
     spare: Vec<Vec<IoVec>>,
-    /// Where responses are made; without sense data between two of them.
+    /// Where responses are assembled. The sense data is zeroed again after each use.
     response: [u8; RESPONSE + LONGEST_SENSE],
     inbox: Arc<Inbox>,
-    /// Functions whose commands are to be looked for at the end of the turn.
+    /// Functions to apply when the queue has caught up with its driver.
     asked: Vec<Arc<Function>>,
-    /// Functions to let go of when the driver has been shown what was done.
+    /// Functions to release when everything used is published.
     due: Vec<Arc<Function>>,
-    /// Commands that wait are to end early.
+    /// Some command is to be aborted, and may be waiting.
     ends: bool,
-    /// Commands that others are in the way of, the oldest first; and who says when they are not any more.
+    /// Commands that wait for overlapping ones, the oldest first; and what is rung when they are worth another try.
     waiting: VecDeque<RequestToken>,
     bell: Arc<Bell>,
     /// The bell's.
@@ -186,10 +186,10 @@ impl ScsiQueue {
         }
     }
 
-    /// Begins a command as a transfer, with a response in one piece, which nearly all are. `None`, and nothing has
-    /// happened, if it is none.
+    /// Begins a READ or WRITE whose response lies in one iovec, as nearly always. `None`, and nothing has changed, for
+    /// every other command.
     ///
-    /// It goes from the chain to the request without a stop, and the chain keeps its buffers for the next one.
+    /// The request is made directly of the chain, whose lists stay with the chain and are filled by the next pop.
     #[inline(always)]
     fn begin_transfer(&mut self, token: RequestToken, unit: usize, header: &Header, chain: &Chain) -> Option<Next> {
         let head = token.slot();
@@ -198,20 +198,20 @@ impl ScsiQueue {
         let (data_in, data_out) = (slot.data_in.into(), slot.data_out.into());
         let (cdb, nexus, waker) = (&header.cdb, &lun.nexus, &self.waker);
         let task = Task { cdb, nexus, luns: &[], data_in, data_out, lane: self.lane, waker };
-        let response = pieces::first(chain.writable(), self.layout.response)?;
+        let response = iovecs::first(chain.writable(), self.layout.response)?;
         let DiskOp { op, offset, len, .. } = lun.unit.begin_transfer(&mut slot.command, &task)?;
         slot.response = Some(response);
-        let (kind, from, skip) = match op {
-            Op::Read => (Kind::Read, chain.writable(), self.layout.response),
-            _ => (Kind::Write, chain.readable(), self.layout.header),
+        let (request_type, from, skip) = match op {
+            Op::Read => (RequestType::Read, chain.writable(), self.layout.response),
+            _ => (RequestType::Write, chain.readable(), self.layout.header),
         };
-        (slot.kind, slot.bytes) = (Some(kind), len);
-        // Filled where it lies: one that has just been filled is one to wait for when it is moved.
+        (slot.request_type, slot.bytes) = (Some(request_type), len);
+        // Filled in place: to move a vector whose fields were just stored costs a store-forwarding stall.
         if self.spare.is_empty() {
             self.spare.push(Vec::new());
         }
         if let Some(buffers) = self.spare.last_mut() {
-            pieces::append_range(from, skip, len as usize, buffers);
+            iovecs::append_range(from, skip, len as usize, buffers);
         }
         let disk = lun.disk;
         self.enter(head, header.tag, unit);
@@ -243,7 +243,7 @@ impl ScsiQueue {
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.begin(&mut slot.command, &task, &given);
         let next = self.proceed(memory, token, unit, step);
-        if !matches!(next, Next::Done(_)) {
+        if !matches!(next, Next::Complete(_)) {
             self.enter(head, *tag, unit);
         }
         next
@@ -251,7 +251,7 @@ impl ScsiQueue {
 
     /// Answers what is no command for a unit that is there, of a chain that is kept.
     #[cold]
-    fn begin_nowhere(&mut self, memory: &GuestMemory, head: u16, Header { lun, cdb, .. }: &Header) -> Ended {
+    fn begin_nowhere(&mut self, memory: &GuestMemory, head: u16, Header { lun, cdb, .. }: &Header) -> Completed {
         let Slot { data_in, data_out, .. } = self.slots[usize::from(head)];
         if data_in > 0 && data_out > 0 {
             return self.finish(memory, head, VIRTIO_SCSI_S_FAILURE, NOT_DONE);
@@ -280,13 +280,13 @@ impl ScsiQueue {
         }
     }
 
-    /// Does what a step says.
+    /// Does what a command's step says.
     fn proceed(&mut self, memory: &GuestMemory, token: RequestToken, unit: usize, step: Step) -> Next {
         let head = token.slot();
         match step {
             Step::Disk(op) if op.memory == Memory::Scratch => {
                 self.scratch.waiting.push_back(Needy { token, disk: self.view.lun(unit).disk, op });
-                // It is the oldest's turn. Where that is another, who gives memory back wakes the queue for it.
+                // The oldest operation goes first. If that is another one, the release of memory wakes the queue for it.
                 match self.scratch.waiting.len() {
                     1 => self.next_with_scratch(memory).unwrap_or(Next::Wait),
                     _ => Next::Wait,
@@ -297,8 +297,8 @@ impl ScsiQueue {
                 self.waiting.push_back(token);
                 Next::Wait
             }
-            Step::Done(done) => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
-            Step::Overrun { .. } => Next::Done(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
+            Step::Done(done) => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
+            Step::Overrun { .. } => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
         }
     }
 
@@ -317,40 +317,40 @@ impl ScsiQueue {
         let buffers = match which {
             Memory::None => list.into(),
             Memory::DataIn => {
-                pieces::append_range(&slot.writable, self.layout.response, len as usize, &mut list);
+                iovecs::append_range(&slot.writable, self.layout.response, len as usize, &mut list);
                 list.into()
             }
             Memory::DataOut(at) => {
-                pieces::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut list);
+                iovecs::append_range(&slot.readable, self.layout.header + at as usize, len as usize, &mut list);
                 list.into()
             }
-            // It comes back with the operation, to `end`.
+            // The memory comes back with the completion, in `end`.
             Memory::Scratch => {
                 let given = Given { memory, readable: &slot.readable, header: self.layout.header };
                 Buffers::own(mem::take(slot.command.scratch(&given)), list)
             }
         };
-        slot.kind.get_or_insert(match op {
-            Op::Read => Kind::Read,
-            Op::Write { .. } => Kind::Write,
-            Op::Flush => Kind::Flush,
-            Op::Discard => Kind::Discard,
-            Op::WriteZeroes { .. } => Kind::WriteZeroes,
+        slot.request_type.get_or_insert(match op {
+            Op::Read => RequestType::Read,
+            Op::Write { .. } => RequestType::Write,
+            Op::Flush => RequestType::Flush,
+            Op::Discard => RequestType::Discard,
+            Op::WriteZeroes { .. } => RequestType::WriteZeroes,
         });
         slot.bytes += len;
         Request { op, offset, len, buffers, token }
     }
 
     /// Writes a chain's response, and its data where the disk has not done that.
-    fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
-        let ended = self.respond(memory, head, response, done);
+    fn finish(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Completed {
+        let completed = self.respond(memory, head, response, done);
         self.slots[usize::from(head)].forget();
-        ended
+        completed
     }
 
     /// As [`finish`](Self::finish); inlined where it is known that all went well, which leaves little of it.
     #[inline(always)]
-    fn respond(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Ended {
+    fn respond(&mut self, memory: &GuestMemory, head: u16, response: u32, done: Done) -> Completed {
         let slot = &mut self.slots[usize::from(head)];
         let Layout { response: room, .. } = self.layout;
         let Done { status, sense, moved } = done;
@@ -361,7 +361,7 @@ impl ScsiQueue {
         let residual = u64::from(slot.data_in + slot.data_out).saturating_sub(moved);
         let sense_len = if sense.is_some() { Sense::LEN.min(room - RESPONSE) } else { 0 };
         let bytes = &mut self.response;
-        // In words, as they are about to be read: a word that was stored in parts would have to be waited for.
+        // Stored in words, because `scatter` reads words: a load that spans smaller stores waits for all of them.
         bytes[..8].copy_from_slice(&(sense_len as u64 | residual << 32).to_le_bytes());
         bytes[8..16].copy_from_slice(&((status as u64) << 16 | u64::from(response) << 24).to_le_bytes());
         if let Some(sense) = sense {
@@ -373,23 +373,23 @@ impl ScsiQueue {
             bytes[RESPONSE..].fill(0);
         }
         let written = room as u64 + if slot.data_in > 0 { moved } else { 0 };
-        let kind = slot.kind.take().unwrap_or(Kind::Other);
+        let request_type = slot.request_type.take().unwrap_or(RequestType::Other);
         let bytes = mem::take(&mut slot.bytes);
-        let ended = Ended { head, written: written as u32, kind, bytes, status: told(response, &done) };
+        let completed = Completed { head, written: written as u32, request_type, bytes, status: told(response, &done) };
         if let Some(unit) = slot.unit.take() {
             self.view.leave(unit as usize);
         }
-        ended
+        completed
     }
 
-    /// Ends a command that was under way and has no operation out, because it was told to.
+    /// Aborts a command that is in progress and has no disk operation in flight.
     #[cold]
-    fn abort(&mut self, memory: &GuestMemory, head: u16, how: Abort) -> Ended {
+    fn abort(&mut self, memory: &GuestMemory, head: u16, how: Abort) -> Completed {
         let unit = self.unit_of(head);
         let slot = &mut self.slots[usize::from(head)];
         self.view.lun(unit).unit.abort(&mut slot.command);
         slot.ends = None;
-        // Who waits for it waits until the driver has been shown that it has left.
+        // The functions are complete only when the driver can see that the command has ended.
         self.due.append(&mut slot.functions);
         let response = match how {
             Abort::Task => VIRTIO_SCSI_S_ABORTED,
@@ -405,31 +405,31 @@ impl ScsiQueue {
 }
 
 impl Slot {
-    /// Copies a chain's buffers: more than its response will be needed. The chain keeps its lists, which are as long as
-    /// its queue's chains usually are.
+    /// Copies a chain's buffers, because more than the response will be needed. The lists are copied and not taken: the
+    /// chain's own are as long as the queue's chains usually are.
     fn keep(&mut self, chain: &Chain) {
         self.response = None;
         self.readable.extend_from_slice(chain.readable());
         self.writable.extend_from_slice(chain.writable());
     }
 
-    /// Keeps little of what a command needed that has ended: there are as many slots as descriptors.
+    /// Releases most of the memory of a command that has ended: there are as many slots as descriptors.
     fn forget(&mut self) {
         self.command.recycle();
-        for pieces in [&mut self.readable, &mut self.writable] {
-            pieces.clear();
-            pieces.shrink_to(KEEP_SLOT_PIECES);
+        for iovecs in [&mut self.readable, &mut self.writable] {
+            iovecs.clear();
+            iovecs.shrink_to(KEEP_SLOT_IOVECS);
         }
     }
 }
 
-/// How statistics have it.
+/// The status of a command for statistics.
 #[inline]
 fn told(response: u32, done: &Done) -> Status {
     match (response, done.status) {
         (VIRTIO_SCSI_S_OK, ScsiStatus::Good) => Status::Ok,
         (VIRTIO_SCSI_S_OK, ScsiStatus::CheckCondition) => match done.sense.map(|sense| sense.key) {
-            // News, and answers to a question.
+            // Neither is an error: the one is a notification, the other the result of a comparison.
             Some(Key::UnitAttention | Key::Miscompare) => Status::Ok,
             Some(Key::IllegalRequest) => Status::Unsupported,
             _ => Status::IoError,
@@ -467,7 +467,7 @@ impl RequestModel for ScsiQueue {
         self.slots[usize::from(head)].keep(chain);
         Ok(match unit {
             Some(unit) => self.begin_other(memory, token, unit, &header),
-            None => Next::Done(self.begin_nowhere(memory, head, &header)),
+            None => Next::Complete(self.begin_nowhere(memory, head, &header)),
         })
     }
 
@@ -483,13 +483,13 @@ impl RequestModel for ScsiQueue {
         }
         if let Some(how) = self.slots[usize::from(head)].ends {
             self.give_scratch_back(head);
-            return Next::Done(self.abort(memory, head, how));
+            return Next::Complete(self.abort(memory, head, how));
         }
         let slot = &mut self.slots[usize::from(head)];
         let lun = self.view.lun(unit);
         if result.is_ok() && slot.command.is_transfer() {
             let moved = lun.unit.end_transfer(&mut slot.command);
-            return Next::Done(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
+            return Next::Complete(self.respond(memory, head, VIRTIO_SCSI_S_OK, Done { moved, ..NOT_DONE }));
         }
         let given = Given { memory, readable: &slot.readable, header: self.layout.header };
         let step = lun.unit.step(&mut slot.command, result, &given);
@@ -517,7 +517,7 @@ impl RequestModel for ScsiQueue {
             self.end_early(memory, into);
         }
         self.open_inbox();
-        // Swapped before anybody tries: who rings while they do wakes the queue again.
+        // Reset before the commands are retried, so that a ring during the retries wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
             for _ in 0..self.waiting.len() {
                 let Some(token) = self.waiting.pop_front() else { break };
@@ -542,13 +542,13 @@ impl RequestModel for ScsiQueue {
             self.due.clear();
         }
         if !self.asked.is_empty() {
-            self.obey();
+            self.apply_functions();
         }
     }
 }
 
 impl ScsiQueue {
-    /// Takes functions in, some each turn.
+    /// Takes functions from the inbox, a limited number each turn.
     fn open_inbox(&mut self) {
         let (functions, more) = self.inbox.take(FUNCTIONS_A_TURN);
         self.asked.extend(functions);
@@ -557,10 +557,10 @@ impl ScsiQueue {
         }
     }
 
-    /// Looks for the commands that functions are about. At the end of the turn that took them in: so what the driver made
-    /// available before it asked has been taken in, too, and what has left already it has been shown.
+    /// Applies functions to the commands that they are about. This happens when the queue has caught up with its driver:
+    /// what was made available before the function has been popped, and what had ended has been published.
     #[cold]
-    fn obey(&mut self) {
+    fn apply_functions(&mut self) {
         for function in mem::take(&mut self.asked) {
             for slot in &mut self.slots {
                 let Some(unit) = slot.unit else { continue };
@@ -580,7 +580,7 @@ impl ScsiQueue {
         }
     }
 
-    /// Ends those commands that wait and are to end early. Others do when their operation comes back.
+    /// Aborts the waiting commands that are to be aborted. The others are aborted when their disk operation completes.
     fn end_early(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
         let slots = &self.slots;
         let ends = |token: &RequestToken| slots[usize::from(token.slot())].ends.is_some();
@@ -592,11 +592,11 @@ impl ScsiQueue {
         for token in ended {
             let head = token.slot();
             let how = self.slots[usize::from(head)].ends.unwrap_or(Abort::Task);
-            into.push(Next::Done(self.abort(memory, head, how)));
+            into.push(Next::Complete(self.abort(memory, head, how)));
         }
     }
 
-    /// The memory of an operation that has come back is free; wakes the queue if somebody waits for it.
+    /// Frees the scratch memory of a completed operation, and wakes the queue if another operation waits for some.
     fn give_scratch_back(&mut self, head: u16) {
         let scratch = mem::take(&mut self.slots[usize::from(head)].scratch);
         self.scratch.free += scratch;
@@ -605,7 +605,7 @@ impl ScsiQueue {
         }
     }
 
-    /// A command is under way.
+    /// Marks a command as in progress.
     #[inline(always)]
     fn enter(&mut self, head: u16, tag: u64, unit: usize) {
         let slot = &mut self.slots[usize::from(head)];

@@ -4,13 +4,12 @@
 //!   control queue                       each request queue, on its own thread
 //!   Function ──── Inbox, waker ───────▶ looks for its commands, marks those that are to end, and holds the function
 //!                                       until they have left and the driver has been shown that they have
-//!   response ◀─── Ended, waker ──────── lets go of it: the last one who does has ended it
+//!   response ◀─── EndedFunctions, waker ──────── lets go of it: the last one who does has ended it
 //! ```
 //!
-//! Nobody looks at another thread's commands, so that there is nothing to race for, and nobody polls. A function is
-//! complete when nobody holds it any more, which is why it cannot be forgotten: a queue that stops, breaks or goes away
-//! lets go of what it holds, whatever else becomes of it. What a command costs that nobody manages is a look at a byte of
-//! its own when it ends.
+//! Each thread looks at its own commands only, so there are no races, and nothing is polled. A function is complete when its
+//! last reference is dropped. So none can be forgotten: a queue that stops, breaks or is dropped drops its references. A
+//! command that no function is about pays for this with one load when it ends.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,23 +18,23 @@ use std::task::Waker;
 
 use super::LunAddress;
 
-/// How a command is told that it was ended early.
+/// Why a command is aborted, as its response says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Abort {
-    /// By itself, or with all commands of its logical unit.
+    /// By ABORT TASK, or with the task set of its logical unit.
     Task,
-    /// By a reset.
+    /// By a reset of its logical unit or nexus.
     Reset,
 }
 
-/// Which commands a function is about.
+/// The commands that a function applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum About {
-    /// Those of a unit that the driver calls so.
+    /// The commands of a logical unit with this identifier.
     Task(LunAddress, u64),
-    /// All of a unit.
+    /// All commands of a logical unit.
     Unit(LunAddress),
-    /// All of a target's units.
+    /// All commands of a target's logical units.
     Target(u8),
 }
 
@@ -50,27 +49,27 @@ impl About {
     }
 }
 
-/// A task management function, while somebody has something to do for it.
+/// A task management function in progress. Each queue that has still to act on it holds a reference.
 #[derive(Debug)]
 pub(super) struct Function {
-    /// The chain that it came with.
+    /// The head of its chain on the control queue.
     head: u16,
     pub(super) about: About,
-    /// How its commands are to end early, if they are.
+    /// Why its commands are to be aborted; `None` for a query.
     pub(super) ends: Option<Abort>,
-    /// Whether one of its commands was in flight.
+    /// Whether any of its commands was in progress.
     found: AtomicBool,
-    ended: Arc<Ended>,
+    ended: Arc<EndedFunctions>,
 }
 
 impl Function {
-    pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<Ended>) -> Arc<Self> {
+    pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<EndedFunctions>) -> Arc<Self> {
         Arc::new(Self { head, about, ends, found: AtomicBool::new(false), ended: Arc::clone(ended) })
     }
 
-    /// One of its commands is in flight.
+    /// Notes that one of its commands is in progress.
     pub(super) fn find(&self) {
-        // Whoever lets go of it last sees this: letting go says in which order.
+        // Relaxed is enough: `Arc` orders this store before the drop of the last reference, which reads it.
         self.found.store(true, Ordering::Relaxed);
     }
 }
@@ -81,17 +80,17 @@ impl Drop for Function {
     }
 }
 
-/// The functions of a control queue that have come to their end, by their heads, and whether they have found a command.
+/// The completed functions of a control queue: their heads, and whether they found a command.
 #[derive(Debug)]
-pub(super) struct Ended(Mutex<(Vec<(u16, bool)>, Waker)>);
+pub(super) struct EndedFunctions(Mutex<(Vec<(u16, bool)>, Waker)>);
 
-impl Default for Ended {
+impl Default for EndedFunctions {
     fn default() -> Self {
         Self(Mutex::new((Vec::new(), Waker::noop().clone())))
     }
 }
 
-impl Ended {
+impl EndedFunctions {
     pub(super) fn set_waker(&self, waker: Waker) {
         lock(&self.0).1 = waker;
     }
@@ -109,7 +108,7 @@ impl Ended {
     }
 }
 
-/// What a request queue is asked to do. As long as it runs nowhere it has no commands, and whoever asks need not wait.
+/// The functions that a request queue is to act on. A queue that is attached to no loop has no commands, and takes none.
 #[derive(Debug, Default)]
 pub(super) struct Inbox(Mutex<Letters>);
 
@@ -126,7 +125,7 @@ impl Inbox {
         lock(&self.0).waker = Some(waker);
     }
 
-    /// Lets go of all that it was asked to do.
+    /// Drops all functions, and takes no more.
     pub(super) fn close(&self) {
         let letters = mem::take(&mut *lock(&self.0));
         drop(letters);
@@ -175,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_function_ends_when_the_last_queue_has_let_go_of_it_and_one_that_does_not_run_is_not_asked() {
-        let (ended, inboxes) = (Arc::<Ended>::default(), [(); 3].map(|()| Inbox::default()));
+        let (ended, inboxes) = (Arc::<EndedFunctions>::default(), [(); 3].map(|()| Inbox::default()));
         inboxes[0].open(Waker::noop().clone());
         inboxes[2].open(Waker::noop().clone());
         let function = Function::new(5, ALL, None, &ended);
@@ -194,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_is_not_taken_stays_in_its_order() {
-        let (ended, inbox) = (Arc::<Ended>::default(), Inbox::default());
+        let (ended, inbox) = (Arc::<EndedFunctions>::default(), Inbox::default());
         inbox.open(Waker::noop().clone());
         (0..5).for_each(|head| inbox.post(&Function::new(head, ALL, None, &ended)));
         assert!(inbox.take(2).1);

@@ -18,7 +18,7 @@ use egret_vring::testing::{DATA, Guest, piece};
 use rustix::io::Errno;
 
 use super::*;
-use crate::{Ended, Malformed, Next};
+use crate::{Completed, Malformed, Next};
 
 const OK: u8 = 0;
 const OVERRUN: u8 = 1;
@@ -87,7 +87,7 @@ struct Told {
     residual: u32,
     /// Key, code, qualifier.
     sense: Option<(u8, u8, u8)>,
-    ended: Ended,
+    ended: Completed,
 }
 
 impl Line {
@@ -114,16 +114,16 @@ impl Line {
         assert!(self.guest.queue.pop(&mut self.chain).unwrap());
         let next = self.model.begin(&self.guest.memory, &mut self.chain, SOURCE);
         match &next {
-            Ok(Next::Done(ended)) => self.use_up(*ended),
+            Ok(Next::Complete(ended)) => self.use_up(*ended),
             Ok(_) => {}
             Err(_) => self.guest.queue.abandon(self.chain.head()),
         }
         next
     }
 
-    fn use_up(&mut self, ended: Ended) {
+    fn use_up(&mut self, ended: Completed) {
         self.guest.queue.add_used(ended.head, ended.written);
-        self.guest.queue.publish();
+        self.guest.queue.publish_used();
         assert_eq!(self.guest.driver.reap().unwrap().unwrap().written, ended.written);
         self.show();
     }
@@ -141,7 +141,7 @@ impl Line {
             self.model.resume(&self.guest.memory, &mut resumed);
         }
         for next in &resumed {
-            if let Next::Done(ended) = next {
+            if let Next::Complete(ended) = next {
                 self.use_up(*ended);
             }
         }
@@ -179,7 +179,7 @@ impl Line {
         self.offer(&[&[header], out].concat(), &[&[piece(RESPONSE, 108)], room].concat())
     }
 
-    fn told(&self, ended: Ended) -> Told {
+    fn told(&self, ended: Completed) -> Told {
         let bytes: [u8; 108] = self.guest.read(RESPONSE);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
         let sense = (word(0) > 0).then(|| (bytes[14], bytes[24], bytes[25]));
@@ -189,7 +189,7 @@ impl Line {
     #[track_caller]
     fn done(&mut self, at: LunAddress, cdb: &[u8], out: &[Piece], room: &[Piece]) -> Told {
         match self.command(at, 1, cdb, out, room).unwrap() {
-            Next::Done(ended) => self.told(ended),
+            Next::Complete(ended) => self.told(ended),
             other => panic!("not done: {other:?}"),
         }
     }
@@ -213,7 +213,7 @@ impl Line {
         let Request { token, buffers, .. } = request;
         assert_eq!(token.source(), SOURCE);
         let next = self.model.end(&self.guest.memory, Completion { token, result, buffers });
-        if let Next::Done(ended) = &next {
+        if let Next::Complete(ended) = &next {
             self.use_up(*ended);
         }
         next
@@ -222,7 +222,7 @@ impl Line {
     #[track_caller]
     fn ended(&mut self, request: Request<Buffers>, result: Result<(), Errno>) -> Told {
         match self.end(request, result) {
-            Next::Done(ended) => self.told(ended),
+            Next::Complete(ended) => self.told(ended),
             other => panic!("not done: {other:?}"),
         }
     }
@@ -251,7 +251,10 @@ fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
     assert_eq!(line.guest.queue.in_flight(), 1);
     let told = line.ended(request, Ok(()));
     assert_eq!((told.response, told.status, told.residual), (OK, GOOD, 2000 - 1536));
-    assert_eq!((told.ended.written, told.ended.kind, told.ended.bytes), (108 + 1536, crate::Kind::Read, 1536));
+    assert_eq!(
+        (told.ended.written, told.ended.request_type, told.ended.bytes),
+        (108 + 1536, crate::RequestType::Read, 1536)
+    );
     assert_eq!(line.guest.queue.in_flight(), 0);
 }
 
@@ -323,7 +326,7 @@ fn a_target_without_units_is_a_bad_target_and_a_unit_that_is_not_there_is_scsi_s
     line.done(LunAddress { target: 9, lun: 0 }, &report, &[], &[piece(BUFFER, 64)]);
     assert_eq!(line.guest.read::<16>(BUFFER), [0, 0, 0, 8, 0, 0, 0, 0, 0x41, 0x2c, 0, 0, 0, 0, 0, 0]);
     let header = line.header([0xc1, 1, 0, 0, 0, 0, 0, 0], 1, &report);
-    let Ok(Next::Done(ended)) = line.offer(&[header], &[piece(RESPONSE, 108), piece(BUFFER, 64)]) else { panic!() };
+    let Ok(Next::Complete(ended)) = line.offer(&[header], &[piece(RESPONSE, 108), piece(BUFFER, 64)]) else { panic!() };
     assert_eq!((line.told(ended).response, ended.written), (OK, 108 + 24));
     assert_eq!(line.guest.read::<8>(BUFFER + 16), FAR.to_bytes());
 }
@@ -392,7 +395,7 @@ fn the_driver_may_choose_the_sizes_of_cdb_and_sense() {
     }
     let mut line = Line::new(&scsi, 2);
     line.header(FIRST.to_bytes(), 1, &[0]);
-    let Ok(Next::Done(ended)) = line.offer(&[piece(HEADER, 19 + 16)], &[piece(RESPONSE, 16)]) else { panic!() };
+    let Ok(Next::Complete(ended)) = line.offer(&[piece(HEADER, 19 + 16)], &[piece(RESPONSE, 16)]) else { panic!() };
     assert_eq!(ended.written, 16);
     assert_eq!(line.guest.read::<17>(RESPONSE)[12..], [0x70, 0, 6, 0, 0xee]);
     scsi.reset();

@@ -1,4 +1,4 @@
-//! What the commands of a queue wait for: memory of the device's own, and others that are in their way.
+//! What the commands of a queue wait for: scratch memory, and overlapping commands.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use egret_scsi::{DiskOp, MAX_SCRATCH};
 
 use crate::model::DiskKey;
 
-/// The scratch memory of a device, in bytes, which its queues have in equal parts; but each has room for one operation,
-/// and none for more than [`OPERATIONS`] of the longest, as many as may have something compared in one turn.
+/// The scratch memory of a device, in bytes. Its queues have equal shares, each of at least one operation's, and of at most
+/// [`OPERATIONS`] of the longest operation's: as many as may compare data in one turn.
 const SCRATCH: u64 = 1 << 20;
 const OPERATIONS: u64 = 4;
 
@@ -24,9 +24,9 @@ pub(super) struct Needy {
 
 /// The scratch memory of a queue: how much of it is free, and which operations wait for some.
 ///
-/// It is not the memory but the leave to have it, which [`Command::scratch`](egret_scsi::Command::scratch) takes and the
-/// step after the operation gives back: a queue without such commands has none. The oldest goes first, and none overtakes it; a command's next operation
-/// is at the end again. So whoever waits has its turn: nobody who has memory waits for anything but the disk.
+/// This is a quota: [`Command::scratch`](egret_scsi::Command::scratch) allocates, and the step after the operation frees. A
+/// queue without such commands has no scratch memory allocated. Operations are served in their order, and a command's next
+/// operation queues up again. So each gets its turn: an operation that holds memory waits for nothing but the disk.
 pub(super) struct Scratch {
     pub(super) free: u64,
     pub(super) waiting: VecDeque<Needy>,
@@ -45,7 +45,7 @@ impl Scratch {
     }
 }
 
-/// What wakes commands that wait for others: says that it was them, and wakes their queue.
+/// The waker of commands that wait for overlapping ones: it notes that it was woken, and wakes the queue.
 pub(super) struct Bell {
     pub(super) rung: AtomicBool,
     pub(super) queue: Waker,
@@ -63,7 +63,7 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Said first: the queue looks when it has been woken.
+        // Stored before the wake: the queue reads it afterwards.
         self.rung.store(true, Ordering::Release);
         self.queue.wake_by_ref();
     }

@@ -5,7 +5,7 @@
 //! each mapping is charged, before it is made and until it is gone, to its export and to the process.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
@@ -107,7 +107,7 @@ impl MemoryBudget {
     }
 
     fn lock(&self) -> MutexGuard<'_, MemoryLimits> {
-        self.used.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

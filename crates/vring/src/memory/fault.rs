@@ -2,7 +2,7 @@
 //!
 //! The file behind a region belongs to the peer as much as to us. A peer that truncates it makes our next access raise
 //! SIGBUS, whose default is to end the process and with it every other guest's disk. So a handler, installed with the
-//! first region, looks the address up in a table of regions. Inside one, it marks the region as torn, puts an anonymous
+//! first region, looks the address up in a table of regions. Inside one, it marks the region as truncated, puts an anonymous
 //! mapping in the place of all of it, and returns: the access goes through and reads zeroes. The worker sees the mark and
 //! breaks the queue. A fault that is nobody's restores whatever was installed before, and happens again.
 //!
@@ -18,7 +18,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// `len` bytes at `start`, mapped in pages of `page` bytes.
 #[derive(Clone, Copy)]
@@ -35,7 +35,7 @@ struct Slot {
     /// Zero when the slot is free.
     len: AtomicUsize,
     page: AtomicUsize,
-    torn: AtomicBool,
+    truncated: AtomicBool,
 }
 
 impl Slot {
@@ -45,7 +45,7 @@ impl Slot {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             page: AtomicUsize::new(0),
-            torn: AtomicBool::new(false),
+            truncated: AtomicBool::new(false),
         }
     }
 
@@ -57,7 +57,7 @@ impl Slot {
         self.start.store(start, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
         self.page.store(page, Ordering::Relaxed);
-        self.torn.store(false, Ordering::Relaxed);
+        self.truncated.store(false, Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(2), Ordering::Release);
     }
 
@@ -84,21 +84,21 @@ const LIMIT: usize = 1 << 16;
 static SLOTS: [Slot; LIMIT] = [const { Slot::free() }; LIMIT];
 /// Slots at and above this have never been used: what the handler need not look at.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// How often a region was torn.
-static TEARS: AtomicUsize = AtomicUsize::new(0);
+/// How often a region was truncated.
+static TRUNCATIONS: AtomicUsize = AtomicUsize::new(0);
 /// The slots below [`USED`] that are free. Held by whoever changes a slot; never by the handler.
 static WRITERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The disposition before ours; never freed.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 fn writers() -> MutexGuard<'static, Vec<usize>> {
-    WRITERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    WRITERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a region of the process was torn: as long as that is what it was, nothing has been torn since.
+/// How often a region of the process was truncated: as long as that is what it was, nothing has been truncated since.
 #[inline]
-pub(super) fn tears() -> usize {
-    TEARS.load(Ordering::Relaxed)
+pub(super) fn truncations() -> usize {
+    TRUNCATIONS.load(Ordering::Relaxed)
 }
 
 /// A range of addresses whose faults are ours, until dropped.
@@ -129,8 +129,8 @@ impl Watch {
     }
 
     /// Whether the range was replaced.
-    pub(super) fn is_torn(&self) -> bool {
-        SLOTS[self.at].torn.load(Ordering::Relaxed)
+    pub(super) fn is_truncated(&self) -> bool {
+        SLOTS[self.at].truncated.load(Ordering::Relaxed)
     }
 }
 
@@ -198,8 +198,8 @@ fn mend(addr: usize) -> bool {
     let Some((slot, Range { start, len, page })) = found else { return false };
     // Before the memory is replaced: another thread may read what is there now without a fault, and has to find the mark
     // when it looks afterwards.
-    slot.torn.store(true, Ordering::Relaxed);
-    TEARS.fetch_add(1, Ordering::Release);
+    slot.truncated.store(true, Ordering::Relaxed);
+    TRUNCATIONS.fetch_add(1, Ordering::Release);
     // A system that grants memory strictly (`vm.overcommit_memory=2`) counts the whole range, and may refuse it. The page
     // then does for now.
     replace(start, len) || replace(addr - (addr - start) % page, page)

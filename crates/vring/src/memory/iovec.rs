@@ -19,14 +19,14 @@ impl IoVec {
     ///
     /// # Safety
     ///
-    /// The memory must be mapped, readable and writable whenever data is moved by the piece. Others (the guest) may write
+    /// The memory must be mapped, readable and writable whenever data is moved by the iovec. Others (the guest) may write
     /// to it at any time: it is never turned into a reference.
     #[inline]
     pub const unsafe fn new(base: *mut u8, len: usize) -> Self {
         Self(libc::iovec { iov_base: base.cast(), iov_len: len })
     }
 
-    /// Where the piece begins.
+    /// Where the iovec begins.
     #[inline]
     pub const fn base(&self) -> *mut u8 {
         self.0.iov_base.cast()

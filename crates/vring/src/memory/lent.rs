@@ -1,14 +1,14 @@
 //! Memory in flight: what a disk moves data to and from, and what keeps it mapped meanwhile.
 //!
-//! A piece of memory is an address and a length, and keeps nothing. Safe code may make lists of pieces, narrow and copy
+//! An iovec of memory is an address and a length, and keeps nothing. Safe code may make lists of iovecs, narrow and copy
 //! them; what reads or writes through one shows what keeps it mapped. A [`GuestMemory`](super::GuestMemory) looks whether
-//! it holds the piece, for the time of a call. A disk, which takes longer, takes only [`Lent`] memory:
+//! it holds the iovec, for the time of a call. A disk, which takes longer, takes only [`Lent`] memory:
 //!
 //! ```text
 //!   model ── Buffers ──▶ Queue::lend ── Lent ──▶ the disk's engines ── Lent ──▶ Queue::take_back ── Buffers ──▶ model
 //! ```
 //!
-//! A queue lends pieces of its own map alone, and counts what is out. While anything is, it keeps the map: it takes no
+//! A queue lends iovecs of its own map alone, and counts what is out. While anything is, it keeps the map: it takes no
 //! other, and should it be dropped it leaves the map behind for good. What is out and lost is never counted back, which
 //! costs address space, and never has a late transfer write to what is mapped there next. The count is the queue's own,
 //! so that a request clones, locks and allocates nothing for it.
@@ -23,29 +23,29 @@ use std::ops::Deref;
 
 use super::IoVec;
 
-/// A list of pieces for a request to be made with.
+/// A list of iovecs for a request to be made with.
 #[derive(Default)]
 pub struct Buffers {
-    pieces: Vec<IoVec>,
-    /// What the one piece is of, where it is not the guest's. Boxed, because it rarely is.
+    iovecs: Vec<IoVec>,
+    /// What the one iovec is of, where it is not the guest's. Boxed, because it rarely is.
     own: Option<Box<Own>>,
 }
 
 struct Own(Vec<u8>);
 
 impl Buffers {
-    /// Memory that goes along with the list. It is all of `pieces` then, whose old content is forgotten.
-    pub fn own(mut bytes: Vec<u8>, mut pieces: Vec<IoVec>) -> Self {
-        pieces.clear();
-        // SAFETY: the bytes stay where they are while the vector is not touched, and it goes where the piece goes.
-        pieces.push(unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) });
-        Self { pieces, own: Some(Box::new(Own(bytes))) }
+    /// Memory that goes along with the list. It is all of `iovecs` then, whose old content is forgotten.
+    pub fn own(mut bytes: Vec<u8>, mut iovecs: Vec<IoVec>) -> Self {
+        iovecs.clear();
+        // SAFETY: the bytes stay where they are while the vector is not touched, and it goes where the iovec goes.
+        iovecs.push(unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) });
+        Self { iovecs, own: Some(Box::new(Own(bytes))) }
     }
 
     /// The list, for another request, and the memory that went along.
     #[inline]
     pub fn into_parts(self) -> (Vec<IoVec>, Option<Vec<u8>>) {
-        (self.pieces, self.own.map(|own| own.0))
+        (self.iovecs, self.own.map(|own| own.0))
     }
 
     /// Whether the memory goes along with the list.
@@ -57,8 +57,8 @@ impl Buffers {
 
 impl From<Vec<IoVec>> for Buffers {
     #[inline]
-    fn from(pieces: Vec<IoVec>) -> Self {
-        Self { pieces, own: None }
+    fn from(iovecs: Vec<IoVec>) -> Self {
+        Self { iovecs, own: None }
     }
 }
 
@@ -67,13 +67,13 @@ impl Deref for Buffers {
 
     #[inline]
     fn deref(&self) -> &[IoVec] {
-        &self.pieces
+        &self.iovecs
     }
 }
 
 impl fmt::Debug for Buffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.pieces.fmt(f)
+        self.iovecs.fmt(f)
     }
 }
 
@@ -91,16 +91,16 @@ impl Lent {
     ///
     /// # Safety
     ///
-    /// The pieces must stay mapped, readable and writable until what this returns is dropped.
-    pub unsafe fn assume(pieces: Vec<IoVec>) -> Self {
-        Self { buffers: pieces.into(), by: 0 }
+    /// The iovecs must stay mapped, readable and writable until what this returns is dropped.
+    pub unsafe fn assume(iovecs: Vec<IoVec>) -> Self {
+        Self { buffers: iovecs.into(), by: 0 }
     }
 
     /// What `by` lends, or what answers for itself.
     ///
     /// # Safety
     ///
-    /// The pieces must stay mapped until [`take_back`](Self::take_back) returns them, if they do not belong to `buffers`.
+    /// The iovecs must stay mapped until [`take_back`](Self::take_back) returns them, if they do not belong to `buffers`.
     #[inline]
     pub(crate) unsafe fn new(buffers: Buffers, by: u64) -> Self {
         Self { buffers, by }

@@ -80,8 +80,8 @@ impl Mapping {
     }
 
     /// Whether it has been replaced after a SIGBUS.
-    pub(super) fn is_torn(&self) -> bool {
-        self.watch.as_ref().is_some_and(Watch::is_torn)
+    pub(super) fn is_truncated(&self) -> bool {
+        self.watch.as_ref().is_some_and(Watch::is_truncated)
     }
 }
 

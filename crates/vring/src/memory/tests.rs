@@ -31,9 +31,9 @@ fn an_empty_map_has_nothing() {
     let memory = GuestMemory::empty();
     assert!(memory.slice(0, 1).is_none());
     assert!(memory.slice(u64::MAX, 1).is_none());
-    assert!(!memory.slices(0, 1, &mut Vec::new()));
+    assert!(!memory.iovecs(0, 1, &mut Vec::new()));
     assert_eq!(memory.guest_address(0), None);
-    assert!(!memory.is_torn());
+    assert!(!memory.is_truncated());
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn a_buffer_across_adjacent_regions_is_a_piece_of_each() {
     let memory = GuestMemory::empty().with(numbered(0, 1, 1)).unwrap().with(numbered(PAGE, 1, 2)).unwrap();
     let memory = memory.with(numbered(2 * PAGE, 1, 3)).unwrap();
     let mut pieces = Vec::new();
-    assert!(memory.slices(PAGE - 8, PAGE as usize + 16, &mut pieces));
+    assert!(memory.iovecs(PAGE - 8, PAGE as usize + 16, &mut pieces));
     assert_eq!(pieces.iter().map(IoVec::len).collect::<Vec<_>>(), [8, PAGE as usize, 8]);
-    assert_eq!(pieces::total(&pieces), PAGE + 16);
+    assert_eq!(iovecs::total(&pieces), PAGE + 16);
     assert_eq!(read(&memory, 2 * PAGE - 1), Some([2, 3]));
     assert!(memory.write(PAGE - 1, &[8, 9]));
     assert_eq!(read(&memory, PAGE - 1), Some([8, 9]));
     // One byte more than there is leaves what was there before.
-    assert!(!memory.slices(2 * PAGE, PAGE as usize + 1, &mut pieces));
+    assert!(!memory.iovecs(2 * PAGE, PAGE as usize + 1, &mut pieces));
     assert_eq!(pieces.len(), 3);
 }
 
@@ -188,43 +188,43 @@ fn pieces_are_narrowed_from_either_end() {
     let of = |lens: &[usize]| lens.iter().map(|&len| memory.slice(0, len).unwrap()).collect::<Vec<_>>();
     let lens = |pieces: &[IoVec]| pieces.iter().map(IoVec::len).collect::<Vec<_>>();
     let mut all = of(&[2, 1, 0]);
-    assert_eq!(pieces::take_last_byte(&mut all).unwrap().base(), memory.slice(0, 1).unwrap().base());
+    assert_eq!(iovecs::take_last_byte(&mut all).unwrap().base(), memory.slice(0, 1).unwrap().base());
     assert_eq!(lens(&all), [2]);
-    assert_eq!(pieces::take_last_byte(&mut all).unwrap().base(), memory.slice(1, 1).unwrap().base());
+    assert_eq!(iovecs::take_last_byte(&mut all).unwrap().base(), memory.slice(1, 1).unwrap().base());
     assert_eq!(lens(&all), [1]);
-    assert!(pieces::take_last_byte(&mut of(&[0, 0])).is_none());
+    assert!(iovecs::take_last_byte(&mut of(&[0, 0])).is_none());
     for (skip, left) in [(0, vec![4, 0, 6]), (1, vec![3, 0, 6]), (4, vec![6]), (9, vec![1]), (10, vec![]), (11, vec![])]
     {
         let mut rest = Vec::new();
-        pieces::append_after(&of(&[4, 0, 6]), skip, &mut rest);
+        iovecs::append_after(&of(&[4, 0, 6]), skip, &mut rest);
         assert_eq!(lens(&rest), left, "{skip}");
     }
 }
 
 #[test]
 fn memory_that_is_taken_away_reads_as_zeroes_and_tears_the_map() {
-    let torn = numbered(0x1000, 3, 1);
-    let file = torn.file.try_clone().unwrap();
+    let truncated = numbered(0x1000, 3, 1);
+    let file = truncated.file.try_clone().unwrap();
     let whole = GuestMemory::empty().with(numbered(0x10_0000, 1, 7)).unwrap();
-    let memory = whole.with(torn).unwrap();
+    let memory = whole.with(truncated).unwrap();
     assert_eq!(read(&memory, 0x2000), Some([2]));
-    assert!(!memory.is_torn());
+    assert!(!memory.is_truncated());
 
     rustix::fs::ftruncate(file.as_fd(), PAGE).unwrap();
     assert_eq!(read(&memory, 0x1000), Some([1]), "what is left is the guest's");
-    assert!(!memory.is_torn(), "nobody has noticed yet");
+    assert!(!memory.is_truncated(), "nobody has noticed yet");
     assert_eq!(read(&memory, 0x2000), Some([0; 16]));
-    assert!(memory.is_torn());
+    assert!(memory.is_truncated());
     assert!(memory.write(0x3000, &[5; 100]), "writes go to nobody");
     assert_eq!(read(&memory, 0x3000), Some([5; 100]));
     assert_eq!(read(&memory, 0x1000), Some([0]), "with one page all of the region is gone");
 
-    assert!(!whole.is_torn(), "a map without that region is as good as ever");
-    assert!(!memory.without(0x1000, 3 * PAGE, 0x7000_1000).unwrap().is_torn());
+    assert!(!whole.is_truncated(), "a map without that region is as good as ever");
+    assert!(!memory.without(0x1000, 3 * PAGE, 0x7000_1000).unwrap().is_truncated());
     drop(memory);
-    // The slot of the torn region serves the next one.
+    // The slot of the truncated region serves the next one.
     let next = GuestMemory::empty().with(numbered(0, 1, 3)).unwrap();
-    assert!(!next.is_torn());
+    assert!(!next.is_truncated());
 }
 
 /// How many mappings the process has at `addresses`.
@@ -254,7 +254,7 @@ fn memory_that_is_gone_stays_one_mapping_however_much_of_it_is_touched() {
             });
         }
     });
-    assert!(memory.is_torn());
+    assert!(memory.is_truncated());
     // It may have been joined with what is beside it, which splits nothing.
     assert_eq!(mappings_at(addresses), 1);
 }
@@ -276,7 +276,7 @@ fn huge_pages_that_are_gone_are_replaced_like_others() {
         assert_eq!(read(&memory, page * PAGE), Some([0; 8]));
         assert!(memory.write(page * PAGE, &[1; 8]));
     }
-    assert!(memory.is_torn());
+    assert!(memory.is_truncated());
 }
 
 #[test]
@@ -287,10 +287,10 @@ fn memory_of_others_that_is_gone_costs_a_map_one_look() {
     let memory = GuestMemory::empty().with(region).unwrap();
     rustix::fs::ftruncate(file.as_fd(), 0).unwrap();
     assert_eq!(read(&memory, 0), Some([0]));
-    let tears = fault::tears();
-    assert!(!neighbour.is_torn());
-    assert!(neighbour.whole_at.load(Ordering::Relaxed) >= tears, "it does not look again for this one");
-    assert!(memory.is_torn() && memory.is_torn(), "which stays torn");
+    let truncations = fault::truncations();
+    assert!(!neighbour.is_truncated());
+    assert!(neighbour.whole_at.load(Ordering::Relaxed) >= truncations, "it does not look again for this one");
+    assert!(memory.is_truncated() && memory.is_truncated(), "which stays truncated");
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn there_is_room_for_the_regions_of_many_exports() {
     let newest = mappings.last().unwrap();
     // SAFETY: a page is mapped there.
     assert_eq!(unsafe { newest.base().read_volatile() }, 0);
-    assert!(newest.is_torn() && !mappings[0].is_torn());
+    assert!(newest.is_truncated() && !mappings[0].is_truncated());
 }
 
 /// Runs one test of this module in a process of its own, where it may die, and says which signal or code it ended with.
@@ -362,7 +362,7 @@ fn child_that_may_have_little_memory() {
     for at in [0, 1, BYTES - 8] {
         assert_eq!(read(&memory, at), Some([0; 8]));
     }
-    assert!(memory.is_torn());
+    assert!(memory.is_truncated());
 }
 
 /// Touches memory that no region watches and whose file is gone, beside a region.

@@ -3,7 +3,7 @@
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use super::area::{Descriptor, Descriptors};
-use super::{MAX_INDIRECT, MAX_PIECES, RingError};
+use super::{MAX_INDIRECT, MAX_IOVECS, RingError};
 use crate::memory::{GuestMemory, IoVec};
 
 pub(super) const NEXT: u16 = VRING_DESC_F_NEXT as u16;
@@ -13,13 +13,13 @@ pub(super) const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 /// A chain's buffers, in order and without their empty ones. Made once and filled by every
 /// [`Queue::pop`](super::Queue::pop).
 ///
-/// The pieces are good while the queue that filled it keeps its memory, which it does until the chain is used.
+/// The iovecs are good while the queue that filled it keeps its memory, which it does until the chain is used.
 #[derive(Debug, Default)]
 pub struct Chain {
     pub(super) head: u16,
     pub(super) readable: Vec<IoVec>,
     pub(super) writable: Vec<IoVec>,
-    /// The sums of the pieces' lengths, as they were popped.
+    /// The sums of the iovecs' lengths, as they were popped.
     pub(super) readable_len: u32,
     pub(super) writable_len: u32,
 }
@@ -36,7 +36,7 @@ impl Chain {
         self.head
     }
 
-    /// What the device may read. A buffer that lies in two adjacent regions is two pieces.
+    /// What the device may read. A buffer that lies in two adjacent regions is two iovecs.
     #[inline]
     pub fn readable(&self) -> &[IoVec] {
         &self.readable
@@ -66,9 +66,9 @@ impl Chain {
         self.writable_len
     }
 
-    /// How many pieces of guest memory it has.
+    /// How many iovecs of guest memory it has.
     #[inline]
-    pub fn pieces(&self) -> u32 {
+    pub fn iovecs(&self) -> u32 {
         (self.readable.len() + self.writable.len()) as u32
     }
 
@@ -90,22 +90,22 @@ impl Chain {
     #[inline(always)]
     fn push(&mut self, descriptor: Descriptor, memory: &GuestMemory) -> Result<(), RingError> {
         let Descriptor { addr, len, .. } = descriptor;
-        let (pieces, sum) = if descriptor.flags & WRITE != 0 {
+        let (iovecs, sum) = if descriptor.flags & WRITE != 0 {
             (&mut self.writable, &mut self.writable_len)
         } else if self.writable_len > 0 {
             return Err(RingError::ReadableAfterWritable);
         } else {
             (&mut self.readable, &mut self.readable_len)
         };
-        if len > 0 && !memory.slices(addr, len as usize, pieces) {
+        if len > 0 && !memory.iovecs(addr, len as usize, iovecs) {
             return Err(RingError::BufferOutside { addr, len });
         }
         *sum = sum.checked_add(len).ok_or(RingError::TooMuch)?;
-        // After each descriptor, which adds no more pieces than there are regions: a chain costs no more time or heap than
+        // After each descriptor, which adds no more iovecs than there are regions: a chain costs no more time or heap than
         // what is allowed and one descriptor's worth.
-        match self.pieces() {
-            0..=MAX_PIECES => Ok(()),
-            pieces => Err(RingError::TooManyPieces { pieces }),
+        match self.iovecs() {
+            0..=MAX_IOVECS => Ok(()),
+            iovecs => Err(RingError::TooManyIoVecs { iovecs }),
         }
     }
 
@@ -176,7 +176,7 @@ impl Chain {
         let limit = entries.min(u32::from(MAX_INDIRECT));
         let nested = match memory.slice(addr, len as usize) {
             Some(table) => {
-                // SAFETY: the piece is `entries` descriptors long, and `memory` is borrowed for longer than `table` is
+                // SAFETY: the iovec is `entries` descriptors long, and `memory` is borrowed for longer than `table` is
                 // used.
                 let table = unsafe { Descriptors::at(table.base(), entries) };
                 let get = |index| Ok(in_table(table.get(index)?, index, entries));

@@ -273,8 +273,8 @@ impl Record {
 
     /// Whether the peer took the record's memory away.
     #[inline]
-    fn is_torn(&self) -> bool {
-        self.memory.is_torn()
+    fn is_truncated(&self) -> bool {
+        self.memory.is_truncated()
     }
 
     /// Whether a queue has used it; `begin_anew` otherwise makes a record of it for a ring of `ring` descriptors.

@@ -157,8 +157,8 @@ impl Ring {
 
     /// Whether the peer took the record's memory away.
     #[inline]
-    pub(super) fn is_record_torn(&self) -> bool {
-        self.record.as_ref().is_some_and(Tracker::is_torn)
+    pub(super) fn is_record_truncated(&self) -> bool {
+        self.record.as_ref().is_some_and(Tracker::is_truncated)
     }
 
     pub(super) fn next_available(&self) -> u16 {
@@ -257,7 +257,7 @@ impl Ring {
     /// Shows the driver what was used since the last time. It looks at used descriptors in order, and no further than to
     /// the first of this batch until that one's flags are there: they are written last.
     #[inline]
-    pub(super) fn publish(&mut self) -> bool {
+    pub(super) fn publish_used(&mut self) -> bool {
         match (self.first.take(), &mut self.record) {
             (Some(flags), _) => self.areas.ring.set_flags(self.published.slot(), flags),
             (None, Some(record)) if self.batch > 0 => record.publish(&self.areas.ring),

@@ -120,8 +120,8 @@ impl Queue {
     /// Whether the peer took away memory that the queue needs. A few loads, whatever other peers do: cheap enough to ask
     /// before each batch of completions.
     #[inline]
-    pub fn is_torn(&self) -> bool {
-        self.memory.is_torn() || either!(&self.ring, ring => ring.is_record_torn())
+    pub fn is_truncated(&self) -> bool {
+        self.memory.is_truncated() || either!(&self.ring, ring => ring.is_record_truncated())
     }
 
     /// Where the next pop takes a chain: a split ring's available index; a packed ring's place, as in
@@ -130,7 +130,7 @@ impl Queue {
         either!(&self.ring, ring => ring.next_available())
     }
 
-    /// Likewise where the chain after those of the next [`publish`](Self::publish) is used.
+    /// Likewise where the chain after those of the next [`publish_used`](Self::publish_used) is used.
     pub fn next_used(&self) -> u16 {
         either!(&self.ring, ring => ring.next_used())
     }
@@ -167,7 +167,7 @@ impl Queue {
         either!(ring, ring => ring.pop(chain, chains, memory)).inspect_err(|&error| self.broken = Some(error))
     }
 
-    /// Ends a chain's flight. It goes to the driver with the next [`publish`](Self::publish).
+    /// Ends a chain's flight. It goes to the driver with the next [`publish_used`](Self::publish_used).
     ///
     /// # Panics
     ///
@@ -194,8 +194,8 @@ impl Queue {
 
     /// Shows the driver all at once what was used since the last time; returns whether it wants to be notified.
     #[inline]
-    pub fn publish(&mut self) -> bool {
-        either!(&mut self.ring, ring => ring.publish())
+    pub fn publish_used(&mut self) -> bool {
+        either!(&mut self.ring, ring => ring.publish_used())
     }
 
     /// Tells the driver that it need not kick: somebody is looking anyway. A hint.
@@ -212,23 +212,23 @@ impl Queue {
         self.broken.is_some() || either!(&mut self.ring, ring => ring.arm_kicks())
     }
 
-    /// Lends memory to a disk: pieces of the queue's map, or memory that goes along. It is to come back by
+    /// Lends memory to a disk: iovecs of the queue's map, or memory that goes along. It is to come back by
     /// [`take_back`](Self::take_back); until then the queue keeps its map.
     ///
     /// # Errors
     ///
-    /// There is a piece that the map does not hold. The buffers come back as they were.
+    /// There is an iovec that the map does not hold. The buffers come back as they were.
     #[inline]
     pub fn lend(&mut self, buffers: Buffers) -> Result<Lent, Buffers> {
         if buffers.is_own() {
-            // SAFETY: the piece belongs to `buffers`.
+            // SAFETY: the iovec belongs to `buffers`.
             return Ok(unsafe { Lent::new(buffers, 0) });
         }
-        if !buffers.iter().all(|piece| self.memory.holds(piece)) {
+        if !buffers.iter().all(|iovec| self.memory.holds(iovec)) {
             return Err(buffers);
         }
         self.lent += 1;
-        // SAFETY: the map holds the pieces, and `replace_memory` and `drop` keep it while something is out that this
+        // SAFETY: the map holds the iovecs, and `replace_memory` and `drop` keep it while something is out that this
         // queue has lent.
         Ok(unsafe { Lent::new(buffers, self.id) })
     }

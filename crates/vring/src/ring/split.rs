@@ -110,8 +110,8 @@ impl Ring {
 
     /// Whether the peer took the record's memory away.
     #[inline]
-    pub(super) fn is_record_torn(&self) -> bool {
-        self.record.as_ref().is_some_and(Tracker::is_torn)
+    pub(super) fn is_record_truncated(&self) -> bool {
+        self.record.as_ref().is_some_and(Tracker::is_truncated)
     }
 
     /// The available index that the next pop takes: the vring's base, should it stop now.
@@ -119,7 +119,7 @@ impl Ring {
         self.next_avail
     }
 
-    /// The used index that the next [`publish`](Self::publish) makes visible.
+    /// The used index that the next [`publish_used`](Self::publish_used) makes visible.
     pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }
@@ -176,7 +176,7 @@ impl Ring {
         })
     }
 
-    /// Puts a chain into the used ring, which the driver sees with the next [`publish`](Self::publish).
+    /// Puts a chain into the used ring, which the driver sees with the next [`publish_used`](Self::publish_used).
     #[inline]
     pub(super) fn add_used(&mut self, head: u16, written: u32) {
         self.areas.used.set_element(self.next_used, u32::from(head), written);
@@ -188,7 +188,7 @@ impl Ring {
 
     /// Shows the driver what was used since the last time; returns whether it wants to be notified (2.7.7.2).
     #[inline]
-    pub(super) fn publish(&mut self) -> bool {
+    pub(super) fn publish_used(&mut self) -> bool {
         let (new, old) = (self.next_used, self.published);
         if new == old {
             return false;

@@ -120,7 +120,7 @@ proptest! {
                     prop_assert!(request.buffers.is_empty() || sum == request.len);
                     out.push((request, room));
                 }
-                Ok(Next::Done(ended)) => {
+                Ok(Next::Complete(ended)) => {
                     prop_assert_eq!(ended.head, head);
                     prop_assert!(u64::from(ended.written) <= room);
                     guest.queue.add_used(ended.head, ended.written);
@@ -133,12 +133,12 @@ proptest! {
         for (request, room) in out {
             let result = if fails { Err(rustix::io::Errno::IO) } else { Ok(()) };
             let completion = Completion { token: request.token, result, buffers: request.buffers };
-            let Next::Done(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
+            let Next::Complete(ended) = model.end(&memory, completion) else { panic!("a request is one operation") };
             prop_assert!(u64::from(ended.written) <= room);
             guest.queue.add_used(ended.head, ended.written);
         }
         prop_assert_eq!(guest.queue.in_flight(), 0);
-        guest.queue.publish();
+        guest.queue.publish_used();
         guest.queue.arm_kicks();
     }
 }

@@ -42,7 +42,7 @@ proptest! {
         };
         for _ in 0..10_000 {
             match next {
-                Next::Done(ended) => {
+                Next::Complete(ended) => {
                     prop_assert!(ended.written <= space);
                     prop_assert_eq!(line.guest.queue.in_flight(), 0);
                     return Ok(());

@@ -24,7 +24,7 @@ fn done(control: &mut Line, lines: &mut [&mut Line], function: u32, at: LunAddre
         next = control.resumed();
     }
     match next {
-        Next::Done(ended) => {
+        Next::Complete(ended) => {
             assert_eq!(ended.written, 1);
             control.guest.read::<1>(RESPONSE)[0]
         }
@@ -62,7 +62,7 @@ fn a_function_ends_when_the_commands_that_it_ends_have_left() {
         assert!(line.resume().is_empty() && control.resume().is_empty());
         let told = line.ended(request, Ok(()));
         assert_eq!((told.response, told.residual), (response, 512));
-        assert!(matches!(control.resumed(), Next::Done(_)));
+        assert!(matches!(control.resumed(), Next::Complete(_)));
         assert_eq!((control.guest.read::<1>(RESPONSE)[0], control.guest.queue.in_flight()), (OK, 0));
 
         // What was reset says so, once.
@@ -99,7 +99,7 @@ fn a_function_is_not_complete_before_the_driver_has_been_shown_what_it_ended() {
         assert!(control.resume().is_empty());
         line.shows = true;
         line.show();
-        assert!(matches!(control.resumed(), Next::Done(_)));
+        assert!(matches!(control.resumed(), Next::Complete(_)));
     }
 }
 
@@ -113,9 +113,9 @@ fn a_command_that_waits_is_aborted_without_having_done_anything() {
     assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
     assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
     assert!(line.resume().is_empty() && control.resume().is_empty(), "it is found at the end of the turn");
-    let Next::Done(ended) = line.resumed() else { panic!("it is aborted") };
+    let Next::Complete(ended) = line.resumed() else { panic!("it is aborted") };
     assert_eq!(line.told(ended).response, ABORTED);
-    assert!(matches!(control.resumed(), Next::Done(_)));
+    assert!(matches!(control.resumed(), Next::Complete(_)));
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the other goes on") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert!(line.resume().is_empty());
@@ -133,7 +133,7 @@ fn a_command_that_is_taken_in_after_the_function_in_the_same_turn_was_there_befo
     line.show();
     assert!(control.resume().is_empty());
     assert_eq!(line.ended(request, Ok(())).response, ABORTED);
-    assert!(matches!(control.resumed(), Next::Done(_)));
+    assert!(matches!(control.resumed(), Next::Complete(_)));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn a_function_waits_for_its_own_commands_on_every_queue_and_for_no_others() {
     assert_eq!(one.ended(mine, Ok(())).response, ABORTED);
     assert!(control.resume().is_empty());
     assert_eq!(two.ended(theirs, Ok(())).response, ABORTED);
-    assert!(matches!(control.resumed(), Next::Done(_)));
+    assert!(matches!(control.resumed(), Next::Complete(_)));
     for (line, request) in [(&mut one, beside), (&mut two, late)] {
         assert_eq!(line.ended(request, Ok(())).response, OK);
     }
@@ -197,7 +197,7 @@ fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_
         assert!(control.resume().is_empty(), "the queue has not looked yet");
         leave(std::mem::replace(&mut line, Line::new(&scsi, 3)));
         line.resume();
-        assert!(matches!(control.resumed(), Next::Done(_)));
+        assert!(matches!(control.resumed(), Next::Complete(_)));
         line = Line::new(&scsi, 2);
     }
     // One that comes back, on another loop, has commands again.
@@ -219,7 +219,7 @@ fn a_unit_that_is_taken_away_meanwhile_keeps_no_function_from_its_end() {
     assert!(line.resume().is_empty());
     assert_eq!(line.done(FIRST, &[0], &[], &[]).response, OK);
     assert_eq!(line.ended(request, Ok(())).response, RESET);
-    assert!(matches!(control.resumed(), Next::Done(_)));
+    assert!(matches!(control.resumed(), Next::Complete(_)));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn there_is_nothing_to_subscribe_to() {
         control.guest.write(HEADER, &[&kind.to_le_bytes()[..], &FIRST.to_bytes(), &[0xff; 4]].concat());
         control.guest.write(RESPONSE, &[0xee; 5]);
         let next = control.offer(&[piece(HEADER, 16)], &[piece(RESPONSE, 5)]);
-        assert!(matches!(next, Ok(Next::Done(Ended { written: 5, .. }))));
+        assert!(matches!(next, Ok(Next::Complete(Completed { written: 5, .. }))));
         assert_eq!(control.guest.read::<5>(RESPONSE), [0, 0, 0, 0, OK]);
     }
 }

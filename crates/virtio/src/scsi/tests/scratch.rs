@@ -51,7 +51,7 @@ fn however_many_commands_want_memory_a_queue_has_its_part_out_and_all_have_their
     let mut done = 0;
     while !requests.is_empty() {
         match line.end(requests.remove(0), Ok(())) {
-            Next::Done(ended) => {
+            Next::Complete(ended) => {
                 assert_eq!(line.told(ended).status, GOOD);
                 done += 1;
             }
@@ -107,7 +107,7 @@ fn one_that_waits_for_memory_can_be_aborted_and_keeps_nobody_waiting() {
     aborts(&mut control, 105);
     aborts(&mut control, 101);
     assert!(line.resume().is_empty());
-    let Next::Done(ended) = line.resumed() else { panic!("it is aborted") };
+    let Next::Complete(ended) = line.resumed() else { panic!("it is aborted") };
     assert_eq!(line.told(ended).response, ABORTED);
     assert_eq!(line.ended(requests.remove(0), Ok(())).response, ABORTED);
     let Next::Submit(_, sixth) = line.resumed() else { panic!("there is memory for it") };
@@ -175,6 +175,6 @@ fn a_long_compare_is_many_short_ones() {
         }
         next = line.end(request, Ok(()));
     }
-    let Next::Done(ended) = next else { panic!("{next:?}") };
+    let Next::Complete(ended) = next else { panic!("{next:?}") };
     assert_eq!((done, line.told(ended).sense), (5 * MAX_SCRATCH, Some((0xe, 0x1d, 0))));
 }

@@ -32,7 +32,7 @@ fn persist(line: &mut Line, action: u8, key: u64, new: u64) -> u8 {
 /// The status of a write, which the disk does if it gets there.
 fn write(line: &mut Line) -> u8 {
     match line.command(FIRST, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]).unwrap() {
-        Next::Done(ended) => line.told(ended).status,
+        Next::Complete(ended) => line.told(ended).status,
         Next::Submit(_, request) => line.ended(request, Ok(())).status,
         Next::Wait => panic!("nobody is in the way"),
     }

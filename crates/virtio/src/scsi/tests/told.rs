@@ -5,7 +5,7 @@ use super::*;
 /// The next event: kind, address, reason.
 fn event(line: &mut Line) -> (u32, [u8; 8], u32) {
     let next = line.offer(&[], &[piece(BUFFER, 16)]);
-    assert!(matches!(next, Ok(Next::Done(Ended { written: 16, .. }))));
+    assert!(matches!(next, Ok(Next::Complete(Completed { written: 16, .. }))));
     let bytes: [u8; 16] = line.guest.read(BUFFER);
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     (word(0), bytes[4..12].try_into().unwrap(), word(12))
@@ -47,7 +47,7 @@ fn a_driver_that_lags_behind_hears_that_it_has_missed_something() {
     assert_eq!(event(&mut line).0, PARAM_CHANGE);
     // A buffer that is too small is one event less.
     let next = line.offer(&[], &[piece(BUFFER, 15)]);
-    assert!(matches!(next, Ok(Next::Done(Ended { written: 0, .. }))));
+    assert!(matches!(next, Ok(Next::Complete(Completed { written: 0, .. }))));
     assert_eq!(event(&mut line).0, PARAM_CHANGE | MISSED);
     scsi.reset();
     assert_eq!(scsi.events.len(), 0);

@@ -168,8 +168,8 @@ impl Tracker {
 
     /// Whether the peer took the record's memory away.
     #[inline]
-    pub(in crate::ring) fn is_torn(&self) -> bool {
-        self.record.is_torn()
+    pub(in crate::ring) fn is_truncated(&self) -> bool {
+        self.record.is_truncated()
     }
 
     /// Where the next chain is shown to the driver.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::super::need_event;
-use crate::memory::{Buffers, GuestMemory, IoVec, Region, pieces};
+use crate::memory::{Buffers, GuestMemory, IoVec, Region, iovecs};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
 use crate::testing::{DATA, Guest, RING, descriptor, memory, piece};
 
@@ -47,8 +47,8 @@ fn a_chain_comes_out_as_it_was_put_in() {
         guest.queue.add_used(chain.head(), 4097);
         assert_eq!(guest.queue.in_flight(), 0);
         assert!(!guest.driver.has_used(), "not before it is published");
-        assert!(guest.queue.publish());
-        assert!(!guest.queue.publish(), "nothing new");
+        assert!(guest.queue.publish_used());
+        assert!(!guest.queue.publish_used(), "nothing new");
         assert_eq!(guest.driver.reap().unwrap(), Some(Used { token: 99, written: 4097 }));
         assert_eq!(guest.driver.reap().unwrap(), None);
         assert_eq!(guest.driver.free(), 16);
@@ -78,7 +78,7 @@ fn indices_wrap_any_number_of_times() {
             for (head, at) in heads.drain(..) {
                 guest.queue.add_used(head, at as u32);
             }
-            guest.queue.publish();
+            guest.queue.publish_used();
             while let Some(Used { token, written }) = guest.driver.reap().unwrap() {
                 assert_eq!(token % 1000, u64::from(written));
                 reaped += 1;
@@ -101,11 +101,11 @@ fn a_full_ring_takes_no_more_and_loses_nothing() {
         guest.driver.publish();
         let mut popped = 0;
         while guest.queue.pop(&mut chain).unwrap() {
-            assert_eq!(pieces::total(chain.readable()), 6);
+            assert_eq!(iovecs::total(chain.readable()), 6);
             guest.queue.add_used(chain.head(), 0);
             popped += 1;
         }
-        guest.queue.publish();
+        guest.queue.publish_used();
         assert_eq!(popped, added);
         for token in 0..added {
             assert_eq!(guest.driver.reap().unwrap().unwrap().token, token);
@@ -131,8 +131,8 @@ fn a_batch_is_published_and_notified_of_once() {
             guest.queue.add_used(chain.head(), used);
             assert!(!guest.driver.has_used());
         }
-        assert!(guest.queue.publish());
-        assert!(!guest.queue.publish());
+        assert!(guest.queue.publish_used());
+        assert!(!guest.queue.publish_used());
         assert_eq!((0..4).map(|_| guest.driver.reap().unwrap().unwrap().written).collect::<Vec<_>>(), [0, 1, 2, 3]);
     }
 }
@@ -144,7 +144,7 @@ fn round(guest: &mut Guest) -> (bool, bool) {
     let mut chain = Chain::new();
     assert!(guest.queue.pop(&mut chain).unwrap());
     guest.queue.add_used(chain.head(), 0);
-    let notified = guest.queue.publish();
+    let notified = guest.queue.publish_used();
     assert!(guest.driver.reap().unwrap().is_some());
     (kicked, notified)
 }
@@ -179,7 +179,7 @@ fn arming_sees_what_slipped_in() {
         assert!(guest.queue.pop(&mut chain).unwrap());
         assert!(guest.queue.arm_kicks());
         guest.queue.add_used(chain.head(), 0);
-        guest.queue.publish();
+        guest.queue.publish_used();
         assert!(!guest.driver.arm_calls());
     }
 }
@@ -220,7 +220,7 @@ proptest! {
             while guest.queue.pop(&mut chain).unwrap() {
                 guest.queue.add_used(chain.head(), 0);
             }
-            prop_assert_eq!(guest.queue.publish(), expected);
+            prop_assert_eq!(guest.queue.publish_used(), expected);
             used = used.wrapping_add(count);
             first = false;
             while guest.driver.reap().unwrap().is_some() {}
@@ -243,7 +243,7 @@ fn a_queue_that_stops_goes_on_where_it_was() {
         let mut chain = Chain::new();
         assert!(guest.queue.pop(&mut chain).unwrap());
         guest.queue.add_used(chain.head(), 1);
-        assert!(guest.queue.publish(), "nobody knows what the driver was told before");
+        assert!(guest.queue.publish_used(), "nobody knows what the driver was told before");
         assert_eq!(guest.driver.reap().unwrap(), Some(Used { token: 5, written: 1 }));
     }
 }
@@ -262,7 +262,7 @@ fn memory_is_replaced_only_when_nothing_is_in_flight() {
     guest.queue.add_used(chain.head(), 0);
     guest.queue.replace_memory(&more).unwrap();
     assert!(Arc::ptr_eq(guest.queue.memory(), &more));
-    guest.queue.publish();
+    guest.queue.publish_used();
     guest.driver.reap().unwrap().unwrap();
     // Buffers in the new region are seen now.
     guest.driver.add(&[piece(0, 4096)], &[], 0).unwrap();
@@ -274,7 +274,7 @@ fn memory_is_replaced_only_when_nothing_is_in_flight() {
     assert!(matches!(guest.queue.replace_memory(&elsewhere), Err(RingError::AreaOutside { .. })));
     assert!(guest.queue.broken().is_some());
     assert!(!guest.queue.is_available());
-    guest.queue.publish();
+    guest.queue.publish_used();
 }
 
 #[test]

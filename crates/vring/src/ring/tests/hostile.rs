@@ -35,14 +35,14 @@ impl Pair {
         assert_eq!(self.bad.queue.pop(&mut chain), Err(reason), "for good");
         assert!(!self.bad.queue.is_available(), "nothing to spin for");
         assert!(self.bad.queue.arm_kicks(), "nor to stay awake for");
-        assert!(!self.bad.queue.publish(), "and nothing to tell");
+        assert!(!self.bad.queue.publish_used(), "and nothing to tell");
         assert_eq!((self.bad.queue.next_available(), self.bad.queue.in_flight()), (available, in_flight));
 
         self.good.driver.add(&[piece(DATA, 1)], &[], 7).unwrap();
         self.good.driver.publish();
         assert!(self.good.queue.pop(&mut chain).unwrap());
         self.good.queue.add_used(chain.head(), 0);
-        assert!(self.good.queue.publish());
+        assert!(self.good.queue.publish_used());
         assert_eq!(self.good.driver.reap().unwrap().unwrap().token, 7);
     }
 }
@@ -249,7 +249,7 @@ fn a_chain_of_more_pieces_than_are_taken_breaks_the_queue_and_nothing_else() {
     assert!(good.bad.queue.pop(&mut chain).unwrap());
     assert_eq!((chain.readable().len(), chain.writable().len()), (100, 926));
     good.bad.queue.abandon(0);
-    eleven(27).breaks(RingError::TooManyPieces { pieces: 1027 });
+    eleven(27).breaks(RingError::TooManyIoVecs { iovecs: 1027 });
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn a_chain_of_many_pieces_is_followed_no_further_than_it_may_be_long() {
     }
     pair.bad.describe(0, DATA, 1024 * 16, INDIRECT, 0);
     pair.bad.offer(&[0]);
-    pair.breaks(RingError::TooManyPieces { pieces: 17 * 64 });
+    pair.breaks(RingError::TooManyIoVecs { iovecs: 17 * 64 });
 
     // The ring's own descriptors count as do those of the table that they lead to.
     let pair = patched();
@@ -272,7 +272,7 @@ fn a_chain_of_many_pieces_is_followed_no_further_than_it_may_be_long() {
     }
     pair.bad.describe(3, DATA, 1024 * 16, INDIRECT, 0);
     pair.bad.offer(&[0]);
-    pair.breaks(RingError::TooManyPieces { pieces: 1027 });
+    pair.breaks(RingError::TooManyIoVecs { iovecs: 1027 });
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn a_chain_made_available_while_in_flight_breaks_the_queue_and_nothing_else() {
     assert_eq!(pair.bad.queue.pop(&mut chain), Err(RingError::Duplicate(4)));
     // What was in flight still ends.
     pair.bad.queue.add_used(4, 0);
-    assert!(pair.bad.queue.publish());
+    assert!(pair.bad.queue.publish_used());
     pair.breaks(RingError::Duplicate(4));
 }
 
@@ -366,5 +366,5 @@ fn a_ring_whose_memory_is_taken_away_is_read_as_zeroes_and_its_map_is_torn() {
     assert!(!queue.is_available());
     assert!(!queue.pop(&mut Chain::new()).unwrap());
     assert!(queue.arm_kicks());
-    assert!(memory.is_torn());
+    assert!(memory.is_truncated());
 }

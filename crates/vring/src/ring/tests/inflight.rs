@@ -74,12 +74,12 @@ impl Guest {
                 queue.add_used(head, 0);
             }
             if byte % 4 == 0 {
-                queue.publish();
+                queue.publish_used();
             }
             meanwhile(self);
         }
         popped.into_iter().for_each(|head| queue.add_used(head, 0));
-        queue.publish();
+        queue.publish_used();
         queue.in_flight()
     }
 
@@ -169,7 +169,7 @@ impl Guest {
 
     fn publish(&mut self) -> bool {
         self.device(|queue, _| {
-            queue.publish();
+            queue.publish_used();
         })
     }
 
@@ -289,7 +289,7 @@ fn left_behind(packed: bool) -> Guest {
     guest.use_one(0);
     crash::die(if packed { 3 } else { 1 });
     let queue = &mut guest.queue;
-    assert!(catch_unwind(AssertUnwindSafe(|| queue.publish())).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| queue.publish_used())).is_err());
     guest
 }
 
@@ -406,10 +406,10 @@ fn a_record_whose_memory_is_taken_away_is_torn_and_nothing_else_happens() {
     for packed in [false, true] {
         let mut guest = Guest::new(packed, if packed { LAP } else { 0 }, Vec::new());
         guest.add();
-        assert!(!guest.queue.is_torn());
+        assert!(!guest.queue.is_truncated());
         guest.record.set_len(0).unwrap();
         assert!(guest.pop());
-        assert!(guest.queue.is_torn());
+        assert!(guest.queue.is_truncated());
         guest.use_one(0);
         guest.publish();
         guest.reap();

@@ -156,7 +156,7 @@ proptest! {
                 theirs.add_used(&b.theirs, head, token as u32).unwrap();
             }
             let anything = ours.next_used() != used_index(&a, &our_driver.queue());
-            let notify = ours.publish();
+            let notify = ours.publish_used();
             if anything && event_idx {
                 // Without EVENT_IDX theirs does not look at the driver's flag.
                 prop_assert_eq!(notify, theirs.needs_notification(&b.theirs).unwrap());

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::memory::pieces;
+use crate::memory::iovecs;
 use crate::ring::{Area, Chain, Driver, DriverConfig, PACKED_BASE, QueueConfig, RingError, Used};
 use crate::testing::{DATA, DATA_LEN, Guest, RING, piece};
 
@@ -50,7 +50,7 @@ fn breaks(descriptors: &[(u64, u32, u16, u16)], reason: RingError) {
     assert_eq!(guest.queue.broken(), Some(reason));
     assert!(!guest.queue.is_available(), "nothing to spin for");
     assert!(guest.queue.arm_kicks(), "nor to stay awake for");
-    assert!(!guest.queue.publish(), "and nothing to tell");
+    assert!(!guest.queue.publish_used(), "and nothing to tell");
     assert_eq!((guest.queue.in_flight(), guest.queue.next_available()), (0, START));
 }
 
@@ -77,7 +77,7 @@ fn a_chain_into_descriptors_that_are_out_breaks_the_queue() {
     // One has been used, but the driver cannot know that yet.
     assert_eq!(guest.queue.pop(&mut chain), Err(RingError::NotUsed(0)));
     guest.queue.add_used(0, 0);
-    assert!(guest.queue.publish());
+    assert!(guest.queue.publish_used());
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_buffer_id_that_is_in_flight_breaks_the_queue() {
     assert_eq!(guest.queue.pop(&mut chain), Err(RingError::Duplicate(7)));
     // What was in flight still ends.
     guest.queue.add_used(7, 0);
-    assert!(guest.queue.publish());
+    assert!(guest.queue.publish_used());
 }
 
 #[test]
@@ -226,10 +226,10 @@ fn a_batch_is_shown_by_the_flags_of_its_first_descriptor() {
     guest.queue.add_used(2, 1);
     guest.queue.add_used(0, 1);
     assert_eq!((flags(0), flags(2)), (AVAIL, AVAIL | USED | WRITE), "the second is there, the first is not");
-    assert!(guest.queue.publish());
+    assert!(guest.queue.publish_used());
     assert_eq!((flags(0), flags(2)), (AVAIL | USED | WRITE, AVAIL | USED | WRITE));
     guest.queue.add_used(1, 0);
-    guest.queue.publish();
+    guest.queue.publish_used();
     assert_eq!(flags(4), AVAIL | USED, "nothing was written");
 }
 
@@ -245,7 +245,7 @@ fn a_place_is_told_with_its_wrap_counter() {
             let at = place(count, size);
             assert_eq!(guest.queue.next_available(), at);
             guest.queue.add_used(chain.head(), 0);
-            guest.queue.publish();
+            guest.queue.publish_used();
             guest.driver.reap().unwrap().unwrap();
             let at_rest = guest.queue.stop();
             assert_eq!(at_rest.base, u32::from(at) << 16 | u32::from(at));
@@ -265,7 +265,7 @@ fn a_ring_that_has_been_used_is_told_from_one_that_begins() {
             guest.driver.publish();
             assert!(guest.queue.pop(&mut chain).unwrap());
             guest.queue.add_used(chain.head(), 0);
-            guest.queue.publish();
+            guest.queue.publish_used();
             guest.driver.reap().unwrap().unwrap();
         }
         let at_rest = guest.queue.stop();
@@ -296,7 +296,7 @@ fn events_with_reserved_flags_or_without_their_feature_are_told() {
         assert!(guest.queue.pop(&mut chain).unwrap());
         guest.queue.add_used(chain.head(), 0);
         guest.write(guest.driver.queue().avail + 2, &u16::to_le_bytes(flags));
-        assert!(guest.queue.publish());
+        assert!(guest.queue.publish_used());
     }
 }
 
@@ -349,7 +349,7 @@ proptest! {
             for (token, readable, writable) in added.drain(..) {
                 prop_assert!(guest.queue.pop(&mut chain).unwrap());
                 prop_assert_eq!((chain.readable().len(), chain.writable().len()), (readable, writable));
-                prop_assert_eq!(pieces::total(chain.writable()), 3 * writable as u64);
+                prop_assert_eq!(iovecs::total(chain.writable()), 3 * writable as u64);
                 let addr = guest.memory.slice(DATA + token, 1).unwrap().base();
                 prop_assert_eq!(chain.readable()[0].base(), addr);
                 in_flight.push((chain.head(), token));
@@ -364,7 +364,7 @@ proptest! {
                 back.push(Used { token, written: token as u32 });
             }
             prop_assert!(!guest.driver.has_used());
-            guest.queue.publish();
+            guest.queue.publish_used();
             for used in back.drain(..) {
                 prop_assert_eq!(guest.driver.reap().unwrap(), Some(used));
             }
@@ -407,7 +407,7 @@ proptest! {
                 guest.queue.add_used(chain.head(), 0);
             }
             // Nobody knows what the driver was told before the first batch.
-            prop_assert_eq!(guest.queue.publish(), is_passed || first);
+            prop_assert_eq!(guest.queue.publish_used(), is_passed || first);
             (count, first) = (end, false);
             while guest.driver.reap().unwrap().is_some() {}
         }

@@ -28,7 +28,7 @@ fn device(mut queue: Queue, driver: thread::Thread) {
             stop |= chain.readable()[0].len() == 2;
             queue.add_used(chain.head(), 0);
         }
-        if queue.publish() {
+        if queue.publish_used() {
             driver.unpark();
         }
         if stop {

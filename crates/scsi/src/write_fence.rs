@@ -51,7 +51,7 @@ struct Lane([AtomicUsize; 2]);
 
 /// See the module's documentation. Ranges are in bytes.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct WriteFence {
     lanes: [Lane; LANES],
     /// Its lowest bit says in which half newcomers count.
     epoch: AtomicUsize,
@@ -62,7 +62,7 @@ pub(crate) struct Gate {
     book: Mutex<Book>,
 }
 
-impl Default for Gate {
+impl Default for WriteFence {
     fn default() -> Self {
         Self {
             lanes: Default::default(),
@@ -106,7 +106,7 @@ pub(crate) struct Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket(u64);
 
-impl Gate {
+impl WriteFence {
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -286,111 +286,111 @@ mod tests {
 
     #[test]
     fn a_lock_keeps_out_who_overlaps_and_nobody_else() {
-        let gate = Gate::default();
-        let ticket = gate.lock(10..20, Waker::noop()).unwrap();
-        assert!(gate.enter(0, &(19..30), Waker::noop()).is_none());
-        assert!(gate.lock(0..11, Waker::noop()).is_none());
-        let beside = gate.enter(0, &(20..30), Waker::noop()).unwrap();
-        let other = gate.lock(0..10, Waker::noop()).unwrap();
-        gate.release(ticket);
-        gate.release(other);
-        gate.leave(gate.enter(0, &(0..30), Waker::noop()).unwrap());
-        gate.leave(beside);
+        let fence = WriteFence::default();
+        let ticket = fence.lock(10..20, Waker::noop()).unwrap();
+        assert!(fence.enter(0, &(19..30), Waker::noop()).is_none());
+        assert!(fence.lock(0..11, Waker::noop()).is_none());
+        let beside = fence.enter(0, &(20..30), Waker::noop()).unwrap();
+        let other = fence.lock(0..10, Waker::noop()).unwrap();
+        fence.release(ticket);
+        fence.release(other);
+        fence.leave(fence.enter(0, &(0..30), Waker::noop()).unwrap());
+        fence.leave(beside);
     }
 
     #[test]
     fn a_lock_waits_for_those_within_and_not_for_newcomers() {
-        let gate = Gate::default();
-        let early = gate.enter(3, &(0..5), Waker::noop()).unwrap();
-        let ticket = gate.lock(10..20, Waker::noop()).unwrap();
-        assert!(!gate.drained(ticket, Waker::noop()));
-        let late = gate.enter(4, &(30..40), Waker::noop()).unwrap();
-        gate.leave(early);
-        assert!(gate.drained(ticket, Waker::noop()));
-        gate.release(ticket);
-        gate.leave(late);
+        let fence = WriteFence::default();
+        let early = fence.enter(3, &(0..5), Waker::noop()).unwrap();
+        let ticket = fence.lock(10..20, Waker::noop()).unwrap();
+        assert!(!fence.drained(ticket, Waker::noop()));
+        let late = fence.enter(4, &(30..40), Waker::noop()).unwrap();
+        fence.leave(early);
+        assert!(fence.drained(ticket, Waker::noop()));
+        fence.release(ticket);
+        fence.leave(late);
     }
 
     #[test]
     fn one_wait_follows_another_and_an_abandoned_one_holds_nobody_up() {
-        let gate = Gate::default();
-        let within = gate.enter(0, &(0..5), Waker::noop()).unwrap();
-        let (first, second) = (gate.lock(10..20, Waker::noop()).unwrap(), gate.queue());
-        assert!(!gate.drained(first, Waker::noop()));
-        gate.leave(within);
-        assert!(!gate.drained(second, Waker::noop()), "the first wait has not been seen to end");
-        assert!(!gate.outlived(second, Waker::noop()));
-        gate.release(first);
-        assert!(gate.drained(second, Waker::noop()));
-        assert!(gate.outlived(second, Waker::noop()));
+        let fence = WriteFence::default();
+        let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
+        let (first, second) = (fence.lock(10..20, Waker::noop()).unwrap(), fence.queue());
+        assert!(!fence.drained(first, Waker::noop()));
+        fence.leave(within);
+        assert!(!fence.drained(second, Waker::noop()), "the first wait has not been seen to end");
+        assert!(!fence.outlived(second, Waker::noop()));
+        fence.release(first);
+        assert!(fence.drained(second, Waker::noop()));
+        assert!(fence.outlived(second, Waker::noop()));
     }
 
     #[test]
     fn who_is_kept_out_by_a_lock_is_woken_when_it_goes_and_a_place_once_for_all_who_wait_there() {
-        let (gate, [(a, waker_a), (b, waker_b)]) = (Gate::default(), places());
-        let ticket = gate.lock(10..20, Waker::noop()).unwrap();
+        let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+        let ticket = fence.lock(10..20, Waker::noop()).unwrap();
         for _ in 0..3 {
-            assert!(gate.enter(0, &(19..30), &waker_a).is_none());
+            assert!(fence.enter(0, &(19..30), &waker_a).is_none());
         }
-        assert!(gate.lock(0..11, &waker_b).is_none());
-        gate.leave(gate.enter(1, &(20..30), &waker_b).unwrap());
+        assert!(fence.lock(0..11, &waker_b).is_none());
+        fence.leave(fence.enter(1, &(20..30), &waker_b).unwrap());
         assert_eq!((a.take(), b.take()), (0, 0), "the lock is still there");
-        gate.release(ticket);
+        fence.release(ticket);
         assert_eq!((a.take(), b.take()), (1, 1));
-        gate.release(gate.lock(0..1, Waker::noop()).unwrap());
+        fence.release(fence.lock(0..1, Waker::noop()).unwrap());
         assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
     }
 
     #[test]
     fn a_drain_is_woken_by_who_leaves_last_and_by_no_newcomer_and_the_next_one_by_its_end() {
-        let (gate, [(a, waker_a), (b, waker_b)]) = (Gate::default(), places());
-        let early = [0, 1].map(|lane| gate.enter(lane, &(0..5), Waker::noop()).unwrap());
-        let (first, second) = (gate.lock(10..20, &waker_a).unwrap(), gate.queue());
-        assert!(!gate.drained(first, &waker_a) && !gate.drained(second, &waker_b));
-        gate.leave(gate.enter(2, &(30..40), Waker::noop()).unwrap());
+        let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+        let early = [0, 1].map(|lane| fence.enter(lane, &(0..5), Waker::noop()).unwrap());
+        let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.queue());
+        assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+        fence.leave(fence.enter(2, &(30..40), Waker::noop()).unwrap());
         assert_eq!((a.take(), b.take()), (0, 0), "a newcomer is in nobody's way");
         let [one, other] = early;
-        gate.leave(one);
-        assert!(a.take() == 1 && !gate.drained(first, &waker_a), "it was the last in its lane");
-        gate.leave(other);
+        fence.leave(one);
+        assert!(a.take() == 1 && !fence.drained(first, &waker_a), "it was the last in its lane");
+        fence.leave(other);
         assert!(a.take() == 1 && b.take() == 0);
-        assert!(gate.drained(first, &waker_a));
+        assert!(fence.drained(first, &waker_a));
         assert_eq!((a.take(), b.take()), (0, 1), "it is the next one's turn");
-        assert!(gate.drained(second, &waker_b) && !gate.outlived(second, &waker_b));
-        gate.release(first);
-        assert!(b.take() == 1 && gate.outlived(second, &waker_b));
-        gate.leave(gate.enter(0, &(0..5), Waker::noop()).unwrap());
+        assert!(fence.drained(second, &waker_b) && !fence.outlived(second, &waker_b));
+        fence.release(first);
+        assert!(b.take() == 1 && fence.outlived(second, &waker_b));
+        fence.leave(fence.enter(0, &(0..5), Waker::noop()).unwrap());
         assert_eq!((a.take(), b.take()), (0, 0));
     }
 
     #[test]
     fn a_drain_that_is_given_up_wakes_the_next_and_is_not_woken_any_more() {
-        let (gate, [(a, waker_a), (b, waker_b)]) = (Gate::default(), places());
-        let within = gate.enter(0, &(0..5), Waker::noop()).unwrap();
-        let (first, second) = (gate.lock(10..20, &waker_a).unwrap(), gate.lock(20..30, &waker_b).unwrap());
-        assert!(!gate.drained(first, &waker_a) && !gate.drained(second, &waker_b));
-        gate.release(first);
-        assert!(b.take() == 1 && !gate.drained(second, &waker_b));
-        gate.leave(within);
+        let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+        let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
+        let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.lock(20..30, &waker_b).unwrap());
+        assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+        fence.release(first);
+        assert!(b.take() == 1 && !fence.drained(second, &waker_b));
+        fence.leave(within);
         assert_eq!((a.take(), b.take()), (0, 1));
-        assert!(gate.drained(second, &waker_b));
-        gate.release(second);
+        assert!(fence.drained(second, &waker_b));
+        fence.release(second);
     }
 
     #[test]
     fn there_is_an_end_to_locks_and_to_wakers() {
-        let (gate, [(a, waker_a), _]) = (Gate::default(), places());
-        let lock = |at: usize| gate.lock(at as u64..at as u64 + 1, &waker_a);
+        let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
+        let lock = |at: usize| fence.lock(at as u64..at as u64 + 1, &waker_a);
         let tickets: Vec<_> = (0..LOCKS).map(|at| lock(at).unwrap()).collect();
         assert!(lock(LOCKS).is_none() && a.take() == 0);
         for _ in 0..3 * WAKERS {
             let elsewhere = Waker::from(Arc::<Woken>::default());
-            assert!(gate.enter(0, &(0..1), &elsewhere).is_none());
-            assert!(gate.book().waiting.len() <= WAKERS);
+            assert!(fence.enter(0, &(0..1), &elsewhere).is_none());
+            assert!(fence.book().waiting.len() <= WAKERS);
         }
         assert_eq!(a.take(), 1, "it has been told to leave its waker anew");
         assert!(lock(LOCKS).is_none());
-        gate.release(tickets[7]);
+        fence.release(tickets[7]);
         assert!(a.take() == 1 && lock(LOCKS).is_some());
     }
 
@@ -398,7 +398,7 @@ mod tests {
     #[test]
     fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {
         const ROUNDS: usize = 3000;
-        let gate = &Gate::default();
+        let fence = &WriteFence::default();
         thread::scope(|scope| {
             for lane in 0..2 {
                 scope.spawn(move || {
@@ -406,12 +406,12 @@ mod tests {
                     for round in 0..ROUNDS as u64 {
                         let range = round % 4..round % 4 + 2;
                         let pass = loop {
-                            match gate.enter(lane, &range, &waker) {
+                            match fence.enter(lane, &range, &waker) {
                                 Some(pass) => break pass,
                                 None => await_wake(),
                             }
                         };
-                        gate.leave(pass);
+                        fence.leave(pass);
                     }
                 });
             }
@@ -421,53 +421,53 @@ mod tests {
                     for round in 0..ROUNDS {
                         // Two that overlap, so that they wait for each other, too.
                         let ticket = loop {
-                            match gate.lock(at..at + 2, &waker) {
+                            match fence.lock(at..at + 2, &waker) {
                                 Some(ticket) => break ticket,
                                 None => await_wake(),
                             }
                         };
-                        while !gate.drained(ticket, &waker) {
+                        while !fence.drained(ticket, &waker) {
                             if round % 16 == 0 {
                                 break;
                             }
                             await_wake();
                         }
-                        gate.release(ticket);
+                        fence.release(ticket);
                     }
                 });
             }
         });
-        let book = gate.book();
+        let book = fence.book();
         assert!(book.locks.is_empty() && book.draining.is_none());
     }
 
     #[test]
     fn nothing_changes_a_locked_range_between_its_holder_s_read_and_write() {
-        let (gate, cell) = (Gate::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
-        let (gate, cell) = (&gate, &cell);
+        let (fence, cell) = (WriteFence::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
+        let (fence, cell) = (&fence, &cell);
         thread::scope(|scope| {
             for lane in 0..2u64 {
                 scope.spawn(move || {
                     for i in 0..2000 {
-                        let Some(pass) = gate.enter(lane as usize, &(0..1), Waker::noop()) else {
+                        let Some(pass) = fence.enter(lane as usize, &(0..1), Waker::noop()) else {
                             thread::yield_now();
                             continue;
                         };
                         cell[lane as usize].store(i, Ordering::Relaxed);
-                        gate.leave(pass);
+                        fence.leave(pass);
                     }
                 });
             }
             scope.spawn(move || {
                 for _ in 0..500 {
-                    let Some(ticket) = gate.lock(0..1, Waker::noop()) else { continue };
-                    while !gate.drained(ticket, Waker::noop()) {
+                    let Some(ticket) = fence.lock(0..1, Waker::noop()) else { continue };
+                    while !fence.drained(ticket, Waker::noop()) {
                         thread::yield_now();
                     }
                     let seen = [&cell[0], &cell[1]].map(|c| c.load(Ordering::Acquire));
                     thread::yield_now();
                     assert_eq!(seen, [&cell[0], &cell[1]].map(|c| c.load(Ordering::Acquire)));
-                    gate.release(ticket);
+                    fence.release(ticket);
                 }
             });
         });

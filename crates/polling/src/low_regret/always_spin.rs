@@ -7,7 +7,7 @@
 
 use super::buckets::LONGEST;
 use super::price::Price;
-use super::trial::{Order, Trial};
+use super::trial::{Arm, Trial};
 use crate::{BlockCost, Standing, Wait};
 
 /// Requests that are priced together.
@@ -16,10 +16,10 @@ const SLICE: u32 = 32;
 const SOONEST: u32 = 32;
 /// A slice of more waits is over: with so few requests to so many waits, nothing of this pays.
 const MOST_WAITS: u32 = 8 * SLICE;
-/// Spinning for every wait becomes the habit where it saves more than this part of a request's price, and remains it
+/// Spinning for every wait is chosen where it saves more than this part of a request's price, and kept
 /// while it saves anything.
 const WORTH_IT: i64 = 32;
-/// So many slices in a row whose waits are too long to spin for end the habit.
+/// So many slices in a row whose waits are too long to spin for end it.
 const IN_VAIN: u32 = 4;
 
 /// What happened while some requests were served.
@@ -46,8 +46,8 @@ impl Slice {
     }
 }
 
-/// What is done about every wait, and the trials of the opposite.
-pub(super) struct Habit {
+/// Whether every wait is spun for, and the trials of the opposite.
+pub(super) struct AlwaysSpin {
     price: Price,
     slice: Slice,
     trial: Trial,
@@ -57,7 +57,7 @@ pub(super) struct Habit {
     in_vain: u32,
 }
 
-impl Habit {
+impl AlwaysSpin {
     pub(super) fn new(price: Price) -> Self {
         let trial = Trial::new(SOONEST, u32::MAX);
         Self { price, slice: Slice::default(), trial, saved: 0, spins: false, in_vain: 0 }
@@ -74,17 +74,17 @@ impl Habit {
         self.slice.waits += 1;
     }
 
-    /// The window that is trusted for every wait, if that is not for the panels to say.
+    /// The window that is trusted for every wait, if that is not for the experts to say.
     pub(super) fn trusted(&self) -> Option<u64> {
         self.spins.then(|| self.price.reach())
     }
 
-    /// The window of the coming wait, if it is not for the panels to say.
+    /// The window of the coming wait, if it is not for the experts to say.
     pub(super) fn window(&self) -> Option<u64> {
-        match self.trial.order() {
-            Order::AsUsual => self.trusted(),
-            Order::Block => Some(0),
-            Order::Spin => Some(self.price.reach()),
+        match self.trial.arm() {
+            Arm::AsUsual => self.trusted(),
+            Arm::Block => Some(0),
+            Arm::Spin => Some(self.price.reach()),
         }
     }
 
@@ -109,7 +109,7 @@ impl Habit {
         }
         let Slice { requests, blocks, waited, spun, busy, .. } = slice;
         let cost = self.price.served(busy + spun, blocks, busy + waited) / u64::from(requests);
-        // Where the panels spin by themselves they are left alone.
+        // Where the experts spin by themselves they are left alone.
         let may_block = self.spins;
         if let Some(dearer) = self.trial.take(cost, slept, |_| may_block) {
             self.saved = self.saved.midpoint(dearer);
@@ -135,23 +135,23 @@ mod tests {
     }
 
     /// At K = 10 us of CPU, and windows of up to 50 us.
-    fn habit() -> Habit {
+    fn always_spin() -> AlwaysSpin {
         let mut price = Price::new(Nanos(50_000), 1);
         price.set_block(BlockCost { cpu: Nanos(10_000), latency: Nanos(15_000) });
-        Habit::new(price)
+        AlwaysSpin::new(price)
     }
 
-    /// Serves some batches, where the panels would sleep or spin; returns how many were slept through.
-    fn serve(habit: &mut Habit, batches: u32, batch: Batch, panels: u64) -> u32 {
+    /// Serves some batches, where the experts would sleep or spin; returns how many were slept through.
+    fn serve(policy: &mut AlwaysSpin, batches: u32, batch: Batch, experts: u64) -> u32 {
         let mut blocks = 0;
         for _ in 0..batches {
             let done = Done { requests: 4, took: Nanos(5_000) };
-            habit.resume(&Standing { done, ..Standing::default() });
-            let window = habit.window().unwrap_or(panels);
+            policy.resume(&Standing { done, ..Standing::default() });
+            let window = policy.window().unwrap_or(experts);
             let length = if window == 0 { batch.slept } else { batch.spun };
             let blocked = length > window;
             let spun = Nanos(length.min(window));
-            habit.observe(&Wait { length: Nanos(length), spun, blocked, active: &[] });
+            policy.observe(&Wait { length: Nanos(length), spun, blocked, active: &[] });
             blocks += u32::from(blocked);
         }
         blocks
@@ -164,61 +164,61 @@ mod tests {
 
     #[test]
     fn who_sleeps_and_makes_requests_dear_by_that_comes_to_spin() {
-        let mut habit = habit();
-        serve(&mut habit, 1_000, SLEEPY, 0);
-        assert_eq!(habit.trusted(), Some(50_000));
-        let slept = serve(&mut habit, 10_000, SLEEPY, 0);
+        let mut policy = always_spin();
+        serve(&mut policy, 1_000, SLEEPY, 0);
+        assert_eq!(policy.trusted(), Some(50_000));
+        let slept = serve(&mut policy, 10_000, SLEEPY, 0);
         assert!(slept < 1_000, "{slept}");
     }
 
     #[test]
     fn where_requests_are_cheaper_slept_through_only_trials_spin() {
-        let mut habit = habit();
-        let slept = serve(&mut habit, 10_000, BRISK, 0);
-        assert_eq!(habit.trusted(), None);
+        let mut policy = always_spin();
+        let slept = serve(&mut policy, 10_000, BRISK, 0);
+        assert_eq!(policy.trusted(), None);
         assert!(slept > 9_000, "{slept}");
     }
 
     #[test]
-    fn a_habit_that_has_ceased_to_pay_is_given_up() {
-        let mut habit = habit();
-        serve(&mut habit, 1_000, SLEEPY, 0);
-        serve(&mut habit, 10_000, BRISK, 0);
-        assert_eq!(habit.trusted(), None);
+    fn spinning_that_has_ceased_to_pay_is_given_up() {
+        let mut policy = always_spin();
+        serve(&mut policy, 1_000, SLEEPY, 0);
+        serve(&mut policy, 10_000, BRISK, 0);
+        assert_eq!(policy.trusted(), None);
     }
 
     #[test]
-    fn waits_that_have_become_too_long_to_spin_for_end_the_habit_at_once() {
-        let mut habit = habit();
-        serve(&mut habit, 1_000, SLEEPY, 0);
-        serve(&mut habit, 50, Batch { spun: 60_000, ..SLEEPY }, 0);
-        assert_eq!(habit.trusted(), None);
+    fn waits_that_have_become_too_long_to_spin_for_end_it_at_once() {
+        let mut policy = always_spin();
+        serve(&mut policy, 1_000, SLEEPY, 0);
+        serve(&mut policy, 50, Batch { spun: 60_000, ..SLEEPY }, 0);
+        assert_eq!(policy.trusted(), None);
     }
 
     #[test]
     fn nobody_spins_for_what_takes_so_long_that_it_cannot_pay() {
         let batch = Batch { spun: 90_000, slept: 120_000 };
-        assert_eq!(serve(&mut habit(), 10_000, batch, 0), 10_000);
-        let mut habit = habit();
-        serve(&mut habit, 1_000, SLEEPY, 0);
-        assert_eq!(serve(&mut habit, 1_000, batch, 0), 1_000);
-        assert_eq!(habit.trusted(), None);
+        assert_eq!(serve(&mut always_spin(), 10_000, batch, 0), 10_000);
+        let mut policy = always_spin();
+        serve(&mut policy, 1_000, SLEEPY, 0);
+        assert_eq!(serve(&mut policy, 1_000, batch, 0), 1_000);
+        assert_eq!(policy.trusted(), None);
     }
 
     #[test]
-    fn panels_that_spin_are_left_alone() {
-        assert_eq!(serve(&mut habit(), 10_000, SLEEPY, 50_000), 0);
+    fn experts_that_spin_are_left_alone() {
+        assert_eq!(serve(&mut always_spin(), 10_000, SLEEPY, 50_000), 0);
     }
 
     #[test]
     fn waits_without_requests_come_to_nothing() {
-        let mut habit = habit();
-        serve(&mut habit, 1_000, SLEEPY, 0);
+        let mut policy = always_spin();
+        serve(&mut policy, 1_000, SLEEPY, 0);
         let wait = Wait { length: Nanos(1), spun: Nanos(1), blocked: false, active: &[] };
         for _ in 0..=IN_VAIN * MOST_WAITS {
-            habit.resume(&Standing::default());
-            habit.observe(&wait);
+            policy.resume(&Standing::default());
+            policy.observe(&wait);
         }
-        assert_eq!(habit.trusted(), None);
+        assert_eq!(policy.trusted(), None);
     }
 }

@@ -1,12 +1,12 @@
-//! One situation: what has been learned in it, and what a block costs in it.
+//! One context: what has been learned in it, and what a block costs in it.
 
 use super::PROBE_EVERY;
 use super::buckets::LONGEST;
+use super::context::{Class, Depth};
+use super::experts::{Advice, Experts};
 use super::histogram::Histogram;
-use super::panel::{Opinions, Panel};
 use super::price::Price;
-use super::situation::{Class, Depth};
-use super::trial::{Order, Trial};
+use super::trial::{Arm, Trial};
 use crate::{BlockCost, Contention, Wait};
 
 /// Waits between two trials, at first.
@@ -15,13 +15,13 @@ const SOONEST: u32 = 128;
 /// Spins in vain that end a trial.
 const FRUITLESS: u32 = 2;
 
-/// A situation's panel, its price of a block, and the trials that find that out.
-pub(super) struct Case {
+/// A context's experts, its price of a block, and the trials that find that out.
+pub(super) struct Learner {
     depth: Depth,
-    panel: Panel,
+    experts: Experts,
     price: Price,
     trial: Trial,
-    /// By how much a block makes waits of this situation longer, as far as trials have shown.
+    /// By how much a block makes waits of this context longer, as far as trials have shown.
     added: Option<i64>,
     until_probe: u32,
 }
@@ -29,7 +29,7 @@ pub(super) struct Case {
 /// What was decided about a wait.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Decision {
-    opinions: Opinions,
+    advice: Advice,
     /// The window that is trusted, whatever was tried instead.
     trusted: u64,
     /// The window.
@@ -43,7 +43,7 @@ enum Reason {
     #[default]
     Trusted,
     Probe,
-    Trial(Order),
+    Trial(Arm),
 }
 
 impl Decision {
@@ -52,11 +52,11 @@ impl Decision {
     }
 }
 
-impl Case {
+impl Learner {
     pub(super) fn new(depth: Depth, price: Price) -> Self {
         Self {
             depth,
-            panel: Panel::new(),
+            experts: Experts::new(),
             price,
             trial: Trial::new(SOONEST, FRUITLESS),
             added: None,
@@ -67,15 +67,15 @@ impl Case {
     /// How long the coming wait is to be spun for, after one of class `last`.
     pub(super) fn decide(&mut self, last: Class) -> Decision {
         let break_even = self.price.break_even();
-        let opinions = self.panel.opinions(last, break_even);
-        let trusted = self.panel.trusted(&opinions);
-        let (window, reason) = match self.trial.order() {
-            Order::AsUsual if trusted < break_even && self.probe_is_due() => (break_even, Reason::Probe),
-            Order::AsUsual => (trusted, Reason::Trusted),
-            Order::Block => (0, Reason::Trial(Order::Block)),
-            Order::Spin => (self.price.reach(), Reason::Trial(Order::Spin)),
+        let advice = self.experts.advice(last, break_even);
+        let trusted = self.experts.trusted(&advice);
+        let (window, reason) = match self.trial.arm() {
+            Arm::AsUsual if trusted < break_even && self.probe_is_due() => (break_even, Reason::Probe),
+            Arm::AsUsual => (trusted, Reason::Trusted),
+            Arm::Block => (0, Reason::Trial(Arm::Block)),
+            Arm::Spin => (self.price.reach(), Reason::Trial(Arm::Spin)),
         };
-        Decision { opinions, trusted, window, reason }
+        Decision { advice, trusted, window, reason }
     }
 
     /// Learns from a wait; returns the class of the last wait, as what follows should take it.
@@ -86,10 +86,10 @@ impl Case {
             // saved; it ends with the first miss.
             self.until_probe = 1;
         }
-        // A wait that was slept through for the sake of a trial is none that any panel should count on.
-        let is_usual = decision.reason != Reason::Trial(Order::Block);
+        // A wait that was slept through for the sake of a trial is none that any experts should count on.
+        let is_usual = decision.reason != Reason::Trial(Arm::Block);
         if is_usual {
-            self.panel.learn(&decision.opinions, last, length, &self.price);
+            self.experts.learn(&decision.advice, last, length, &self.price);
         }
         if self.depth != Depth::Many {
             let may_block = |length| self.depth == Depth::One && self.price.may_pay_to_block(length);
@@ -123,7 +123,7 @@ impl Case {
             let least = if self.depth == Depth::None { self.price.latency() } else { i64::MIN };
             self.price.set_added(added.max(least));
         }
-        self.panel.histograms().for_each(Histogram::hurry);
+        self.experts.histograms().for_each(Histogram::hurry);
     }
 
     /// Learns what a block costs where waits do not tell.

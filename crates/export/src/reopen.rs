@@ -1,4 +1,4 @@
-//! Disks that are exchanged under running queues.
+//! Disks that are replaced under running queues.
 //!
 //! ```text
 //!   who asks             loops, one for each queue
@@ -14,7 +14,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{EventLoop, Nanos, clock};
@@ -22,12 +22,12 @@ use egret_virtio::DiskKey;
 
 use crate::export::{Export, ExportError};
 use crate::moves::{PATIENCE, Pause, take_in};
-use crate::queues::{Place, Queues, lock};
+use crate::queues::{Queues, RunningQueue, lock};
 use crate::worker::Worker;
 
-/// A disk, and the one that takes its place.
+/// A disk, and the one that takes its queue.
 #[derive(Clone, Debug)]
-pub struct Exchange {
+pub struct DiskSwap {
     /// What is in use.
     pub old: Arc<Disk>,
     /// What is to be: the same image.
@@ -40,56 +40,56 @@ pub struct Exchange {
 /// # Errors
 ///
 /// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
-pub fn exchange(exports: &[&Export], exchanges: &[Exchange]) -> Result<Pause, ExportError> {
-    let mut locked = exports.iter().map(|export| settled(export)).collect::<Result<Vec<_>, _>>()?;
-    let mut seats = Vec::new();
+pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportError> {
+    let mut locked = exports.iter().map(|export| lock_stopped(export)).collect::<Result<Vec<_>, _>>()?;
+    let mut swaps = Vec::new();
     for (export, queues) in exports.iter().zip(&locked) {
         let system = |e| ExportError::System(export.id().to_owned(), e);
-        let changes = changes(queues, exchanges);
-        for place in queues.places(export.shared.device().diskless_queues()) {
+        let changes = changes(queues, disks);
+        for queue in queues.running_queues(export.shared.device().diskless_queues()) {
             if !changes.is_empty() {
-                seats.push(Seat::prepare(place, &changes).map_err(system)?);
+                swaps.push(QueueSwap::prepare(queue, &changes).map_err(system)?);
             }
         }
     }
     let busy = || ExportError::Busy(exports.first().map_or_else(String::new, |export| export.id().to_owned()));
-    let pause = Gathering::run(seats).ok_or_else(busy)?;
+    let pause = DrainBarrier::run(swaps).ok_or_else(busy)?;
     for queues in &mut locked {
-        for (DiskKey(key), disk) in changes(queues, exchanges) {
+        for (DiskKey(key), disk) in changes(queues, disks) {
             queues.disks[key as usize] = Some(disk);
         }
     }
     Ok(pause)
 }
 
-/// An export's queues, none of which is on its way to a stop with requests for a disk that is exchanged.
-fn settled<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
+/// An export's queues, when none of them is stopping: such a one could still have requests for a disk that is replaced.
+fn lock_stopped<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, ExportError> {
     let queues = lock(&export.shared.queues);
     let waited = export.shared.stopped.wait_timeout_while(queues, PATIENCE, |queues| queues.stopping > 0);
-    let (queues, waited) = waited.expect("no holder of this lock panics");
+    let (queues, waited) = waited.unwrap_or_else(PoisonError::into_inner);
     if waited.timed_out() { Err(ExportError::Busy(export.id().to_owned())) } else { Ok(queues) }
 }
 
 /// What changes for an export: disks, by their keys.
-fn changes(queues: &Queues, exchanges: &[Exchange]) -> Vec<(DiskKey, Arc<Disk>)> {
+fn changes(queues: &Queues, disks: &[DiskSwap]) -> Vec<(DiskKey, Arc<Disk>)> {
     let new = |disk: &Option<Arc<Disk>>| {
         let disk = disk.as_ref()?;
-        exchanges.iter().find(|exchange| Arc::ptr_eq(&exchange.old, disk)).map(|exchange| Arc::clone(&exchange.new))
+        disks.iter().find(|swap| Arc::ptr_eq(&swap.old, disk)).map(|swap| Arc::clone(&swap.new))
     };
     (0..).map(DiskKey).zip(&queues.disks).filter_map(|(key, disk)| Some((key, new(disk)?))).collect()
 }
 
 /// A queue, and the disks that it is to have, which its loop's engines keep for it until this is dropped.
-struct Seat {
-    place: Place,
+struct QueueSwap {
+    queue: RunningQueue,
     disks: Vec<(DiskKey, Arc<Disk>, DiskSlot)>,
 }
 
-impl Seat {
-    fn prepare(place: Place, changes: &[(DiskKey, Arc<Disk>)]) -> io::Result<Self> {
-        let mut new = Self { place, disks: Vec::new() };
+impl QueueSwap {
+    fn prepare(queue: RunningQueue, changes: &[(DiskKey, Arc<Disk>)]) -> io::Result<Self> {
+        let mut new = Self { queue, disks: Vec::new() };
         for (key, disk) in changes {
-            let slot = take_in(&new.place.on, Arc::clone(disk))?;
+            let slot = take_in(&new.queue.on, Arc::clone(disk))?;
             new.disks.push((*key, Arc::clone(disk), slot));
         }
         Ok(new)
@@ -97,7 +97,7 @@ impl Seat {
 
     /// Gives the worker its disks, and has it go on. Runs on its loop.
     fn take(mut self, target: &mut EventLoop<Worker>) {
-        let id = self.place.id;
+        let id = self.queue.id;
         for (key, disk, slot) in std::mem::take(&mut self.disks) {
             let worker = target.source(id);
             let old = worker.and_then(|worker| worker.replace_disk(key, disk, slot));
@@ -107,48 +107,48 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for QueueSwap {
     fn drop(&mut self) {
         let slots = std::mem::take(&mut self.disks).into_iter().map(|(_, _, slot)| slot).collect::<Vec<_>>();
         if !slots.is_empty() {
-            self.place.on.send(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
+            self.queue.on.send(move |target| slots.into_iter().for_each(|slot| target.backend().detach(slot)));
         }
     }
 }
 
-/// Queues that stop, and go on together when the last of them has.
-struct Gathering {
+/// Stops queues, and resumes them together when the last of them is drained.
+struct DrainBarrier {
     awaited: AtomicUsize,
     /// When the first of them stopped.
     begun: AtomicU64,
-    /// Taken by who ends it: the last one to stop, or whoever gives up waiting for that.
-    seats: Mutex<Option<Vec<Seat>>>,
+    /// Taken by the last queue to stop, or by the thread that gives up waiting for that.
+    swaps: Mutex<Option<Vec<QueueSwap>>>,
     tell: Mutex<Sender<Pause>>,
 }
 
-impl Gathering {
+impl DrainBarrier {
     /// The longest time that any of them was not served; `None` if one had requests that did not end.
-    fn run(seats: Vec<Seat>) -> Option<Pause> {
+    fn run(swaps: Vec<QueueSwap>) -> Option<Pause> {
         let (tell, told) = channel();
-        let places: Vec<Place> = seats.iter().map(|seat| seat.place.clone()).collect();
-        let gathering = Arc::new(Self {
-            awaited: AtomicUsize::new(places.len()),
+        let queues: Vec<RunningQueue> = swaps.iter().map(|swap| swap.queue.clone()).collect();
+        let barrier = Arc::new(Self {
+            awaited: AtomicUsize::new(queues.len()),
             begun: AtomicU64::new(u64::MAX),
-            seats: Mutex::new(Some(seats)),
+            swaps: Mutex::new(Some(swaps)),
             tell: Mutex::new(tell),
         });
-        for &Place { ref on, id, .. } in &places {
-            let gathering = Arc::clone(&gathering);
+        for &RunningQueue { ref on, id, .. } in &queues {
+            let barrier = Arc::clone(&barrier);
             on.send(move |target| {
-                gathering.begun.fetch_min(clock::now().0, Ordering::Relaxed);
-                target.quiesce(id, move |_| gathering.arrive());
+                barrier.begun.fetch_min(clock::now().0, Ordering::Relaxed);
+                target.quiesce(id, move |_| barrier.arrive());
             });
         }
         let mut pause = Pause::default();
-        for _ in &places {
+        for _ in &queues {
             pause = pause.max(match told.recv_timeout(PATIENCE) {
                 Ok(pause) => pause,
-                Err(RecvTimeoutError::Timeout) if gathering.disperse(&places) => return None,
+                Err(RecvTimeoutError::Timeout) if barrier.cancel(&queues) => return None,
                 // All have stopped, and go on at this moment.
                 Err(_) => told.recv().ok()?,
             });
@@ -164,24 +164,24 @@ impl Gathering {
         let tell = lock(&self.tell).clone();
         let begun = Nanos(self.begun.load(Ordering::Relaxed));
         let drain = clock::now() - begun;
-        for seat in lock(&self.seats).take().into_iter().flatten() {
+        for swap in lock(&self.swaps).take().into_iter().flatten() {
             let tell = tell.clone();
-            seat.place.on.clone().send(move |target| {
-                seat.take(target);
+            swap.queue.on.clone().send(move |target| {
+                swap.take(target);
                 let _ = tell.send(Pause { whole: clock::now() - begun, drain });
             });
         }
     }
 
-    /// Has all go on as they were; false if they are told already to go on with what is new.
-    fn disperse(&self, places: &[Place]) -> bool {
-        let Some(seats) = lock(&self.seats).take() else { return false };
-        for &Place { ref on, id, .. } in places {
+    /// Resumes all queues with their old disks; false if they are already resuming with the new ones.
+    fn cancel(&self, queues: &[RunningQueue]) -> bool {
+        let Some(swaps) = lock(&self.swaps).take() else { return false };
+        for &RunningQueue { ref on, id, .. } in queues {
             on.send(move |target| {
                 target.resume(id);
             });
         }
-        drop(seats);
+        drop(swaps);
         true
     }
 }

@@ -1,13 +1,13 @@
-//! What the loop knows before a wait, sorted into a few cases.
+//! What the loop knows before a wait, sorted into a few contexts.
 
-use crate::{Kind, Standing};
+use crate::{EventKind, Standing};
 
 /// How many requests are in flight and what ended the last wait, coarsely.
 ///
 /// With nothing in flight only a guest can end the wait, with one it is the disk's latency, with many it is the time
 /// between completions: different waits altogether. So are the waits after a kick and after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Situation(usize);
+pub(super) struct Context(usize);
 
 /// How many requests are in flight, as far as it changes what a wait can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +20,10 @@ pub(super) enum Depth {
     Many,
 }
 
-impl Situation {
+impl Context {
     const DEPTHS: usize = 4;
     const KINDS: usize = 3;
-    /// How many situations there are.
+    /// How many contexts there are.
     pub(super) const COUNT: usize = Self::DEPTHS * Self::KINDS;
 
     pub(super) fn of(before: &Standing) -> Self {
@@ -34,14 +34,14 @@ impl Situation {
             8.. => Self::DEPTHS - 1,
         };
         let kind = match before.last.kind {
-            Kind::Queue => 0,
-            Kind::Completion => 1,
-            Kind::Other => Self::KINDS - 1,
+            EventKind::Queue => 0,
+            EventKind::Completion => 1,
+            EventKind::Other => Self::KINDS - 1,
         };
         Self(depth * Self::KINDS + kind)
     }
 
-    /// The depths of all situations, by [`index`](Self::index).
+    /// The depths of all contexts, by [`index`](Self::index).
     pub(super) fn depths() -> impl Iterator<Item = Depth> {
         (0..Self::COUNT).map(|index| match index / Self::KINDS {
             0 => Depth::None,
@@ -83,12 +83,12 @@ mod tests {
     use crate::LastWait;
 
     #[test]
-    fn every_situation_has_a_number_of_its_own() {
-        let mut seen = [false; Situation::COUNT];
+    fn every_context_has_a_number_of_its_own() {
+        let mut seen = [false; Context::COUNT];
         for in_flight in [0, 1, 2, 8] {
-            for kind in [Kind::Queue, Kind::Completion, Kind::Other] {
+            for kind in [EventKind::Queue, EventKind::Completion, EventKind::Other] {
                 let last = LastWait { kind, ..LastWait::default() };
-                let index = Situation::of(&Standing { in_flight, last, ..Standing::default() }).index();
+                let index = Context::of(&Standing { in_flight, last, ..Standing::default() }).index();
                 assert!(!std::mem::replace(&mut seen[index], true));
             }
         }

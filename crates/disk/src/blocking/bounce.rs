@@ -1,0 +1,110 @@
+//! Moves what direct I/O refuses as it is through memory of our own.
+
+use std::ops::Range;
+
+use egret_vring::memory::IoVec;
+use rustix::io::Errno;
+
+use super::part::{up_to_multiple, whole_blocks, within};
+use super::transfer::{Way, transfer};
+use crate::block_range_lock::BlockRangeLock;
+use crate::buffers::{self, Aligned};
+use crate::disk::Disk;
+
+/// The most memory that a worker keeps for copies, in bytes; what is copied goes in parts of that.
+pub(super) const SCRATCH: u64 = 1 << 20;
+
+/// What a worker keeps from one part of a request to the next.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    copy: Option<Aligned>,
+    /// Bytes of the request that is run that are moved in one go.
+    pub(super) step: u64,
+    /// The pieces of a part, where that is not all of its request.
+    pub(super) part: Vec<IoVec>,
+    pub(super) rest: Vec<IoVec>,
+}
+
+impl Scratch {
+    /// As much of `bytes` as goes through memory of ours in one go.
+    pub(super) fn copied(&self, bytes: Range<u64>) -> Range<u64> {
+        up_to_multiple(bytes, self.step.min(SCRATCH))
+    }
+
+    /// Aligned memory of at least `len` bytes (at most [`SCRATCH`]), with anything in it.
+    fn copy(&mut self, disk: &Disk, len: u64) -> (&mut Aligned, &mut Vec<IoVec>) {
+        debug_assert!(len <= SCRATCH);
+        let len = len.next_power_of_two() as usize;
+        let align = disk.alignment.memory.max(disk.alignment.offset).max(4096) as usize;
+        if self.copy.as_ref().is_some_and(|copy| copy.len() < len || copy.align() < align) {
+            self.copy = None;
+        }
+        (self.copy.get_or_insert_with(|| Aligned::zeroed(len, align)), &mut self.rest)
+    }
+}
+
+/// Reads whole blocks to memory of ours and copies from there, to what is `at` bytes into `buffers`. The blocks are not
+/// more than a worker's memory holds. Returns how many bytes were wanted.
+pub(super) fn read_by_copy(
+    disk: &Disk,
+    buffers: &[IoVec],
+    at: u64,
+    wanted: Range<u64>,
+    scratch: &mut Scratch,
+) -> Result<u64, Errno> {
+    let blocks = whole_blocks(disk, &wanted);
+    let len = blocks.end - blocks.start;
+    let (copy, rest) = scratch.copy(disk, len);
+    let memory = &mut copy.bytes()[..len as usize];
+    read_blocks(disk, blocks.start, memory, rest)?;
+    buffers::scatter(buffers, at, &memory[within(&wanted, &blocks)]);
+    Ok(wanted.end - wanted.start)
+}
+
+/// Copies to memory of ours, around which the blocks' old content is read first, and writes whole blocks from there.
+/// `from` says how many bytes into which buffers the data begins; without it zeroes are written. The blocks are not more
+/// than a worker's memory holds. Returns how many bytes were wanted.
+pub(super) fn write_by_copy(
+    disk: &Disk,
+    way: Way,
+    from: Option<(&[IoVec], u64)>,
+    wanted: Range<u64>,
+    scratch: &mut Scratch,
+) -> Result<u64, Errno> {
+    let blocks = whole_blocks(disk, &wanted);
+    let block = disk.alignment.offset as usize;
+    let len = blocks.end - blocks.start;
+    let (copy, rest) = scratch.copy(disk, len);
+    let memory = &mut copy.bytes()[..len as usize];
+    let patch = || {
+        if wanted.start > blocks.start {
+            read_blocks(disk, blocks.start, &mut memory[..block], rest)?;
+        }
+        // The last block may be the first one, with both its ends kept.
+        if wanted.end < blocks.end && (memory.len() > block || wanted.start == blocks.start) {
+            let last = memory.len() - block;
+            read_blocks(disk, blocks.end - block as u64, &mut memory[last..], rest)?;
+        }
+        let new = &mut memory[within(&wanted, &blocks)];
+        match from {
+            Some((buffers, at)) => buffers::gather(buffers, at, new),
+            None => new.fill(0),
+        }
+        transfer(disk, way, blocks.start, &[piece(memory)], rest)
+    };
+    if blocks == wanted {
+        BlockRangeLock::shared(&disk.block_range_lock, &blocks, patch)
+    } else {
+        BlockRangeLock::exclusive(&disk.block_range_lock, &blocks, patch)
+    }?;
+    Ok(wanted.end - wanted.start)
+}
+
+fn read_blocks(disk: &Disk, offset: u64, memory: &mut [u8], rest: &mut Vec<IoVec>) -> Result<(), Errno> {
+    transfer(disk, Way::Read, offset, &[piece(memory)], rest)
+}
+
+fn piece(memory: &mut [u8]) -> IoVec {
+    // SAFETY: memory of ours, borrowed mutably by each caller for as long as the piece is used.
+    unsafe { IoVec::new(memory.as_mut_ptr(), memory.len()) }
+}

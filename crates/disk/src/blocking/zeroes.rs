@@ -1,0 +1,100 @@
+//! Discards, and zeroes that are asked for or, where they cannot be, written.
+
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::bounce::{Scratch, write_by_copy};
+use super::part::{first_part, up_to_multiple};
+use super::transfer::{Way, is_unsupported};
+use crate::block_range_lock::BlockRangeLock;
+use crate::disk::{Backing, Disk};
+use crate::geometry::{self, SECTOR};
+
+/// Bytes that the kernel is asked to discard or to zero in one go. Mostly that is a note in a table, and a trim of
+/// gigabytes should not be cut into crumbs; but a device that cannot do it has the kernel write the zeroes, and that
+/// should be over in a fraction of a second.
+const EXTENT: u64 = 64 << 20;
+
+/// Discards the beginning of `bytes`, and returns how many it was. It is a hint: what cannot be discarded is left as it is.
+pub(super) fn discard(disk: &Disk, bytes: Range<u64>) -> Result<u64, Errno> {
+    let part = first_part(bytes, EXTENT);
+    BlockRangeLock::shared(&disk.block_range_lock, &part, || discard_blocks(disk, &part))?;
+    Ok(part.end - part.start)
+}
+
+fn discard_blocks(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
+    let able = &disk.able.discard;
+    if !able.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let result = match &disk.backing {
+        Backing::File(file) => fallocate(file, FallocateFlags::PUNCH_HOLE, bytes),
+        Backing::Device(file) => {
+            let block = u64::from(disk.logical_block_size());
+            let start = bytes.start.div_ceil(block) * block;
+            let end = bytes.end / block * block;
+            if start >= end {
+                return Ok(());
+            }
+            geometry::discard_device(file, start, end - start)
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        }
+        Backing::Null { .. } => Ok(()),
+    };
+    match result {
+        Err(e) if is_unsupported(e) => {
+            able.store(false, Ordering::Relaxed);
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// Zeroes the beginning of `bytes`, and returns how many it was.
+pub(super) fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch: &mut Scratch) -> Result<u64, Errno> {
+    // A file is zeroed to the byte, a device by its blocks; what sticks out of them is written.
+    let block = match &disk.backing {
+        Backing::Device(_) => u64::from(disk.logical_block_size()),
+        _ => u64::from(SECTOR),
+    };
+    let aligned = bytes.start.is_multiple_of(block);
+    let mut whole = first_part(bytes.clone(), EXTENT);
+    whole.end -= whole.end % block;
+    if aligned && !whole.is_empty() && zero_blocks(disk, &whole, unmap)? {
+        return Ok(whole.end - whole.start);
+    }
+    let written = if aligned { scratch.copied(bytes) } else { up_to_multiple(bytes, block) };
+    write_by_copy(disk, Way::Write { through: false }, None, written, scratch)
+}
+
+/// Zeroes by asking the kernel to; false if it cannot.
+fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Errno> {
+    let Some(file) = disk.file() else { return Ok(true) };
+    let try_one = |able: &AtomicBool, flags| {
+        if !able.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        match BlockRangeLock::shared(&disk.block_range_lock, bytes, || fallocate(file, flags, bytes)) {
+            Ok(()) => Ok(true),
+            Err(e) if is_unsupported(e) => {
+                able.store(false, Ordering::Relaxed);
+                Ok(false)
+            }
+            // Some file systems refuse some ranges only.
+            Err(Errno::INVAL) => Ok(false),
+            Err(e) => Err(e),
+        }
+    };
+    Ok((unmap && try_one(&disk.able.punch_hole, FallocateFlags::PUNCH_HOLE)?)
+        || try_one(&disk.able.zero_range, FallocateFlags::ZERO_RANGE)?)
+}
+
+fn fallocate(file: &File, flags: FallocateFlags, bytes: &Range<u64>) -> Result<(), Errno> {
+    rustix::fs::fallocate(file, flags | FallocateFlags::KEEP_SIZE, bytes.start, bytes.end - bytes.start)
+}

@@ -1,0 +1,87 @@
+//! The numbers and bits by which both sides of a vhost-user socket call things: those of QEMU's
+//! `docs/interop/vhost-user.rst`. They are here because whoever serves a ring needs them, and whoever fills one.
+
+macro_rules! requests {
+    ($($request:ident = $number:literal,)*) => {
+        /// Requests of the front-end.
+        pub mod request {
+            $(
+                #[doc = concat!("`VHOST_USER_", stringify!($request), "`.")]
+                pub const $request: u32 = $number;
+            )*
+
+            /// What a request is called; of one that is not in the list that it is one.
+            pub const fn name(request: u32) -> &'static str {
+                match request {
+                    $($request => stringify!($request),)*
+                    _ => "unknown request",
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    GET_FEATURES = 1,
+    SET_FEATURES = 2,
+    SET_OWNER = 3,
+    RESET_OWNER = 4,
+    SET_MEM_TABLE = 5,
+    SET_VRING_NUM = 8,
+    SET_VRING_ADDR = 9,
+    SET_VRING_BASE = 10,
+    GET_VRING_BASE = 11,
+    SET_VRING_KICK = 12,
+    SET_VRING_CALL = 13,
+    SET_VRING_ERR = 14,
+    GET_PROTOCOL_FEATURES = 15,
+    SET_PROTOCOL_FEATURES = 16,
+    GET_QUEUE_NUM = 17,
+    SET_VRING_ENABLE = 18,
+    SET_BACKEND_REQ_FD = 21,
+    GET_CONFIG = 24,
+    SET_CONFIG = 25,
+    GET_INFLIGHT_FD = 31,
+    SET_INFLIGHT_FD = 32,
+    RESET_DEVICE = 34,
+    GET_MAX_MEM_SLOTS = 36,
+    ADD_MEM_REG = 37,
+    REM_MEM_REG = 38,
+}
+
+/// The back-end's own request that says that the configuration space has changed: `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
+pub const BACKEND_CONFIG_CHANGE: u32 = 2;
+
+/// The virtio feature bit by which both sides agree on having protocol features.
+pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// Protocol features, as bits.
+pub mod protocol_feature {
+    /// More queues than one.
+    pub const MQ: u64 = 1 << 0;
+    /// A request may ask to be acknowledged.
+    pub const REPLY_ACK: u64 = 1 << 3;
+    /// The back-end has requests of its own.
+    pub const BACKEND_REQ: u64 = 1 << 5;
+    /// The back-end has the configuration space.
+    pub const CONFIG: u64 = 1 << 9;
+    /// The front-end keeps a record of what is in flight.
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
+    /// There is a request to reset the device.
+    pub const RESET_DEVICE: u64 = 1 << 13;
+    /// Memory is added and removed region by region.
+    pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+}
+
+/// Flags in a message's header.
+pub mod flag {
+    /// The version, which is in the lowest two bits.
+    pub const VERSION: u32 = 1;
+    /// It is a reply.
+    pub const REPLY: u32 = 1 << 2;
+    /// Its sender wants to hear how it went.
+    pub const NEED_REPLY: u32 = 1 << 3;
+}
+
+/// In a message that hands over a vring's descriptor: there is none.
+pub const NO_FD: u64 = 1 << 8;
