@@ -15,7 +15,7 @@ use libc::c_long;
 /// What a thread is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadKind {
-    /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of departures.
+    /// Serves monitors, makes what they order, and ends it: the main thread, the one of changes, those of teardowns.
     Control,
     /// Runs a loop.
     Io,

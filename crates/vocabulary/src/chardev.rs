@@ -16,12 +16,12 @@ pub struct Chardev {
     /// Its name.
     pub id: String,
     /// What it is.
-    pub place: Place,
+    pub backend: Backend,
 }
 
 /// What a chardev is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Backend {
     /// A socket on which the daemon listens.
     Socket(Address),
     /// The daemon's standard input and output.
@@ -66,13 +66,13 @@ options! {
         id: String, Kind::Name(usize::MAX);
         /// What it is.
         #[serde(flatten)]
-        backend: Backend => &[];
+        backend: BackendOptions => &[];
     }
 }
 
 variants! {
     /// Kinds of chardev.
-    enum Backend by "backend", "What it is." {
+    enum BackendOptions by "backend", "What it is." {
         /// A socket.
         "socket" => Socket(SocketOptions);
         /// The daemon's standard input and output.
@@ -95,7 +95,7 @@ options! {
 
 static CHARDEV: Shape = Shape {
     keys: ChardevOptions::KEYS,
-    variants: Some(Backend::VARIANTS),
+    variants: Some(BackendOptions::VARIANTS),
     foreign: &[
         Foreign { name: "wait", harmless: Harmless::Off, because: "disks are served without waiting for a monitor" },
         Foreign { name: "signal", harmless: Harmless::Any, because: "it concerns terminals" },
@@ -149,7 +149,7 @@ pub fn monitors(chardevs: &[String], monitors: &[String]) -> Result<Vec<Monitor>
         let MonitorOptions { chardev: name, id: _, mode: _, pretty } =
             read("--monitor", argument, "chardev", &MONITOR)?;
         let chardev = known.iter().find(|chardev| chardev.id == name).cloned();
-        let stdio = || (name == "stdio").then(|| Chardev { id: name.clone(), place: Place::Stdio });
+        let stdio = || (name == "stdio").then(|| Chardev { id: name.clone(), backend: Backend::Stdio });
         let Some(chardev) = chardev.or_else(stdio) else { return Err(MonitorError::NoChardev(name)) };
         if !taken.insert(name.clone()) {
             return Err(MonitorError::Taken(name));
@@ -167,15 +167,15 @@ fn read<T: DeserializeOwned>(option: &str, argument: &str, implied: &str, shape:
 }
 
 fn chardev(ChardevOptions { id, backend }: ChardevOptions) -> Result<Chardev, Problem> {
-    let place = match backend {
-        Backend::Stdio => Place::Stdio,
-        Backend::Socket(SocketOptions { server: true, listen }) => Place::Socket(listen.address()?),
-        Backend::Socket(_) => {
+    let backend = match backend {
+        BackendOptions::Stdio => Backend::Stdio,
+        BackendOptions::Socket(SocketOptions { server: true, listen }) => Backend::Socket(listen.address()?),
+        BackendOptions::Socket(_) => {
             let because = "Egret listens and does not connect: write server=on".to_owned();
             return Err(Problem::NotDone { what: "server=off".to_owned(), because });
         }
     };
-    Ok(Chardev { id, place })
+    Ok(Chardev { id, backend })
 }
 
 #[cfg(test)]
@@ -191,26 +191,26 @@ mod tests {
     #[test]
     fn a_monitor_is_on_a_socket_or_on_the_standard_streams() {
         let monitors = read(&["socket,id=c,path=/q,server=on,wait=off"], &["chardev=c", "stdio"]).unwrap();
-        let socket = Place::Socket(Address::Unix {
+        let socket = Backend::Socket(Address::Unix {
             path: "/q".into(),
             access: Access { mode: Some(Mode(0o600)), ..Access::default() },
         });
-        assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), place: socket }, pretty: false });
-        assert_eq!(monitors[1].chardev.place, Place::Stdio);
+        assert_eq!(monitors[0], Monitor { chardev: Chardev { id: "c".into(), backend: socket }, pretty: false });
+        assert_eq!(monitors[1].chardev.backend, Backend::Stdio);
         let words = "socket,id=c,path=/q,server=on,mode=0660,group=kvm,user=me,allow-uid.0=me,allow-uid.1=7";
         let monitors = read(&[words], &["c,pretty=on"]).unwrap();
         let (user, group) = (Some("me".to_owned()), Some("kvm".to_owned()));
         let access = Access { mode: Some(Mode(0o660)), user, group, allow_uid: vec!["me".into(), "7".into()] };
-        let socket = Place::Socket(Address::Unix { path: "/q".into(), access });
-        assert!(monitors[0].pretty && monitors[0].chardev.place == socket);
+        let socket = Backend::Socket(Address::Unix { path: "/q".into(), access });
+        assert!(monitors[0].pretty && monitors[0].chardev.backend == socket);
         let monitors = read(&["socket,id=c,host=localhost,port=4444,server=on,wait=off"], &["c"]).unwrap();
-        let socket = Place::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
-        assert_eq!(monitors[0].chardev.place, socket);
+        let socket = Backend::Socket(Address::Tcp { host: "localhost".into(), port: 4444, remote: false });
+        assert_eq!(monitors[0].chardev.backend, socket);
         let monitors = read(&["socket,id=c,fd=egret.socket,server=on,wait=off"], &["c"]).unwrap();
         let fd = "egret.socket".parse().unwrap();
         assert_eq!(
-            monitors[0].chardev.place,
-            Place::Socket(Address::Inherited { fd, access: Access::default(), remote: false })
+            monitors[0].chardev.backend,
+            Backend::Socket(Address::Inherited { fd, access: Access::default(), remote: false })
         );
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::disk::{Disk, Layer};
+use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
@@ -150,7 +150,7 @@ impl Config {
         let mut full = self.clone();
         full.iothreads.iter_mut().for_each(IoThread::fill_in);
         for blockdev in &mut full.blockdevs {
-            let layer = Layer::top(blockdev);
+            let layer = Settings::top(blockdev);
             blockdev.cache = Cache { direct: Some(layer.direct), no_flush: Some(layer.no_flush) };
             blockdev.read_only = Some(layer.read_only);
             blockdev.auto_read_only = Some(layer.auto_read_only);
@@ -161,10 +161,10 @@ impl Config {
     }
 
     /// Every blockdev, inline ones too, with the settings in force.
-    fn nodes(&self) -> Vec<(&Blockdev, Layer)> {
+    fn nodes(&self) -> Vec<(&Blockdev, Settings)> {
         let mut nodes = Vec::new();
         for top in &self.blockdevs {
-            let mut layer = Layer::top(top);
+            let mut layer = Settings::top(top);
             let mut next = Some(top);
             while let Some(blockdev) = next {
                 nodes.push((blockdev, layer));
@@ -175,7 +175,7 @@ impl Config {
         nodes
     }
 
-    fn resolve<'a>(&self, blockdev: &'a Blockdev, nodes: &[(&'a Blockdev, Layer)]) -> Option<Disk<'a>> {
+    fn resolve<'a>(&self, blockdev: &'a Blockdev, nodes: &[(&'a Blockdev, Settings)]) -> Option<Disk<'a>> {
         Disk::resolve(blockdev, |name| nodes.iter().find(|(blockdev, _)| blockdev.name() == name).copied())
     }
 
@@ -203,7 +203,7 @@ impl Config {
         }
     }
 
-    fn check_export(&self, export: &Export, nodes: &[(&Blockdev, Layer)]) -> Result<(), Problem> {
+    fn check_export(&self, export: &Export, nodes: &[(&Blockdev, Settings)]) -> Result<(), Problem> {
         let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
         for (key, node) in export.node_names() {
             reference(&key, "blockdev", node, known.clone())?;
@@ -214,7 +214,7 @@ impl Config {
         for (_, node) in export.node_names().filter(|_| export.writable) {
             let found = nodes.iter().find(|(blockdev, _)| blockdev.name() == node);
             let disk = found.and_then(|(blockdev, _)| self.resolve(blockdev, nodes));
-            if disk.is_some_and(|disk| disk.read_only) {
+            if disk.is_some_and(|disk| disk.settings.read_only) {
                 return Err(Problem::Together(format!("writable=on, and blockdev '{node}' has read-only=on")));
             }
         }
@@ -236,7 +236,7 @@ impl Config {
 }
 
 /// Rules that concern one layer, and need its parent's settings to be known.
-fn check_layer(blockdev: &Blockdev, layer: Layer) -> Result<(), Problem> {
+fn check_layer(blockdev: &Blockdev, layer: Settings) -> Result<(), Problem> {
     if let Driver::File(image) | Driver::HostDevice(image) = &blockdev.driver
         && image.aio == Aio::Native
         && !layer.direct

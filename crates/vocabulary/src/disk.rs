@@ -15,6 +15,24 @@ use crate::schema::{Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image
 pub struct Disk<'a> {
     /// What is at the bottom.
     pub bottom: Bottom<'a>,
+    /// What the layers together come to.
+    pub settings: Settings,
+}
+
+/// What is at the bottom of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottom<'a> {
+    /// A regular file.
+    File(&'a Image),
+    /// A block device of the host.
+    HostDevice(&'a Image),
+    /// Nothing.
+    Null(&'a Null),
+}
+
+/// The settings of one layer, or of a whole disk, with defaults filled in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
     /// Whether the host's page cache is bypassed.
     pub direct: bool,
     /// Whether flushes are dropped.
@@ -29,29 +47,7 @@ pub struct Disk<'a> {
     pub detect_zeroes: DetectZeroes,
 }
 
-/// What is at the bottom of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bottom<'a> {
-    /// A regular file.
-    File(&'a Image),
-    /// A block device of the host.
-    HostDevice(&'a Image),
-    /// Nothing.
-    Null(&'a Null),
-}
-
-/// The settings of one layer, its defaults filled in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layer {
-    pub direct: bool,
-    pub no_flush: bool,
-    pub read_only: bool,
-    pub auto_read_only: bool,
-    pub discard: Discard,
-    pub detect_zeroes: DetectZeroes,
-}
-
-impl Layer {
+impl Settings {
     /// The settings of `blockdev` at the top of a stack, or of one that is named from above.
     pub(crate) fn top(blockdev: &Blockdev) -> Self {
         let own = Self {
@@ -68,6 +64,23 @@ impl Layer {
     /// The settings of `blockdev` inside this one.
     pub(crate) fn inline(self, blockdev: &Blockdev) -> Self {
         Self { discard: Discard::Unmap, detect_zeroes: DetectZeroes::Off, ..self }.overridden(blockdev)
+    }
+
+    /// What these settings come to over a layer below.
+    fn over(self, below: Self) -> Self {
+        Self {
+            read_only: self.read_only || below.read_only,
+            discard: if below.discard == Discard::Ignore { Discard::Ignore } else { self.discard },
+            detect_zeroes: if self.detect_zeroes == DetectZeroes::Off {
+                below.detect_zeroes
+            } else {
+                self.detect_zeroes
+            },
+            // How the image is opened its own layer says.
+            direct: below.direct,
+            no_flush: below.no_flush,
+            auto_read_only: below.auto_read_only,
+        }
     }
 
     /// It takes the object apart, so that a key that nobody reads does not compile.
@@ -91,14 +104,13 @@ impl<'a> Disk<'a> {
     /// `None` if a name leads nowhere, or back to where it came from.
     pub(crate) fn resolve(
         blockdev: &'a Blockdev,
-        find: impl Fn(&str) -> Option<(&'a Blockdev, Layer)>,
+        find: impl Fn(&str) -> Option<(&'a Blockdev, Settings)>,
     ) -> Option<Self> {
         let (mut at, mut layer) = match blockdev.node_name.as_deref().and_then(&find) {
             Some(known) => known,
-            None => (blockdev, Layer::top(blockdev)),
+            None => (blockdev, Settings::top(blockdev)),
         };
-        let (mut discard, mut detect_zeroes) = (layer.discard, layer.detect_zeroes);
-        let mut read_only = layer.read_only;
+        let mut settings = layer;
         let mut named = Vec::new();
         let bottom = loop {
             match &at.driver {
@@ -114,15 +126,8 @@ impl<'a> Disk<'a> {
                     (at, layer) = find(name)?;
                 }
             }
-            read_only |= layer.read_only;
-            if layer.discard == Discard::Ignore {
-                discard = Discard::Ignore;
-            }
-            if detect_zeroes == DetectZeroes::Off {
-                detect_zeroes = layer.detect_zeroes;
-            }
+            settings = settings.over(layer);
         };
-        let Layer { direct, no_flush, auto_read_only, .. } = layer;
-        Some(Self { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes })
+        Some(Self { bottom, settings })
     }
 }

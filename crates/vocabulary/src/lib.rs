@@ -12,13 +12,14 @@
 //! | module | owns |
 //! |---|---|
 //! | [`schema`] | the three objects: their keys, ranges and defaults, checked one by one |
+//! | [`schema::options`] | how an option is declared, once: [`options!`] |
 //! | [`keyval`] | QEMU's `key=value,...` syntax, from text to a tree of values |
 //! | [`config`] | a set of objects that fit together: [`Config`] |
 //! | [`disk`] | what a blockdev comes to when it is looked at from an export |
 //! | [`address`] | where monitors and metrics are found |
 //! | [`chardev`] | `--chardev` and `--monitor` |
 //! | [`metrics`] | `--metrics` |
-//! | [`nearest`](mod@nearest) | what was probably meant by a name that nobody bears |
+//! | [`nearest`](mod@nearest) | the known name that is nearest to an unknown one |
 
 #![forbid(unsafe_code)]
 

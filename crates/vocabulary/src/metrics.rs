@@ -12,9 +12,9 @@ use crate::schema::{Access, Problem, Shape, Spelling, read_options};
 /// What says where metrics are served.
 pub static SHAPE: &Shape = &Shape::of(Listen::KEYS);
 
-/// Why there is no such place.
+/// Why `--metrics` names no address.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum PlaceError {
+pub enum MetricsError {
     /// The text is none of `key=value,...` and JSON.
     #[error("--metrics {0}: {1}")]
     Syntax(String, KeyvalError),
@@ -23,18 +23,18 @@ pub enum PlaceError {
     Problem(String, Problem),
 }
 
-/// The place that `--metrics` names: `unix:PATH`, `fd:NAME` or `HOST:PORT`, with more keys behind it, or keys alone.
+/// The address that `--metrics` names: `unix:PATH`, `fd:NAME` or `HOST:PORT`, with more keys behind it, or keys alone.
 ///
 /// # Errors
 /// It names none.
-pub fn place(argument: &str) -> Result<Address, PlaceError> {
+pub fn address(argument: &str) -> Result<Address, MetricsError> {
     let text = spelled_out(argument);
     let (value, spelling) =
-        keyval::read(&text, "path").map_err(|error| PlaceError::Syntax(argument.to_owned(), error))?;
-    from_keys(value, spelling).map_err(|problem| PlaceError::Problem(argument.to_owned(), problem))
+        keyval::read(&text, "path").map_err(|error| MetricsError::Syntax(argument.to_owned(), error))?;
+    from_keys(value, spelling).map_err(|problem| MetricsError::Problem(argument.to_owned(), problem))
 }
 
-/// The place that keys name.
+/// The address that keys name.
 ///
 /// # Errors
 /// They name none.
@@ -42,7 +42,7 @@ pub(crate) fn from_keys(given: Value, spelling: Spelling) -> Result<Address, Pro
     read_options::<Listen>(given, SHAPE, spelling)?.address()
 }
 
-/// A place as a file has it, read back by [`ConfigFile`](crate::config::ConfigFile).
+/// An address as a file has it, read back by [`ConfigFile`](crate::config::ConfigFile).
 pub fn table(address: &Address) -> String {
     let mut text = String::from("[metrics]\n");
     let _ = match address {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_a_path_or_a_port_in_short_or_in_full() {
+    fn an_address_is_a_path_or_a_port_in_short_or_in_full() {
         for (argument, expected) in [
             ("unix:/run/m", unix("/run/m", 0o600)),
             ("unix:/run/m,mode=0660", unix("/run/m", 0o660)),
@@ -115,12 +115,12 @@ mod tests {
             ("fd=3,force-remote=on", inherited("3", true)),
             ("{\"host\": \"localhost\", \"port\": 1}", tcp("localhost", 1, false)),
         ] {
-            assert_eq!(place(argument), Ok(expected), "{argument}");
+            assert_eq!(address(argument), Ok(expected), "{argument}");
         }
     }
 
     #[test]
-    fn a_place_reads_back_from_a_file_as_itself() {
+    fn an_address_reads_back_from_a_file_as_itself() {
         for argument in [
             "unix:/run/a\"b,mode=0660,group=kvm,user=a,allow-uid=7",
             "fd:m,allow-uid.0=a,allow-uid.1=7",
@@ -128,13 +128,13 @@ mod tests {
             "0.0.0.0:9107,force-remote=on",
             "fd:3",
         ] {
-            let place = place(argument).unwrap();
-            assert_eq!(ConfigFile::read("f", &table(&place)).unwrap().metrics, Some(place));
+            let read = address(argument).unwrap();
+            assert_eq!(ConfigFile::read("f", &table(&read)).unwrap().metrics, Some(read));
         }
     }
 
     #[test]
-    fn what_is_no_place_is_said_in_one_line() {
+    fn what_is_no_address_is_said_in_one_line() {
         for (argument, line) in [
             ("localhost:0", "--metrics localhost:0: port must be 1..=65535, got 0"),
             ("localhost:http", "--metrics localhost:http: port must be 1..=65535, got 'http'"),
@@ -149,7 +149,7 @@ mod tests {
                 "--metrics fd:: fd must be the number of an open file descriptor, or a name of $LISTEN_FDNAMES, got",
             ),
         ] {
-            let error = place(argument).unwrap_err().to_string();
+            let error = address(argument).unwrap_err().to_string();
             assert!(error.contains(line), "{error}");
         }
     }

@@ -1,14 +1,14 @@
-//! What was probably meant by a name that nobody bears.
+//! The known name that is nearest to an unknown one: "did you mean".
 
-/// The candidate that was probably meant by `given`: a few slips of the finger away, or the last part of its name is.
+/// The candidate nearest to `given`, if its name, or the last part of its name, is a few typing errors away.
 pub fn nearest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let slips = |candidate: &str| {
+    let errors = |candidate: &str| {
         let last = candidate.rsplit('.').next().unwrap_or(candidate);
         strsim::osa_distance(given, candidate).min(strsim::osa_distance(given, last))
     };
-    let (distance, candidate) = candidates.into_iter().map(|name| (slips(name), name)).min_by_key(|near| near.0)?;
+    let (distance, candidate) = candidates.into_iter().map(|name| (errors(name), name)).min_by_key(|near| near.0)?;
     let length = given.chars().count();
-    // Of a single letter nothing is left after a slip.
+    // A name of one letter with one error has nothing in common with any other.
     (distance <= (length / 3).max(1) && distance < length.max(1)).then_some(candidate)
 }
 
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_name_is_a_few_slips_away_or_the_end_of_a_longer_one() {
+    fn the_nearest_name_is_a_few_typing_errors_away_or_the_end_of_a_longer_one() {
         let keys = ["poll-weight", "poll-max-ns", "cache.direct"];
         assert_eq!(nearest("poll-wieght", keys), Some("poll-weight"));
         assert_eq!(nearest("direct", keys), Some("cache.direct"));

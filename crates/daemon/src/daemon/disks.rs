@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
-use egret_vocabulary::disk::{self, Bottom};
+use egret_vocabulary::disk::{self, Bottom, Settings};
 use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
 
 use super::io_threads::batch;
@@ -35,9 +35,9 @@ impl Daemon {
             return Err(ChangeError::NoDevice(child.to_owned(), child.to_owned()));
         }
         self.config.add_blockdev(object)?;
-        if let Err(e) = self.settle_disks() {
+        if let Err(e) = self.reconcile_disks() {
             self.config.blockdevs.pop();
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())
@@ -57,7 +57,7 @@ impl Daemon {
             parts.any(|part| part.name() == node_name)
         };
         let exported = self.config.exports.iter().any(|export| export.has_node(node_name));
-        if exported || self.departures.export_of(node_name).is_some() {
+        if exported || self.teardowns.export_of(node_name).is_some() {
             return Err(ChangeError::NodeInUse(name()));
         }
         if self.config.blockdevs.iter().any(|blockdev| blockdev.child_name() == Some(node_name)) {
@@ -81,22 +81,22 @@ impl Daemon {
         let left = self.config.node_names();
         self.throttle_groups.retain(|name, _| left.contains(&name.as_str()));
         self.units.retain(|name, _| left.contains(&name.as_str()));
-        self.settle_disks_again();
+        self.reconcile_disks_or_log();
         Ok(())
     }
 
-    /// Opens what is to be open, and closes what is not.
+    /// Opens the images that the configuration wants open, and closes the others.
     ///
-    /// On an error some images may be closed that should be open: the caller takes back what it asked for, and calls
-    /// [`settle_disks_again`](Self::settle_disks_again).
-    pub(super) fn settle_disks(&mut self) -> Result<(), StartError> {
+    /// On an error some images may be closed that should be open: the caller takes back its change, and calls
+    /// [`reconcile_disks_or_log`](Self::reconcile_disks_or_log).
+    pub(super) fn reconcile_disks(&mut self) -> Result<(), StartError> {
         let config = &self.config;
         let below: Vec<_> = config.blockdevs.iter().filter_map(Blockdev::child_name).collect();
         let tops = config.blockdevs.iter().filter_map(|blockdev| blockdev.node_name.as_deref());
         let exported = config.exports.iter().flat_map(schema::Export::node_names).map(|(_, node)| node);
         let wanted: Vec<&str> = exported.chain(tops.filter(|name| !below.contains(name))).collect();
         self.disks.retain(|name, disk| {
-            let stays = wanted.contains(&name.as_str()) || self.departures.export_of(name).is_some();
+            let stays = wanted.contains(&name.as_str()) || self.teardowns.export_of(name).is_some();
             if !stays {
                 make_stable(name, disk);
             }
@@ -113,7 +113,7 @@ impl Daemon {
                 }
                 let reads = |export: &&schema::Export| !export.writable && export.has_node(name);
                 let serves = |id: &&String| config.exports.iter().filter(reads).any(|export| export.id == **id);
-                let server = self.exports.keys().find(serves).or_else(|| self.departures.export_of(name));
+                let server = self.exports.keys().find(serves).or_else(|| self.teardowns.export_of(name));
                 match (written, server) {
                     (Some(writer), Some(reader)) => {
                         let (export, node, reader) = (writer.id.clone(), name.to_owned(), reader.clone());
@@ -132,16 +132,17 @@ impl Daemon {
         Ok(())
     }
 
-    /// A disk that was just opened, with what is known of its node.
-    pub(super) fn introduced(&self, name: &str, disk: Disk) -> Arc<Disk> {
+    /// A disk that was just opened, with its node's limits, and with the bell that failures ring.
+    pub(super) fn connected(&self, name: &str, disk: Disk) -> Arc<Disk> {
         disk.set_throttle_group(self.throttle_groups.get(name));
         disk.watch_failures(self.failures.bell());
         Arc::new(disk)
     }
 
-    /// Goes back to what was open before a change that failed.
-    pub(super) fn settle_disks_again(&mut self) {
-        if let Err(e) = self.settle_disks() {
+    /// As [`reconcile_disks`](Self::reconcile_disks), where nobody is left who could be told of an error: after a change
+    /// that was taken back, and after a removal.
+    pub(super) fn reconcile_disks_or_log(&mut self) {
+        if let Err(e) = self.reconcile_disks() {
             tracing::error!("a disk that was open cannot be opened any more: {e}");
         }
     }
@@ -185,7 +186,8 @@ impl Daemon {
         };
         let running = exports.filter_map(|object| Some((object, self.exports.get(&object.id)?)));
         // Who connects later reads the size that there is then.
-        let untold = running.filter(|(object, export)| !tell(object, export, node_name, size) && export.is_in_use());
+        let untold =
+            running.filter(|(object, export)| !announce_size(object, export, node_name, size) && export.is_in_use());
         let untold = untold.map(|(object, _)| object.id.clone()).collect();
         if !is_file && size < bytes {
             return failed(format!("the device has {size} bytes, and only its owner can make it longer; got {bytes}"));
@@ -195,7 +197,7 @@ impl Daemon {
 }
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.
-fn tell(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
+fn announce_size(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
     if let schema::Device::VhostUserBlk(_) = object.device {
         return export.resize(bytes);
     }
@@ -215,7 +217,8 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
-    let disk::Disk { bottom, direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = *disk;
+    let disk::Disk { bottom, settings } = *disk;
+    let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let driver = match bottom {
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
         Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },

@@ -18,13 +18,13 @@ use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
 use egret_export::QueueCounters;
 
-use super::{Daemon, Departed};
+use super::{Daemon, TornDown};
 use crate::process::Patience;
 
 /// What is to end.
 #[derive(Clone, PartialEq, Eq)]
 enum Part {
-    Client(Departed),
+    Client(TornDown),
     Disk(String),
     IoThread(String),
 }
@@ -32,28 +32,28 @@ enum Part {
 /// What is ending, and what has.
 struct Ending {
     going: Vec<Part>,
-    tell: Sender<(Part, io::Result<()>)>,
-    told: Receiver<(Part, io::Result<()>)>,
+    sender: Sender<(Part, io::Result<()>)>,
+    receiver: Receiver<(Part, io::Result<()>)>,
     bell: EventNotifier,
     well: bool,
 }
 
 impl Ending {
     fn new(bell: EventNotifier) -> Self {
-        let (tell, told) = channel();
-        Self { going: Vec::new(), tell, told, bell, well: true }
+        let (sender, receiver) = channel();
+        Self { going: Vec::new(), sender, receiver, bell, well: true }
     }
 
     /// `part` has ended when `end` returns.
     fn begin(&mut self, part: Part, end: impl FnOnce() -> io::Result<()> + Send + 'static) {
-        let (tell, bell, what) = (self.tell.clone(), self.bell.clone(), part.clone());
+        let (sender, bell, what) = (self.sender.clone(), self.bell.clone(), part.clone());
         // Handed over afterwards: what `end` holds may not be dropped here, where nobody limits how long that takes.
         let (give, take) = channel::<Box<dyn FnOnce() -> io::Result<()> + Send>>();
         let bounds = Bounds::of_this_thread();
         let thread = move || {
             bounds.narrow(ThreadKind::Control);
             let Ok(end) = take.recv() else { return };
-            let _ = tell.send((what, end()));
+            let _ = sender.send((what, end()));
             bell.set();
         };
         let end = Box::new(end);
@@ -72,7 +72,7 @@ impl Ending {
     /// Waits until something more has ended; false when patience is over.
     fn wait(&mut self, patience: &Patience<'_>) -> bool {
         loop {
-            if let Ok((part, ended)) = self.told.try_recv() {
+            if let Ok((part, ended)) = self.receiver.try_recv() {
                 self.going.retain(|going| *going != part);
                 if let (Part::Disk(name), Err(e)) = (part, ended) {
                     self.fail(format_args!("blockdev '{name}': the last flush failed: {e}"));
@@ -106,8 +106,8 @@ impl Daemon {
     }
 
     pub(super) fn wind_down(&mut self, patience: &Patience<'_>) -> bool {
-        let mut ending = Ending::new(self.departures.bell());
-        self.board.stop_exports();
+        let mut ending = Ending::new(self.teardowns.bell());
+        self.registry.stop_exports();
         let counters = self.exports.iter().map(|(id, export)| (id.clone(), export.queues().to_vec()));
         let counters: Vec<(String, Vec<Arc<QueueCounters>>)> = counters.collect();
         self.units.clear();
@@ -116,9 +116,9 @@ impl Daemon {
                 drop(export);
                 Ok(())
             };
-            ending.begin(Part::Client(Departed::Export { id }), end);
+            ending.begin(Part::Client(TornDown::Export { id }), end);
         }
-        for (what, thread) in self.departures.going() {
+        for (what, thread) in self.teardowns.going() {
             let end = move || {
                 let _ = thread.join();
                 Ok(())
@@ -163,10 +163,10 @@ impl Daemon {
     /// Whether a part may still use a disk.
     fn uses(&self, part: &Part, node: &str) -> bool {
         match part {
-            Part::Client(Departed::Export { id }) => {
+            Part::Client(TornDown::Export { id }) => {
                 self.config.exports.iter().any(|export| export.id == *id && export.has_node(node))
             }
-            Part::Client(Departed::Lun { node_name, .. }) => node_name == node,
+            Part::Client(TornDown::Lun { node_name, .. }) => node_name == node,
             Part::Disk(_) | Part::IoThread(_) => false,
         }
     }
@@ -174,7 +174,7 @@ impl Daemon {
     /// What a part has not done.
     fn unfinished(&self, part: &Part, in_flight: impl Fn(&str) -> u64, patience: &Patience<'_>) -> String {
         match part {
-            Part::Client(Departed::Export { id }) => {
+            Part::Client(TornDown::Export { id }) => {
                 let export = self.config.exports.iter().find(|export| export.id == *id);
                 let disks = export.into_iter().flat_map(|export| export.node_names());
                 let disks = disks.map(|(_, name)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
@@ -184,7 +184,7 @@ impl Daemon {
                     count => format!("export '{id}': {count} requests have not ended {patience}; blockdev {disks}"),
                 }
             }
-            Part::Client(Departed::Lun { export, at, node_name }) => {
+            Part::Client(TornDown::Lun { export, at, node_name }) => {
                 format!("export '{export}': requests for {at} have not ended {patience}; blockdev '{node_name}'")
             }
             Part::Disk(name) => format!(

@@ -50,7 +50,7 @@ pub enum StartError {
     /// An export's descriptor is not there.
     #[error("export '{0}': addr.str {1}: {2}")]
     Inherit(String, Descriptor, InheritError),
-    /// Nobody bears the name of who may connect to an export.
+    /// There is no such user or group as may connect to an export.
     #[error("export '{0}': {1}")]
     Access(String, #[source] std::io::Error),
     /// One of an export's logical units cannot be made.
@@ -135,7 +135,7 @@ pub enum ChangeError {
     ReadOnlyInUse(String),
     /// An export that is on its way out uses it.
     #[error("export '{0}' is on its way out, and still uses it; wait for BLOCK_EXPORT_DELETED")]
-    Departing(String),
+    ShuttingDown(String),
     /// Limits on a blockdev that no requests reach by its own name.
     #[error("blockdev '{0}' lies below another: limit that one")]
     LimitBelow(String),

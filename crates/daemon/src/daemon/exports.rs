@@ -4,13 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig};
+use egret_export::{
+    Address, Export, ExportConfig, Kickless, LunConfig, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig,
+};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use egret_virtio::scsi::ScsiConfig;
-use egret_vocabulary::schema::{self, BlkDevice, FdAddr, UnixAddr};
+use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
-use super::departures::Departed;
+use super::scsi::{self, address_of};
+use super::teardowns::TornDown;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
 
@@ -55,17 +58,17 @@ impl Daemon {
             return Err(ChangeError::NoSocket(object.id));
         }
         self.config.add_export(object.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_export(&object, socket));
+        let started = self.reconcile_disks().and_then(|()| self.start_export(&object, socket));
         if let Err(e) = started {
             self.config.exports.pop();
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())
     }
 
     /// Removes an export: at once if it has no client, else when its client's requests have ended and
-    /// [`departed`](Self::departed) says so.
+    /// [`take_torn_down`](Self::take_torn_down) says so.
     ///
     /// # Errors
     /// There is none of this name, or a client uses it and the deletion is to be safe.
@@ -79,69 +82,60 @@ impl Daemon {
             return Err(ChangeError::ExportInUse(id.to_owned()));
         }
         if let Some(export) = self.exports.remove(id) {
-            self.board.take_down_export(id);
-            let what = Departed::Export { id: id.to_owned() };
+            self.registry.unregister_export(id);
+            let what = TornDown::Export { id: id.to_owned() };
             if export.is_in_use() {
-                self.departures.add(what, move || drop(export));
+                self.teardowns.add(what, move || drop(export));
             } else {
                 drop(export);
-                self.departures.add_gone(what);
+                self.teardowns.add_gone(what);
             }
         }
         Ok(())
     }
 
     /// Whether an export is on its way out.
-    pub fn is_departing(&self, id: &str) -> bool {
+    pub fn is_shutting_down(&self, id: &str) -> bool {
         !self.exports.contains_key(id)
     }
 
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let access = crate::access::resolve(&object.access).map_err(|e| StartError::Access(object.id.clone(), e))?;
-        let address = match (&object.addr, socket) {
+        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless } =
+            Options::of(object, &disks);
+        let id = id.to_owned();
+        let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
+        let address = match (addr, socket) {
             (schema::Addr::Unix(UnixAddr { path }), _) => Address::Path(path.into()),
             (schema::Addr::Fd(_), Some(socket)) => Address::Fd(socket),
             (schema::Addr::Fd(FdAddr { str: fd }), None) => {
-                return Err(StartError::Inherit(object.id.clone(), fd.clone(), InheritError::NotOpen));
+                return Err(StartError::Inherit(id, fd.clone(), InheritError::NotOpen));
             }
         };
         let mut loops = Vec::new();
-        for queue in 0..object.num_queues {
-            let name = object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD);
+        for name in iothreads {
             if !self.io_threads.contains_key(name) {
                 self.start_default_io_thread()?;
             }
             loops.push(self.io_threads[name].handle().clone());
         }
-        let (id, memory, kickless) = (object.id.clone(), self.memory_rules(object), kickless(object));
-        let export = match &object.device {
-            schema::Device::VhostUserBlk(blk) => {
-                let disk = Arc::clone(&disks[0]);
-                let config = ExportConfig { id, address, access, device: device(object, blk, &disk), memory, kickless };
-                Export::start(config, disk, loops)?
+        let budget = self.memory.part(memory, "export", "its memory-max");
+        let memory = MemoryRules { files: memory_files, budget: Some(budget) };
+        let export = match device {
+            Device::Blk(device) => {
+                let config = ExportConfig { id, address, access, device, memory, kickless };
+                Export::start(config, Arc::clone(&disks[0]), loops)?
             }
-            schema::Device::VhostUserScsi(scsi) => {
-                let luns = self.units(object, &scsi.luns, disks)?;
-                let device = ScsiConfig { num_queues: object.num_queues, queue_size: object.queue_size };
+            Device::Scsi(device, luns) => {
+                let luns = self.units(&id, luns, disks)?;
                 let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory };
                 Export::start_scsi(config, loops)?
             }
         };
-        self.board.put_up_export(&export);
+        self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
         Ok(())
-    }
-
-    /// What an export's clients may hand over as guest memory.
-    fn memory_rules(&self, object: &schema::Export) -> MemoryRules {
-        let files = match object.memory_files {
-            schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
-            schema::MemoryFiles::Any => MemoryFiles::Any,
-        };
-        let limits = MemoryLimits { bytes: object.memory_max, regions: MAX_MEMORY_SLOTS };
-        MemoryRules { files, budget: Some(self.memory.part(limits, "export", "its memory-max")) }
     }
 
     /// The thread of exports that name none, which is an object like any other once it is there.
@@ -153,11 +147,78 @@ impl Daemon {
     }
 }
 
-/// What becomes of queues that clients ask to be polled.
-const fn kickless(object: &schema::Export) -> Kickless {
-    match object.kickless_queues {
-        schema::Kickless::Timer => Kickless::Timer,
-        schema::Kickless::Busy => Kickless::Busy,
+/// What an export is served with, as far as its object and its disks say.
+#[derive(Debug)]
+struct Options<'a> {
+    id: &'a str,
+    addr: &'a schema::Addr,
+    access: &'a schema::Access,
+    device: Device,
+    /// The I/O thread of each queue.
+    iothreads: Vec<&'a str>,
+    memory_files: MemoryFiles,
+    memory: MemoryLimits,
+    kickless: Kickless,
+}
+
+/// What the guest is to see of an export.
+#[derive(Debug)]
+enum Device {
+    Blk(BlkConfig),
+    Scsi(ScsiConfig, Vec<(LunAddress, LunConfig)>),
+}
+
+impl<'a> Options<'a> {
+    /// What an object comes to with these disks, one for each that it names. It takes the object apart, so that a key
+    /// that nobody reads does not compile.
+    fn of(object: &'a schema::Export, disks: &[Arc<Disk>]) -> Self {
+        let schema::Export {
+            id,
+            addr,
+            access,
+            device,
+            // What the guest sees of them `blk_config` and `scsi::config` say.
+            writable: _,
+            writethrough: _,
+            logical_block_size: _,
+            num_queues,
+            queue_size,
+            // `iothread_of` knows which of the two counts.
+            iothread: _,
+            iothread_vq_mapping: _,
+            // It is asked when a queue is to move.
+            fixed_iothread: _,
+            kickless_queues,
+            memory_max,
+            memory_files,
+        } = object;
+        let device = match device {
+            schema::Device::VhostUserBlk(blk) => Device::Blk(blk_config(object, blk, &disks[0])),
+            schema::Device::VhostUserScsi(ScsiDevice { luns }) => {
+                let config = ScsiConfig { num_queues: *num_queues, queue_size: *queue_size };
+                let luns = luns.iter().zip(disks);
+                Device::Scsi(
+                    config,
+                    luns.map(|(lun, disk)| (address_of(lun), scsi::config(object, lun, disk))).collect(),
+                )
+            }
+        };
+        Self {
+            id,
+            addr,
+            access,
+            device,
+            iothreads: (0..*num_queues).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD)).collect(),
+            memory_files: match memory_files {
+                schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
+                schema::MemoryFiles::Any => MemoryFiles::Any,
+            },
+            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MEMORY_SLOTS },
+            kickless: match kickless_queues {
+                schema::Kickless::Timer => Kickless::Timer,
+                schema::Kickless::Busy => Kickless::Busy,
+            },
+        }
     }
 }
 
@@ -170,8 +231,8 @@ pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), Sta
     Err(StartError::OddSize { export: object.id.clone(), block, disk: disks::described(disk), size })
 }
 
-/// What the guest is to see of an export.
-fn device(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfig {
+/// What the guest is to see of the disk of a virtio-blk device.
+fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfig {
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX);
     BlkConfig {
         capacity_bytes: disk.size(),
@@ -192,5 +253,90 @@ fn device(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfig {
             max_sectors: sectors(disk.max_write_zeroes_bytes()),
             may_unmap: disk.supports_discard(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_disk::{Driver, Options as DiskOptions};
+    use egret_event_loop::Nanos;
+    use egret_vocabulary::keyval;
+    use egret_vocabulary::schema::{Kind, Object as _, Shape};
+
+    use super::*;
+
+    /// What an export comes to whose disks `d` and `e` are of different sizes.
+    fn options(text: &str) -> String {
+        let (value, spelling) = keyval::read(text, "type").unwrap();
+        let object = schema::Export::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let open = |name: &str| {
+            let size = if name == "d" { 1 << 20 } else { 2 << 20 };
+            let driver = Driver::Null { size, latency: Nanos::ZERO, read_zeroes: false };
+            Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
+        };
+        let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
+        format!("{:?}, moves: {}", Options::of(&object, &disks), !object.fixed_iothread)
+    }
+
+    const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
+    const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
+
+    /// Keys, each with an export and a value that it does not have there.
+    const OTHERWISE: [(&str, &str, &str); 27] = [
+        ("id", BLK, "y"),
+        ("addr.path", BLK, "/t"),
+        ("addr.str", SCSI, "4"),
+        ("mode", BLK, "0600"),
+        ("user", BLK, "me"),
+        ("group", BLK, "us"),
+        ("allow-uid", BLK, "7"),
+        ("writable", BLK, "on"),
+        ("writethrough", BLK, "on"),
+        ("logical-block-size", BLK, "4096"),
+        ("num-queues", BLK, "2"),
+        ("queue-size", BLK, "256"),
+        ("iothread", SCSI, "a"),
+        ("iothread-vq-mapping.0.iothread", BLK, "b"),
+        (
+            "iothread-vq-mapping.0.vqs.0",
+            "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,num-queues=2,iothread-vq-mapping.0.iothread=a,\
+             iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.1.vqs.0=1",
+            "1,iothread-vq-mapping.1.vqs.0=0",
+        ),
+        ("fixed-iothread", BLK, "on"),
+        ("kickless-queues", BLK, "busy"),
+        ("memory-max", BLK, "1G"),
+        ("memory-files", BLK, "any"),
+        ("node-name", BLK, "e"),
+        ("serial", BLK, "s"),
+        ("luns.0.lun", SCSI, "2"),
+        ("luns.0.target", SCSI, "2"),
+        ("luns.0.node-name", SCSI, "e"),
+        ("luns.0.serial", SCSI, "s"),
+        ("luns.0.wwn", SCSI, "0x5000c50015ea71ac"),
+        ("luns.0.removable", SCSI, "on"),
+    ];
+
+    /// The keys of a shape, as `key=value` text has them.
+    fn names(shape: &Shape, path: &str) -> Vec<String> {
+        shape
+            .all_keys()
+            .into_iter()
+            .flat_map(|(key, _)| match key.kind {
+                Kind::Object(inner) => names(inner, &format!("{path}{}.", key.name)),
+                Kind::List(inner) => names(inner, &format!("{path}{}.0.", key.name)),
+                Kind::Numbers(..) => vec![format!("{path}{}.0", key.name)],
+                _ => vec![format!("{path}{}", key.name)],
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_key_of_an_export_changes_what_it_is_served_with() {
+        for name in names(schema::Export::SHAPE, "") {
+            let found = OTHERWISE.iter().find(|(key, ..)| *key == name);
+            let (_, text, value) = found.unwrap_or_else(|| panic!("OTHERWISE has no value for {name}"));
+            assert_ne!(options(&format!("{text},{name}={value}")), options(text), "{name}");
+        }
     }
 }

@@ -194,7 +194,7 @@ impl Daemon {
             None => Disk::open_handed(options, handed)?,
             Some(old) => old.reopen_handed(options, handed)?,
         };
-        let disk = self.introduced(&options.node_name, disk);
+        let disk = self.connected(&options.node_name, disk);
         if let Some(member) = member {
             *member.user.borrow_mut() = Arc::downgrade(&disk);
         }

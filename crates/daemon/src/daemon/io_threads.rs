@@ -6,9 +6,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use egret_disk::{EngineOptions, EngineSet};
-use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, Nanos, spawn};
+use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::trace::Trace;
+use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
 use egret_vocabulary::schema::{Cpus, IoThread};
 
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, IoThreadCounters, StartError};
@@ -33,7 +34,7 @@ impl Daemon {
 
     pub(super) fn start_io_thread(&mut self, object: &IoThread) -> Result<(), StartError> {
         let running = RunningIoThread::start(object)?;
-        self.board.put_up_io_thread(&object.id, running.counters.clone());
+        self.registry.register_io_thread(&object.id, running.counters.clone());
         self.io_threads.insert(object.id.clone(), running);
         Ok(())
     }
@@ -53,7 +54,7 @@ impl Daemon {
             return Err(ChangeError::ObjectInUse(id.to_owned()));
         }
         self.config.iothreads.retain(|object| object.id != id);
-        self.board.take_down_io_thread(id);
+        self.registry.unregister_io_thread(id);
         self.io_threads.remove(id);
         Ok(())
     }
@@ -82,6 +83,58 @@ impl Daemon {
     }
 }
 
+/// What an I/O thread runs with.
+#[derive(Debug, PartialEq)]
+struct Options {
+    name: String,
+    monitor: MonitorChoice,
+    policy: PolicyKind,
+    parameters: Parameters,
+    idle_after: Nanos,
+    aio_max_batch: u32,
+    thread_pool_min: u32,
+    thread_pool_max: u32,
+    cpus: Option<Cpus>,
+}
+
+impl Options {
+    /// What an object comes to. It takes the object apart, so that a property that nobody reads does not compile.
+    fn of(object: &IoThread) -> Self {
+        let IoThread {
+            id,
+            // The policy has a default, and `parameters` takes the properties that shape it.
+            poll_policy: _,
+            poll_max_ns: _,
+            poll_grow: _,
+            poll_shrink: _,
+            poll_weight: _,
+            poll_price: _,
+            poll_idle_ms,
+            aio_max_batch,
+            thread_pool_min,
+            thread_pool_max,
+            fd_monitor,
+            cpu_affinity,
+        } = object.clone();
+        Self {
+            name: id,
+            monitor: fd_monitor,
+            policy: object.policy(),
+            parameters: object.parameters(),
+            idle_after: Nanos::from_millis(poll_idle_ms.into()),
+            aio_max_batch: batch(aio_max_batch),
+            thread_pool_min,
+            thread_pool_max,
+            cpus: cpu_affinity,
+        }
+    }
+
+    fn build_policy(&self) -> Result<Box<dyn Policy>, StartError> {
+        let failed = |e: ParameterError| StartError::IoThread(self.name.clone(), e.to_string());
+        egret_polling::build(self.policy, &self.parameters).map_err(failed)
+    }
+}
+
 /// A loop on its thread. Dropping it ends it; nothing should be attached to it any more.
 pub(super) struct RunningIoThread {
     handle: LoopHandle<Worker>,
@@ -91,18 +144,21 @@ pub(super) struct RunningIoThread {
 
 impl RunningIoThread {
     pub(super) fn start(object: &IoThread) -> Result<Self, StartError> {
+        let options = Options::of(object);
+        let policy = options.build_policy()?;
+        let Options {
+            name,
+            monitor,
+            policy: _,
+            parameters,
+            idle_after,
+            aio_max_batch,
+            thread_pool_min,
+            thread_pool_max,
+            cpus,
+        } = options;
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
-        let parameters = object.parameters();
-        let options = LoopOptions {
-            name: object.id.clone(),
-            monitor: object.fd_monitor,
-            policy: egret_polling::build(object.policy(), &parameters).map_err(|e| failed(e.to_string()))?,
-            window_max: parameters.max,
-            idle_after: Nanos::from_millis(object.poll_idle_ms.into()),
-        };
-        let (thread_pool_min, thread_pool_max) = (object.thread_pool_min, object.thread_pool_max);
-        let aio_max_batch = batch(object.aio_max_batch);
-        let (name, cpus) = (object.id.clone(), object.cpu_affinity.clone());
+        let options = LoopOptions { name: name.clone(), monitor, policy, window_max: parameters.max, idle_after };
         let engines = move |ring| {
             if let Some(cpus) = &cpus
                 && let Err(e) = bind_this_thread(Some(cpus))
@@ -162,25 +218,33 @@ impl RunningIoThread {
     /// Goes from `now` to `object` at its next turn; what a policy had learned is gone with it.
     fn change(&self, now: &IoThread, object: &IoThread) -> Result<(), StartError> {
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
-        if (now.policy(), now.parameters()) != (object.policy(), object.parameters()) {
-            let parameters = object.parameters();
-            let policy = egret_polling::build(object.policy(), &parameters).map_err(|e| failed(e.to_string()))?;
-            self.handle.set_policy(policy, parameters.max).map_err(|e| failed(e.to_string()))?;
+        let (now, new) = (Options::of(now), Options::of(object));
+        // Its name is who it is, and its monitor cannot change.
+        let Options {
+            name: _,
+            monitor: _,
+            policy,
+            parameters,
+            idle_after,
+            aio_max_batch,
+            thread_pool_min,
+            thread_pool_max,
+            ref cpus,
+        } = new;
+        if (now.policy, now.parameters) != (policy, parameters) {
+            self.handle.set_policy(new.build_policy()?, parameters.max).map_err(|e| failed(e.to_string()))?;
         }
-        if now.poll_idle_ms != object.poll_idle_ms {
-            let idle_after = Nanos::from_millis(object.poll_idle_ms.into());
+        if now.idle_after != idle_after {
             self.handle.send(move |target| target.set_idle_after(idle_after));
         }
-        if now.aio_max_batch != object.aio_max_batch {
-            let most = batch(object.aio_max_batch);
-            self.handle.send(move |target| target.backend().set_aio_max_batch(most));
+        if now.aio_max_batch != aio_max_batch {
+            self.handle.send(move |target| target.backend().set_aio_max_batch(aio_max_batch));
         }
-        let (min, max) = (object.thread_pool_min, object.thread_pool_max);
-        if (now.thread_pool_min, now.thread_pool_max) != (min, max) {
-            self.handle.send(move |target| target.backend().set_thread_pool(min, max));
+        if (now.thread_pool_min, now.thread_pool_max) != (thread_pool_min, thread_pool_max) {
+            self.handle.send(move |target| target.backend().set_thread_pool(thread_pool_min, thread_pool_max));
         }
-        if now.cpu_affinity != object.cpu_affinity {
-            let cpus = object.cpu_affinity.clone();
+        if now.cpus != *cpus {
+            let cpus = cpus.clone();
             let bound = self.handle.call(move |_| bind_this_thread(cpus.as_ref()));
             bound.map_err(|e| failed(e.to_string()))?.map_err(|e| failed(format!("cpu-affinity: {e}")))?;
         }
@@ -218,4 +282,43 @@ fn bind_this_thread(cpus: Option<&Cpus>) -> rustix::io::Result<()> {
         None => rustix::thread::sched_getaffinity(Some(rustix::process::getpid()))?,
     };
     rustix::thread::sched_setaffinity(None, &set)
+}
+
+#[cfg(test)]
+mod tests {
+    use egret_vocabulary::keyval;
+    use egret_vocabulary::schema::Object as _;
+
+    use super::*;
+
+    fn options(text: &str) -> Options {
+        let (value, spelling) = keyval::read(text, "id").unwrap();
+        Options::of(&IoThread::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}")))
+    }
+
+    /// Properties, each with a value beside its default.
+    const OTHERWISE: [(&str, &str); 13] = [
+        ("id", "io1"),
+        ("poll-max-ns", "1"),
+        ("poll-grow", "4"),
+        ("poll-shrink", "0"),
+        ("poll-weight", "4"),
+        ("poll-policy", "busy"),
+        ("poll-price", "2"),
+        ("poll-idle-ms", "1"),
+        ("aio-max-batch", "1"),
+        ("thread-pool-min", "1"),
+        ("thread-pool-max", "1"),
+        ("fd-monitor", "epoll"),
+        ("cpu-affinity", "0"),
+    ];
+
+    #[test]
+    fn each_key_of_an_iothread_changes_what_its_thread_runs_with() {
+        for name in IoThread::KEYS.iter().map(|key| key.name) {
+            let found = OTHERWISE.iter().find(|(key, _)| *key == name);
+            let (_, value) = found.unwrap_or_else(|| panic!("OTHERWISE has no value for {name}"));
+            assert_ne!(options(&format!("io0,{name}={value}")), options("io0"), "{name}");
+        }
+    }
 }

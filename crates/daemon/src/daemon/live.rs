@@ -54,7 +54,7 @@ impl Daemon {
         changed.blockdevs = tops;
         let writers = changed.exports.iter().filter(|export| export.writable);
         for (_, node) in writers.flat_map(schema::Export::node_names) {
-            if changed.disk(node).is_some_and(|disk| disk.read_only) {
+            if changed.disk(node).is_some_and(|disk| disk.settings.read_only) {
                 return Err(ChangeError::ReadOnlyInUse(node.to_owned()));
             }
         }
@@ -100,12 +100,12 @@ impl Daemon {
     fn users(&self, swaps: &[DiskSwap]) -> Result<Vec<&Export>, ChangeError> {
         // A unit that was taken away has requests in flight on a disk that no export has any more.
         let mut nodes = swaps.iter().map(|swap| swap.old.node_name());
-        if let Some(leaving) = nodes.find_map(|node| self.departures.export_of(node)) {
-            return Err(ChangeError::Departing(leaving.clone()));
+        if let Some(leaving) = nodes.find_map(|node| self.teardowns.export_of(node)) {
+            return Err(ChangeError::ShuttingDown(leaving.clone()));
         }
         let uses = |export: &&schema::Export| swaps.iter().any(|swap| export.has_node(swap.old.node_name()));
         let users = self.config.exports.iter().filter(uses);
-        users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::Departing(user.id.clone()))).collect()
+        users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::ShuttingDown(user.id.clone()))).collect()
     }
 }
 

@@ -6,8 +6,8 @@ use egret_export::Export;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{self, Device, Lun};
 
-use super::departures::Departed;
 use super::exports::check_size;
+use super::teardowns::TornDown;
 use super::{ChangeError, Daemon, StartError, scsi};
 
 impl Daemon {
@@ -30,17 +30,17 @@ impl Daemon {
         }
         let with = before.with_lun(lun.clone())?;
         self.config.change_export(with.clone())?;
-        let started = self.settle_disks().and_then(|()| self.start_lun(&with, &lun));
+        let started = self.reconcile_disks().and_then(|()| self.start_lun(&with, &lun));
         if let Err(e) = started {
             self.config.put_export(before);
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
             return Err(e.into());
         }
         Ok(())
     }
 
     /// Takes a logical unit from an export, and tells its client. Its requests in flight end;
-    /// [`departed`](Self::departed) says when they have, and its disk is in use until then.
+    /// [`take_torn_down`](Self::take_torn_down) says when they have, and its disk is in use until then.
     ///
     /// # Errors
     /// There is no such export, or none with logical units, or there is nothing at this address.
@@ -50,15 +50,16 @@ impl Daemon {
         let Lun { node_name, .. } = lun.ok_or_else(|| ChangeError::NoLun(id.to_owned(), at))?;
         let leaving = export.remove_lun(at).map_err(StartError::from)?;
         self.config.put_export(without);
-        self.departures.add(Departed::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
+        self.teardowns.add(TornDown::Lun { export: id.to_owned(), at, node_name }, move || leaving.wait());
         Ok(())
     }
 
     fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
         let disk = Arc::clone(&self.disks[&lun.node_name]);
         check_size(object, &disk)?;
-        let unit = self.unit(object, lun, &disk)?;
-        Ok(self.exports[&object.id].add_lun(scsi::address_of(lun), unit, disk)?)
+        let at = scsi::address_of(lun);
+        let unit = self.unit(&object.id, at, &lun.node_name, scsi::config(object, lun, &disk))?;
+        Ok(self.exports[&object.id].add_lun(at, unit, disk)?)
     }
 
     fn scsi_export(&self, id: &str) -> Result<(&schema::Export, &Export), ChangeError> {

@@ -5,19 +5,18 @@
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
+//! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `limits` | limits on disks |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
-//! | `failures` | nothing: it tells what disks could not do |
-//! | `live` | nothing: it changes what queues that run are carried by |
-//! | `view` | nothing: it shows what there is |
-//! | `luns` | the disks of one such address |
-//! | `ending` | all of it |
+//! | `live` | which I/O threads and disks queues use while they run |
+//! | `teardowns` | exports and units that drain before they are gone |
+//! | `ending` | everything, at the end |
+//! | `failures`, `view`, `statistics`, `counter_registry` | nothing: they show what disks could not do, what there is, and what was counted |
 //!
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
-mod board;
-mod departures;
+mod counter_registry;
 mod disks;
 mod ending;
 mod error;
@@ -30,6 +29,7 @@ mod live;
 mod luns;
 mod scsi;
 mod statistics;
+mod teardowns;
 mod view;
 
 use std::collections::BTreeMap;
@@ -43,9 +43,7 @@ use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
 use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
-pub use board::{Board, IoThreadCounters, Time, Watched};
-pub use departures::Departed;
-use departures::Departures;
+pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 pub use failures::DiskFailure;
@@ -54,6 +52,8 @@ use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
 pub use statistics::DiskState;
+use teardowns::Teardowns;
+pub use teardowns::TornDown;
 pub use view::View;
 
 /// The I/O thread of exports that name none.
@@ -70,8 +70,8 @@ pub struct Daemon {
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
     units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
-    departures: Departures,
-    board: Arc<Board>,
+    teardowns: Teardowns,
+    registry: Arc<CounterRegistry>,
     failures: Failures,
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
@@ -95,10 +95,10 @@ impl Daemon {
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
-            board: Arc::default(),
+            registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),
-            departures: Departures::new().map_err(no_bell)?,
+            teardowns: Teardowns::new().map_err(no_bell)?,
             failures: Failures::new().map_err(no_bell)?,
             memory: MemoryBudget::new(
                 MemoryLimits { bytes: config.memory_max, regions: MOST_REGIONS },
@@ -111,7 +111,7 @@ impl Daemon {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
             new.keep_fd(set, descriptor, opaque);
         }
-        new.settle_disks()?;
+        new.reconcile_disks()?;
         for io_thread in &config.iothreads {
             new.start_io_thread(io_thread)?;
         }
@@ -147,8 +147,8 @@ impl Daemon {
     }
 
     /// Where the counters of all that runs are found, for as long as it runs.
-    pub const fn board(&self) -> &Arc<Board> {
-        &self.board
+    pub const fn registry(&self) -> &Arc<CounterRegistry> {
+        &self.registry
     }
 
     /// The objects that there are.

@@ -19,37 +19,44 @@ impl Daemon {
     /// The logical units of a device, with the disks of each.
     pub(super) fn units(
         &mut self,
-        object: &Export,
-        luns: &[Lun],
+        export: &str,
+        luns: Vec<(LunAddress, LunConfig)>,
         disks: Vec<Arc<Disk>>,
     ) -> Result<Vec<Unit>, StartError> {
-        let unit = |(lun, disk): (_, Arc<Disk>)| Ok((address_of(lun), self.unit(object, lun, &disk)?, disk));
-        luns.iter().zip(disks).map(unit).collect()
+        let unit = |((at, config), disk): ((_, _), Arc<Disk>)| {
+            Ok((at, self.unit(export, at, disk.node_name(), config)?, disk))
+        };
+        luns.into_iter().zip(disks).map(unit).collect()
     }
 
     /// The logical unit of a blockdev, which all exports have together whose guests see the same of it: so they see each
     /// other's reservations, and these stay for as long as the blockdev does. Exports whose guests see something else
     /// have another unit.
-    pub(super) fn unit(&mut self, object: &Export, lun: &Lun, disk: &Disk) -> Result<Arc<LogicalUnit>, StartError> {
-        let (node, wanted) = (&lun.node_name, config(object, lun, disk));
+    pub(super) fn unit(
+        &mut self,
+        export: &str,
+        at: LunAddress,
+        node: &str,
+        wanted: LunConfig,
+    ) -> Result<Arc<LogicalUnit>, StartError> {
         let mut units = self.units.remove(node).unwrap_or_default();
         units.retain(|unit| looks_alike(unit.config(), &wanted) || self.exports_unit(unit));
         let unit = match units.iter().find(|unit| looks_alike(unit.config(), &wanted)) {
             Some(unit) => {
                 if !self.exports_unit(unit) {
-                    unit.power_on(disk.size());
+                    unit.power_on(wanted.capacity_bytes);
                 }
                 Ok(Arc::clone(unit))
             }
             None => {
                 if !units.is_empty() {
-                    warn_of_two_units(object, node);
+                    warn_of_two_units(export, node);
                 }
                 LogicalUnit::new(wanted).map(Arc::new).inspect(|unit| units.push(Arc::clone(unit)))
             }
         };
-        self.units.insert(node.clone(), units);
-        unit.map_err(|e| StartError::Unit(object.id.clone(), address_of(lun), e))
+        self.units.insert(node.to_owned(), units);
+        unit.map_err(|e| StartError::Unit(export.to_owned(), at, e))
     }
 
     /// Whether an export has the unit now.
@@ -72,11 +79,10 @@ fn looks_alike(one: &LunConfig, other: &LunConfig) -> bool {
     looks(one) == looks(other) && one.serial == other.serial
 }
 
-fn warn_of_two_units(object: &Export, node: &str) {
+fn warn_of_two_units(export: &str, node: &str) {
     tracing::warn!(
-        "export '{}': guests of another export see blockdev '{node}' otherwise, and each other's reservations they do not \
-         see; if they should, let writable, writethrough, logical-block-size, serial, wwn and removable be the same",
-        object.id
+        "export '{export}': guests of another export see blockdev '{node}' otherwise, and each other's reservations they do not \
+         see; if they should, let writable, writethrough, logical-block-size, serial, wwn and removable be the same"
     );
 }
 
@@ -84,7 +90,8 @@ pub(super) fn address_of(lun: &Lun) -> LunAddress {
     LunAddress { target: lun.address.target, lun: lun.address.lun }
 }
 
-fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
+/// What the guest is to see of a logical unit.
+pub(super) fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
     let block = export.logical_block_size;
     let whole = |bytes: u64| bytes - bytes % u64::from(block);
     LunConfig {

@@ -155,9 +155,9 @@ fn a_logical_unit_that_goes_frees_its_disk_when_that_is_told() {
         assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
         daemon.remove_lun("s0", FIRST).unwrap();
         assert_eq!(daemon.remove_blockdev("d0").unwrap_err().to_string(), "Node d0 is in use");
-        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.departures(), PollFlags::IN)], None).unwrap();
-        let gone = Departed::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
-        assert_eq!(daemon.departed(), [gone]);
+        rustix::event::poll(&mut [PollFd::from_borrowed_fd(daemon.teardowns_bell(), PollFlags::IN)], None).unwrap();
+        let gone = TornDown::Lun { export: "s0".into(), at: FIRST, node_name: "d0".into() };
+        assert_eq!(daemon.take_torn_down(), [gone]);
         assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
         assert_eq!(state(&daemon), empty);
     }
@@ -183,7 +183,7 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     for id in ["s0", "s1"] {
         daemon.remove_export(id, Deletion::Safe).unwrap();
     }
-    daemon.departed();
+    daemon.take_torn_down();
     daemon.resize("d0", 2 << 20).unwrap();
     daemon.add_export(scsi("s0", "")).unwrap();
     assert!(Arc::ptr_eq(&unit(&daemon, "s0"), &before.upgrade().unwrap()));
@@ -191,7 +191,7 @@ fn exports_of_one_blockdev_have_one_logical_unit_if_guests_see_the_same_of_it() 
     for id in ["s0", "s2"] {
         daemon.remove_export(id, Deletion::Safe).unwrap();
     }
-    daemon.departed();
+    daemon.take_torn_down();
     daemon.remove_blockdev("d0").unwrap();
     assert!(before.upgrade().is_none());
 }
@@ -205,7 +205,7 @@ fn objects_go_in_the_order_of_their_uses_and_leave_nothing() {
     daemon.add_export(writer).unwrap();
     assert!(!daemon.disk_state("d0").unwrap().read_only, "an export writes");
     daemon.remove_export("e0", Deletion::Safe).unwrap();
-    assert_eq!(daemon.departed(), [Departed::Export { id: "e0".into() }], "it had no client to wait for");
+    assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "e0".into() }], "it had no client to wait for");
     assert!(daemon.disk_state("d0").unwrap().read_only, "nobody writes any more");
     daemon.remove_blockdev("d0").unwrap();
     daemon.remove_io_thread(DEFAULT_IOTHREAD).unwrap();
@@ -271,7 +271,7 @@ fn two_blockdevs_of_one_image_are_in_each_others_way_only_while_both_are_exporte
     let error = daemon.add_export(export(at, "e0", "d0")).unwrap_err().to_string();
     assert!(error.starts_with("blockdev 'd0': ") && error.contains("is locked"), "{error}");
     daemon.remove_export("e1", Deletion::Safe).unwrap();
-    assert_eq!(daemon.departed(), [Departed::Export { id: "e1".into() }]);
+    assert_eq!(daemon.take_torn_down(), [TornDown::Export { id: "e1".into() }]);
     daemon.add_export(export(at, "e0", "d0")).unwrap();
     daemon.add_export(export(at, "e1", "d1")).unwrap();
 }

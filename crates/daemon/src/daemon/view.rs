@@ -15,7 +15,7 @@ pub struct View {
     config: Config,
     disks: BTreeMap<String, DiskState>,
     limits: BTreeMap<String, (String, Limits)>,
-    departing: BTreeSet<String>,
+    shutting_down: BTreeSet<String>,
     fd_sets: Vec<FdSetShown>,
     watched: Arc<Watched>,
 }
@@ -28,9 +28,9 @@ impl Daemon {
         let disks = names.iter().filter_map(|name| Some(((*name).to_owned(), self.disk_state(name)?))).collect();
         let limits = self.throttle_groups.iter();
         let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
-        let departing = config.exports.iter().filter(|export| self.is_departing(&export.id));
-        let departing = departing.map(|export| export.id.clone()).collect();
-        View { config, disks, limits, departing, fd_sets: self.shown_fd_sets(), watched: self.board.look() }
+        let shutting_down = config.exports.iter().filter(|export| self.is_shutting_down(&export.id));
+        let shutting_down = shutting_down.map(|export| export.id.clone()).collect();
+        View { config, disks, limits, shutting_down, fd_sets: self.shown_fd_sets(), watched: self.registry.read() }
     }
 }
 
@@ -68,7 +68,7 @@ impl View {
     }
 
     /// Whether an export is on its way out.
-    pub fn is_departing(&self, id: &str) -> bool {
-        self.departing.contains(id)
+    pub fn is_shutting_down(&self, id: &str) -> bool {
+        self.shutting_down.contains(id)
     }
 }

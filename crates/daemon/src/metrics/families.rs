@@ -8,7 +8,7 @@ use egret_event_loop::{LoopStats, Nanos};
 use egret_export::{Latencies, QueueCounters};
 use egret_virtio::RequestType;
 
-use super::text::{Kind, Labels, Samples, Seconds};
+use super::text::{Labels, MetricType, Samples, Seconds};
 use crate::daemon::{Time, Watched};
 
 /// The octaves of nanoseconds in which the latencies' buckets end: 1 us to 8.6 s.
@@ -19,7 +19,7 @@ pub struct Family {
     /// Its name, which ends in its unit, and in `_total` if it only grows.
     pub name: &'static str,
     /// What kind of number it is.
-    pub kind: Kind,
+    pub kind: MetricType,
     /// The names of its labels.
     pub labels: &'static [&'static str],
     /// What it is, in one sentence.
@@ -36,196 +36,196 @@ const ENGINE: &[&str] = &["iothread", "engine"];
 pub static FAMILIES: &[Family] = &[
     Family {
         name: "egret_build_info",
-        kind: Kind::Gauge,
+        kind: MetricType::Gauge,
         labels: &["version"],
         help: "Always 1; the label says which Egret this is.",
         samples: |_, out| out.put(&Labels::default().and("version", env!("CARGO_PKG_VERSION")), 1),
     },
     Family {
         name: "egret_export_requests_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: OPERATION,
         help: "Requests that ended.",
         samples: |view, out| view.operations(out, |queue, op| queue.op(op).requests),
     },
     Family {
         name: "egret_export_bytes_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: OPERATION,
         help: "Bytes that requests moved, discarded or zeroed.",
         samples: |view, out| view.operations(out, |queue, op| queue.op(op).bytes),
     },
     Family {
         name: "egret_export_errors_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: OPERATION,
         help: "Requests that ended with an error.",
         samples: |view, out| view.operations(out, |queue, op| queue.op(op).errors),
     },
     Family {
         name: "egret_export_in_flight",
-        kind: Kind::Gauge,
+        kind: MetricType::Gauge,
         labels: QUEUE,
         help: "Requests taken in and not ended.",
         samples: |view, out| view.queues(out, |queue| queue.in_flight.get()),
     },
     Family {
         name: "egret_export_calls_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: QUEUE,
         help: "Notifications sent to the client.",
         samples: |view, out| view.queues(out, |queue| queue.calls.get()),
     },
     Family {
         name: "egret_export_calls_suppressed_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: QUEUE,
         help: "Batches of ended requests that the client did not want to be notified of.",
         samples: |view, out| view.queues(out, |queue| queue.calls_spared.get()),
     },
     Family {
         name: "egret_export_broken_queues_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: QUEUE,
         help: "Times the client broke the rules of the ring and the queue was stopped.",
         samples: |view, out| view.queues(out, |queue| queue.broken.get()),
     },
     Family {
         name: "egret_export_request_duration_seconds",
-        kind: Kind::Histogram,
+        kind: MetricType::Histogram,
         labels: &["export", "operation"],
         help: "How long requests took, from the turn that took them in to the turn that saw them end.",
         samples: View::durations,
     },
     Family {
         name: "egret_iothread_turns_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Turns of the event loop.",
         samples: |view, out| view.threads(out, |stats| stats.turns),
     },
     Family {
         name: "egret_iothread_waits_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Times there was nothing to do, and the loop waited.",
         samples: |view, out| view.threads(out, |stats| stats.waits),
     },
     Family {
         name: "egret_iothread_hits_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Waits that spinning ended.",
         samples: |view, out| view.threads(out, |stats| stats.hits),
     },
     Family {
         name: "egret_iothread_blocks_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Times the loop slept.",
         samples: |view, out| view.threads(out, |stats| stats.blocks),
     },
     Family {
         name: "egret_iothread_kicks_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Kicks that clients sent, as the file descriptor monitor reported them.",
         samples: |view, out| view.threads(out, |stats| stats.kicks),
     },
     Family {
         name: "egret_iothread_kicks_suppressed_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Times a look at a queue found requests that no client had to kick for.",
         samples: |view, out| view.threads(out, |stats| stats.kicks_spared),
     },
     Family {
         name: "egret_iothread_cpu_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Time on a processor, spinning included.",
         samples: |view, out| view.times(out, |time, _| time.cpu),
     },
     Family {
         name: "egret_iothread_spin_found_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Time spun in waits that spinning ended.",
         samples: |view, out| view.times(out, |time, _| time.spin_found),
     },
     Family {
         name: "egret_iothread_spin_wasted_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Time spun in waits that slept after all.",
         samples: |view, out| view.times(out, |time, _| time.spin_wasted),
     },
     Family {
         name: "egret_iothread_asleep_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Time asleep; a sleep is counted when it ends.",
         samples: |view, out| view.times(out, |time, _| time.asleep),
     },
     Family {
         name: "egret_iothread_window_seconds",
-        kind: Kind::Gauge,
+        kind: MetricType::Gauge,
         labels: THREAD,
         help: "How long the last wait was allowed to spin.",
         samples: |view, out| view.times(out, |_, stats| stats.window),
     },
     Family {
         name: "egret_iothread_window_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "How long all waits together were allowed to spin, each counted as at most a second.",
         samples: |view, out| view.times(out, |_, stats| stats.window_sum),
     },
     Family {
         name: "egret_iothread_stalls_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Times the loop was found stuck: it had not got on for as long as `--watchdog` allows.",
         samples: |view, out| view.threads.iter().for_each(|(labels, thread)| out.put(labels, thread.stalls)),
     },
     Family {
         name: "egret_engine_requests_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: ENGINE,
         help: "Requests that an engine took.",
         samples: |view, out| view.engines(out, |engine| engine.requests),
     },
     Family {
         name: "egret_engine_submissions_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: ENGINE,
         help: "Batches that an engine handed on.",
         samples: |view, out| view.engines(out, |engine| engine.submissions),
     },
     Family {
         name: "egret_engine_batch_requests",
-        kind: Kind::Histogram,
+        kind: MetricType::Histogram,
         labels: ENGINE,
         help: "Requests in a batch.",
         samples: View::batches,
     },
     Family {
         name: "egret_engine_submission_seconds_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: ENGINE,
         help: "Time inside submissions; none where the loop's own wait submits, as io_uring's does.",
         samples: |view, out| view.engines(out, |engine| Seconds(engine.submitting)),
     },
     Family {
         name: "egret_engine_longest_submission_seconds",
-        kind: Kind::Gauge,
+        kind: MetricType::Gauge,
         labels: ENGINE,
         help: "The longest submission there has been.",
         samples: |view, out| view.engines(out, |engine| Seconds(engine.longest_submission)),
     },
     Family {
         name: "egret_engine_fallbacks_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Requests that worker threads ran, because the disk's engine could not, or not without holding up its \
                I/O thread (more than 2 MiB).",
@@ -233,21 +233,21 @@ pub static FAMILIES: &[Family] = &[
     },
     Family {
         name: "egret_engine_copied_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Requests that went through a copy, because direct I/O does not take their offset or their memory.",
         samples: |view, out| view.disks(out, |stats| stats.bounced),
     },
     Family {
         name: "egret_engine_answered_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Requests that were answered without an engine, because there was nothing to do for them.",
         samples: |view, out| view.disks(out, |stats| stats.answered),
     },
     Family {
         name: "egret_engine_cached_total",
-        kind: Kind::Counter,
+        kind: MetricType::Counter,
         labels: THREAD,
         help: "Reads that the host's page cache answered at once, without an engine.",
         samples: |view, out| view.disks(out, |stats| stats.cached),
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(names.len(), FAMILIES.len());
         for Family { name, kind, help, .. } in FAMILIES {
             assert!(name.starts_with("egret_") && help.ends_with('.'), "{name}");
-            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == MetricType::Counter, "{name}");
             for unit in ["_ns", "_us", "_ms", "_bps"] {
                 assert!(!name.contains(unit), "{name} is not in a base unit");
             }

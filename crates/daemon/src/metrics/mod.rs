@@ -21,9 +21,9 @@ use egret_event_loop::EventNotifier;
 use egret_vocabulary::Address;
 
 pub use families::{FAMILIES, Family, reference, scrape};
-pub use text::Kind;
+pub use text::MetricType;
 
-use crate::daemon::Board;
+use crate::daemon::CounterRegistry;
 use crate::listen::Socket;
 use crate::process::Inherited;
 
@@ -36,11 +36,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Serves what is on `board` at `address`, which may be a socket of what is `inherited`.
+    /// Serves what `registry` has at `address`, which may be a socket of what is `inherited`.
     ///
     /// # Errors
     /// Somebody else listens at the address, there is no such group, host or socket, or there is no thread to be had.
-    pub fn serve(board: Arc<Board>, address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
+    pub fn serve(registry: Arc<CounterRegistry>, address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
         let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
         let socket = Socket::open(address, inherited).map_err(explain)?;
         let stop = EventNotifier::new()?;
@@ -49,7 +49,7 @@ impl Metrics {
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
             bounds.narrow(egret_confine::ThreadKind::Metrics);
-            http::serve(&socket, &theirs, &|| scrape(&board.look()));
+            http::serve(&socket, &theirs, &|| scrape(&registry.read()));
             socket
         })?;
         Ok(Self { stop, thread: Some(thread) })

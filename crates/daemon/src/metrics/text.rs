@@ -12,7 +12,7 @@ pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 
 /// What kind of number a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     /// It only grows.
     Counter,
     /// It comes and goes.
@@ -21,7 +21,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricType {
     /// As the format has it.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ pub(super) struct Samples<'a> {
 
 impl<'a> Samples<'a> {
     /// Begins a metric.
-    pub(super) fn begin(text: &'a mut String, name: &'static str, kind: Kind, help: &str) -> Self {
+    pub(super) fn begin(text: &'a mut String, name: &'static str, kind: MetricType, help: &str) -> Self {
         let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str());
         Self { text, name }
     }
@@ -131,7 +131,7 @@ mod tests {
     fn a_metric_is_written_as_the_format_has_it() {
         let mut text = String::new();
         let labels = Labels::default().and("export", "a\"b\\c\nd");
-        let mut samples = Samples::begin(&mut text, "egret_x_total", Kind::Counter, "Things.");
+        let mut samples = Samples::begin(&mut text, "egret_x_total", MetricType::Counter, "Things.");
         samples.put(&Labels::default(), 1);
         samples.put(&labels, Seconds(Nanos(1_000_000_001)));
         samples.put_with(&labels, "operation", "read", 3);
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn a_histogram_ends_with_everything_its_sum_and_its_count() {
         let mut text = String::new();
-        let mut samples = Samples::begin(&mut text, "egret_y", Kind::Histogram, "Sizes.");
+        let mut samples = Samples::begin(&mut text, "egret_y", MetricType::Histogram, "Sizes.");
         samples.put_histogram(&Labels::default(), [(1, 2), (3, 5)].into_iter(), 6, 17);
         assert!(text.ends_with(
             "egret_y_bucket{le=\"1\"} 2\negret_y_bucket{le=\"3\"} 5\negret_y_bucket{le=\"+Inf\"} 6\n\

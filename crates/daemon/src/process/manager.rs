@@ -1,4 +1,4 @@
-//! What a service manager is told: systemd's `sd_notify`, which is a datagram to a socket that it names.
+//! Notifications to a service manager: systemd's `sd_notify`, which is a datagram to a socket that it names.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,9 +20,9 @@ pub enum Progress {
 
 /// Tells the service manager, if there is one that wants to know (`$NOTIFY_SOCKET`, as in sd_notify(3)). Served or not
 /// does not depend on whether it could be told.
-pub fn tell_service_manager(progress: Progress) {
+pub fn notify_service_manager(progress: Progress) {
     let Some(place) = std::env::var_os("NOTIFY_SOCKET").filter(|place| !place.is_empty()) else { return };
-    if let Err(e) = tell(&place, progress) {
+    if let Err(e) = notify(&place, progress) {
         tracing::warn!("the service manager at '{}' cannot be told: {e}", place.display());
     }
 }
@@ -40,7 +40,7 @@ fn interval(micros: Option<&str>, pid: Option<&str>) -> Option<Duration> {
     Some(Duration::from_micros(micros) / 2)
 }
 
-fn tell(place: &OsStr, progress: Progress) -> io::Result<()> {
+fn notify(place: &OsStr, progress: Progress) -> io::Result<()> {
     let address = match place.as_bytes() {
         // An address without a file.
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -84,23 +84,23 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_is_told_at_a_path_and_at_an_address_without_a_file() {
+    fn a_manager_is_notified_at_a_path_and_at_an_address_without_a_file() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("notify");
         let socket = UnixDatagram::bind(&path).unwrap();
-        tell(path.as_os_str(), Progress::Ready).unwrap();
+        notify(path.as_os_str(), Progress::Ready).unwrap();
         assert_eq!(heard(&socket), format!("READY=1\nMAINPID={}\n", std::process::id()));
 
         let name = format!("egret-test-{}", std::process::id());
         let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-        tell(OsStr::new(&format!("@{name}")), Progress::Stopping).unwrap();
+        notify(OsStr::new(&format!("@{name}")), Progress::Stopping).unwrap();
         assert_eq!(heard(&socket), "STOPPING=1\n");
 
         // As many as it has room for, and then those are enough.
-        (0..1000).for_each(|_| tell(OsStr::new(&format!("@{name}")), Progress::Alive).unwrap());
+        (0..1000).for_each(|_| notify(OsStr::new(&format!("@{name}")), Progress::Alive).unwrap());
         assert_eq!(heard(&socket), "WATCHDOG=1\n");
 
-        assert!(tell(OsStr::new("notify"), Progress::Ready).unwrap_err().to_string().contains("absolute path"));
-        assert!(tell(place.path().join("nobody").as_os_str(), Progress::Ready).is_err());
+        assert!(notify(OsStr::new("notify"), Progress::Ready).unwrap_err().to_string().contains("absolute path"));
+        assert!(notify(place.path().join("nobody").as_os_str(), Progress::Ready).is_err());
     }
 }

@@ -19,7 +19,7 @@ pub use abort::abort_on_panic;
 pub use background::{BackgroundError, LaunchError, Launched, Readiness, Side, background};
 pub use inherited::{InheritError, Inherited};
 pub(crate) use manager::watchdog_interval;
-pub use manager::{Progress, tell_service_manager};
+pub use manager::{Progress, notify_service_manager};
 pub use patience::Patience;
 pub use pidfile::{Pidfile, PidfileError};
 pub use sandbox::{Places, Sandbox, SandboxError, give};

@@ -3,32 +3,67 @@
 use egret_export::QueueStats;
 use egret_virtio::RequestType;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Key, Kind, Object, Shape, Spelling};
+use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Kind, Object, Shape, Spelling};
+use egret_vocabulary::{choices, options};
 use serde_json::{Value, json};
 
-use super::command::{Command, Run, Takes, keys, nothing, text};
+use super::command::{Command, Run, Takes, nothing, typed};
 use super::{limits, luns};
 use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
 
-static NODE: Shape = keys(&[Key::needed("node-name", Kind::Text(0, usize::MAX), "Name of the blockdev.")]);
-static EXPORT: Shape = keys(&[
-    Key::needed("id", Kind::Text(0, usize::MAX), "Name of the export."),
-    Key::optional(
-        "mode",
-        Kind::Word(|| vec!["safe", "hard"]),
-        &"safe",
-        "`safe` refuses while a client uses it, `hard` cuts the client off.",
-    ),
-]);
-static SIZE: Shape = keys(&[
-    Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `node-name`."),
-    Key::optional("node-name", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
-    Key::needed("size", Kind::Bytes(0, i64::MAX as u64), "What it is to have; less than it has is refused."),
-]);
-static STATS: Shape =
-    keys(&[Key::optional("query-nodes", Kind::Flag, &"off", "One entry for each blockdev, not for each export.")]);
-static NODES: Shape =
-    keys(&[Key::optional("flat", Kind::Flag, &"off", "Accepted, and changes nothing: there are no backing files.")]);
+options! {
+    struct Node {
+        /// Name of the blockdev.
+        node_name: String, Kind::Text(0, usize::MAX);
+    }
+}
+
+options! {
+    struct Delete {
+        /// Name of the export.
+        id: String, Kind::Text(0, usize::MAX);
+        /// `safe` refuses while a client uses it, `hard` cuts the client off.
+        mode: Mode, Kind::Word(Mode::words), default Mode::Safe;
+    }
+}
+
+choices! {
+    enum Mode {
+        "safe" => Safe;
+        "hard" => Hard;
+    }
+}
+
+options! {
+    struct Resize {
+        /// Accepted as another spelling of `node-name`.
+        device: Option<String>, Kind::Text(0, usize::MAX), unset "none";
+        /// Name of the blockdev.
+        node_name: Option<String>, Kind::Text(0, usize::MAX), unset "none";
+        /// What it is to have; less than it has is refused.
+        size: u64, Kind::Bytes(0, i64::MAX as u64);
+    }
+}
+
+options! {
+    struct Statistics {
+        /// One entry for each blockdev, not for each export.
+        query_nodes: bool, Kind::Flag, default "off";
+    }
+}
+
+options! {
+    struct Nodes {
+        /// Accepted, and changes nothing: there are no backing files.
+        flat: bool, Kind::Flag, default "off";
+    }
+}
+
+static NODE: Shape = Shape::of(Node::KEYS);
+static DELETE: Shape = Shape::of(Delete::KEYS);
+static RESIZE: Shape = Shape::of(Resize::KEYS);
+static STATISTICS: Shape = Shape::of(Statistics::KEYS);
+static NODES: Shape = Shape::of(Nodes::KEYS);
 
 pub(super) static COMMANDS: &[Command] = &[
     Command {
@@ -36,7 +71,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::BLOCKDEV,
         returns: "{}",
         about: "Add a disk, or a layer over one, and open its image.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             context.daemon.add_blockdev(Blockdev::from_value(arguments.into(), Spelling::Typed)?)?;
             Ok(nothing())
         }),
@@ -46,8 +81,9 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&NODE),
         returns: "{}",
         about: "Remove a blockdev that nothing uses, and close its image.",
-        run: Run::Change(|context, arguments| {
-            context.daemon.remove_blockdev(text(&arguments, "node-name"))?;
+        run: Run::Mutate(|context, arguments| {
+            let Node { node_name } = typed(arguments)?;
+            context.daemon.remove_blockdev(&node_name)?;
             Ok(nothing())
         }),
     },
@@ -56,30 +92,30 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&NODES),
         returns: r#"[{"node-name", "drv", "ro", "file", "image": {"virtual-size", ...}, "cache", "bps", ...}]"#,
         about: "Every blockdev: what it is, its size, its limits and its settings in force.",
-        run: Run::Look(|view, _| {
+        run: Run::Query(|view, _| {
             Ok(view.config().node_names().into_iter().filter_map(|name| node(view, name)).collect())
         }),
     },
     Command {
         name: "query-blockstats",
-        takes: Takes::Keys(&STATS),
+        takes: Takes::Keys(&STATISTICS),
         returns: r#"[{"device", "node-name", "stats": {"rd_bytes", "rd_operations", ...}}]"#,
         about: "What the exports there are have counted, by export (`device`), or with `query-nodes` by blockdev.",
-        run: Run::Look(|view, arguments| {
-            Ok(statistics(view, arguments.get("query-nodes") == Some(&Value::Bool(true))))
+        run: Run::Query(|view, arguments| {
+            let Statistics { query_nodes } = typed(arguments)?;
+            Ok(statistics(view, query_nodes))
         }),
     },
     Command {
         name: "block_resize",
-        takes: Takes::Keys(&SIZE),
+        takes: Takes::Keys(&RESIZE),
         returns: r#"{}, or {"untold": [export, ...]}"#,
         about: "Make an image longer, or look again how long a device is, and tell the clients of its exports; \
                 `untold` names exports whose client does not listen for that.",
-        run: Run::Change(|context, arguments| {
-            let name = [text(&arguments, "node-name"), text(&arguments, "device")];
-            let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
-            let size = arguments.get("size").and_then(Value::as_u64).unwrap_or_default();
-            let untold = context.daemon.resize(name, size)?;
+        run: Run::Mutate(|context, arguments| {
+            let Resize { device, node_name, size } = typed(arguments)?;
+            let mut names = node_name.into_iter().chain(device);
+            let untold = context.daemon.resize(&names.find(|name| !name.is_empty()).unwrap_or_default(), size)?;
             Ok(if untold.is_empty() { nothing() } else { json!({ "untold": untold }) })
         }),
     },
@@ -88,7 +124,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::EXPORT,
         returns: "{}",
         about: "Offer a disk; it listens when this returns.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             let export = Export::from_value(arguments.into(), Spelling::Typed)?;
             let socket = match &export.addr {
                 Addr::Unix(_) => None,
@@ -100,12 +136,16 @@ pub(super) static COMMANDS: &[Command] = &[
     },
     Command {
         name: "block-export-del",
-        takes: Takes::Keys(&EXPORT),
+        takes: Takes::Keys(&DELETE),
         returns: "{}",
         about: "Take an offer back. BLOCK_EXPORT_DELETED says when it is gone and its name and disk are free.",
-        run: Run::Change(|context, arguments| {
-            let how = if text(&arguments, "mode") == "hard" { Deletion::Hard } else { Deletion::Safe };
-            context.daemon.remove_export(text(&arguments, "id"), how)?;
+        run: Run::Mutate(|context, arguments| {
+            let Delete { id, mode } = typed(arguments)?;
+            let how = match mode {
+                Mode::Safe => Deletion::Safe,
+                Mode::Hard => Deletion::Hard,
+            };
+            context.daemon.remove_export(&id, how)?;
             Ok(nothing())
         }),
     },
@@ -115,7 +155,7 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: r#"[{"id", "type", "node-name", "shutting-down", "iothread-vq-mapping": [{"iothread", "vqs"}], "luns": [{"target", "lun", "node-name", "serial"}]}]"#,
         about: "Every export, those on their way out too, and which I/O thread runs which of its queues. One of type \
                 vhost-user-scsi has `luns`, and an empty `node-name`.",
-        run: Run::Look(|view, _| Ok(exports(view))),
+        run: Run::Query(|view, _| Ok(exports(view))),
     },
 ];
 
@@ -125,7 +165,7 @@ fn exports(view: &View) -> Value {
             "id": export.id,
             "type": export.device.word(),
             "node-name": node_of(export),
-            "shutting-down": view.is_departing(&export.id),
+            "shutting-down": view.is_shutting_down(&export.id),
             "iothread-vq-mapping": export.mapping(DEFAULT_IOTHREAD),
         });
         if let Device::VhostUserScsi(device) = &export.device {
@@ -162,8 +202,8 @@ fn node(view: &View, name: &str) -> Option<Value> {
         "active": true,
         "encrypted": false,
         "backing_file_depth": 0,
-        "detect_zeroes": disk.detect_zeroes.as_str(),
-        "cache": { "direct": disk.direct, "no-flush": disk.no_flush, "writeback": true },
+        "detect_zeroes": disk.settings.detect_zeroes.as_str(),
+        "cache": { "direct": disk.settings.direct, "no-flush": disk.settings.no_flush, "writeback": true },
         "write_threshold": 0,
         "image": { "filename": file, "format": driver, "virtual-size": state.size, "dirty-flag": false },
     });

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::Descriptors;
 use super::session::Order;
-use crate::daemon::{Daemon, Departed, View};
+use crate::daemon::{Daemon, TornDown, View};
 use crate::process::Patience;
 
 /// A daemon that comes back.
@@ -27,7 +27,7 @@ pub(super) struct Done {
     /// What to answer to whoever gave the order, if somebody did, and what is left of the descriptors that it sent.
     pub(super) answer: Option<(Value, Descriptors)>,
     /// What has gone.
-    pub(super) departed: Vec<Departed>,
+    pub(super) torn_down: Vec<TornDown>,
 }
 
 /// What is to be done.
@@ -35,7 +35,7 @@ pub(super) enum Change {
     /// What a client asks for.
     Order(Order),
     /// To close what exports leave behind that have gone.
-    Departures,
+    Teardowns,
     /// To close what clients leave behind, who have all gone.
     Desertion,
 }
@@ -134,12 +134,12 @@ impl Drop for Changes {
 fn change(mut daemon: Daemon, what: Change) -> Done {
     let answer = match what {
         Change::Order(order) => Some(order.run(&mut daemon)),
-        Change::Departures => None,
+        Change::Teardowns => None,
         Change::Desertion => {
             daemon.remove_forsaken_fd_sets();
             None
         }
     };
-    let departed = daemon.departed();
-    Done { view: daemon.view(), daemon, answer, departed }
+    let torn_down = daemon.take_torn_down();
+    Done { view: daemon.view(), daemon, answer, torn_down }
 }

@@ -160,8 +160,8 @@ impl Client {
         self.say(answer);
     }
 
-    /// Tells of an event, if it is to hear of any; false if it does not read what it is told.
-    pub(super) fn tell(&mut self, event: &Event) -> bool {
+    /// Sends an event, if the client is to have any; false if it does not read what it is sent.
+    pub(super) fn send_event(&mut self, event: &Event) -> bool {
         if self.session.hears_events() {
             self.say(&event.to_json());
         }
@@ -246,11 +246,11 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let mut client = Client::socket(ours.into(), 0, false);
         let event = Event::BlockExportDeleted { id: "e".repeat(10_000) };
-        assert!(client.tell(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
+        assert!(client.send_event(&event) && client.output.len() < 1_000, "before it commands it hears of no events");
         theirs.write_all(b"{\"execute\":\"qmp_capabilities\"}").unwrap();
         client.read();
         assert!(client.hear().is_none());
-        let told = (0..1_000).take_while(|_| client.tell(&event)).count();
+        let told = (0..1_000).take_while(|_| client.send_event(&event)).count();
         assert!(client.output.len() < MOST_UNREAD + 20_000 && (90..110).contains(&told), "{told} events piled up");
     }
 }

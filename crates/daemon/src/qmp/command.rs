@@ -1,6 +1,6 @@
 //! What a command is, and what a table of them: from it they run, and help, reference and introspection are made.
 
-use egret_vocabulary::schema::{Blockdev, Export, IoThread, Key, Object, Shape, Spelling, fit_arguments};
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object, Shape, Spelling, validate_arguments};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -21,9 +21,9 @@ pub struct Context<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Run {
     /// It only looks, and is answered at once, whatever change is in work.
-    Look(fn(&View, &Arguments) -> Result<Value, QmpError>),
+    Query(fn(&View, Arguments) -> Result<Value, QmpError>),
     /// It changes objects, or asks them, and waits for the changes before it.
-    Change(fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>),
+    Mutate(fn(&mut Context<'_>, Arguments) -> Result<Value, QmpError>),
     /// It tells of the commands themselves.
     Describe(fn(&Table) -> Value),
     /// It ends the daemon.
@@ -54,21 +54,28 @@ pub enum Takes {
     Keys(&'static Shape),
     /// These keys, and `value`, which is anything.
     KeysAndValue(&'static Shape),
-    /// An object of the vocabulary: its shape, and the key in front that says what it is, if that is not its own.
-    Object(&'static Shape, Option<&'static str>),
+    /// An object of the vocabulary.
+    Object {
+        /// What it is called.
+        noun: &'static str,
+        /// Its keys.
+        shape: &'static Shape,
+        /// The key that says what kind of object it is, where that is none of its own.
+        tag: Option<&'static str>,
+    },
 }
 
-pub(super) const fn keys(keys: &'static [Key]) -> Shape {
-    Shape { keys, variants: None, foreign: &[] }
-}
-
-static NOTHING: Shape = keys(&[]);
+static NOTHING: Shape = Shape::of(&[]);
 
 impl Takes {
     pub(super) const NOTHING: Self = Self::Keys(&NOTHING);
-    pub(super) const IOTHREAD: Self = Self::Object(IoThread::SHAPE, Some("qom-type"));
-    pub(super) const BLOCKDEV: Self = Self::Object(Blockdev::SHAPE, None);
-    pub(super) const EXPORT: Self = Self::Object(Export::SHAPE, None);
+    pub(super) const IOTHREAD: Self = Self::object::<IoThread>(Some("qom-type"));
+    pub(super) const BLOCKDEV: Self = Self::object::<Blockdev>(None);
+    pub(super) const EXPORT: Self = Self::object::<Export>(None);
+
+    const fn object<T: Object>(tag: Option<&'static str>) -> Self {
+        Self::Object { noun: T::NOUN, shape: T::SHAPE, tag }
+    }
 }
 
 /// Commands, by what they are about.
@@ -99,8 +106,8 @@ impl Command {
     /// Runs with arguments that have been checked.
     pub(super) fn run(&self, context: &mut Context<'_>, checked: Arguments) -> Result<Value, QmpError> {
         match self.run {
-            Run::Look(look) => look(&context.daemon.view(), &checked),
-            Run::Change(change) => change(context, checked),
+            Run::Query(query) => query(&context.daemon.view(), checked),
+            Run::Mutate(mutate) => mutate(context, checked),
             Run::Describe(describe) => Ok(describe(context.commands)),
             Run::Quit => Ok(nothing()),
         }
@@ -109,16 +116,16 @@ impl Command {
     /// Checks the arguments.
     pub(super) fn check(&self, mut arguments: Arguments) -> Result<Arguments, QmpError> {
         Ok(match self.takes {
-            Takes::Keys(shape) => fit_arguments(arguments, shape, Spelling::Typed)?,
+            Takes::Keys(shape) => validate_arguments(arguments, shape, Spelling::Typed)?,
             Takes::KeysAndValue(shape) => {
                 let value = arguments.remove("value");
-                let mut checked = fit_arguments(arguments, shape, Spelling::Typed)?;
+                let mut checked = validate_arguments(arguments, shape, Spelling::Typed)?;
                 let missing = || QmpError::generic("Parameter 'value' is missing");
                 checked.insert("value".to_owned(), value.ok_or_else(missing)?);
                 checked
             }
             // The object checks itself.
-            Takes::Object(..) => arguments,
+            Takes::Object { .. } => arguments,
         })
     }
 }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_vocabulary::chardev::{Monitor, Place};
+use egret_vocabulary::chardev::{Backend, Monitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::changes::{Change, Changes, Done};
@@ -22,7 +22,7 @@ use super::command::{Run, nothing};
 use super::commands::COMMANDS;
 use super::event::Event;
 use super::session::Order;
-use crate::daemon::{Board, Daemon, Departed, View};
+use crate::daemon::{CounterRegistry, Daemon, TornDown, View};
 use crate::listen::Socket;
 use crate::process::{Inherited, Patience};
 use crate::watchdog::Stalls;
@@ -32,8 +32,8 @@ use crate::watchdog::Stalls;
 const MOST_CLIENTS: usize = 32;
 /// How long a place rests where a client could not be let in (no descriptors left, say).
 const REST: Duration = Duration::from_secs(1);
-/// How long clients are given to read their last words.
-const FAREWELL: Duration = Duration::from_millis(200);
+/// How long clients are given, at the end, to receive what they have not read yet.
+const DRAIN_LIMIT: Duration = Duration::from_millis(200);
 
 /// Why [`Control::attend`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +52,14 @@ pub struct Control {
     daemon: Option<Daemon>,
     /// How it was after the last change.
     view: View,
-    board: Arc<Board>,
+    registry: Arc<CounterRegistry>,
     changes: Changes,
     /// Orders of clients that wait for a change in work, the oldest first.
     orders: VecDeque<(ClientId, Order)>,
     /// Who gave the order that is in work, and which, if anybody did.
     ordered_by: Option<(ClientId, &'static str)>,
     /// Exports have gone, and what they used is to be closed.
-    departing: bool,
+    has_teardowns: bool,
     /// The last client has left, and what it sent is to be closed.
     deserted: bool,
     /// Somebody has been let in since there was nobody.
@@ -82,12 +82,12 @@ impl Control {
     pub fn new(daemon: Daemon, monitors: &[Monitor], inherited: &mut Inherited) -> io::Result<Self> {
         let mut new = Self {
             view: daemon.view(),
-            board: Arc::clone(daemon.board()),
+            registry: Arc::clone(daemon.registry()),
             daemon: Some(daemon),
             changes: Changes::start()?,
             orders: VecDeque::new(),
             ordered_by: None,
-            departing: false,
+            has_teardowns: false,
             deserted: false,
             attended: false,
             places: Vec::new(),
@@ -97,9 +97,9 @@ impl Control {
             resting_until: None,
         };
         for monitor in monitors {
-            match &monitor.chardev.place {
-                Place::Stdio => new.let_in(Client::stdio(monitor.pretty)),
-                Place::Socket(address) => {
+            match &monitor.chardev.backend {
+                Backend::Stdio => new.let_in(Client::stdio(monitor.pretty)),
+                Backend::Socket(address) => {
                     let explain = |e: io::Error| {
                         let id = &monitor.chardev.id;
                         io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))
@@ -112,7 +112,7 @@ impl Control {
     }
 
     /// Tells monitors, from here on, which I/O threads are stuck.
-    pub fn tell_of(&mut self, stalls: Stalls) {
+    pub fn announce_stalls_of(&mut self, stalls: Stalls) {
         self.stalls = Some(stalls);
     }
 
@@ -145,14 +145,14 @@ impl Control {
     /// daemon.
     pub fn shut_down(mut self, reason: &'static str, patience: &Patience<'_>) -> Option<Daemon> {
         // Before anything is waited for: a change in work may hang, and no export's client need wait for that.
-        self.board.stop_exports();
+        self.registry.stop_exports();
         if self.daemon.is_none()
-            && let Some(done) = self.changes.wait(FAREWELL)
+            && let Some(done) = self.changes.wait(DRAIN_LIMIT)
         {
             self.finish(done);
         }
         self.announce(&Event::Shutdown { reason });
-        self.say_farewell();
+        self.drain_clients();
         let Self { daemon, changes, ordered_by, .. } = self;
         if let Some(daemon) = daemon.or_else(|| Some(changes.wait_within(patience)?.daemon)) {
             return Some(daemon);
@@ -164,8 +164,9 @@ impl Control {
         None
     }
 
-    fn say_farewell(&mut self) {
-        let end = Instant::now() + FAREWELL;
+    /// Writes what clients have not received yet, for as long as they are given for that.
+    fn drain_clients(&mut self) {
+        let end = Instant::now() + DRAIN_LIMIT;
         loop {
             self.clients.retain_mut(|(_, client)| {
                 client.write();
@@ -190,7 +191,7 @@ impl Control {
         let input = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![input(until), input(self.changes.as_fd())];
         if let Some(daemon) = &self.daemon {
-            fds.extend([input(daemon.departures()), input(daemon.failures_bell())]);
+            fds.extend([input(daemon.teardowns_bell()), input(daemon.failures_bell())]);
         }
         fds.extend(self.stalls.iter().map(|stalls| input(stalls.as_fd())));
         if self.resting_until.is_none() {
@@ -206,7 +207,7 @@ impl Control {
         let timeout = end.and_then(|end| Timespec::try_from(end.saturating_duration_since(now)).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {
-                self.departing |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
+                self.has_teardowns |= self.daemon.is_some() && fds[2].revents().contains(PollFlags::IN);
                 Ok(fds[0].revents().contains(PollFlags::IN))
             }
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -227,8 +228,8 @@ impl Control {
             client.read();
             if let Some(mut order) = client.hear() {
                 match order.command.run {
-                    Run::Look(look) => {
-                        let outcome = look(&self.view, &order.arguments);
+                    Run::Query(query) => {
+                        let outcome = query(&self.view, std::mem::take(&mut order.arguments));
                         client.answer(&order.answer(outcome));
                     }
                     Run::Describe(describe) => client.answer(&order.answer(Ok(describe(&COMMANDS)))),
@@ -236,7 +237,7 @@ impl Control {
                         quit = true;
                         client.answer(&order.answer(Ok(nothing())));
                     }
-                    Run::Change(_) => {
+                    Run::Mutate(_) => {
                         order.descriptors = client.take_descriptors();
                         self.orders.push_back((*id, order));
                     }
@@ -244,8 +245,8 @@ impl Control {
             }
             client.write();
         }
-        self.tell_failures();
-        self.tell_stalls();
+        self.announce_failures();
+        self.announce_stalls();
         self.clients.retain(|(_, client)| !client.is_over());
         self.deserted |= self.clients.is_empty() && std::mem::take(&mut self.attended);
         if !quit {
@@ -260,8 +261,8 @@ impl Control {
         if self.daemon.is_none() {
             return;
         }
-        let (ordered_by, what) = if std::mem::take(&mut self.departing) {
-            (None, Change::Departures)
+        let (ordered_by, what) = if std::mem::take(&mut self.has_teardowns) {
+            (None, Change::Teardowns)
         } else if std::mem::take(&mut self.deserted) {
             (None, Change::Desertion)
         } else if let Some((by, order)) = self.orders.pop_front() {
@@ -277,7 +278,7 @@ impl Control {
 
     /// Takes the daemon back, and tells who ordered what was done, and everybody what happened.
     fn finish(&mut self, done: Done) {
-        let Done { daemon, view, answer, departed } = done;
+        let Done { daemon, view, answer, torn_down } = done;
         (self.daemon, self.view) = (Some(daemon), view);
         if let (Some((by, _)), Some((answer, descriptors))) = (self.ordered_by.take(), answer)
             && let Some((_, client)) = self.clients.iter_mut().find(|(id, _)| *id == by)
@@ -286,10 +287,10 @@ impl Control {
             client.answer(&answer);
             client.write();
         }
-        for departed in departed {
-            self.announce(&match departed {
-                Departed::Export { id } => Event::BlockExportDeleted { id },
-                Departed::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
+        for torn_down in torn_down {
+            self.announce(&match torn_down {
+                TornDown::Export { id } => Event::BlockExportDeleted { id },
+                TornDown::Lun { export: id, at, node_name } => Event::LunDeleted { id, at, node_name },
             });
         }
     }
@@ -324,15 +325,15 @@ impl Control {
         }
     }
 
-    fn tell_failures(&mut self) {
-        let told = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
-        for told in told.unwrap_or_default() {
-            tracing::warn!("{told}");
-            self.announce(&Event::BlockIoError(told));
+    fn announce_failures(&mut self) {
+        let failures = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
+        for failure in failures.unwrap_or_default() {
+            tracing::warn!("{failure}");
+            self.announce(&Event::BlockIoError(failure));
         }
     }
 
-    fn tell_stalls(&mut self) {
+    fn announce_stalls(&mut self) {
         if let Some(stalls) = self.stalls.clone() {
             stalls.hear(|stall| self.announce(&Event::Stall(stall)));
         }
@@ -340,7 +341,7 @@ impl Control {
 
     fn announce(&mut self, event: &Event) {
         self.clients.retain_mut(|(_, client)| {
-            let reads = client.tell(event);
+            let reads = client.send_event(event);
             if !reads {
                 tracing::warn!("a monitor's client is cut off: it does not read what it is told");
             }

@@ -4,26 +4,46 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use egret_vocabulary::schema::{Descriptor, Key, Kind, LARGEST_FD_SET, Shape};
+use egret_vocabulary::options;
+use egret_vocabulary::schema::{Descriptor, FdSetNumber, Kind, LARGEST_FD_SET, Shape};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
-use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
+use super::command::{Command, Run, Takes, nothing, typed};
 
 /// Descriptors that one client may have names for.
 const MOST_NAMED: usize = 64;
 
-static NAME: Shape =
-    keys(&[Key::needed("fdname", Kind::Text(1, 255), "Name of the descriptor, not with a digit first.")]);
-static ADD: Shape = keys(&[
-    Key::optional("fdset-id", SET, &"the least that is free", "The set that it is added to."),
-    Key::optional("opaque", Kind::Text(0, 4096), &"none", "What to say of it in `query-fdsets`."),
-]);
-static REMOVE: Shape = keys(&[
-    Key::needed("fdset-id", SET, "The set."),
-    Key::optional("fd", Kind::Number(0, i32::MAX as u64, ""), &"all of the set", "The descriptor, by its number."),
-]);
+options! {
+    struct Named {
+        /// Name of the descriptor, not with a digit first.
+        fdname: String, Kind::Text(1, 255);
+    }
+}
+
+options! {
+    struct Add {
+        /// The set that it is added to.
+        fdset_id: Option<FdSetNumber>, SET, unset "the least that is free";
+        /// What to say of it in `query-fdsets`.
+        opaque: Option<String>, Kind::Text(0, 4096), unset "none";
+    }
+}
+
+options! {
+    struct Remove {
+        /// The set.
+        fdset_id: FdSetNumber, SET;
+        /// The descriptor, by its number.
+        fd: Option<u64>, Kind::Number(0, i32::MAX as u64, ""), unset "all of the set";
+    }
+}
+
 const SET: Kind = Kind::Number(0, LARGEST_FD_SET, "");
+
+static NAMED: Shape = Shape::of(Named::KEYS);
+static ADD: Shape = Shape::of(Add::KEYS);
+static REMOVE: Shape = Shape::of(Remove::KEYS);
 
 /// What a client has sent beside its commands.
 #[derive(Debug, Default)]
@@ -66,32 +86,33 @@ impl Descriptors {
 pub(super) static COMMANDS: &[Command] = &[
     Command {
         name: "getfd",
-        takes: Takes::Keys(&NAME),
+        takes: Takes::Keys(&NAMED),
         returns: "{}",
         about: "Give the descriptor that came with this command a name, in the place of one that has it. It is the \
                 client's own, and goes with it; `block-export-add` takes it by `addr.type=fd,addr.str=NAME`.",
-        run: Run::Change(|context, arguments| {
-            let (name, own) = (text(&arguments, "fdname"), &mut context.descriptors);
+        run: Run::Mutate(|context, arguments| {
+            let Named { fdname: name } = typed(arguments)?;
+            let own = &mut context.descriptors;
             let descriptor = own.sent()?;
             if !matches!(name.parse(), Ok(Descriptor::Name(_))) {
                 return Err(QmpError::generic("Parameter 'fdname' expects a name not starting with a digit"));
             }
-            if own.named.len() >= MOST_NAMED && !own.named.contains_key(name) {
+            if own.named.len() >= MOST_NAMED && !own.named.contains_key(&name) {
                 return Err(QmpError::generic(format!("{MOST_NAMED} descriptors have names; closefd gives one back")));
             }
-            own.named.insert(name.to_owned(), descriptor);
+            own.named.insert(name, descriptor);
             Ok(nothing())
         }),
     },
     Command {
         name: "closefd",
-        takes: Takes::Keys(&NAME),
+        takes: Takes::Keys(&NAMED),
         returns: "{}",
         about: "Close a descriptor that has a name.",
-        run: Run::Change(|context, arguments| {
-            let name = text(&arguments, "fdname");
+        run: Run::Mutate(|context, arguments| {
+            let Named { fdname: name } = typed(arguments)?;
             let missing = || QmpError::generic(format!("File descriptor named '{name}' not found"));
-            context.descriptors.named.remove(name).map(|_| nothing()).ok_or_else(missing)
+            context.descriptors.named.remove(&name).map(|_| nothing()).ok_or_else(missing)
         }),
     },
     Command {
@@ -101,10 +122,10 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Add the descriptor that came with this command to a set; `filename=/dev/fdset/N` of a blockdev is an \
                 image that was opened for it. When the last client of all monitors has left, sets that no blockdev \
                 names are closed.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             let descriptor = context.descriptors.sent()?;
-            let opaque = arguments.get("opaque").and_then(Value::as_str).map(str::to_owned);
-            let (id, number) = context.daemon.add_fd(number(&arguments, "fdset-id"), descriptor, opaque)?;
+            let Add { fdset_id, opaque } = typed(arguments)?;
+            let (id, number) = context.daemon.add_fd(fdset_id, descriptor, opaque)?;
             Ok(json!({ "fdset-id": id, "fd": number }))
         }),
     },
@@ -113,9 +134,9 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&REMOVE),
         returns: "{}",
         about: "Close a descriptor of a set, or all of them. What is open through it stays open.",
-        run: Run::Change(|context, arguments| {
-            let id = number(&arguments, "fdset-id").unwrap_or_default();
-            context.daemon.remove_fd(id, number(&arguments, "fd"))?;
+        run: Run::Mutate(|context, arguments| {
+            let Remove { fdset_id, fd } = typed(arguments)?;
+            context.daemon.remove_fd(fdset_id, fd)?;
             Ok(nothing())
         }),
     },
@@ -124,7 +145,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"[{"fdset-id", "fds": [{"fd", "opaque"}]}]"#,
         about: "Every set of descriptors.",
-        run: Run::Look(|view, _| {
+        run: Run::Query(|view, _| {
             let fd = |(number, opaque): &(i32, Option<String>)| {
                 let mut shown = Map::from_iter([("fd".to_owned(), Value::from(*number))]);
                 shown.extend(opaque.iter().map(|opaque| ("opaque".to_owned(), opaque.as_str().into())));
@@ -135,7 +156,3 @@ pub(super) static COMMANDS: &[Command] = &[
         }),
     },
 ];
-
-fn number(arguments: &Arguments, key: &str) -> Option<u64> {
-    arguments.get(key).and_then(Value::as_u64)
-}

@@ -21,8 +21,8 @@ pub fn schema(commands: &Table) -> Value {
         match command.takes {
             Takes::Keys(shape) => types.object(&argument, shape, &[]),
             Takes::KeysAndValue(shape) => types.object(&argument, shape, &[("value", "any")]),
-            Takes::Object(shape, None) => types.object(&argument, shape, &[]),
-            Takes::Object(shape, Some(kind)) => types.object(&argument, shape, &[(kind, "str")]),
+            Takes::Object { shape, tag: None, .. } => types.object(&argument, shape, &[]),
+            Takes::Object { shape, tag: Some(tag), .. } => types.object(&argument, shape, &[(tag, "str")]),
         }
         types.entries.push(json!({
             "name": command.name, "meta-type": "command", "arg-type": argument, "ret-type": "any", "allow-oob": false,
@@ -129,7 +129,7 @@ impl Types {
             Kind::Child(..) => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
         };
         let mut member = json!({ "name": key.name, "type": of });
-        if let Unset::Means(_) = key.unset {
+        if !matches!(key.unset, Unset::Refused) {
             member["default"] = Value::Null;
         }
         member
@@ -141,6 +141,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn a_member_that_may_be_left_out_has_a_default_and_no_other() {
+        let schema = schema(&crate::qmp::commands::COMMANDS);
+        let object = |name| schema.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let members = object("object-add-arg")["members"].as_array().unwrap();
+        let has_default = |name| members.iter().find(|member| member["name"] == name).unwrap().get("default").is_some();
+        assert!(has_default("poll-max-ns") && has_default("poll-grow") && !has_default("id"));
+    }
 
     #[test]
     fn every_type_that_is_named_is_there_and_no_name_is_given_twice() {

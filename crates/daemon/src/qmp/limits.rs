@@ -5,7 +5,7 @@ use egret_vocabulary::schema::{Key, Kind, Shape};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
-use super::command::{Arguments, Command, Run, Takes, keys, nothing, text};
+use super::command::{Arguments, Command, Run, Takes, nothing, text};
 use crate::daemon::View;
 
 const RATE: Kind = Kind::Number(0, LARGEST_LIMIT, "");
@@ -22,7 +22,7 @@ const fn length(name: &'static str, about: &'static str) -> Key {
     Key::optional(name, RATE, &"1", about)
 }
 
-static LIMITS: Shape = keys(&[
+static LIMITS: Shape = Shape::of(&[
     Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `id`."),
     Key::optional("id", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
     rate("bps", "Bytes a second of reads and writes together; 0 is no limit, as in all that follow."),
@@ -52,7 +52,7 @@ pub(super) static COMMANDS: &[Command] = &[Command {
     takes: Takes::Keys(&LIMITS),
     returns: "{}",
     about: "Limit what guests do with a blockdev, together with the others of its group; all zero lifts its limits.",
-    run: Run::Change(|context, arguments| {
+    run: Run::Mutate(|context, arguments| {
         let name = match (text(&arguments, "device"), text(&arguments, "id")) {
             ("", name) | (name, "") if !name.is_empty() => name,
             _ => return Err(QmpError::generic("Need exactly one of 'device' and 'id'")),

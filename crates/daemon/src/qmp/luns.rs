@@ -36,7 +36,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::Keys(&ADD),
         returns: "{}",
         about: "Add a logical unit to an export of type vhost-user-scsi, and tell its guest.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             let Add { id, lun } = typed(arguments)?;
             context.daemon.add_lun(&id, lun)?;
             Ok(nothing())
@@ -48,7 +48,7 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Take a logical unit away, whether or not its guest still uses it, and tell the guest. EGRET_LUN_DELETED \
                 says when its requests in flight have ended and its disk is free.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             let Delete { id, address: LunAddress { lun, target } } = typed(arguments)?;
             context.daemon.remove_lun(&id, scsi::LunAddress { target, lun })?;
             Ok(nothing())

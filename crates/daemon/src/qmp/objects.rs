@@ -2,18 +2,39 @@
 
 use egret_polling::Property;
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{IoThread, Key, Kind, Object, Shape, Spelling};
+use egret_vocabulary::options;
+use egret_vocabulary::schema::{IoThread, Kind, Object, Shape, Spelling};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
-use super::command::{Command, Run, Takes, keys, nothing, text};
+use super::command::{Command, Run, Takes, nothing, typed};
 
-static ID: Shape = keys(&[Key::needed("id", Kind::Text(0, usize::MAX), "Name of the object.")]);
-static PATH: Shape = keys(&[Key::needed("path", Kind::Text(0, usize::MAX), "`/objects/ID`, or `ID` alone.")]);
-static PROPERTY: Shape = keys(&[
-    Key::needed("path", Kind::Text(0, usize::MAX), "`/objects/ID`, or `ID` alone."),
-    Key::needed("property", Kind::Text(0, usize::MAX), "A property of the object."),
-]);
+options! {
+    struct Delete {
+        /// Name of the object.
+        id: String, Kind::Text(0, usize::MAX);
+    }
+}
+
+options! {
+    struct List {
+        /// `/objects/ID`, or `ID` alone.
+        path: String, Kind::Text(0, usize::MAX);
+    }
+}
+
+options! {
+    struct OneProperty {
+        /// `/objects/ID`, or `ID` alone.
+        path: String, Kind::Text(0, usize::MAX);
+        /// A property of the object.
+        property: String, Kind::Text(0, usize::MAX);
+    }
+}
+
+static DELETE: Shape = Shape::of(Delete::KEYS);
+static LIST: Shape = Shape::of(List::KEYS);
+static PROPERTY: Shape = Shape::of(OneProperty::KEYS);
 
 pub(super) static COMMANDS: &[Command] = &[
     Command {
@@ -21,7 +42,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::IOTHREAD,
         returns: "{}",
         about: "Start an I/O thread; `qom-type` is `iothread`.",
-        run: Run::Change(|context, arguments| {
+        run: Run::Mutate(|context, arguments| {
             let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
             context.daemon.add_io_thread(object)?;
             Ok(nothing())
@@ -29,34 +50,38 @@ pub(super) static COMMANDS: &[Command] = &[
     },
     Command {
         name: "object-del",
-        takes: Takes::Keys(&ID),
+        takes: Takes::Keys(&DELETE),
         returns: "{}",
         about: "End an I/O thread that no export runs on.",
-        run: Run::Change(|context, arguments| {
-            context.daemon.remove_io_thread(text(&arguments, "id"))?;
+        run: Run::Mutate(|context, arguments| {
+            let Delete { id } = typed(arguments)?;
+            context.daemon.remove_io_thread(&id)?;
             Ok(nothing())
         }),
     },
     Command {
         name: "qom-list",
-        takes: Takes::Keys(&PATH),
+        takes: Takes::Keys(&LIST),
         returns: r#"[{"name", "type"}]"#,
         about: "The properties of an object, or the objects under `/` and `/objects`.",
-        run: Run::Look(|view, arguments| list(view.config(), text(arguments, "path"))),
+        run: Run::Query(|view, arguments| {
+            let List { path } = typed(arguments)?;
+            list(view.config(), &path)
+        }),
     },
     Command {
         name: "qom-get",
         takes: Takes::Keys(&PROPERTY),
         returns: "the value",
         about: "A property as it is in force.",
-        run: Run::Look(|view, arguments| {
-            let (path, property) = (text(arguments, "path"), text(arguments, "property"));
-            let object = find(view.config(), path)?;
+        run: Run::Query(|view, arguments| {
+            let OneProperty { path, property } = typed(arguments)?;
+            let object = find(view.config(), &path)?;
             if property == "type" {
                 return Ok(IoThread::NOUN.into());
             }
-            known(property)?;
-            Ok(in_force(object).remove(property).unwrap_or(Value::Null))
+            known(&property)?;
+            Ok(in_force(object).remove(&property).unwrap_or(Value::Null))
         }),
     },
     Command {
@@ -65,11 +90,11 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Change a property of an I/O thread while it runs. 0 stores the default where the property says so, \
                 and null whatever is so without the property; a change of policy forgets the properties that the new one has no use for.",
-        run: Run::Change(|context, mut arguments| {
+        run: Run::Mutate(|context, mut arguments| {
             let value = arguments.remove("value").unwrap_or_default();
-            let (path, property) = (text(&arguments, "path"), text(&arguments, "property"));
-            known(property)?;
-            let changed = find(context.daemon.config(), path)?.with(property, value)?;
+            let OneProperty { path, property } = typed(arguments)?;
+            known(&property)?;
+            let changed = find(context.daemon.config(), &path)?.with(&property, value)?;
             context.daemon.change_io_thread(changed)?;
             Ok(nothing())
         }),
@@ -79,7 +104,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"[{"id", "thread-id", "poll-max-ns", ...}]"#,
         about: "Every I/O thread: the number of its thread, and its properties as they are in force.",
-        run: Run::Look(|view, _| {
+        run: Run::Query(|view, _| {
             let show = |object: &IoThread| {
                 let mut shown = in_force(object);
                 let thread_id = view.watched().io_threads.get(&object.id).map(|thread| thread.thread_id);

@@ -14,7 +14,7 @@ pub(super) static COMMANDS: &[Command] = &[
         takes: Takes::NOTHING,
         returns: r#"{"qemu": {"major", "minor", "micro"}, "package"}"#,
         about: "Which QEMU's vocabulary is spoken, and in `package` which Egret speaks it.",
-        run: Run::Look(|_, _| Ok(version())),
+        run: Run::Query(|_, _| Ok(version())),
     },
     Command {
         name: "query-commands",

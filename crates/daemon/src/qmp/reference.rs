@@ -18,12 +18,9 @@ pub fn reference() -> String {
             Takes::Keys(Shape { keys: [], .. }) => String::new(),
             Takes::Keys(shape) => format!("{}\n", table(shape)),
             Takes::KeysAndValue(shape) => format!("{}| `value` | any | needed | The value. |\n\n", table(shape)),
-            Takes::Object(_, Some(kind)) => {
-                format!("Takes `{kind}` and the keys of [options.md](options.md#iothread).\n\n")
-            }
-            Takes::Object(_, None) => {
-                let noun = if command.name.starts_with("blockdev") { "blockdev" } else { "export" };
-                format!("Takes the keys of [options.md](options.md#{noun}).\n\n")
+            Takes::Object { noun, tag, .. } => {
+                let tag = tag.map_or_else(String::new, |tag| format!("`{tag}` and "));
+                format!("Takes {tag}the keys of [options.md](options.md#{noun}).\n\n")
             }
         };
         let _ = writeln!(text, "{takes}Returns `{}`.\n", command.returns);

@@ -1,26 +1,30 @@
 //! The command that answers with every counter.
 
-use egret_vocabulary::schema::{Key, Kind, Shape};
+use egret_vocabulary::options;
+use egret_vocabulary::schema::{Kind, Shape};
 
 use super::QmpError;
-use super::command::{Command, Run, Takes, keys, text};
+use super::command::{Command, Run, Takes, typed};
 use crate::snapshot::Snapshot;
 
-static EXPORT: Shape = keys(&[Key::optional(
-    "export",
-    Kind::Text(0, usize::MAX),
-    &"everything",
-    "An export: it alone, and queue by queue.",
-)]);
+options! {
+    struct Query {
+        /// An export: it alone, and queue by queue.
+        export: Option<String>, Kind::Text(0, usize::MAX), unset "everything";
+    }
+}
+
+static QUERY: Shape = Shape::of(Query::KEYS);
 
 pub(super) static COMMANDS: &[Command] = &[Command {
     name: "egret-query-stats",
-    takes: Takes::Keys(&EXPORT),
+    takes: Takes::Keys(&QUERY),
     returns: r#"{"time-ns", "iothreads": [...], "exports": [{"id", "total": {...}, "queues": [...]}]}"#,
     about: "Every counter of I/O threads and exports, each since its beginning: what `egret top` shows as rates, and \
             [watching.md](watching.md) explains. Egret's own.",
-    run: Run::Look(|view, arguments| {
-        let snapshot = match text(arguments, "export") {
+    run: Run::Query(|view, arguments| {
+        let Query { export } = typed(arguments)?;
+        let snapshot = match export.as_deref().unwrap_or_default() {
             "" => Snapshot::of(view),
             id => {
                 Snapshot::of_export(view, id).ok_or_else(|| QmpError::generic(format!("Export '{id}' is not found")))?

@@ -24,8 +24,8 @@ use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::{EventNotifier, Phase};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::daemon::{Board, Watched};
-use crate::process::{Progress, abort, tell_service_manager, watchdog_interval};
+use crate::daemon::{CounterRegistry, Watched};
+use crate::process::{Progress, abort, notify_service_manager, watchdog_interval};
 
 /// Looks in the span that a loop may stand still.
 const LOOKS: u32 = 4;
@@ -82,13 +82,13 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches what is on `board`: a loop may stand still for `limit`, or for ever if there is none. Tells the service
+    /// Watches what `registry` has: a loop may stand still for `limit`, or for ever if there is none. Tells the service
     /// manager, if that asks for it (`$WATCHDOG_USEC`, as in sd_watchdog_enabled(3)), that the daemon is well as long as no
     /// loop is stuck.
     ///
     /// # Errors
     /// There is no thread or descriptor to be had.
-    pub fn start(board: Arc<Board>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
+    pub fn start(registry: Arc<CounterRegistry>, limit: Option<Duration>, on_stall: OnStall) -> io::Result<Self> {
         let stalls = Stalls::new()?;
         let stop = EventNotifier::new()?;
         let interval = watchdog_interval();
@@ -99,7 +99,7 @@ impl Watchdog {
         let bounds = Bounds::of_this_thread();
         let watch = move || {
             bounds.narrow(ThreadKind::Watchdog);
-            watch(&board, &their_stalls, &their_stop, limit, interval, on_stall);
+            watch(&registry, &their_stalls, &their_stop, limit, interval, on_stall);
         };
         let thread = std::thread::Builder::new().name("egret-watchdog".to_owned()).stack_size(256 << 10);
         Ok(Self { stalls, stop, thread: Some(thread.spawn(watch)?) })
@@ -121,7 +121,7 @@ impl Drop for Watchdog {
 }
 
 fn watch(
-    board: &Board,
+    registry: &CounterRegistry,
     stalls: &Stalls,
     stop: &EventNotifier,
     limit: Option<Duration>,
@@ -130,16 +130,16 @@ fn watch(
 ) {
     let every = limit.map(|limit| limit / LOOKS);
     let mut looks = Looks::default();
-    let (mut look_at, mut tell_at) = (due(every), due(interval));
+    let (mut look_at, mut notify_at) = (due(every), due(interval));
     loop {
         let now = Instant::now();
-        if tell_at.is_some_and(|at| at <= now) {
+        if notify_at.is_some_and(|at| at <= now) {
             if !looks.any_stuck() {
-                tell_service_manager(Progress::Alive);
+                notify_service_manager(Progress::Alive);
             }
-            tell_at = due(interval);
+            notify_at = due(interval);
         }
-        let next = look_at.into_iter().chain(tell_at).min();
+        let next = look_at.into_iter().chain(notify_at).min();
         let timeout = next.and_then(|next| Timespec::try_from(next.saturating_duration_since(now)).ok());
         match poll(&mut [PollFd::new(stop, PollFlags::IN)], timeout.as_ref()) {
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
@@ -148,7 +148,7 @@ fn watch(
         }
         let Some(every) = every.filter(|_| look_at.is_some_and(|at| at <= Instant::now())) else { continue };
         look_at = due(Some(every));
-        let found = looks.look(&board.look(), every, position::is_uninterruptible);
+        let found = looks.look(&registry.read(), every, position::is_uninterruptible);
         let mut last_words = None;
         for stall in &found {
             match on_stall {
@@ -159,7 +159,7 @@ fn watch(
             }
         }
         if !found.is_empty() {
-            stalls.tell(found);
+            stalls.push(found);
         }
         if let Some(last_words) = last_words {
             stalls.await_heard(HEARING);
@@ -245,7 +245,7 @@ impl Stalls {
         Ok(Self(Arc::new(News { bell, untold: Mutex::default(), heard: Condvar::new() })))
     }
 
-    fn tell(&self, found: Vec<Stall>) {
+    fn push(&self, found: Vec<Stall>) {
         self.lock().extend(found);
         self.0.bell.set();
     }

@@ -124,12 +124,12 @@ mod tests {
     #[test]
     fn a_thread_that_sleeps_is_found_where_it_does() {
         let (release, held) = channel::<()>();
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
             let _ = held.recv();
         });
-        let id = told.recv().unwrap();
+        let id = receiver.recv().unwrap();
         while !of(id).contains("(futex)") {
             std::thread::yield_now();
         }

@@ -102,7 +102,7 @@ fn what_is_found_rings_until_it_is_heard() {
         poll(&mut [PollFd::new(&stalls, PollFlags::IN)], Some(&at_once)).unwrap() == 1
     };
     assert!(!rings());
-    stalls.tell(stall(Phase::Notifying, LOOKS, false));
+    stalls.push(stall(Phase::Notifying, LOOKS, false));
     assert!(rings());
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| stalls.await_heard(Duration::MAX));

@@ -28,7 +28,7 @@ pub fn announcement(config: &Config) -> Result<String> {
         for (_, node) in export.node_names() {
             let Some(disk) = config.disk(node) else { continue };
             let (Bottom::File(image) | Bottom::HostDevice(image)) = disk.bottom else { continue };
-            let direct = if disk.direct { "past" } else { "through" };
+            let direct = if disk.settings.direct { "past" } else { "through" };
             let _ = writeln!(text, "  {}: aio={}, {direct} the host's page cache", image.filename, image.aio);
         }
         let Some(attach) = Attach::new(export, &directory) else { continue };

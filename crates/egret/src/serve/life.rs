@@ -12,13 +12,13 @@ use egret_daemon::Daemon;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
     Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
-    give, tell_service_manager,
+    give, notify_service_manager,
 };
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
-use egret_vocabulary::chardev::{Monitor, Place};
+use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -112,16 +112,16 @@ fn serve(
         tracing::warn!("sandbox: {missing}");
     }
     let daemon = Daemon::start(config, &mut inherited)?;
-    let board = daemon.board();
-    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(board), place, &mut inherited));
+    let registry = daemon.registry();
+    let metrics = life.metrics.as_ref().map(|place| Metrics::serve(Arc::clone(registry), place, &mut inherited));
     let metrics = metrics.transpose()?;
-    let watchdog = Watchdog::start(Arc::clone(board), life.watchdog, life.on_stall).context("--watchdog")?;
+    let watchdog = Watchdog::start(Arc::clone(registry), life.watchdog, life.on_stall).context("--watchdog")?;
     if life.record_waits.is_some() {
         daemon.record_waits(RECORDED_WAITS).context("--record-waits")?;
     }
     let meter = CpuMeter::new(&daemon);
     let mut control = Control::new(daemon, &life.monitors, &mut inherited)?;
-    control.tell_of(watchdog.stalls());
+    control.announce_stalls_of(watchdog.stalls());
     for name in inherited.unused() {
         tracing::warn!("socket '{name}' was handed over, and nobody serves who connects to it");
     }
@@ -137,9 +137,9 @@ fn serve(
     }
     // All that was named is open. From here on this thread obeys others.
     Bounds::of_this_thread().narrow(ThreadKind::Control);
-    tell_service_manager(Progress::Ready);
+    notify_service_manager(Progress::Ready);
     let reason = attend(&mut control, meter, &signals, life)?;
-    tell_service_manager(Progress::Stopping);
+    notify_service_manager(Progress::Stopping);
     let patience = Patience::new(life.shutdown_timeout, &signals);
     let ended = end(control, life, reason, &patience);
     drop((metrics, watchdog));
@@ -187,9 +187,9 @@ fn log() -> Result<WorkerGuard> {
 
 /// Options beside the configuration's objects.
 fn places(life: &Life) -> Places<'_> {
-    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
-        Place::Socket(address) => Some(address),
-        Place::Stdio => None,
+    let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.backend {
+        Backend::Socket(address) => Some(address),
+        Backend::Stdio => None,
     });
     Places {
         addresses: monitors.chain(&life.metrics).collect(),

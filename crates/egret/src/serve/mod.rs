@@ -18,7 +18,7 @@ use clap::builder::PossibleValuesParser;
 use egret_daemon::process::Sandbox;
 use egret_daemon::watchdog::OnStall;
 use egret_vocabulary::Address;
-use egret_vocabulary::chardev::{self, Place};
+use egret_vocabulary::chardev::{self, Backend};
 use egret_vocabulary::config::{Config, ConfigFile, effective};
 use egret_vocabulary::metrics;
 use egret_vocabulary::schema::{self, AddFd, Aio, MonitorChoice, PolicyKind, Spelling, words};
@@ -158,7 +158,7 @@ pub fn run(arguments: Serve) -> Result<()> {
         print!("{}{}", effective(&config), metrics.as_ref().map(metrics::table).unwrap_or_default());
         return Ok(());
     }
-    let has_stdio = monitors.iter().any(|monitor| monitor.chardev.place == Place::Stdio);
+    let has_stdio = monitors.iter().any(|monitor| monitor.chardev.backend == Backend::Stdio);
     if has_stdio && arguments.daemonize {
         bail!("--daemonize gives the terminal up, and a monitor on stdio needs it: put the monitor on a socket");
     }
@@ -198,7 +198,7 @@ fn seconds(limit: u32) -> Option<Duration> {
 /// Where to serve metrics: the option's address, or else the file's.
 fn metrics_place(arguments: &Serve) -> Result<Option<Address>> {
     if let Some(place) = &arguments.metrics {
-        return Ok(Some(metrics::place(place)?));
+        return Ok(Some(metrics::address(place)?));
     }
     Ok(arguments.config.as_deref().map(ConfigFile::open).transpose()?.and_then(|file| file.metrics))
 }

@@ -42,13 +42,13 @@ pub struct ConfigFile {
     /// How much guest memory is mapped at a time, at most, in bytes, if it says.
     pub memory_max: Option<u64>,
     /// Where each object is, by how errors call it.
-    places: Vec<(String, Place)>,
+    locations: Vec<(String, Location)>,
     name: String,
 }
 
 /// Where an object begins, and its keys.
 #[derive(Clone, Debug)]
-struct Place {
+struct Location {
     line: usize,
     keys: Vec<(String, usize)>,
 }
@@ -96,14 +96,14 @@ impl ConfigFile {
             for table in tables {
                 let mut keys = Vec::new();
                 collect_keys(table, "", &mut |path, span| keys.push((path, line(span.start))));
-                let place = Place { line: line(table.span().start), keys };
-                file.take(kind, json(table.get_ref()), place)?;
+                let location = Location { line: line(table.span().start), keys };
+                file.take(kind, json(table.get_ref()), location)?;
             }
         }
         Ok(file)
     }
 
-    fn take(&mut self, kind: &str, value: Value, place: Place) -> Result<(), FileError> {
+    fn take(&mut self, kind: &str, value: Value, location: Location) -> Result<(), FileError> {
         fn read<T: Object>(value: Value) -> Result<(T, String), ObjectError> {
             let object = T::from_value(value, Spelling::Typed)?;
             let subject = object.subject();
@@ -115,8 +115,8 @@ impl ConfigFile {
             _ => read(value).map(|(object, subject)| (self.exports.push(object), subject).1),
         };
         match subject {
-            Ok(subject) => self.places.push((subject, place)),
-            Err(error) => return Err(self.error_at(&place, &error)),
+            Ok(subject) => self.locations.push((subject, location)),
+            Err(error) => return Err(self.error_at(&location, &error)),
         }
         Ok(())
     }
@@ -131,19 +131,19 @@ impl ConfigFile {
         Ok(Config { memory_max: self.memory_max.unwrap_or(config.memory_max), ..config })
     }
 
-    /// An error about objects of which some came from this file, with its place if it has one here.
+    /// An error about objects of which some came from this file, with its location if it has one here.
     pub fn locate(&self, error: &ObjectError) -> FileError {
         // Of two objects of one name the second is too many.
-        let place = self.places.iter().rev().find(|(subject, _)| *subject == error.subject);
-        place.map_or_else(|| FileError(error.to_string()), |(_, place)| self.error_at(place, error))
+        let location = self.locations.iter().rev().find(|(subject, _)| *subject == error.subject);
+        location.map_or_else(|| FileError(error.to_string()), |(_, location)| self.error_at(location, error))
     }
 
-    fn error_at(&self, place: &Place, error: &ObjectError) -> FileError {
-        let line = error.problem.key().map_or(place.line, |key| {
+    fn error_at(&self, location: &Location, error: &ObjectError) -> FileError {
+        let line = error.problem.key().map_or(location.line, |key| {
             // The key itself, or the nearest one above it that is there.
             let leads = |known: &str| key == known || key.strip_prefix(known).is_some_and(|rest| rest.starts_with('.'));
-            let nearest = place.keys.iter().filter(|(known, _)| leads(known)).max_by_key(|(known, _)| known.len());
-            nearest.map_or(place.line, |(_, line)| *line)
+            let nearest = location.keys.iter().filter(|(known, _)| leads(known)).max_by_key(|(known, _)| known.len());
+            nearest.map_or(location.line, |(_, line)| *line)
         });
         FileError(format!("{}:{line}: {error}", self.name))
     }
@@ -185,8 +185,8 @@ fn read_metrics(value: &Spanned<DeValue<'_>>) -> Result<Address, (usize, String)
     metrics::from_keys(given, Spelling::Typed).map_err(|problem| {
         let mut keys = Vec::new();
         collect_keys(value, "", &mut |path, span| keys.push((path, span.start)));
-        let place = keys.into_iter().find(|(path, _)| problem.key() == Some(path));
-        (place.map_or(at, |(_, at)| at), format!("{METRICS}: {problem}"))
+        let location = keys.into_iter().find(|(path, _)| problem.key() == Some(path));
+        (location.map_or(at, |(_, at)| at), format!("{METRICS}: {problem}"))
     })
 }
 

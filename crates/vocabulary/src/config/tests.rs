@@ -141,15 +141,15 @@ fn an_inline_child_takes_what_it_leaves_unset_and_a_named_one_does_not() {
     let config = config(&[], &[&inline, &named, "file,node-name=f,filename=y"], &[]).unwrap();
 
     let disk = config.disk("i").unwrap();
-    assert!(disk.direct && disk.no_flush && !disk.auto_read_only);
-    assert_eq!(disk.discard, Discard::Unmap);
+    assert!(disk.settings.direct && disk.settings.no_flush && !disk.settings.auto_read_only);
+    assert_eq!(disk.settings.discard, Discard::Unmap);
     assert!(matches!(disk.bottom, Bottom::File(image) if image.filename == "x"));
     // What lies below is the same disk when it is exported by its own name.
     assert_eq!(config.disk("below").unwrap(), disk);
 
     let disk = config.disk("n").unwrap();
-    assert!(!disk.direct && !disk.no_flush && disk.auto_read_only);
-    assert_eq!(disk.discard, Discard::Ignore, "the file itself lets none through");
+    assert!(!disk.settings.direct && !disk.settings.no_flush && disk.settings.auto_read_only);
+    assert_eq!(disk.settings.discard, Discard::Ignore, "the file itself lets none through");
     assert!(matches!(disk.bottom, Bottom::File(image) if image.filename == "y"));
 }
 

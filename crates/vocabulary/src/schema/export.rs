@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::access::Access;
 use super::blockdev::LONGEST_NODE_NAME;
@@ -11,7 +11,7 @@ use super::descriptor::Descriptor;
 use super::key::{Foreign, Harmless, Kind, Shape};
 use super::lun::{self, Lun, LunAddress};
 use super::object::{object, with_defaults};
-use super::{Object, ObjectError, Problem, Spelling};
+use super::{Object, ObjectError, Problem};
 use crate::{choices, options, variants};
 
 /// Longest path of a UNIX socket, in bytes: `sockaddr_un` holds 108 with the terminator.
@@ -284,19 +284,13 @@ impl Export {
         mapping
     }
 
-    /// The same on other I/O threads: those that `keys` names under `iothread` or `iothread-vq-mapping`.
+    /// The same on other I/O threads.
     ///
     /// # Errors
-    /// It names none, or breaks the rules that these keys have.
-    pub fn placed(&self, keys: &Map<String, Value>) -> Result<Self, ObjectError> {
-        let mut object = serde_json::to_value(self).map_err(|e| self.error(Problem::Together(e.to_string())))?;
-        if let Some(object) = object.as_object_mut() {
-            for key in ["iothread", "iothread-vq-mapping"] {
-                object.remove(key);
-                object.extend(keys.get(key).map(|value| (key.to_owned(), value.clone())));
-            }
-        }
-        let placed = Self::from_value(object, Spelling::Typed)?;
+    /// They are none, or break the rules that these keys have.
+    pub fn placed(&self, iothread: Vec<String>, iothread_vq_mapping: Vec<VqMapping>) -> Result<Self, ObjectError> {
+        let placed = Self { iothread, iothread_vq_mapping, ..self.clone() };
+        placed.check().map_err(|problem| self.error(problem))?;
         let names_one = placed.iothreads().next().is_some();
         let missing = || self.error(Problem::Missing { key: "iothread-vq-mapping".to_owned() });
         names_one.then_some(placed).ok_or_else(missing)

@@ -1,8 +1,8 @@
 //! The vocabulary as data: which keys an object has, what they hold, and what leaving one out means.
 //!
-//! These tables are what values are checked against ([`fit`](super::fit)), what help texts and the reference in
-//! `docs/options.md` are made from, and what QMP's introspection will show. The structs beside them
-//! ([`IoThread`](super::IoThread) and its peers) hold the values; a test keeps the two in step.
+//! Values are checked against these tables ([`validate`](mod@super::validate)); help texts, the reference in
+//! `docs/options.md` and QMP's introspection are made from them. [`options!`](crate::options) makes each table and the
+//! struct that holds its values from one declaration.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub struct Key {
 pub enum Unset {
     /// An error.
     Refused,
-    /// This value, which [`validate`](super::validate) puts in its place.
+    /// This value, which the check puts in its place.
     Default(&'static (dyn fmt::Display + Sync)),
     /// It stays unset, and whoever reads it knows what that means: this value, or what these words say.
     Means(&'static (dyn fmt::Display + Sync)),

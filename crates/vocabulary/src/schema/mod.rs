@@ -9,7 +9,7 @@
 //! The command line, a configuration file and QMP all deserialise into these types, and there is no second schema.
 //! Their [`Shape`]s say which keys exist; [`from_value`](Object::from_value) and serde's `Deserialize` both check
 //! against them, so an object that exists has only known keys with values in their ranges. What concerns several
-//! objects (a name that nobody bears) is [`Config`](crate::Config)'s business.
+//! objects (a reference to an object that does not exist) [`Config`](crate::Config) checks.
 
 mod access;
 mod add_fd;
@@ -17,7 +17,6 @@ mod blockdev;
 mod cpus;
 mod descriptor;
 mod export;
-mod fit;
 mod iothread;
 mod key;
 mod lun;
@@ -27,6 +26,7 @@ mod problem;
 mod process;
 mod reference;
 mod scalar;
+mod validate;
 mod words;
 
 #[cfg(test)]
@@ -41,7 +41,6 @@ pub use export::{
     Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, ScsiDevice, UnixAddr,
     VQ_MAPPING, VqMapping,
 };
-pub use fit::{Spelling, fit_arguments};
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
 pub use lun::{Lun, LunAddress};
@@ -50,6 +49,7 @@ pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use reference::{help, reference};
+pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};
 
 // The words that objects use, from where they mean something.

@@ -49,8 +49,8 @@ pub(super) fn read<T: Object>(
     check: impl FnOnce(&T) -> Result<(), Problem>,
 ) -> Result<T, ObjectError> {
     let subject = subject(T::NOUN, T::NAME, value.get(T::NAME).and_then(Value::as_str));
-    let object = super::fit::fit(value, T::SHAPE, spelling)
-        .and_then(|fitted| deserialize(fitted).map_err(|error| Problem::Together(error.to_string())))
+    let object = super::validate::validate(value, T::SHAPE, spelling)
+        .and_then(|valid| deserialize(valid).map_err(|error| Problem::Together(error.to_string())))
         .and_then(|object| check(&object).map(|()| object));
     object.map_err(|problem| ObjectError { subject, problem })
 }
@@ -60,8 +60,8 @@ pub(super) fn read<T: Object>(
 /// # Errors
 /// The first thing that is wrong with them.
 pub fn read_options<T: DeserializeOwned>(value: Value, shape: &Shape, spelling: Spelling) -> Result<T, Problem> {
-    let fitted = super::fit::fit(value, shape, spelling)?;
-    serde_json::from_value(fitted).map_err(|error| Problem::Together(error.to_string()))
+    let valid = super::validate::validate(value, shape, spelling)?;
+    serde_json::from_value(valid).map_err(|error| Problem::Together(error.to_string()))
 }
 
 /// What `needed` comes to with every other key of `shape` at its default.
@@ -88,7 +88,7 @@ macro_rules! object {
                 value: serde_json::Value,
                 spelling: $crate::schema::Spelling,
             ) -> Result<Self, $crate::schema::ObjectError> {
-                $crate::schema::object::read(value, spelling, |fitted| $type::deserialize(fitted), $type::check)
+                $crate::schema::object::read(value, spelling, |valid| $type::deserialize(valid), $type::check)
             }
         }
 

@@ -112,14 +112,14 @@ macro_rules! variants {
 macro_rules! choices {
     (
         $(#[$enum_meta:meta])*
-        pub enum $name:ident {$(
+        $vis:vis enum $name:ident {$(
             $(#[$variant_meta:meta])*
             $word:literal => $variant:ident;
         )+}
     ) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         $(#[$enum_meta])*
-        pub enum $name {$(
+        $vis enum $name {$(
             $(#[$variant_meta])*
             #[serde(rename = $word)]
             $variant,

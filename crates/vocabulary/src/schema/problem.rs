@@ -60,7 +60,7 @@ pub enum Problem {
     /// Values that are right one by one and wrong together.
     #[error("{0}")]
     Together(String),
-    /// A name that no object bears.
+    /// A name that no object has.
     #[error("{key}: there is no {noun} '{name}'; {hint}")]
     Unknown {
         /// The key that holds the name.
@@ -72,7 +72,7 @@ pub enum Problem {
         /// The nearest of those that exist, or all of them.
         hint: String,
     },
-    /// A name that another object bears already.
+    /// A name that another object has already.
     #[error("there is another {0} of this name")]
     Duplicate(&'static str),
 }

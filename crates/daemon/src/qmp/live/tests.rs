@@ -160,7 +160,7 @@ fn a_node_is_reopened_as_all_of_its_options_say() {
 
     // Nobody writes any more: it may be read-only, and then is, for those who would.
     run(&mut daemon, "block-export-del", json!({"id": "e0"})).unwrap();
-    daemon.departed();
+    daemon.take_torn_down();
     run(&mut daemon, "blockdev-reopen", with(json!({"read-only": true}))).unwrap();
     let refused = run(&mut daemon, "block-export-add", export("e0", "d0", place.path(), true)).unwrap_err();
     assert!(refused.contains("read-only=on"), "{refused}");

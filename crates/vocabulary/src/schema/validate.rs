@@ -22,27 +22,27 @@ pub enum Spelling {
 }
 
 /// Checks the arguments of a command, which is no object of the vocabulary but is described like one.
-pub fn fit_arguments(
+pub fn validate_arguments(
     arguments: Map<String, Value>,
     shape: &Shape,
     spelling: Spelling,
 ) -> Result<Map<String, Value>, Problem> {
-    match fit(arguments.into(), shape, spelling)? {
-        Value::Object(fitted) => Ok(fitted),
+    match validate(arguments.into(), shape, spelling)? {
+        Value::Object(valid) => Ok(valid),
         _ => Ok(Map::new()),
     }
 }
 
 /// Checks `value` against `shape`.
-pub(super) fn fit(value: Value, shape: &Shape, spelling: Spelling) -> Result<Value, Problem> {
-    Fitter { spelling }.object("", value, shape)
+pub(super) fn validate(value: Value, shape: &Shape, spelling: Spelling) -> Result<Value, Problem> {
+    Validator { spelling }.object("", value, shape)
 }
 
-struct Fitter {
+struct Validator {
     spelling: Spelling,
 }
 
-impl Fitter {
+impl Validator {
     /// `path` is the key that leads here; empty at the top.
     fn object(&self, path: &str, value: Value, shape: &Shape) -> Result<Value, Problem> {
         let Value::Object(given) = value else {
@@ -54,13 +54,13 @@ impl Fitter {
             None => None,
         };
         let keys = shape.keys_of(tag);
-        let mut fitted = Map::new();
+        let mut valid = Map::new();
         for (name, value) in given {
             let at = join(path, &name);
             if shape.variants.as_ref().is_some_and(|variants| variants.tag == name) {
-                fitted.insert(name, value);
+                valid.insert(name, value);
             } else if let Some(key) = keys.clone().find(|key| key.name == name) {
-                fitted.insert(name, self.value(&at, value, &key.kind)?);
+                valid.insert(name, self.value(&at, value, &key.kind)?);
             } else if let Some(foreign) = shape.foreign.iter().find(|foreign| foreign.name == name) {
                 self.harmless(&at, &value, foreign)?;
             } else {
@@ -70,31 +70,31 @@ impl Fitter {
         for key in keys {
             let at = || join(path, key.name);
             match key.unset {
-                _ if fitted.contains_key(key.name) => {}
+                _ if valid.contains_key(key.name) => {}
                 Unset::Refused => return Err(Problem::Missing { key: at() }),
                 Unset::Default(value) => {
                     // A default is spelled as text, whatever the object is.
                     let value = Self { spelling: Spelling::Text }.value(&at(), value.to_string().into(), &key.kind)?;
-                    fitted.insert(key.name.to_owned(), value);
+                    valid.insert(key.name.to_owned(), value);
                 }
                 Unset::Means(_) => {}
             }
         }
-        Ok(Value::Object(fitted))
+        Ok(Value::Object(valid))
     }
 
     fn value(&self, at: &str, value: Value, kind: &Kind) -> Result<Value, Problem> {
-        let fitted = match (kind, value) {
+        let valid = match (kind, value) {
             (Kind::Object(shape), value) => return self.object(at, value, shape),
             (Kind::Child(_, shape), value @ Value::Object(_)) => return self.object(at, value, shape()),
             (Kind::List(shape), Value::Array(list)) => {
                 let items = list.into_iter().enumerate();
-                let fitted = items.map(|(place, value)| self.object(&format!("{at}.{place}"), value, shape));
-                return fitted.collect::<Result<Vec<_>, _>>().map(Value::from);
+                let valid = items.map(|(place, value)| self.object(&format!("{at}.{place}"), value, shape));
+                return valid.collect::<Result<Vec<_>, _>>().map(Value::from);
             }
             (_, value) => self.leaf(&value, kind).ok_or(value),
         };
-        fitted.map_err(|value| Problem::must(at, kind.to_string(), shown(&value)))
+        valid.map_err(|value| Problem::must(at, kind.to_string(), shown(&value)))
     }
 
     fn leaf(&self, value: &Value, kind: &Kind) -> Option<Value> {

@@ -1,4 +1,4 @@
-//! What is on its way out: each drains on a thread of its own, so that nobody else waits for it.
+//! Objects that are being torn down: each drains on a thread of its own, so that nobody else waits for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,9 +11,9 @@ use egret_virtio::scsi::LunAddress;
 
 use super::Daemon;
 
-/// Something that has gone.
+/// Something that was torn down.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Departed {
+pub enum TornDown {
     /// An export: its name, address, disks and threads are free.
     Export {
         /// Its name.
@@ -30,33 +30,33 @@ pub enum Departed {
     },
 }
 
-/// What is going, and what has gone.
-pub(super) struct Departures {
-    going: Vec<(Departed, JoinHandle<()>)>,
-    /// What is gone and not yet told of.
-    gone: Vec<Departed>,
-    tell: Sender<Departed>,
-    told: Receiver<Departed>,
+/// What is being torn down, and what has been.
+pub(super) struct Teardowns {
+    going: Vec<(TornDown, JoinHandle<()>)>,
+    /// What is gone and was not yet taken.
+    gone: Vec<TornDown>,
+    sender: Sender<TornDown>,
+    receiver: Receiver<TornDown>,
     bell: EventNotifier,
 }
 
-impl Departures {
+impl Teardowns {
     pub(super) fn new() -> io::Result<Self> {
-        let (tell, told) = channel();
-        Ok(Self { going: Vec::new(), gone: Vec::new(), tell, told, bell: EventNotifier::new()? })
+        let (sender, receiver) = channel();
+        Ok(Self { going: Vec::new(), gone: Vec::new(), sender, receiver, bell: EventNotifier::new()? })
     }
 
-    /// `what` has gone when `leave` returns.
-    pub(super) fn add(&mut self, what: Departed, leave: impl FnOnce() + Send + 'static) {
-        let (tell, bell, name) = (self.tell.clone(), self.bell.clone(), what.clone());
+    /// Runs `leave` on a thread of its own; `what` has gone when it returns.
+    pub(super) fn add(&mut self, what: TornDown, leave: impl FnOnce() + Send + 'static) {
+        let (sender, bell, name) = (self.sender.clone(), self.bell.clone(), what.clone());
         let bounds = Bounds::of_this_thread();
         let thread = move || {
             bounds.narrow(ThreadKind::Control);
             leave();
-            let _ = tell.send(name);
+            let _ = sender.send(name);
             bell.set();
         };
-        match std::thread::Builder::new().name("egret-departure".to_owned()).spawn(thread) {
+        match std::thread::Builder::new().name("egret-teardown".to_owned()).spawn(thread) {
             Ok(thread) => self.going.push((what, thread)),
             // What `leave` holds was dropped with it: an export has gone then, and nobody waits for a disk.
             Err(e) => {
@@ -67,14 +67,14 @@ impl Departures {
     }
 
     /// `what` has gone already.
-    pub(super) fn add_gone(&mut self, what: Departed) {
+    pub(super) fn add_gone(&mut self, what: TornDown) {
         self.gone.push(what);
     }
 
     /// The export that a disk was a logical unit of, if it is on its way out.
     pub(super) fn export_of(&self, node: &str) -> Option<&String> {
         self.going.iter().find_map(|(what, _)| match what {
-            Departed::Lun { export, node_name, .. } if node_name == node => Some(export),
+            TornDown::Lun { export, node_name, .. } if node_name == node => Some(export),
             _ => None,
         })
     }
@@ -83,9 +83,9 @@ impl Departures {
         self.bell.clone()
     }
 
-    fn take(&mut self) -> Vec<Departed> {
+    fn take(&mut self) -> Vec<TornDown> {
         self.bell.clear();
-        while let Ok(what) = self.told.try_recv() {
+        while let Ok(what) = self.receiver.try_recv() {
             if let Some(at) = self.going.iter().position(|(going, _)| *going == what) {
                 let _ = self.going.swap_remove(at).1.join();
             }
@@ -95,24 +95,24 @@ impl Departures {
     }
 
     /// What is going, and the thread that waits for it, to be waited for by the caller from here on.
-    pub(super) fn going(&mut self) -> Vec<(Departed, JoinHandle<()>)> {
+    pub(super) fn going(&mut self) -> Vec<(TornDown, JoinHandle<()>)> {
         std::mem::take(&mut self.going)
     }
 }
 
 impl Daemon {
-    /// Readable when [`departed`](Self::departed) has news.
-    pub fn departures(&self) -> BorrowedFd<'_> {
-        self.departures.bell.as_fd()
+    /// Readable when [`take_torn_down`](Self::take_torn_down) has news.
+    pub fn teardowns_bell(&self) -> BorrowedFd<'_> {
+        self.teardowns.bell.as_fd()
     }
 
-    /// What has gone since this was last asked, and is free from here on.
-    pub fn departed(&mut self) -> Vec<Departed> {
-        let gone = self.departures.take();
+    /// What was torn down since this was last called; names and disks are free from here on.
+    pub fn take_torn_down(&mut self) -> Vec<TornDown> {
+        let gone = self.teardowns.take();
         if !gone.is_empty() {
-            let went = |id: &str| gone.iter().any(|what| matches!(what, Departed::Export { id: gone } if gone == id));
+            let went = |id: &str| gone.iter().any(|what| matches!(what, TornDown::Export { id: gone } if gone == id));
             self.config.exports.retain(|export| !went(&export.id));
-            self.settle_disks_again();
+            self.reconcile_disks_or_log();
         }
         gone
     }

@@ -1,4 +1,4 @@
-//! Where whoever watches finds the counters of everything that runs, without asking the daemon or its loops.
+//! The counters of everything that runs: readers find them here, and ask neither the daemon nor its loops.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +8,12 @@ use egret_export::{Export, QueueCounters, Stop};
 
 use crate::process::sys::thread_cpu_time;
 
-/// What there is to watch now. Objects put themselves up when they start and are taken down when they go.
+/// The counters of the objects that there are now. The daemon registers an object when it starts, and unregisters it when
+/// it goes.
 ///
-/// The lock is between those two and whoever looks: no I/O thread knows of it.
+/// The lock is between the daemon and readers: no I/O thread takes it.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct CounterRegistry {
     watched: Mutex<Arc<Watched>>,
     /// What has each export end.
     stops: Mutex<BTreeMap<String, Stop>>,
@@ -62,9 +63,9 @@ pub struct Time {
     pub asleep: Nanos,
 }
 
-impl Board {
-    /// What is on it now.
-    pub fn look(&self) -> Arc<Watched> {
+impl CounterRegistry {
+    /// What is registered now.
+    pub fn read(&self) -> Arc<Watched> {
         Arc::clone(&self.lock())
     }
 
@@ -73,22 +74,22 @@ impl Board {
         self.stops().values().for_each(Stop::stop);
     }
 
-    pub(super) fn put_up_export(&self, export: &Export) {
+    pub(super) fn register_export(&self, export: &Export) {
         let queues = export.queues().to_vec();
         Arc::make_mut(&mut self.lock()).exports.insert(export.id().to_owned(), queues);
         self.stops().insert(export.id().to_owned(), export.stop().clone());
     }
 
-    pub(super) fn take_down_export(&self, id: &str) {
+    pub(super) fn unregister_export(&self, id: &str) {
         Arc::make_mut(&mut self.lock()).exports.remove(id);
         self.stops().remove(id);
     }
 
-    pub(super) fn put_up_io_thread(&self, id: &str, counters: IoThreadCounters) {
+    pub(super) fn register_io_thread(&self, id: &str, counters: IoThreadCounters) {
         Arc::make_mut(&mut self.lock()).io_threads.insert(id.to_owned(), counters);
     }
 
-    pub(super) fn take_down_io_thread(&self, id: &str) {
+    pub(super) fn unregister_io_thread(&self, id: &str) {
         Arc::make_mut(&mut self.lock()).io_threads.remove(id);
     }
 
