@@ -181,3 +181,16 @@ fn the_guest_tests_are_those_that_the_readme_and_the_page_of_tests_list() {
     }
     assert!(readme.contains(&format!("\nrunning {} tests\n", tests.len())), "{tests:#?}");
 }
+
+#[test]
+fn every_crate_is_in_the_picture_of_the_rooms_and_in_their_table() {
+    let page = read("docs/architecture.md");
+    let picture = page.split("```").nth(1).unwrap();
+    let crates: Vec<_> = fs::read_dir(Path::new(ROOT).join("crates")).unwrap().map(|entry| entry.unwrap()).collect();
+    assert!(crates.len() > 10);
+    for name in crates.iter().map(|entry| entry.file_name().into_string().unwrap()) {
+        assert!(picture.split_whitespace().any(|word| word == name), "the picture has no {name}");
+        // The command may know everything.
+        assert!(name == "egret" || page.contains(&format!("\n| `{name}` | ")), "the table has no {name}");
+    }
+}
