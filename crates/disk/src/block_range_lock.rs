@@ -102,6 +102,11 @@ impl BlockRangeLock {
         self.wake();
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.stripes.0.iter().all(|stripe| stripe.load(Ordering::Relaxed) == 0)
+    }
+
     /// Runs `what` with `bytes` locked together with others, where there is a lock.
     pub(crate) fn shared<T>(lock: &Option<Self>, bytes: &Range<u64>, what: impl FnOnce() -> T) -> T {
         let Some(lock) = lock else { return what() };
@@ -159,9 +164,7 @@ mod tests {
         lock.lock_exclusive(&(STRIPE_BYTES..STRIPE_BYTES + 512));
         assert!(!lock.try_lock_shared(&(0..3 * STRIPE_BYTES)));
         lock.unlock_exclusive(&(STRIPE_BYTES..STRIPE_BYTES + 512));
-        for stripe in &lock.stripes.0 {
-            assert_eq!(stripe.load(Ordering::Relaxed), 0);
-        }
+        assert!(lock.is_free());
     }
 
     #[test]

@@ -55,13 +55,13 @@ pub fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// What clap says over several lines, in one: the complaint, and its tip if it has one.
+/// A message of clap's in one line: the error, and its tip if it has one.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let complaint = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     let more = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
-    // A list of what is missing goes on, a tip is an afterthought.
+    // A list of missing arguments continues the line; a tip is appended with a semicolon.
     more.fold(complaint, |line, more| match more.strip_prefix("tip: ") {
         Some(tip) => format!("{line}; {tip}"),
         None => format!("{line} {more}"),

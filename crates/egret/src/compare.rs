@@ -23,7 +23,7 @@ pub struct Compare {
     /// Compare runs that are unlike in more than one thing
     #[arg(long)]
     pub force: bool,
-    /// The largest loss that is none, in percent [default: the plan's, which is 5 unless it says otherwise]
+    /// The largest loss that is tolerated, in percent [default: the plan's, which is 5 unless it sets another]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub threshold: Option<f64>,
     /// Write the verdicts as JUnit XML, too
@@ -37,7 +37,7 @@ fn percent(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| "0 up to, but not including, 100".into())
 }
 
-/// Runs `egret compare`, and ends as it says.
+/// Runs `egret compare`; its result is the exit status.
 pub fn run(arguments: &Compare) -> ExitCode {
     match compare(arguments) {
         Ok(overall) => ExitCode::from(overall.exit_code()),

@@ -1,4 +1,4 @@
-//! `egret completions`: for shells that complete what is typed.
+//! `egret completions`: completion scripts for shells.
 
 use std::io::Write as _;
 

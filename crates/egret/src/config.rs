@@ -15,7 +15,7 @@ pub struct ConfigArguments {
 
 #[derive(Subcommand, Debug)]
 enum Question {
-    /// Tell whether `egret serve --config FILE` would accept a file, without touching a disk
+    /// Check whether `egret serve --config FILE` would accept a file, without touching a disk
     Check {
         /// The file
         file: PathBuf,

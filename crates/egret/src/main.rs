@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and what caused it, each once: a message may tell its cause already.
+/// An error and its causes, each once: a message may contain its cause already.
 fn in_one_line(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line.as_str() {
         "" => cause,
@@ -68,7 +68,7 @@ mod tests {
     fn a_cause_is_told_once() {
         let cause = || Err::<(), _>(std::io::Error::other("no room"));
         assert_eq!(in_one_line(&cause().context("--pidfile p").unwrap_err()), "--pidfile p: no room");
-        // A message of a library tells its cause by itself.
+        // A library's message contains its cause already.
         let socket = "vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=/nonexistent/s";
         let arguments = serve::Serve {
             blockdev: vec!["null-co,node-name=n".to_owned()],

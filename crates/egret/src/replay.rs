@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use egret_lab::replay::{Contender, Named, Nanos, PolicyKind, Row, Terms, generated};
 use egret_vocabulary::nearest::did_you_mean;
 
-/// Replay recorded waits under every polling policy, and tell what each would have cost.
+/// Replay recorded waits under every polling policy, and show what each would have cost.
 #[derive(Args, Clone, Debug, Default)]
 #[command(after_help = "docs/polling.md explains the columns, and how to record your own waits.")]
 pub struct Replay {

@@ -1,12 +1,12 @@
-//! Who spends CPU time while something is measured.
+//! CPU time by who spends it, over the measured interval.
 //!
 //! A [`CpuMeter`] looks at both edges of the measured interval: at every thread of the processes that it follows, at every
-//! kernel thread, and at `/proc/stat` for the host as a whole. What it opens it opens before, so that a look is a read
-//! per thread and disturbs little.
+//! kernel thread, and at `/proc/stat` for the host as a whole. All files are opened
+//! beforehand, so that an edge costs one read per thread and disturbs little.
 //!
-//! Threads are known to the nanosecond (`schedstat`); how they divide that into user and system time, and the host's
-//! busy time with its interrupts, the kernel counts in ticks, of 10 ms mostly. An interrupt that comes while a thread
-//! runs counts for both, unless the kernel accounts for interrupts by itself.
+//! A thread's total is exact to the nanosecond (`schedstat`). Its division into user and system time, and the host's busy
+//! time and interrupts, are counted in ticks, mostly of 10 ms. An interrupt during a thread's run counts for both, unless
+//! the kernel accounts for interrupts separately (`CONFIG_IRQ_TIME_ACCOUNTING`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,16 +17,16 @@ use egret_loadgen::load::Edge;
 
 use crate::results::Ledger;
 
-/// What a thread's time counts as.
+/// The part of the ledger that a thread's time belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// An I/O thread of the server.
     IoThread,
     /// Any other thread of the server: workers, main loop.
     ServerOther,
-    /// A process that serves, and whose threads cannot be told apart.
+    /// A server's process whose threads cannot be told apart.
     Server,
-    /// A guest's processor, and what else a virtual machine has.
+    /// A virtual processor, or another thread of a virtual machine.
     Guest,
     /// The load.
     Load,
@@ -34,17 +34,17 @@ pub enum Role {
     Kernel,
 }
 
-/// What somebody has spent, in nanoseconds.
+/// CPU time spent, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Spent {
     total: u64,
     system: u64,
 }
 
-/// Tells a thread's role by its number and its name.
+/// A thread's role by its ID and name.
 type Judge = Box<dyn Fn(u32, &str) -> Role + Send>;
 
-/// One thread, whose files are open.
+/// One thread, with its files open.
 struct Thread {
     role: Role,
     schedstat: Option<File>,
@@ -53,11 +53,11 @@ struct Thread {
     after: Spent,
 }
 
-/// Looks at who has spent what, at both edges of an interval.
+/// Reads CPU times at both edges of an interval.
 pub struct CpuMeter {
     processes: Vec<(u32, Judge)>,
     threads: BTreeMap<u32, Thread>,
-    /// Threads that began after the interval did: all they spent counts.
+    /// Threads that started within the interval: all of their time counts.
     late: BTreeMap<u32, (Role, Spent)>,
     host: [Host; 2],
     edges: [Option<Instant>; 2],
@@ -98,7 +98,7 @@ impl CpuMeter {
         meter
     }
 
-    /// Follows a process too; `role` tells what each of its threads is, by number and name.
+    /// Adds a process; `role` classifies each of its threads by ID and name.
     pub fn follow(&mut self, pid: u32, role: impl Fn(u32, &str) -> Role + Send + 'static) {
         for (tid, name) in threads_of(pid) {
             self.threads.insert(tid, Thread::open(&format!("/proc/{pid}/task/{tid}"), role(tid, &name)));
@@ -106,7 +106,7 @@ impl CpuMeter {
         self.processes.push((pid, Box::new(role)));
     }
 
-    /// Looks. The first call is the interval's beginning, the second its end.
+    /// Reads all counters. The first call begins the interval, the second ends it.
     pub fn edge(&mut self, edge: Edge) {
         match edge {
             Edge::Begin => {
@@ -119,7 +119,7 @@ impl CpuMeter {
             }
             Edge::End => {
                 for thread in self.threads.values_mut() {
-                    // One that has ended meanwhile has spent what is lost, or what it had at first.
+                    // The time of a thread that ended within the interval is lost; it counts as unchanged.
                     thread.after = thread.look(self.tick_ns).unwrap_or(thread.before);
                 }
                 self.edges[1] = Some(Instant::now());
@@ -145,7 +145,7 @@ impl CpuMeter {
         }
     }
 
-    /// How long the interval was, in seconds; 0 before it has ended.
+    /// The interval's length in seconds; 0 before it has ended.
     pub fn seconds(&self) -> f64 {
         match self.edges {
             [Some(begin), Some(end)] => end.duration_since(begin).as_secs_f64(),
@@ -153,7 +153,7 @@ impl CpuMeter {
         }
     }
 
-    /// Who spent what between the edges. Parts of which nobody was followed are absent.
+    /// The CPU time between the edges, by role. Roles without a thread are absent.
     pub fn ledger(&self) -> Ledger {
         let mut sums: BTreeMap<Role, Spent> = BTreeMap::new();
         let known = self.threads.values().map(|thread| (thread.role, thread.spent()));
@@ -184,20 +184,20 @@ impl CpuMeter {
 impl Thread {
     fn open(place: &str, role: Role) -> Self {
         let open = |name: &str| File::open(format!("{place}/{name}")).ok();
-        // A kernel thread has no user time to be told apart.
+        // A kernel thread has no user time.
         let stat = if role == Role::Kernel { None } else { open("stat") };
         let schedstat = open("schedstat");
         Self { role, stat, schedstat, before: Spent::default(), after: Spent::default() }
     }
 
-    /// What it has spent so far; nothing of one that has ended.
+    /// Its CPU time so far; `None` if it has ended.
     fn look(&self, tick_ns: u64) -> Option<Spent> {
         let run = self.schedstat.as_ref().and_then(reading).and_then(|text| text.split(' ').next()?.parse().ok());
         let ticks = self.stat.as_ref().and_then(reading).and_then(|text| ticks_of(&text));
         match (run, ticks) {
             (Some(total), Some((user, system))) => Some(divide(total, user, system)),
             (Some(total), None) if self.stat.is_none() => Some(Spent { total, system: total }),
-            // A kernel without schedstat counts in ticks alone.
+            // Without CONFIG_SCHED_INFO there are ticks alone.
             (None, Some((user, system))) => Some(Spent { total: (user + system) * tick_ns, system: system * tick_ns }),
             _ => None,
         }
@@ -210,7 +210,7 @@ impl Thread {
     }
 }
 
-/// Divides what is known exactly as the ticks were.
+/// Divides an exact time in the proportion of its ticks.
 fn divide(total: u64, user: u64, system: u64) -> Spent {
     let ticks = (user + system).max(1);
     Spent { total, system: (u128::from(total) * u128::from(system) / u128::from(ticks)) as u64 }

@@ -1,4 +1,4 @@
-//! The machine's fingerprint: what a reader must know to trust a result, and what should make them doubt it.
+//! The machine's fingerprint: the facts that figures depend on, and warnings about them.
 
 use std::fs;
 use std::io::Read as _;
@@ -90,7 +90,7 @@ fn hypervisor(cpuinfo: &str) -> Option<String> {
     Some(vendor.unwrap_or_else(|| "unknown".into()))
 }
 
-/// What is known of the device that is at `path`, or that the file at `path` is on.
+/// The block device at `path`, or under the file at `path`.
 fn block_device(path: &Path) -> BlockDevice {
     let mut new = BlockDevice { path: path.display().to_string(), ..BlockDevice::default() };
     let Ok(metadata) = fs::metadata(path) else { return new };
@@ -136,7 +136,7 @@ fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
 fn programs_of(stack: Stack) -> Vec<(&'static str, PathBuf)> {
     let found = |names: &[&'static str]| names.iter().filter_map(|name| Some((*name, stack::find(name)?))).collect();
     match stack {
-        // Nobody knows what a subject's own command runs.
+        // The programs of a subject's own command are unknown.
         Stack::Egret | Stack::VhostUserBlk => Vec::new(),
         Stack::Host => found(&["fio"]),
         Stack::QemuStorageDaemon => found(&["qemu-storage-daemon"]),

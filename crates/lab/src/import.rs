@@ -17,7 +17,7 @@ const IMPORTED: &str = "imported";
 /// Brings in some files of `fio --output-format=json`, each `FILE` or `NAME=FILE`. Several of one name are repetitions.
 ///
 /// # Errors
-/// A file that is not there, or none of fio's.
+/// A file does not exist, or is no output of fio's.
 pub fn import(files: &[String]) -> Result<Run, String> {
     let mut cells: Vec<Cell> = Vec::new();
     let (mut subjects, mut repetitions) = (Vec::new(), BTreeMap::<String, u32>::new());
@@ -76,12 +76,12 @@ fn unknown() -> Warning {
     Warning { about: IMPORTED.into(), text: text.into() }
 }
 
-/// Whether a run is one of fio's, of whose loads nothing is known but their names.
+/// Whether a run was imported from fio: only the names of its loads are known.
 pub fn is_imported(run: &Run) -> bool {
     run.host.warnings.iter().any(|warning| warning.about == IMPORTED)
 }
 
-/// A plan that names what was found, for a report to show.
+/// A plan with the subjects and loads that were found, for the report.
 fn plan(subjects: &[String], cells: &[Cell], repetitions: u32) -> Result<Plan, String> {
     let names = |names: Vec<&str>| -> Vec<toml::Value> {
         let table = |name: &str| toml::Table::from_iter([("name".to_owned(), name.into())]);

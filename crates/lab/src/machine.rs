@@ -1,10 +1,10 @@
-//! The cores of this machine, and who has which.
+//! The machine's cores, and the placement of load and server on them.
 
 use std::fs;
 
 use egret_loadgen::machine::{allowed, on_cores};
 
-/// Who runs where.
+/// The processors of the load and of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The load's cores, dealt out to its jobs; empty leaves them to the scheduler.

@@ -1,15 +1,15 @@
-//! Processes that do not outlive the lab, and places that it does not leave behind.
+//! Processes that do not outlive the lab, and directories that it does not leave behind.
 //!
 //! Three things see to that, so that even `kill -9` of the lab leaves nothing:
 //!
 //! | what | when |
 //! |---|---|
-//! | [`Process`] and [`Scratch`] end with their owners | the lab ends as it should |
+//! | [`Process`] and [`Scratch`] end with their owners | the lab ends normally |
 //! | the kernel kills a process whose parent dies (`PR_SET_PDEATHSIG`) | the lab is killed |
 //! | a [`ProcessReaper`], a shell that waits on a pipe from the lab, kills process groups and removes directories | the same |
 //!
-//! If the machine goes down, the next [`Scratch::new`] at the same place finds that nobody holds the lock of what is
-//! left, and removes it.
+//! After a reboot the next [`Scratch::new`] in the same directory finds left-over directories whose lock is free, and
+//! removes them.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write as _};
@@ -26,13 +26,13 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// How long a process may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long somebody else may hold on to the streams of a process that has ended.
+/// How long another process may keep the output streams of an ended one open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How many of a process's last lines are kept.
 const LINES: usize = 200;
 
-/// What the reaper does. A line names a group (`group 12`), one that has ended (`ended 12`) or a directory; the end of
-/// the lab is the end of the lines.
+/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`) or a directory; end of
+/// file means that the lab has ended.
 const REAPER: &str = r#"
 trap '' INT TERM HUP
 groups=' '
@@ -74,7 +74,7 @@ impl ProcessReaper {
 
     fn send(&self, line: &str) {
         if let Some(lines) = &mut *held(&self.lines) {
-            // Without a reaper there is still what the lab does itself.
+            // Without the reaper the lab still cleans up itself when it ends normally.
             let _ = writeln!(lines, "{line}");
         }
     }
@@ -132,7 +132,7 @@ impl ProcessReaper {
 
 impl Drop for ProcessReaper {
     fn drop(&mut self) {
-        // It removes what is left, of which there should be nothing, and ends.
+        // End of file: it removes what is left, if anything, and ends.
         held(&self.lines).take();
         let _ = held(&self.shell).wait();
     }
@@ -151,7 +151,7 @@ fn kill_group(pid: u32) {
 
 fn keep_lines(stream: Box<dyn io::Read + Send>, log: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        // Whoever says what is no text is heard out all the same, or the pipe would break under it.
+        // Output that is no UTF-8 is read all the same: a closed pipe would kill the writer.
         for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             let mut log = held(&log);
@@ -178,7 +178,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The last lines that it said.
+    /// The last lines of its output.
     pub fn log(&self) -> Vec<String> {
         held(&self.log).clone()
     }
@@ -205,7 +205,7 @@ impl Process {
         }
     }
 
-    /// Asks it to end, insists after a while, and tells how it ended and what it said.
+    /// Sends SIGTERM, SIGKILL after a grace period, and returns the status and the last lines of output.
     pub fn end(mut self) -> (Option<ExitStatus>, Vec<String>) {
         self.finish();
         (self.ended, self.log())
@@ -214,11 +214,11 @@ impl Process {
     fn finish(&mut self) {
         if self.ended().is_none() {
             let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-            // Whoever was stopped must wake to end.
+            // A stopped process handles SIGTERM only when it continues.
             let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
             self.wait(GRACE);
         }
-        // What it has left in its group goes with it.
+        // Its children in the same group end with it.
         kill_group(self.pid());
         if self.ended.is_none() {
             self.ended = self.child.wait().ok();
@@ -226,7 +226,7 @@ impl Process {
         self.reaper.forget(self.pid());
         let begin = Instant::now();
         for reader in self.readers.drain(..) {
-            // It ends with the last who holds the stream, and that may be somebody who left the group.
+            // The reader ends when the last writer closes the stream, which may be a process that left the group.
             while !reader.is_finished() && begin.elapsed() < LAST_WORDS {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -292,7 +292,7 @@ impl Drop for Scratch {
 fn remove_abandoned(parent: &Path) {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
-        // One without a lock is being made, or is none of ours.
+        // One without a lock file is being created, or is not the lab's.
         let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
             let _ = fs::remove_dir_all(entry.path());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// How long a server may take for what takes no time: it may be on a machine with much else to do.
+/// How long a server may take for a command that takes no time on an idle machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// No answer that is asked for here is longer.
 const LONGEST: u64 = 16 << 20;
@@ -51,7 +51,7 @@ impl Qmp {
     /// Runs a command: what it returns.
     ///
     /// # Errors
-    /// What the server says against it, or that it is gone.
+    /// The server refuses it, or has closed the connection.
     pub fn run(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
         writeln!(self.stream.get_mut(), "{}", json!({ "execute": command, "arguments": arguments }))?;
         loop {

@@ -14,6 +14,31 @@ fn large_sectors(test: impl Fn(&Options, bool)) {
 }
 
 #[test]
+fn whoever_runs_a_write_locks_its_blocks_meanwhile() {
+    for (name, options, shared) in ways(&Image::new(65536).options()) {
+        let mut disk = Disk::open(&options).unwrap();
+        disk.block_range_lock = Some(Default::default());
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::over(Arc::new(disk), EngineOptions { ring, ..EngineOptions::default() });
+        let disk = Arc::clone(&rig.disk);
+        let lock = disk.block_range_lock.as_ref().unwrap();
+        let write = |rig: &mut Rig| rig.push_write(0, Memory::new(4096, 0).filled(&pattern(4096, 1)));
+        // What runs in the kernel could not wait for the lock there: a worker does.
+        lock.lock_exclusive(&(0..4096));
+        let locked_out = write(&mut rig);
+        rig.engines.submit(clock::now());
+        let of_workers = u64::from(options.aio != Aio::Threads);
+        assert_eq!(rig.engines.counters().read().fallbacks, of_workers, "{name}");
+        lock.unlock_exclusive(&(0..4096));
+        assert_eq!(rig.finish(locked_out).0, Ok(()), "{name}");
+        assert_eq!(rig.requests_of(options.aio.as_str()), 1 - of_workers, "{name}");
+        let free = write(&mut rig);
+        assert_eq!(rig.finish(free).0, Ok(()), "{name}");
+        assert!(lock.is_free(), "{name}");
+    }
+}
+
+#[test]
 fn a_device_of_large_sectors_is_described_as_one() {
     large_sectors(|options, _| {
         let disk = Disk::open(options).unwrap();

@@ -53,7 +53,7 @@ fn demonstrate() -> io::Result<()> {
     let mut served = Disk::connect(&socket)?;
     let file = Disk::open(&image, direct);
     let on_host = File::open(&image)?;
-    // All have it open, and whoever interrupts this leaves no large file behind.
+    // All have it open; removed now, it does not stay behind after an interrupt.
     fs::remove_file(&image)?;
 
     println!("\n{}", machine::fingerprint());

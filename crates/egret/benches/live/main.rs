@@ -1,7 +1,7 @@
 //! How long queues wait when they move, and when their disk is reopened, under load.
 //!
-//! `make bench-live`, or `cargo bench -p egret --bench live -- --help`. The daemon tells each pause, and how much of it
-//! was requests in flight that had to end; what is left is Egret's. The client's own latencies stand beside them, of a
+//! `make bench-live`, or `cargo bench -p egret --bench live -- --help`. The daemon reports each pause, and the part
+//! of it that was draining requests in flight; the rest is Egret's. The client's own latencies stand beside them, of a
 //! time with changes and of one without just before: what a pause can be at best is what the disk takes for a request.
 
 #[path = "../shared/disk.rs"]
@@ -35,7 +35,7 @@ struct Arguments {
     /// Load each cell for so long with changes, and for so long without
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// Measure a null disk too, whose requests take so many microseconds: nobody but the daemon works for it
+    /// Measure a null disk too, whose requests take so many microseconds: only the daemon works for it
     #[arg(long, value_name = "US", default_value_t = 100)]
     null: u64,
     /// Requests in flight on each of two queues
@@ -84,7 +84,7 @@ struct Pause {
     drain: Duration,
 }
 
-/// What is under the load.
+/// The disk under load.
 enum Subject<'a> {
     Image(&'a Path),
     /// A null disk of this latency, in nanoseconds.
@@ -186,7 +186,7 @@ fn measure(cores: &Cores, subject: &Subject<'_>, depth: u16, length: Duration) {
     server.terminate();
 }
 
-/// Loads the disk for `length`, and does `act` again and again meanwhile.
+/// Loads the disk for `length`, and calls `act` repeatedly during that.
 fn run(jobs: &mut [Job], length: Duration, act: &mut dyn FnMut()) -> Tally {
     let span = Span { ramp: Duration::from_millis(200), length };
     std::thread::scope(|scope| {

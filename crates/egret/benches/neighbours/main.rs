@@ -2,7 +2,7 @@
 //!
 //! `make bench-neighbours`, or `cargo bench -p egret --bench neighbours -- --help`. The neighbour reads 4 KiB at random from a
 //! disk of its own, in turns alone and beside an attack, so that a machine that slows down slows both; each row is the
-//! median of what the turns measured. The first attack is none: a tenant who reads like the neighbour, with more in flight.
+//! median of the turns. The first row is no attack: a tenant that reads like the neighbour, with more requests in flight.
 //!
 //! The goals: a p99 of at most twice what it is alone, and at least half of the requests, for there are two tenants.
 
@@ -62,7 +62,7 @@ struct Attack {
     disk: AttackedDisk,
     /// How the neighbour's disk is opened.
     neighbour: &'static str,
-    /// Once round, with a client that is connected; what it leaves behind is taken along to the next round.
+    /// One round, with the client of the round before if it is still connected.
     round: fn(&Scene<'_>, Option<Attacker>) -> Option<Attacker>,
 }
 
@@ -352,7 +352,7 @@ fn run_beside(jobs: &mut [Job], span: Span, attack: &Attack, socket: &Path) -> R
             while !scene.is_over() {
                 attacker = (attack.round)(&scene, attacker);
             }
-            // What it left behind has ended when the next client is answered.
+            // When the next client is answered, the attacker's session has ended.
             drop(attacker);
             drop(Wire::agree(socket, F_VERSION_1));
         });

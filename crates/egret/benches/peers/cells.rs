@@ -1,4 +1,4 @@
-//! What is measured: disks, depths, company, and who contends.
+//! The cells: disks, depths, idle disks beside, contenders.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use crate::support::server::{Options, Program, Server};
 const COMPANY: usize = 100;
 /// Into how many slices a measurement is cut.
 pub const SLICES: u32 = 10;
-/// What is not measured, at first.
+/// The time before measuring.
 pub const WARM_UP: Duration = Duration::from_millis(200);
 /// How long a daemon is watched doing nothing.
 const WATCH: Duration = Duration::from_secs(2);
@@ -34,7 +34,7 @@ pub enum Role {
     Peer,
 }
 
-/// A server and how its I/O thread is told to behave.
+/// A server and its I/O thread's options.
 #[derive(Clone, Debug)]
 pub struct Contender {
     pub name: String,
@@ -80,7 +80,7 @@ pub fn all() -> Vec<Cell> {
     cells
 }
 
-/// What is the same for every cell.
+/// What all cells share.
 pub struct How<'a> {
     pub disk: &'a Disk,
     pub cores: &'a Cores,
@@ -98,7 +98,7 @@ pub struct Measured {
     pub sample: Outcome,
 }
 
-/// A daemon that does nothing for anybody.
+/// An idle daemon.
 pub struct Idle {
     pub contender: String,
     pub exports: usize,
@@ -140,7 +140,7 @@ fn connect(socket: &Path, poll: bool, buffer: usize) -> io::Result<Connection> {
     Connection::connect_as(socket, client)
 }
 
-/// A contender's deployment, and what it has done so far.
+/// A contender's deployment, and its results so far.
 struct Running<'a> {
     contender: &'a Contender,
     connection: Connection,
@@ -163,7 +163,7 @@ pub fn measure(
     };
     let mut running = Vec::new();
     for contender in contenders {
-        // What a server says that does not even start has been printed with the panic.
+        // The output of a server that does not start was printed with the panic.
         match catch_unwind(AssertUnwindSafe(|| enter(cell, contender, how))) {
             Ok(Ok(entered)) => running.push(entered),
             Ok(Err(error)) => failed(contender, &error),

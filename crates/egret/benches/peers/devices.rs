@@ -19,7 +19,7 @@ use crate::support::server::{Options, Program, Server};
 /// The size of the file that all servers have, in bytes: so small that it stays in the page cache.
 const FILE: u64 = 64 << 20;
 
-/// What is under the devices.
+/// The devices' disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Under {
     /// A disk that does nothing: the whole cost is the device's.

@@ -1,9 +1,9 @@
 //! Egret beside a peer: the same client, the same disk, the same options, in turns and in random order.
 //!
-//! `make bench`, or `cargo bench -p egret --bench peers -- --help`. With `--quick` it takes under 90 seconds. Each measurement starts a fresh daemon pinned to one core,
-//! loads it from another with libblkio, and accounts the daemon's CPU time per request. The contenders of a cell take
-//! turns of a fraction of a second, and what one repetition measures is compared within that repetition only, so that
-//! a machine that slows down slows all.
+//! `make bench`, or `cargo bench -p egret --bench peers -- --help`. With `--quick` it takes under 90 seconds. Each
+//! measurement starts a fresh daemon pinned to one core, loads it from another with libblkio, and accounts the daemon's
+//! CPU time per request. The contenders of a cell take turns of a fraction of a second, and what one repetition
+//! measures is compared within that repetition only, so that a machine that slows down slows all.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -48,7 +48,7 @@ struct Arguments {
     /// The peer
     #[arg(long, value_name = "COMMAND", default_value = "qemu-storage-daemon")]
     server_b: String,
-    /// Whom virtio-scsi is compared with
+    /// The server that virtio-scsi is compared with
     #[arg(long, value_name = "COMMAND", default_value = "vhost-device-scsi")]
     scsi_peer: String,
     /// Let the client poll for completions instead of waiting for them

@@ -9,7 +9,7 @@ use crate::load::Outcome;
 
 /// Prints a block of lines for each cell, and then what they add up to.
 ///
-/// A ratio is of two measurements of one repetition; what is shown is the median and, behind it, the whole range.
+/// Ratios are of two measurements of one repetition; shown are the median and the whole range.
 pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     println!();
     println!(
@@ -62,7 +62,7 @@ fn of<'a>(measured: &'a [Measured], cell: &Cell, role: Role) -> Vec<&'a Measured
     measured.iter().filter(|one| one.cell == *cell && one.contender.role == role).collect()
 }
 
-/// What `value` was for `role`, over what it was for the peer in the same repetition.
+/// The ratios of `value` for `role` to that for the peer, each within one repetition.
 fn ratios(measured: &[Measured], cell: &Cell, role: Role, value: fn(&Outcome) -> f64) -> Vec<f64> {
     if role == Role::Peer {
         return Vec::new();
@@ -75,7 +75,7 @@ fn ratios(measured: &[Measured], cell: &Cell, role: Role, value: fn(&Outcome) ->
     of(measured, cell, role).iter().filter_map(ratio).collect()
 }
 
-/// Prints what each server costs when nobody asks for anything.
+/// Prints the cost of each idle server.
 pub fn print_idle(idle: &[Idle]) {
     if idle.is_empty() {
         return;

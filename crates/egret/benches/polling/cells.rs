@@ -1,4 +1,4 @@
-//! What is measured: disks, clients, loads, and who shares which core.
+//! The cells: disks, clients, loads, and placement on cores.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::server::Options;
 /// Requests that an open loop may have in flight: more than it ever needs.
 const ROOM: u16 = 64;
 
-/// What is under the export.
+/// The export's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Under {
     /// Nothing, after so many microseconds.
@@ -28,7 +28,7 @@ pub enum Demand {
     PerSecond(u32),
 }
 
-/// Who runs where.
+/// The placement of client and server on cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// The client on one core, the server on the other.

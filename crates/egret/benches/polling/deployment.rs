@@ -19,10 +19,10 @@ use crate::support::server::{Options, Program, Server};
 const TURNS: u32 = 10;
 /// The I/O thread's name, and its thread's.
 const IO_THREAD: &str = "io0";
-/// What is not measured, at first.
+/// The time before measuring.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// An egret, and how its I/O thread is told to behave.
+/// Egret with options of its I/O thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contender {
     /// What the table calls it.
@@ -89,7 +89,7 @@ impl CpuTimes {
     }
 }
 
-/// What is deployed.
+/// The parameters of a deployment.
 pub struct Plan<'a> {
     pub contender: &'a Contender,
     pub cores: &'a Cores,
@@ -165,7 +165,7 @@ impl Deployment {
         ran
     }
 
-    /// How much of a core the daemon takes while nobody asks for anything.
+    /// The share of a core that the idle daemon takes.
     pub fn idle_cores(&self, watch: Duration) -> f64 {
         self.signal(Signal::CONT);
         // What came before may settle first.
@@ -244,7 +244,7 @@ pub fn measure(
 
 /// [`Deployment::deploy`], and a daemon that does not even start is an error like any other.
 pub fn try_deploy(plan: &Plan<'_>, blockdevs: impl FnOnce(Options) -> Options) -> io::Result<Deployment> {
-    // What it said has been printed with the panic.
+    // Its output was printed with the panic.
     let deploy = catch_unwind(AssertUnwindSafe(|| Deployment::deploy(plan, blockdevs)));
     deploy.map_err(|_| io::Error::other("it did not start"))?.map_err(io::Error::other)
 }

@@ -23,7 +23,7 @@ pub struct Rung {
     pub outcome: Outcome,
 }
 
-/// What a daemon with all that company costs when nobody asks for anything.
+/// The cost of an idle daemon with all these disks.
 pub struct Idle {
     pub monitor: &'static str,
     pub policy: String,

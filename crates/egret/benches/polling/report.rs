@@ -1,6 +1,6 @@
 //! The table, the ladder, and every sample as JSON.
 //!
-//! A ratio is of two measurements of one repetition; what is shown is the median and, behind it, the whole range.
+//! A ratio is of two measurements of one repetition; shown are the median and the whole range.
 
 use egret_lab::statistics::{median, spread};
 use egret_loadgen::machine;
@@ -23,7 +23,7 @@ pub fn of<'a>(measured: &'a [Measured], cell: &Cell, contender: &Contender) -> V
     measured.iter().filter(|one| one.cell == *cell && one.contender == *contender).collect()
 }
 
-/// What `value` was for one contender, over what it was for another in the same repetition.
+/// The ratios of `value` for one contender to that for another, each within one repetition.
 pub fn ratios(
     measured: &[Measured],
     cell: &Cell,

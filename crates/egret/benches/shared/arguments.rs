@@ -1,4 +1,4 @@
-//! What benchmarks that compare servers in turns are asked alike.
+//! Arguments that benchmarks share which compare servers in turns.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl CommonArguments {
         self.pairs.unwrap_or(if self.quick { 2 } else { 5 }).max(1)
     }
 
-    /// How long each server is loaded in a cell; in seconds, what it is if nobody says and what it is with `--quick`.
+    /// How long each server is loaded in a cell, with defaults in seconds for a normal and for a quick run.
     pub fn length(&self, usual: f64, quick: f64) -> Duration {
         Duration::from_secs_f64(self.seconds.unwrap_or(if self.quick { quick } else { usual }))
     }

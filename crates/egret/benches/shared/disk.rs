@@ -1,4 +1,4 @@
-//! The disk under test, and who it is tested with: what the benchmarks share, beside what the lab has for everybody.
+//! The disk under test, which the benchmarks share.
 #![allow(dead_code, unreachable_pub, reason = "each benchmark uses its part of this")]
 
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use egret_lab::disks::LoopDevice;
 
 use crate::support::server::Program;
 
-/// The disk's size in bytes: more than any cache of a CPU, less than anybody minds.
+/// The disk's size in bytes: larger than most processors' caches.
 const DISK: usize = 256 << 20;
 
 /// The disk under test.
@@ -62,7 +62,7 @@ fn filled(directory: &Path) -> io::Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-/// The first line that a server says of itself.
+/// The first line of a server's `--version`.
 pub fn version_of(program: &Program) -> io::Result<String> {
     let output = program.command().arg("--version").stdout(Stdio::piped()).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("it does not say its version").into())

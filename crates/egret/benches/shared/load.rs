@@ -13,7 +13,7 @@ use crate::support::disk::DiskQueue;
 /// The length of every read, in bytes.
 pub const REQUEST: usize = 4096;
 
-/// How long a server may say nothing before the cell has failed.
+/// How long a server may complete nothing before the cell fails.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// What to ask of a disk.
@@ -22,9 +22,9 @@ pub struct Load {
     pub depth: usize,
     /// The disk's size in bytes.
     pub capacity: u64,
-    /// What is not measured, at first.
+    /// The time before measuring.
     pub warm_up: Duration,
-    /// What is.
+    /// The measured time.
     pub length: Duration,
 }
 
@@ -66,7 +66,7 @@ impl Tally {
 }
 
 impl Load {
-    /// Runs, and adds to `tally`; `cpu_time_ns` tells the server's CPU time so far.
+    /// Runs, and adds to `tally`; `cpu_time_ns` returns the server's CPU time so far.
     pub fn run(&self, queue: &mut DiskQueue, cpu_time_ns: impl Fn() -> u64, tally: &mut Tally) -> io::Result<()> {
         let (queue, buffer) = queue.parts();
         let mut random = Random::new(self.capacity);

@@ -158,7 +158,7 @@ fn conduct(begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runner>, directory:
     Ok(())
 }
 
-/// The first signal lets what is kept be kept and ends the rest; the second ends the lab there and then, which its
+/// The first signal ends the current cell and writes the results; the second ends the lab immediately, which its
 /// servers notice.
 fn stop_on_signals(reaper: &Arc<ProcessReaper>) -> Result<()> {
     static SEEN: AtomicBool = AtomicBool::new(false);
@@ -211,7 +211,7 @@ fn minutes(length: Duration) -> String {
     }
 }
 
-/// Writes the report, of what there is, and says where it is.
+/// Writes the report of the cells so far, and prints its path.
 fn finish(run: &Run, directory: &Path) -> Result<()> {
     report::write(run, directory).with_context(|| format!("the report in {}", directory.display()))?;
     println!("{}", summary(run, directory));

@@ -1,4 +1,4 @@
-//! Progress that a person can bear: a bar, and a line for each cell; nothing where nobody looks.
+//! Progress on a terminal: a bar, and a line for each cell; nothing elsewhere.
 
 use std::time::Duration;
 

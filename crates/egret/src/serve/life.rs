@@ -49,11 +49,11 @@ pub struct Life {
     pub daemonize: bool,
     /// How long an I/O thread may stand still; for ever, if there is no limit.
     pub watchdog: Option<Duration>,
-    /// What is done when one has.
+    /// What is done about a stuck one.
     pub on_stall: OnStall,
     /// How long its end may take; as long as it takes, if there is no limit.
     pub shutdown_timeout: Option<Duration>,
-    /// Whether to tell how the I/O threads waited.
+    /// Whether to print how the I/O threads waited.
     pub stats: bool,
     /// Where to write how they waited, wait by wait.
     pub record_waits: Option<PathBuf>,
@@ -75,7 +75,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
             let served = serve(config, &life, inherited, Some(&mut readiness));
             if let (Err(error), Some(readiness)) = (&served, readiness) {
                 readiness.failed(&crate::in_one_line(error));
-                // The launcher says it; twice would be two lines.
+                // The launcher prints the error; here it would be a second line.
                 std::process::exit(1);
             }
             served
@@ -83,7 +83,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
     }
 }
 
-/// What is to be served on sockets and through descriptors that somebody else made.
+/// The sockets to serve on, and the descriptors that were handed over.
 fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &'a Descriptor> {
     let exports = config.exports.iter().filter_map(|export| match &export.addr {
         Addr::Fd(FdAddr { str: fd }) => Some(fd),
@@ -147,7 +147,7 @@ fn serve(
     ended
 }
 
-/// Ends what a daemon is made of, within `patience`, and says what has not ended.
+/// Ends the daemon's objects within `patience`, and reports those that have not ended.
 fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>) -> Result<()> {
     let mut written = Ok(());
     let ended = control.shut_down(reason, patience).is_some_and(|daemon| {
@@ -168,13 +168,13 @@ fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<
 /// Lines of the log that wait to be written.
 const LOG_LINES: usize = 1024;
 
-/// Begins to log. What is logged is written by a thread of its own, so that nobody else waits for a reader of stderr who
-/// has stopped reading; lines beyond those that may wait for him are lost. Dropping what is returned writes what waits,
+/// Starts logging. A thread of its own writes the log, so that no other thread waits for a stalled reader of stderr; lines
+/// beyond its queue are dropped. Dropping what is returned writes what waits,
 /// and gives up after a second.
 fn log() -> Result<WorkerGuard> {
     let filter = EnvFilter::try_from_env("EGRET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let writer = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LOG_LINES).thread_name("log");
-    // The writer's thread is not ours to say what it is. It inherits that from the one that starts it.
+    // The library's writer thread cannot declare its kind itself. It inherits the kind of the thread that starts it.
     let starter = std::thread::Builder::new().name("log".to_owned()).spawn(|| {
         Bounds::default().narrow(ThreadKind::Log);
         writer.finish(std::io::stderr())
@@ -185,7 +185,7 @@ fn log() -> Result<WorkerGuard> {
     Ok(guard)
 }
 
-/// What is used beside the configuration's objects.
+/// Options beside the configuration's objects.
 fn places(life: &Life) -> Places<'_> {
     let monitors = life.monitors.iter().filter_map(|monitor| match &monitor.chardev.place {
         Place::Socket(address) => Some(address),
@@ -226,7 +226,7 @@ fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &
                 return Ok("host-signal");
             }
             Woken::Timeout => {
-                // While a change is in work it says nothing.
+                // No line is printed while a change is in progress.
                 let Some(daemon) = control.daemon() else { continue };
                 if let Some(line) = meter.line(daemon) {
                     println!("{line}");

@@ -120,17 +120,17 @@ pub struct Serve {
     /// Go into the background once disks are served
     #[arg(long)]
     pub daemonize: bool,
-    /// Seconds that an I/O thread may stand still before that is told; 0 is for ever
+    /// Seconds that an I/O thread may make no progress before that is reported; 0 is for ever
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86400))]
     pub watchdog: u32,
-    /// What is done about an I/O thread that stands still for longer, beside telling
+    /// What is done about an I/O thread that makes no progress for longer, beside reporting it
     #[arg(long, value_name = "WHAT", default_value = "report", value_parser = ["report", "abort"])]
     pub on_stall: String,
     /// Seconds that requests in flight have to end and disks to be made stable, once it is told to end; 0 is as long as it
     /// takes
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=86400))]
     pub shutdown_timeout: u32,
-    /// Tell also, every few seconds and at the end, how each I/O thread waited
+    /// Print also, every few seconds and at the end, how each I/O thread waited
     #[arg(long)]
     pub stats: bool,
     /// Write how each I/O thread waited, its newest waits, to a file at the end: for `egret replay`
@@ -162,7 +162,7 @@ pub fn run(arguments: Serve) -> Result<()> {
     if has_stdio && arguments.daemonize {
         bail!("--daemonize gives the terminal up, and a monitor on stdio needs it: put the monitor on a socket");
     }
-    // What is printed would get into a program's answers.
+    // With a monitor on stdio, printed lines would mix with its answers.
     let talks = !has_stdio;
     let announcement = (talks && arguments.disk.is_some()).then(|| announcement(&config)).transpose()?;
     let Serve { pidfile, daemonize, stats, record_waits, user, group, .. } = arguments;
@@ -195,7 +195,7 @@ fn seconds(limit: u32) -> Option<Duration> {
     (limit > 0).then(|| Duration::from_secs(limit.into()))
 }
 
-/// Where to serve metrics: as the option says, or else the file.
+/// Where to serve metrics: the option's address, or else the file's.
 fn metrics_place(arguments: &Serve) -> Result<Option<Address>> {
     if let Some(place) = &arguments.metrics {
         return Ok(Some(metrics::place(place)?));

@@ -25,7 +25,7 @@ fn read_all<T: Object>(
 ) -> Result<Vec<T>> {
     let object = |text: &String| {
         let (value, spelling) = keyval::read(text, implied).map_err(|error| anyhow!("--{option} {text}: {error}"))?;
-        // An object without a name is told from its like by its option.
+        // An object without a name is identified by its option.
         let is_named = value.get(T::NAME).is_some();
         read(value, spelling).map_err(
             |error| {

@@ -14,7 +14,7 @@ use super::Serve;
 
 /// What the disk and its export are called.
 const NAME: &str = "disk0";
-/// Queues where nobody says how many: enough for a small guest's processors not to share.
+/// The default number of queues: enough for each processor of a small guest to have its own.
 const QUEUES: u16 = 4;
 
 /// The configuration for one disk.

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`mod@rates`] | two snapshots and their difference |
-//! | [`view`] | what is looked at, and what keys do |
+//! | [`view`] | what is shown, and the handling of keys |
 //! | [`table`] | rates as text |
 //! | [`screen`] | the picture |
 
@@ -62,7 +62,7 @@ pub fn run(asked: &Top) -> Result<()> {
     if !std::io::stdout().is_terminal() {
         bail!("top draws on a terminal, and its output is none; --once prints plain text");
     }
-    // Said in one line while there is still a line to say it on.
+    // Before the terminal is switched to the alternate screen, so that the error stays visible.
     let before = daemon.look(None)?;
     let mut terminal = ratatui::try_init().context("the terminal; --once needs none")?;
     let shown = watch(&mut terminal, &mut daemon, before, interval, &asked.socket.display().to_string());
@@ -96,7 +96,7 @@ impl Daemon {
         serde_json::from_value(answer).context("the daemon is another version's: its counters are not understood")
     }
 
-    /// Changes a property; returns what to say of it.
+    /// Changes a property; returns the line to show.
     fn set(&mut self, thread: &str, property: &str, value: &Value) -> String {
         let arguments = json!({ "path": format!("/objects/{thread}"), "property": property, "value": value });
         match self.qmp.run("qom-set", arguments) {
@@ -129,7 +129,7 @@ fn watch(
             Action::Quit => return Ok(()),
             Action::Look => {}
             Action::Set { thread, property, value } => view.said = daemon.set(&thread, property, &value),
-            // Keys do not put off what is due.
+            // Keys do not delay the next refresh.
             Action::Nothing if Instant::now() < next => continue,
             Action::Nothing => {}
         }

@@ -27,7 +27,7 @@ pub struct ThreadRates {
     pub work: f64,
     /// Spinning, until there was work.
     pub found: f64,
-    /// Spinning in vain.
+    /// Spinning that found nothing.
     pub wasted: f64,
     /// Not on a processor.
     pub sleep: f64,
@@ -92,7 +92,7 @@ fn thread_rates(before: &IoThread, now: &IoThread, seconds: f64) -> ThreadRates 
     let share = |of: fn(&IoThread) -> u64| over(since(of(now), of(before)) / 1e9, seconds);
     let (cpu, found, wasted) =
         (share(|thread| thread.cpu_ns), share(|thread| thread.spin_found_ns), share(|thread| thread.spin_wasted_ns));
-    // Spinning is taken on the wall's clock, and a thread that was preempted meanwhile was not on a processor.
+    // Spinning is measured in wall-clock time, which includes times when the thread was preempted.
     let (found, wasted) = match found + wasted {
         spun if spun > cpu => (found * cpu / spun, wasted * cpu / spun),
         _ => (found, wasted),

@@ -2,11 +2,11 @@
 
 use super::rates::{Flow, Rates, ThreadRates};
 
-/// What the columns about I/O threads say.
+/// The values of an I/O thread's columns.
 pub const THREADS: [&str; 10] =
     ["iothread", "policy", "max us", "window us", "work %", "found %", "wasted %", "sleep %", "hits %", "kicks/s"];
 
-/// What the columns about exports and queues say.
+/// The values of the columns of exports and queues.
 pub const FLOWS: [&str; 9] =
     ["export", "queues", "iothread", "IOPS", "MB/s", "in flight", "p50 us", "p99 us", "errors/s"];
 

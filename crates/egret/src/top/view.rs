@@ -1,4 +1,4 @@
-//! What is looked at, and what keys do: a state without a terminal.
+//! The state of the display and the handling of keys, without a terminal.
 
 use egret_vocabulary::schema::{PolicyKind, words};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -53,13 +53,13 @@ pub enum Action {
     Nothing,
     /// To end.
     Quit,
-    /// To look at another export, or at all: the last snapshot is of no use.
+    /// Another export is shown, or all: the last snapshot cannot be compared with.
     Look,
     /// To change a property of an I/O thread.
     Set { thread: String, property: &'static str, value: Value },
 }
 
-/// What is looked at.
+/// What is shown.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     pub pane: Pane,

@@ -19,12 +19,12 @@ use super::wire::*;
 
 /// Entries of the queue, and chains at a time.
 pub const SIZE: u16 = 1024;
-/// Where an attacker's data begins, as descriptors say it.
+/// The guest address at which an attacker's data begins.
 pub const DATA: u64 = 1 << 40;
 /// The name of all memory that an attacker shares, in `/proc/PID/maps` too.
 pub const MEMORY_NAME: &str = "hostile";
 
-/// Where rings, headers and tables lie, as descriptors say it.
+/// The guest address of rings, headers and tables.
 const CONTROL: u64 = 0x1000_0000;
 const AVAILABLE: u64 = 0x8000;
 const USED: u64 = 0x1_0000;
@@ -156,7 +156,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// `len` bytes at guest address `guest`, none of which are there before somebody touches them.
+    /// `len` bytes at guest address `guest`, allocated when first touched.
     pub fn new(guest: u64, len: u64) -> Self {
         let file = File::from(memfd_create(MEMORY_NAME, MemfdFlags::CLOEXEC).expect("a memfd"));
         file.set_len(len).expect("its length");
@@ -205,7 +205,7 @@ pub fn new_eventfd() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")
 }
 
-/// Fills an eventfd's counter and makes it block: whoever writes to it then sleeps.
+/// Fills an eventfd's counter and clears O_NONBLOCK, so that a write to it blocks.
 pub fn stuff(eventfd: &OwnedFd) {
     let flags = fcntl_getfl(eventfd).expect("our own eventfd");
     fcntl_setfl(eventfd, flags | OFlags::NONBLOCK).expect("our own eventfd");
@@ -221,7 +221,7 @@ pub fn stuff(eventfd: &OwnedFd) {
     make_block(eventfd);
 }
 
-/// Makes a descriptor block, for everybody who has it: the flag is the open file's.
+/// Clears O_NONBLOCK for all holders of a descriptor: the flag belongs to the open file description.
 pub fn make_block(eventfd: &OwnedFd) {
     let flags = fcntl_getfl(eventfd).expect("our own eventfd");
     fcntl_setfl(eventfd, flags & !OFlags::NONBLOCK).expect("our own eventfd");

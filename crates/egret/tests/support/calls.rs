@@ -1,4 +1,4 @@
-//! The system calls that each kind of thread of a daemon makes, as `strace` tells them.
+//! The system calls that each kind of thread of a daemon makes, as `strace` reports them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,7 +8,7 @@ use egret_confine::rules::{RULES, Rule};
 
 use super::server::Program;
 
-/// Whether there is `strace`; if not, says so under the test's name.
+/// Whether there is `strace`; if not, prints so under the test's name.
 pub fn has_strace_or_skips(test: &str) -> bool {
     let there = std::process::Command::new("strace").arg("--version").output().is_ok();
     if !there {
@@ -33,7 +33,7 @@ impl Program {
 pub struct Calls {
     /// Rules that a call needed, by their place in the table, and the kinds that made it.
     used: Vec<(usize, ThreadKind)>,
-    /// Calls that no rule allows, and who made them.
+    /// Calls that no rule allows, and the kinds of threads that made them.
     pub refused: BTreeSet<String>,
 }
 
@@ -80,7 +80,7 @@ impl Calls {
         }
     }
 
-    /// The rules that allow what nobody did, and to whom.
+    /// Rules that no call needed, and the kinds of threads they are for.
     pub fn unused(&self) -> Vec<String> {
         let by = |place: usize, kind: ThreadKind| self.used.contains(&(place, kind));
         let unused = |(place, rule): (usize, &'static Rule)| {
@@ -129,7 +129,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A thread that was started, and by whom.
+/// A thread that was started, and its starter.
 fn birth(line: &str) -> Option<(u32, u32)> {
     let (parent, rest) = line.split_once('<')?;
     let is_birth = ["> clone", "> <... clone"].iter().any(|call| rest.contains(call));

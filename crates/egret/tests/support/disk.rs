@@ -1,4 +1,4 @@
-//! A well-behaved client: libblkio, which nobody here wrote.
+//! A well-behaved, independent client: libblkio.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -170,7 +170,7 @@ impl DiskQueue {
         self.stream(
             range,
             |queue, block, at, slot| {
-                // What is left from before must not pass for what was read.
+                // Data of an earlier request must not pass for what was read.
                 block.fill(0xEE);
                 queue.read(at, block.as_mut_ptr(), block.len(), slot, ReqFlags::empty());
             },

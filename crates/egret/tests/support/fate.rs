@@ -34,7 +34,7 @@ impl Fate {
     pub(super) fn befall(&self, command: &mut Command) {
         let verdict = match self.errno {
             Some(errno) => libc::SECCOMP_RET_ERRNO | u32::from(errno),
-            // Whoever were to be asked has the answer: the process itself, which never looks.
+            // The notification goes to this process itself, which never answers: the call blocks.
             None => libc::SECCOMP_RET_USER_NOTIF,
         };
         let flags = if self.errno.is_none() { libc::SECCOMP_FILTER_FLAG_NEW_LISTENER } else { 0 };

@@ -19,7 +19,7 @@ pub const SIZE: u16 = 16;
 /// The length of a memory region.
 pub const REGION: u64 = 64 << 10;
 
-/// Where the data region begins, as descriptors say it.
+/// The guest address at which the data region begins.
 pub const DATA: u64 = 0x4000_0000;
 /// Where a request's header lies by convention, and after it its data and its status byte.
 pub const HEADER_AT: u64 = DATA;
@@ -40,7 +40,7 @@ pub const USED: u64 = 0x2000;
 
 /// Part of guest memory.
 pub struct Region {
-    /// The memory itself; truncate it to see who trusted it.
+    /// The memory's file, which a test may truncate.
     pub memory: File,
     guest: u64,
 }
@@ -168,7 +168,7 @@ impl Guest {
         assert_eq!(self.data_byte(STATUS_AT), 0, "the read succeeds");
     }
 
-    /// Waits until the daemon says through the error descriptor that the queue is broken.
+    /// Waits until the daemon signals the queue's error eventfd.
     pub fn await_queue_error(&self) {
         let patience = Timespec::try_from(PATIENCE).expect("a short time");
         assert!(is_readable(&[self.error.as_fd()], &patience), "the queue's error descriptor is signalled");

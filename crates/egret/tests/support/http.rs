@@ -7,21 +7,21 @@ use std::path::Path;
 
 use super::PATIENCE;
 
-/// What is at `path` of the server at a UNIX socket: its status line and its body.
+/// GETs `path` from a server at a UNIX socket: the status line and the body.
 pub fn get(socket: &Path, path: &str) -> io::Result<(String, String)> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     ask(stream, path)
 }
 
-/// What is at `path` of a server on this host's `port`.
+/// GETs `path` from a server at this host's `port`.
 pub fn get_tcp(port: u16, path: &str) -> io::Result<(String, String)> {
     let stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     ask(stream, path)
 }
 
-/// Says `request` as it is, and hears what comes back.
+/// Sends `request` unchanged, and returns the response.
 pub fn say(stream: impl Read + Write, request: &[u8]) -> io::Result<String> {
     let mut stream = stream;
     stream.write_all(request)?;

@@ -2,8 +2,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`server`] | a daemon as a child process, its options, and what it logged |
-//! | [`announced`] | a daemon that was given just a disk, and what it printed |
+//! | [`server`] | a daemon as a child process, its options and its log |
+//! | [`announced`] | a daemon that was given just a disk, and its output |
 //! | [`qmp`] | a monitor's client |
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |

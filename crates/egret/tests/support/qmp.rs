@@ -1,4 +1,4 @@
-//! A monitor's client: one command at a time, and the events that came meanwhile.
+//! A monitor's client: one command at a time, and the events in between.
 
 use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -29,7 +29,7 @@ impl Qmp {
         new
     }
 
-    /// Connects, and reads and says nothing.
+    /// Connects, without reading or sending.
     pub fn connect_only(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).expect("the monitor listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -44,7 +44,7 @@ impl Qmp {
         self.try_run(command, arguments.clone()).unwrap_or_else(|error| panic!("{command} {arguments}: {error}"))
     }
 
-    /// Runs a command that fails: what its error says.
+    /// Runs a command that fails, and returns its error.
     ///
     /// # Panics
     /// When it succeeds.
@@ -52,7 +52,7 @@ impl Qmp {
         self.try_run(command, arguments).expect_err("the command should fail")
     }
 
-    /// Runs a command: what it returns, or what its error says.
+    /// Runs a command, and returns its result or its error.
     pub fn try_run(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
         self.send(json!({ "execute": command, "arguments": arguments, "id": command }).to_string().as_bytes());
         loop {

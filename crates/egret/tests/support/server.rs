@@ -363,7 +363,7 @@ impl Drop for Server {
 
 /// Whether every one of `sockets` is listened on.
 ///
-/// The kernel's table tells, so that looking is not itself a client.
+/// Looked up in the kernel's table, because a connection would count as a client.
 fn are_listening(sockets: &[PathBuf]) -> bool {
     const ACCEPTS: &str = "00010000";
     let table = fs::read_to_string("/proc/net/unix").expect("procfs");

@@ -33,7 +33,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Connects and says nothing yet.
+    /// Connects, and sends nothing yet.
     pub fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).expect("the daemon listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -154,7 +154,7 @@ impl AsFd for Wire {
     }
 }
 
-/// Whether `error` says that the other end has gone.
+/// Whether `error` means that the peer closed the connection.
 fn is_hangup(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)

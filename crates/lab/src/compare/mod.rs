@@ -7,8 +7,8 @@
 //!                                        └─► a table, JUnit           table.rs, junit.rs
 //! ```
 //!
-//! Pairs are the best that a lab can measure, and these are none: what was another day is in the difference too. So a
-//! comparison of two runs is wider than one within a run, and says so by its intervals.
+//! Cells of two runs are not paired: differences between the days are in the figures too. So the intervals are Welch's, and
+//! wider than those within a run.
 
 mod junit;
 mod likeness;

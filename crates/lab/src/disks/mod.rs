@@ -134,7 +134,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     if let Some(place) = mounted_at(path) {
         return Err(format!("{shown} is in use{place}, and the plan writes to it"));
     }
-    // The kernel knows who uses it: file systems, swap, RAID, device mapper.
+    // O_EXCL fails if a file system, swap, RAID or the device mapper uses the device.
     let mut device = open(OFlags::EXCL).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => format!("{shown} is in use, and the plan writes to it"),
         _ => denied(error),
@@ -147,7 +147,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// Where it, or a part of it, is mounted: what the kernel would refuse, too, this says better.
+/// Where it, or a partition of it, is mounted. The kernel would refuse the device too; this makes a better error.
 fn mounted_at(device: &Path) -> Option<String> {
     let device = device.canonicalize().ok()?;
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
@@ -254,7 +254,7 @@ fn fill(path: &Path, size: u64, seed: u64) -> io::Result<()> {
         file.write_all(&piece)?;
     }
     file.sync_all()?;
-    // Whoever reads it past the cache should not find it there.
+    // Direct I/O should not find the file in the page cache.
     let _ = fadvise(file.as_fd(), 0, None, Advice::DontNeed);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What has been found so far, safe from whatever happens to the lab.
+//! The journal: results so far, on stable storage before the next cell begins.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -32,7 +32,7 @@ enum Entry {
 pub struct Journal {
     directory: PathBuf,
     lines: File,
-    /// Held as long as somebody writes here.
+    /// Keeps other labs out of the directory.
     _lock: File,
 }
 
@@ -135,7 +135,7 @@ pub fn read(directory: &Path) -> io::Result<Run> {
     Ok(run)
 }
 
-/// Written beside it first, so that there is always a whole one.
+/// Written to another name and renamed, so that `result.json` is always complete.
 fn write(directory: &Path, run: &Run) -> io::Result<()> {
     let part = directory.join("result.json.part");
     let mut file = File::create(&part)?;

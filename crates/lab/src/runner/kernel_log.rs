@@ -1,4 +1,4 @@
-//! The kernel's log, as far as it tells of crashes and hangs.
+//! The kernel's log of crashes and hangs.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use rustix::fs::OFlags;
 
-/// What a reader should know, whatever its priority is.
+/// Words of messages that are reported at any priority.
 const TELLING: [&str; 12] = [
     "BUG:",
     "Oops",
@@ -24,7 +24,7 @@ const TELLING: [&str; 12] = [
 /// Errors and worse.
 const ERROR: u32 = 3;
 
-/// Reads what the kernel says from now on.
+/// Reads the kernel's messages from now on.
 pub struct KernelLog(Option<File>);
 
 impl KernelLog {
@@ -35,7 +35,7 @@ impl KernelLog {
         Self(log.and_then(|mut log| log.seek(SeekFrom::End(0)).ok().map(|_| log)))
     }
 
-    /// What it has said since the last look that a reader should know.
+    /// The messages since the last call that should be reported.
     pub fn news(&mut self) -> Vec<String> {
         let Some(log) = &mut self.0 else { return Vec::new() };
         let mut news = Vec::new();

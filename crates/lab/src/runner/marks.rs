@@ -1,13 +1,13 @@
-//! What is said of cells when they are seen together: which the disk limits, and whether others used the machine.
+//! Marks that take several cells: device-bound cells, and other work on the machine.
 
 use crate::plan::{Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Warning};
 
-/// Who reaches this share of what the host's own fio does on the disk is limited by the disk.
+/// A subject that reaches this share of fio's throughput on the host is device-bound.
 const DEVICE_BOUND: f64 = 0.97;
-/// With fewer requests in flight latency limits, and not the disk.
+/// With fewer requests in flight the bottleneck is latency, and not the disk.
 const SATURATING: u32 = 4;
-/// From this share of the machine on, somebody else's work disturbs.
+/// Other work disturbs if it takes this share of the machine.
 const NOISE: f64 = 0.05;
 
 fn measured(cell: &Cell) -> Option<&Measurement> {
@@ -22,7 +22,7 @@ fn throughput(measurement: &Measurement) -> f64 {
 }
 
 /// Marks the cells that are as fast as the host's own fio in the same repetition, where enough is in flight to saturate a
-/// disk: they say nothing of the server. Open loops are as fast as they are told, and are not marked.
+/// disk: their figures are the disk's. Open loops are not marked, because their rate is given.
 pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     let is_host = |name: &str| plan.subjects.iter().any(|subject| subject.stack == Stack::Host && subject.name == name);
     let in_flight = |id: &CellId| {
@@ -50,7 +50,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     }
 }
 
-/// Whether somebody else worked on the machine while cells were measured.
+/// Warns of other work on the machine while cells were measured.
 pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
     let shares = cells.iter().filter_map(measured).filter_map(|measurement| {
         let others = measurement.cpu.unaccounted()? as f64 / 1e9;

@@ -37,7 +37,7 @@ pub use journal::{JOURNAL, Journal, RESULT, read};
 pub use marks::{mark_device_bound, noise};
 pub use order::{AGAIN, Step, steps};
 
-/// What a cell takes beside its load: starting, connecting, ending.
+/// A cell's time beside its load: starting, connecting, ending.
 const OVERHEAD: Duration = Duration::from_millis(300);
 /// From this share of all processors' time on, a hypervisor takes enough away to show.
 const STOLEN: f64 = 0.01;
@@ -63,12 +63,12 @@ pub enum Ending {
     Interrupted,
 }
 
-/// What is asked for beside the plan.
+/// The options of a run beside its plan.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// By how much the plan was scaled.
     pub scale: f64,
-    /// What the order is drawn from.
+    /// The seed of the cells' order.
     pub seed: u64,
     /// Only cells whose load or subject has this in its name.
     pub only: Option<String>,
@@ -78,7 +78,7 @@ pub struct RunOptions {
     pub egret: PathBuf,
 }
 
-/// Tells before anything starts whether a plan can be run here.
+/// Checks before anything starts whether a plan can be run here.
 ///
 /// # Errors
 /// What it lacks, and what would bring it, in one line.
@@ -137,7 +137,7 @@ impl Runner {
             cells: Vec::new(),
             incidents: Vec::new(),
         };
-        // Nothing is filled in a directory that holds somebody else's run.
+        // The journal comes first: it refuses a directory that holds another run, before disks are filled.
         let journal = Journal::create(&options.directory, &run)?;
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
@@ -243,7 +243,7 @@ impl Runner {
             warnings.push(Warning { about: "steal".into(), text });
         }
         for warning in warnings {
-            // What was said before the run began stays: the one is of before, the other of meanwhile.
+            // A warning from before the run stays beside one from during it, unless they are equal.
             run.host.warnings.retain(|old| *old != warning);
             run.host.warnings.push(warning);
         }
@@ -312,7 +312,7 @@ impl Runner {
     }
 }
 
-/// Who runs where, by the plan or else by what the machine has.
+/// The placement that the plan asks for, or one that suits the machine.
 fn placement(plan: &Plan) -> Placement {
     let jobs = plan.loads.iter().map(|load| load.numjobs).max().unwrap_or(1);
     let mut placement = Placement::of(&machine::cores(), jobs.into());
@@ -324,7 +324,7 @@ fn placement(plan: &Plan) -> Placement {
     placement
 }
 
-/// What makes a machine another one for a run that is resumed.
+/// How the machine differs from the one on which the run began.
 fn differs(before: &crate::results::Host, now: &crate::results::Host) -> Option<String> {
     let hash = |host: &crate::results::Host| host.components.iter().map(|one| one.sha256.clone()).collect::<Vec<_>>();
     let what = [

@@ -1,4 +1,4 @@
-//! fio: a job file for a load, and what its JSON says.
+//! fio: a load's job file, and the parsing of its JSON.
 
 use std::fmt::Write as _;
 
@@ -87,7 +87,7 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
     text
 }
 
-/// What a group of fio's jobs did.
+/// The results of a group of fio's jobs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
     /// The name of the group's first job.
@@ -109,7 +109,7 @@ pub struct Group {
 pub fn groups(output: &str) -> Result<Vec<Group>, String> {
     let begin = if output.starts_with('{') { Some(0) } else { output.find("\n{").map(|at| at + 1) };
     let json = begin.map(|at| &output[at..]).ok_or("it has no JSON")?;
-    // What follows the object, such as a warning, is none of ours.
+    // Text after the object, such as a warning, is ignored.
     let mut values = serde_json::Deserializer::from_str(json).into_iter::<Value>();
     let value = values.next().transpose().map_err(|error| format!("not JSON: {error}"))?.unwrap_or_default();
     let clients = value["client_stats"].as_array().map(|all| all.iter().filter(|one| one["jobname"] != "All clients"));
@@ -145,7 +145,7 @@ fn operations(of: &Value) -> Option<Operations> {
     Some(Operations { requests, bytes: of["io_bytes"].as_u64().unwrap_or(0), latency: latency(of) })
 }
 
-/// Whole latencies where fio was asked for their percentiles, or else from submission to completion.
+/// Total latencies (`lat`) if fio was asked for their percentiles, or else completion latencies (`clat`).
 fn latency(of: &Value) -> Latency {
     let whole = &of["lat_ns"];
     let from = if whole["percentile"].is_object() { whole } else { &of["clat_ns"] };

@@ -106,8 +106,8 @@ impl Host {
 
 /// Looks at the host while fio measures; nothing if fio ended too soon.
 ///
-/// fio does not tell when its measuring begins, but it is later than its start by at least the ramp, and lasts as long as
-/// it was told: what lies between [`SETTLING`] after the one and the other's end lies within.
+/// fio does not report when it begins to measure. That is at least the ramp after its start, and lasts for the runtime. So
+/// the interval from [`SETTLING`] after the ramp to just before the earliest possible end lies within it.
 fn watch(fio: &mut Process, task: &Task<'_>) -> Option<CpuMeter> {
     let keys = &task.load.keys;
     if keys.jobfile.is_some() {

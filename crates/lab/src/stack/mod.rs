@@ -1,4 +1,4 @@
-//! What can be put under load: programs that serve a disk, or use one, and how each is started, loaded and stopped.
+//! Stacks: programs that serve a disk, or use one, and how each is started, loaded and stopped.
 //!
 //! ```text
 //!   Subject, Load, Disk ── deploy() ──► Deployment ── measure(Task) ──► Measurement
@@ -13,7 +13,7 @@
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line, and whether Egret would take it |
-//! | `telemetry` | what a server says of itself |
+//! | `telemetry` | a server's own counters, over QMP |
 
 pub mod fio;
 pub mod guest;
@@ -39,7 +39,7 @@ pub struct Context {
     pub reaper: Arc<ProcessReaper>,
     /// A directory for sockets, private and with a short path.
     pub scratch: PathBuf,
-    /// Who runs where.
+    /// The processors of load and server.
     pub placement: Placement,
     /// This program, which serves disks as `egret serve`.
     pub egret: PathBuf,
@@ -67,8 +67,8 @@ impl Disk {
         }
     }
 
-    /// Whether its file system compares checksums with what it has read where it has read it to: of two reads to the
-    /// same memory at least one would fail.
+    /// Whether its file system verifies checksums in the reader's buffer, as btrfs does: of two direct reads into the same
+    /// buffer at least one would fail.
     fn checks_what_it_reads(&self) -> bool {
         const BTRFS: u64 = 0x9123_683e;
         self.path().and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|found| found.f_type as u64 == BTRFS)
@@ -101,10 +101,10 @@ pub trait Deployment {
     /// Puts it under load, once, and returns when that is over.
     ///
     /// # Errors
-    /// The server, the load, or what they said.
+    /// The server or the load failed, or gave no valid result.
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable>;
 
-    /// Others are measured now: it should take no CPU time meanwhile.
+    /// Stops it while others are measured, so that it takes no CPU time.
     fn pause(&mut self) {}
 
     /// It will be measured next.
@@ -135,7 +135,7 @@ pub fn deploy(
     })
 }
 
-/// What a subject lacks on this machine, and what would bring it.
+/// The program that a subject needs and this machine lacks, and the package that has it.
 pub fn missing(subject: &Subject) -> Option<String> {
     let program = match subject.stack {
         Stack::Host => ("fio", "fio"),
@@ -165,13 +165,13 @@ pub enum Unable {
     Failed {
         /// Why not, in one line.
         reason: String,
-        /// The last lines of who knows more.
+        /// The last lines of the server's or the guest's output.
         log: Vec<String>,
     },
 }
 
 impl Unable {
-    /// A failure of which nobody said more.
+    /// A failure without any output.
     pub fn failed(reason: impl ToString) -> Self {
         Self::Failed { reason: reason.to_string(), log: Vec::new() }
     }

@@ -1,6 +1,6 @@
 //! A server's command line, from a subject's tables: the vocabulary that Egret and `qemu-storage-daemon` share.
 //!
-//! Every object is given as JSON, which both take, so that a value arrives as the plan has it.
+//! Every object is given as JSON, which both servers take and which keeps the types of the plan's values.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -126,7 +126,7 @@ pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool)
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
         Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
-        // A disk on another host is none that a server here could serve, and a plan does not ask for that.
+        // The plan's check allows hosts with the stack `host` alone, so no server here gets such a disk.
         Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
             given.retain(|key, _| !NOT_OF_NULL.contains(&key.as_str()));
@@ -158,7 +158,7 @@ fn export(subject: &Subject, load: &Load, name: &str, socket: &Path, writes: boo
     match threads.as_slice() {
         [] => {}
         [only] => own["iothread"] = json!(only),
-        // A server that knows but one for each export refuses a list, and says so.
+        // A server that has one I/O thread per export refuses a list with an error.
         several => own["iothread"] = json!(several),
     }
     own

@@ -21,8 +21,8 @@ use crate::results::{Bottleneck, Latency, Measurement, Operations};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Requests that an open loop may have in flight on each disk of a job, at least.
 const ROOM: u16 = 128;
-/// What all buffers of a load may take, in bytes, before requests share them: several times what most processors' caches
-/// hold, so that sharing does not make them warm.
+/// The most memory for all buffers of a load, in bytes; beyond it requests share buffers. It is several times the size of
+/// most processors' caches, so that shared buffers are not cache-warm.
 const MEMORY: u64 = 128 << 20;
 
 /// Servers that listen, and connections to their idle disks.
@@ -129,12 +129,12 @@ fn failed(reason: &dyn std::fmt::Display, servers: &[Process]) -> Unable {
     Unable::Failed { reason: reason.to_string(), log: servers.iter().flat_map(Process::log).collect() }
 }
 
-/// Waits until somebody listens at every socket, or a server has ended.
+/// Waits until every socket has a listener, or a server has ended.
 pub(super) fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> Result<(), Unable> {
     let begin = Instant::now();
     while !are_listening(sockets) {
         if let Some(status) = servers.iter_mut().find_map(Process::ended) {
-            // What it said last arrives after it has gone.
+            // Its last output may arrive after its exit.
             std::thread::sleep(Duration::from_millis(20));
             let said = servers.iter().flat_map(Process::log).next_back();
             return Err(failed(&format!("the server ended with {status}: {}", said.unwrap_or_default()), servers));
@@ -147,7 +147,7 @@ pub(super) fn await_listeners(servers: &mut [Process], sockets: &[&PathBuf]) -> 
     Ok(())
 }
 
-/// The kernel's table tells, so that looking is not itself a client.
+/// Looked up in the kernel's table, because a connection would count as a client.
 fn are_listening(sockets: &[&PathBuf]) -> bool {
     const ACCEPTS: &str = "00010000";
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -163,7 +163,7 @@ impl Deployment for Served {
         let telemetry = &mut self.telemetry;
         let ran = jobs.and_then(|mut jobs| {
             load::run(&mut jobs, spec.span(), &mut |edge| {
-                // The clocks are looked at last before and first after, so that asking does not count.
+                // CPU times are read last at the beginning and first at the end, so that queries to the server do not count.
                 if edge == Edge::End {
                     meter.edge(edge);
                 }
@@ -310,7 +310,7 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
     };
     let mut reads = tally.lat.clone();
     if tally.writes > 0 {
-        // What is in the one is in the other, so this cannot fail.
+        // Every write is recorded in both histograms, so this cannot fail.
         let _ = reads.subtract(&tally.write_lat);
     }
     Measurement {

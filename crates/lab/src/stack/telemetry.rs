@@ -1,4 +1,4 @@
-//! What a server says of itself while it is measured: over QMP, which Egret and `qemu-storage-daemon` share.
+//! A server's own counters during a measurement, over QMP, which Egret and `qemu-storage-daemon` share.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,24 +1,24 @@
-//! A ratio, and how sure one can be of it.
+//! A ratio with its confidence intervals.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::{median, resample};
 
-/// The probability that any interval of a family misses what it is to cover.
+/// The family-wise error rate: the probability that at least one interval of a family misses the true ratio.
 const FAMILY_ERROR: f64 = 0.05;
 
-/// To measure more pairs than this is no advice.
+/// More pairs than this are not recommended.
 const MOST_PAIRS: usize = 1000;
 
-/// Intervals that are read together: of twenty intervals of 95 % each one is expected to be wrong, and it would be that
-/// one which catches the eye.
+/// Intervals that are read together. Without a correction one of twenty intervals of 95 % is expected to miss, and that
+/// one would be noticed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Family {
     /// How many there are.
     pub comparisons: usize,
-    /// How much the logarithms of pairs of one thing and itself deviate (see [`deviation`]); 0 where that is unknown.
-    /// What agrees better than that does so by chance.
+    /// The noise floor: the [`deviation`] of the baseline's ratios to itself; 0 if it is unknown. Pairs that agree better
+    /// than this do so by chance.
     pub noise: f64,
 }
 
@@ -29,30 +29,31 @@ pub struct Interval {
     pub low: f64,
     /// Where it ends.
     pub high: f64,
-    /// The confidence that it has if it is read alone.
+    /// Its confidence if it is read alone.
     pub confidence: f64,
 }
 
 /// A ratio with its intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// How many pairs it is of.
+    /// The number of pairs.
     pub pairs: usize,
     /// The median of the ratios.
     pub median: f64,
-    /// Of 95 %: what one cell says by itself.
+    /// The interval of 95 % for this comparison alone.
     pub alone: Interval,
-    /// So wide that all intervals of the family cover their truths together with 95 %.
+    /// The interval that covers with 95 % together with all others of the family.
     pub together: Interval,
 }
 
 impl Family {
-    /// One interval, of pairs whose noise is unknown.
+    /// A family of one interval, with no known noise floor.
     pub fn alone() -> Self {
         Self { comparisons: 1, noise: 0.0 }
     }
 
-    /// Both intervals. The wide one's confidence is Bonferroni's.
+    /// Both intervals. That of the family has Bonferroni's confidence, 1 - error / comparisons, which holds however the
+    /// comparisons depend on each other; they share a baseline.
     fn intervals(self, of: impl Fn(f64) -> (f64, f64)) -> [Interval; 2] {
         [1, self.comparisons.max(1)].map(|comparisons| {
             let confidence = 1.0 - FAMILY_ERROR / comparisons as f64;
@@ -65,12 +66,13 @@ impl Family {
 impl Estimate {
     /// Of ratios of pairs; `None` without any. Ratios that are not positive and finite are left out.
     ///
-    /// An interval is the percentile bootstrap of the median, where there are so many pairs that a sign test could reach
-    /// its confidence. Of fewer pairs a bootstrap knows nothing beyond their range: then it is Student's, of the
-    /// logarithms, and at least that range. Student's assumes logarithms that are distributed normally; those that have
-    /// longer tails widen it more than they move it. It is infinite of one pair.
+    /// An interval is the percentile bootstrap of the median (Efron 1979) if there are enough pairs for a sign test to
+    /// reach its confidence. With fewer pairs a bootstrap cannot leave their range; then it is Student's t interval of the
+    /// logarithms' mean, and at least that range. The t interval assumes normally distributed logarithms; longer tails make
+    /// it wider rather than wrong. Of one pair it is infinite.
     pub fn of_pairs(ratios: &[f64], family: Family) -> Option<Self> {
         let logs = logarithms(ratios);
+        // The noise floor bounds the standard error from below, because few pairs can agree by chance.
         let error = deviation(ratios).max(family.noise) / (logs.len() as f64).sqrt();
         let interval = |confidence| {
             if suffices(logs.len(), confidence) {
@@ -88,7 +90,8 @@ impl Estimate {
     }
 
     /// Of two independent samples, such as two runs of the same cell: the ratio of their medians. `None` where one is
-    /// empty. As of pairs, but with Welch's interval in place of Student's.
+    /// empty. As [`of_pairs`](Self::of_pairs), with Welch's t interval (1947) in place of Student's: the two runs may differ in
+    /// their variance.
     pub fn of_samples(values: &[f64], baseline: &[f64], family: Family) -> Option<Self> {
         let [ours, theirs] = [logarithms(values), logarithms(baseline)];
         let fewer = ours.len().min(theirs.len());
@@ -96,7 +99,7 @@ impl Estimate {
             return None;
         }
         let middle = median(ours.clone()) - median(theirs.clone());
-        // A pair's noise is that of two values.
+        // The noise floor is of ratios, whose logarithms have the variance of two values.
         let variance = |of| deviation(of).max(family.noise / std::f64::consts::SQRT_2).powi(2);
         let errors = [variance(values) / ours.len() as f64, variance(baseline) / theirs.len() as f64];
         let freedom = welch(errors, [&ours, &theirs].map(|of| of.len() as f64 - 1.0));
@@ -112,13 +115,13 @@ impl Estimate {
         Some(Self { pairs: fewer, median: middle.exp(), alone, together })
     }
 
-    /// How many more pairs would probably move `interval` off `limit`: its width shrinks with the root of their number,
-    /// and faster while they are few. `None` where that takes more than anybody would measure.
+    /// How many more pairs would probably move `interval` off `limit`. Its width is taken to shrink with the root of the
+    /// number of pairs and with Student's factor. `None` if it takes more than [`MOST_PAIRS`].
     pub(super) fn more_pairs(&self, interval: Interval, limit: f64) -> Option<usize> {
         let distance = (limit / self.median).ln().abs();
         let reach = if limit < self.median { self.median / interval.low } else { interval.high / self.median }.ln();
         if !reach.is_finite() {
-            // One pair says nothing of how many it takes.
+            // One pair has no deviation to extrapolate from.
             return Some(super::ENOUGH.saturating_sub(self.pairs).max(1));
         }
         let width = |pairs: usize| student(interval.confidence, pairs as f64 - 1.0) / (pairs as f64).sqrt();
@@ -135,12 +138,14 @@ impl Estimate {
     }
 }
 
-/// Whether a sign test of so many pairs could reach a confidence: all of them on one side.
+/// Whether a two-sided sign test of so many pairs can reach a confidence: if the true median were 1, all pairs would lie on
+/// one side of it with a probability of 2 · 2⁻ⁿ.
 fn suffices(pairs: usize, confidence: f64) -> bool {
     2.0 * 0.5_f64.powi(pairs as i32) <= 1.0 - confidence
 }
 
-/// Welch's degrees of freedom of a difference, from both squared standard errors and their own.
+/// The degrees of freedom of a difference by Welch and Satterthwaite, from both squared standard errors and their degrees
+/// of freedom.
 fn welch(errors: [f64; 2], freedoms: [f64; 2]) -> f64 {
     if freedoms.contains(&0.0) {
         return 0.0;
@@ -149,8 +154,8 @@ fn welch(errors: [f64; 2], freedoms: [f64; 2]) -> f64 {
     if sum == 0.0 { freedoms[0].min(freedoms[1]) } else { (errors[0] + errors[1]).powi(2) / sum }
 }
 
-/// The standard deviation of the logarithms of some ratios or values: near their coefficient of variation where it is
-/// small. 0 of fewer than two.
+/// The sample standard deviation of the logarithms of some ratios or values, which is near their coefficient of variation
+/// if it is small; 0 of fewer than two.
 pub fn deviation(ratios: &[f64]) -> f64 {
     let logs = logarithms(ratios);
     let middle = mean(&logs);
@@ -171,14 +176,13 @@ fn range(values: &[f64]) -> (f64, f64) {
     (least, values.iter().copied().fold(f64::NEG_INFINITY, f64::max))
 }
 
-/// How far an interval reaches to either side. One value says nothing of how far others lie, though it seems to have no error.
+/// Half the width of a t interval. It is infinite of one value, whose standard error seems to be 0.
 fn half_width(confidence: f64, freedom: f64, error: f64) -> f64 {
     let errors = student(confidence, freedom);
     if errors.is_finite() { errors * error } else { f64::INFINITY }
 }
 
-/// How many standard errors an interval of `confidence` reaches to either side; infinitely many without a degree of
-/// freedom.
+/// Student's factor: half the width of a two-sided interval, in standard errors; infinite without a degree of freedom.
 fn student(confidence: f64, freedom: f64) -> f64 {
     let distribution = StudentsT::new(0.0, 1.0, freedom);
     distribution.map_or(f64::INFINITY, |distribution| distribution.inverse_cdf((1.0 + confidence) / 2.0))

@@ -1,12 +1,12 @@
-//! What measurements say, and how surely.
+//! Statistics of paired measurements. `docs/report.md` has the method and its sources.
 //!
 //! | | |
 //! |---|---|
 //! | [`median`], [`spread`] | values of one kind |
-//! | [`Estimate`] | a ratio with its confidence intervals, of pairs or of two independent samples |
-//! | [`Family`] | how many intervals are read together, and how noisy the machine is |
-//! | [`Verdict`] | an estimate against a limit: pass, fail, can't tell |
-//! | [`agreement`] | the plain question whether something held every time |
+//! | [`Estimate`] | a ratio with its confidence intervals, from pairs or from two independent samples |
+//! | [`Family`] | how many intervals are read together, and the noise floor |
+//! | [`Verdict`] | an estimate compared with a limit: pass, fail, can't tell |
+//! | [`agreement`] | whether something held in every repetition |
 
 mod estimate;
 mod resample;
@@ -38,8 +38,8 @@ pub fn spread(values: Vec<f64>) -> String {
     format!("{:.2} ({least:.2}..{most:.2})", median(values))
 }
 
-/// Fewer repetitions than this agree too easily by chance. Even with this many, of a server beside itself one cell in
-/// sixteen looks decided: look at the ratio, too, or repeat more often.
+/// Fewer repetitions than this agree too easily by chance. Even five agree in one case of sixteen when a server is
+/// compared with itself (2 · 2⁻⁵): look at the ratio too, or repeat more often.
 pub const ENOUGH: usize = 5;
 
 /// Whether something holds in every repetition, in none, or only in some of them or of too few.
@@ -53,7 +53,7 @@ pub enum Agreement {
     CantTell,
 }
 
-/// Judges the ratios of pairs; none of them, no agreement.
+/// Judges the ratios of pairs; `None` without any.
 pub fn agreement(ratios: &[f64], good: impl Fn(f64) -> bool) -> Option<Agreement> {
     let count = ratios.iter().filter(|ratio| good(**ratio)).count();
     match count {

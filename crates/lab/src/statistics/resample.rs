@@ -1,18 +1,18 @@
-//! The bootstrap: how a median would have come out had other repetitions of the same kind been measured.
+//! The bootstrap: the distribution of a median over resampled repetitions.
 
 use egret_loadgen::random::Random;
 
 use super::median;
 
-/// The central interval of `confidence` of what `statistic` is for samples drawn from `samples`, each from its own, with
-/// replacement: Efron's percentile bootstrap. The same for the same values, whenever it is computed.
+/// The percentile bootstrap (Efron 1979): the central interval of `confidence` of `statistic`, over samples that are drawn
+/// from each of `samples` with replacement. The seed is fixed, so that equal values give equal intervals.
 pub fn percentile_interval<const N: usize>(
     samples: [&[f64]; N],
     confidence: f64,
     statistic: impl Fn([f64; N]) -> f64,
 ) -> (f64, f64) {
     let tail = (1.0 - confidence) / 2.0;
-    // So many that the quantile lies between some twenty and all the others.
+    // Enough draws for about twenty beyond each quantile.
     let draws = (20.0 / tail).clamp(2_000.0, 20_000.0) as usize;
     let mut random = Random::new(draws as u64);
     let mut draw = |values: &[f64]| {

@@ -1,10 +1,10 @@
-//! What the method does to pairs of which the truth is known.
+//! Simulations: error rates and coverage of the method on pairs with a known true ratio.
 
 use egret_loadgen::random::Random;
 
 use super::{Estimate, Family, Limit, Verdict, deviation, median};
 
-/// What a plan like `quick` makes: loads, subjects beside the baseline, judged metrics, repetitions.
+/// The comparisons of a plan like `quick`: loads, subjects beside the baseline, judged metrics, repetitions.
 const LOADS: usize = 6;
 const SUBJECTS: usize = 4;
 const METRICS: usize = 2;
@@ -13,7 +13,7 @@ const COMPARISONS: usize = LOADS * SUBJECTS * METRICS;
 
 type Noise = fn(&mut Random) -> f64;
 
-/// Ways in which one measurement, as a logarithm, strays on a machine.
+/// Noise models of one measurement's logarithm.
 const NOISES: [(&str, Noise); 6] = [
     ("quiet", |random| 0.01 * normal(random)),
     ("loud", |random| 0.2 * normal(random)),

@@ -1,19 +1,19 @@
-//! Pass, fail, can't tell.
+//! Verdicts: pass, fail, can't tell.
 
 use serde::Serialize;
 
 use super::Estimate;
 
-/// What a ratio has to be to pass.
+/// The bound that a ratio must keep to pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// At least this: of something of which more is better.
+    /// A lower bound, for a metric of which more is better.
     AtLeast(f64),
-    /// At most this: of something of which less is better.
+    /// An upper bound, for a metric of which less is better.
     AtMost(f64),
 }
 
-/// What an estimate says about a limit.
+/// How an estimate compares with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Verdict {
@@ -23,7 +23,7 @@ pub enum Verdict {
     Fail,
     /// The interval straddles the limit.
     CantTell {
-        /// How many more pairs would probably decide; none where so many would be needed that more pairs are no help.
+        /// How many more pairs would probably decide; none if it takes too many.
         more_pairs: Option<usize>,
     },
 }
@@ -43,8 +43,8 @@ impl Limit {
 }
 
 impl Estimate {
-    /// Judges it. A plan passes only if each of its cells does, so that a pass takes the interval which is the cell's
-    /// own; but it fails if any of them does, so that a fail takes the one that is right for all of them together.
+    /// Judges it. A plan passes only if every comparison does, which is safe with uncorrected intervals (intersection–union
+    /// test, Berger 1982): a pass takes `alone`. It fails if any comparison does, so a fail takes `together`.
     pub fn judge(&self, limit: Limit) -> Verdict {
         let at = limit.at();
         let (good, bad, likely_good) = match limit {
@@ -59,7 +59,8 @@ impl Estimate {
         }
     }
 
-    /// Whether it differs from 1 by less than `threshold`, more than that, or nobody can tell.
+    /// Whether it is within `threshold` of 1, an equivalence test of both bounds (TOST, Schuirmann 1987); `None` if that is
+    /// undecided.
     pub fn is_about_one(&self, threshold: f64) -> Option<bool> {
         let (least, most) = (1.0 - threshold, 1.0 + threshold);
         let inside = self.alone.low >= least && self.alone.high <= most;

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! Errors of a connection.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use egret_vring::memory::MemoryError;
 use egret_vring::ring::RingError;
 use thiserror::Error;
 
-/// Why a connection did not come about, or is over.
+/// Why a connection could not be made, or ended.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// Nobody listens there.
@@ -20,7 +20,7 @@ pub enum ClientError {
     /// The server did not answer in time.
     #[error("the server did not answer {0}")]
     Silent(&'static str),
-    /// The server left.
+    /// The server closed the connection.
     #[error("the server hung up {0}")]
     HungUp(&'static str),
     /// The server answered with an error.
@@ -52,10 +52,10 @@ pub enum ClientError {
         /// How many there can be.
         most: u64,
     },
-    /// The server has given a queue up.
+    /// The server stopped a queue, and signalled its error eventfd.
     #[error("the server broke the queue")]
     Broken,
-    /// Requests are in flight, and none of them ever ends.
+    /// No request in flight completed in time.
     #[error("no request completed in {0} s")]
     Stuck(u64),
     /// The server used the ring wrongly.
@@ -64,7 +64,7 @@ pub enum ClientError {
     /// Our own memory could not be set up.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The system refused something.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -1,4 +1,4 @@
-//! How a request is wrapped: what comes before its data, and where the device's answer goes.
+//! The layout of a request: the header before its data, and the place of the device's response.
 //!
 //! | device | header | answer | in a read, the data comes |
 //! |---|---|---|---|
@@ -30,7 +30,7 @@ pub(super) const TEST_UNIT_READY: [u8; 16] = [0; 16];
 /// READ CAPACITY (16), with room for 32 bytes.
 pub(super) const READ_CAPACITY: [u8; 16] = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
 
-/// What a device wants around a request's data.
+/// The framing that a device type needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
     Blk,
@@ -40,8 +40,8 @@ pub(super) enum Framing {
     },
 }
 
-/// A request without data, as the memory that it takes has it: the header, and an answer that no device gives, or one
-/// that forgets to answer would look as if it had succeeded.
+/// The memory of a request without its data: the header, and a response that no device gives. A device that writes no
+/// response would otherwise look as if the request had succeeded.
 pub(super) struct Frame {
     bytes: [u8; LINE as usize + RESPONSE],
     len: usize,
@@ -115,7 +115,7 @@ impl Framing {
         Frame { bytes, len: LINE as usize + RESPONSE }
     }
 
-    /// Where to read how a request has ended, and how much.
+    /// Where the response is, and its length.
     #[inline]
     pub(super) fn verdict(self, at: u64) -> (u64, usize) {
         match self {
@@ -125,8 +125,8 @@ impl Framing {
         }
     }
 
-    /// What was read there, as one number that is 0 when all went well: for virtio-scsi the response of the transport,
-    /// and where that has nothing to say the status of the command.
+    /// The response as one number, 0 for success: for virtio-scsi the transport's response, or, if that is 0, the
+    /// command's status.
     #[inline]
     pub(super) fn status(self, verdict: [u8; 2]) -> u8 {
         match self {

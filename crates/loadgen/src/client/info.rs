@@ -1,4 +1,4 @@
-//! What a disk says of itself: its configuration space.
+//! A disk's properties, from its configuration space.
 
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -30,7 +30,7 @@ impl Info {
     /// How much of `struct virtio_blk_config` is read: up to the end of what write-zeroes has there.
     pub(super) const SPACE: usize = 60;
 
-    /// Before anybody has been asked.
+    /// Before the device was asked.
     pub(super) const UNKNOWN: Self =
         Self { capacity: 0, block_size: 512, most_segments: 1, queues: 1, read_only: false, flushes: true };
 

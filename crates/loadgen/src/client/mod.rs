@@ -8,8 +8,8 @@
 //! rings up and gives the queues away, each of which another thread may use. The session lasts as long as any of its
 //! queues.
 //!
-//! A server that does not answer, hangs up, talks nonsense or uses the rings wrongly is an error within the client's
-//! patience, never a hang.
+//! A server that does not answer, closes the connection, breaks the protocol or misuses the rings is an error within the
+//! client's patience, and never makes it hang.
 
 mod error;
 mod framing;
@@ -61,7 +61,7 @@ const KNOWN_BLK: u64 = bit(VIRTIO_BLK_F_SEG_MAX)
 /// How long a server may take to answer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How to connect.
+/// How a client connects.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
     /// How long any answer may take.
@@ -91,7 +91,7 @@ impl Client {
     /// Connects, agrees on features and reads the disk's configuration.
     ///
     /// # Errors
-    /// Nobody listens, or who listens does not speak vhost-user-blk as this client needs it.
+    /// Nothing listens on the socket, or the server lacks a feature that this client needs.
     pub fn connect(path: &Path, options: ClientOptions) -> Result<Self, ClientError> {
         let mut new = Self::agree(path, options, KNOWN | KNOWN_BLK, Framing::Blk)?;
         if new.protocol & protocol_feature::CONFIG == 0 {
@@ -104,8 +104,8 @@ impl Client {
         Ok(new)
     }
 
-    /// Connects to a vhost-user-scsi server and starts queues of that shape, for LUN 0 of target 0. What the disk is,
-    /// only a queue that runs can be asked.
+    /// Connects to a vhost-user-scsi server and starts queues of that shape, for LUN 0 of target 0. The disk's
+    /// properties can be read through a running queue only.
     ///
     /// # Errors
     /// As [`connect`](Self::connect) and [`start`](Self::start), or the unit does not answer.
@@ -156,7 +156,7 @@ impl Client {
         if self.info.queues == 0 { Err(ClientError::Lacks("a queue")) } else { Ok(()) }
     }
 
-    /// What the disk says of itself.
+    /// The disk's properties.
     pub fn info(&self) -> &Info {
         &self.info
     }

@@ -1,8 +1,8 @@
 //! One queue: requests in, completions out.
 //!
-//! A request lives in a *slot*: a frame and a buffer, at addresses that never change. Who uses the queue
-//! says which slot, and may use it again when it has completed. Where there are fewer buffers than slots, slots share
-//! them: what is read there is anybody's.
+//! A request lives in a *slot*: a frame and a buffer, at addresses that never change. The caller
+//! chooses the slot, and may reuse it when the request has completed. If there are fewer buffers than slots, slots share
+//! them, and the data of a read may be overwritten by another's.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -29,11 +29,11 @@ pub enum Op {
     Read,
     /// Writes the slot's buffer.
     Write,
-    /// Makes what was written durable.
+    /// Flushes.
     Flush,
 }
 
-/// A request that has ended.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
     /// Its slot.
@@ -43,13 +43,13 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// Whether it did what it should.
+    /// Whether it succeeded.
     pub fn is_ok(self) -> bool {
         self.status == 0
     }
 }
 
-/// The descriptors that both sides wake each other with.
+/// The eventfds by which both sides notify each other.
 pub(super) struct Signals {
     pub(super) kick: OwnedFd,
     pub(super) call: OwnedFd,
@@ -180,7 +180,7 @@ impl Queue {
         added.expect("the ring has room for every slot");
     }
 
-    /// Gives a SCSI command that reads `into.len()` bytes at most, in a slot that nobody uses, and waits for its end.
+    /// Sends a SCSI command that reads at most `into.len()` bytes, in a free slot, and waits for it to complete.
     ///
     /// # Errors
     /// The server does not answer within `patience`, or not as it should.
@@ -213,7 +213,7 @@ impl Queue {
         }
     }
 
-    /// Shows the server what was submitted since the last time, and kicks it if it wants that.
+    /// Makes the requests that were submitted since the last call available, and kicks the server if it asked for that.
     ///
     /// # Errors
     /// The system's refusal.
@@ -228,7 +228,7 @@ impl Queue {
     fn kick(&mut self) -> Result<(), ClientError> {
         self.kicks += 1;
         match rustix::io::write(&self.signals.kick, &1u64.to_ne_bytes()) {
-            // A counter that is full wakes whoever waits for it just as well.
+            // A full eventfd counter wakes its reader as well, so EAGAIN is no error.
             Ok(_) | Err(Errno::AGAIN) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -243,7 +243,7 @@ impl Queue {
     /// The next completion, if there is one.
     ///
     /// # Errors
-    /// The server used a chain that it does not have.
+    /// The server used a chain that was not available to it.
     #[inline]
     pub fn reap(&mut self) -> Result<Option<Completed>, ClientError> {
         let Some(used) = self.driver.reap()? else { return Ok(None) };
@@ -255,22 +255,22 @@ impl Queue {
         Ok(Some(Completed { slot, status: framing.status(verdict) }))
     }
 
-    /// Asks to be called at the next completion; false if there is one already.
+    /// Enables notifications; false if there is a completion already.
     pub fn arm(&mut self) -> bool {
         self.driver.arm_calls()
     }
 
-    /// Asks not to be called: a hint.
+    /// Disables notifications, which is a hint only.
     pub fn suppress(&mut self) {
         self.driver.suppress_calls();
     }
 
-    /// Becomes readable when the server calls. Never read here: watch it edge-triggered, or read it yourself.
+    /// The call eventfd: readable when the server notifies. It is never read here; watch it edge-triggered, or read it.
     pub fn call(&self) -> BorrowedFd<'_> {
         self.signals.call.as_fd()
     }
 
-    /// Becomes readable when the server gives the queue up.
+    /// The error eventfd: readable when the server stops the queue.
     pub fn err(&self) -> BorrowedFd<'_> {
         self.signals.err.as_fd()
     }

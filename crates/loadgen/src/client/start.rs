@@ -14,11 +14,11 @@ use super::queue::{Layout, Queue, Signals};
 use super::wire::{u32s, u64s};
 use super::{Client, ClientError, EVENT_IDX, INDIRECT, Info, RING_PACKED};
 
-/// Where the memory begins, for the server; anything but 0, which is nowhere.
+/// The guest address at which the memory begins. It is not 0, so that a null address is never valid.
 const MEMORY: u64 = 1 << 32;
-/// Larger rings than this are not to be had everywhere.
+/// The largest ring that is asked for: QEMU and SPDK allow no more.
 const LARGEST_RING: u16 = 1024;
-/// More unit attentions than a unit has kinds of.
+/// More unit attentions than a logical unit can have pending.
 const MOST_NEWS: u32 = 16;
 /// A request is a header, one buffer, and a status.
 const PIECES: u16 = 3;
@@ -42,7 +42,7 @@ impl Default for Shape {
     }
 }
 
-/// A disk whose queues run.
+/// A disk whose queues are started.
 pub struct Connection {
     /// What it says of itself.
     pub info: Info,
@@ -54,13 +54,13 @@ impl Client {
     /// Shares memory, and starts queues of that shape.
     ///
     /// # Errors
-    /// More queues than the disk has, deeper ones than a ring can be, or whatever the server has against it.
+    /// More queues than the disk has, deeper ones than a ring can be, or the server refuses.
     pub fn start(mut self, shape: Shape) -> Result<Connection, ClientError> {
         let too_many = |what, asked, most: u16| Err(ClientError::TooMany { what, asked, most: most.into() });
         if shape.queues == 0 || shape.queues > self.info.queues {
             return too_many("queues", shape.queues.into(), self.info.queues);
         }
-        // Through the ring's own table a request takes one cache line less than through an indirect one.
+        // A request in the ring's own table touches one cache line less than one in an indirect table.
         let direct = shape.depth.checked_mul(PIECES).filter(|&size| size <= LARGEST_RING);
         let (size, indirect) = match direct {
             Some(size) => (size, None),
@@ -90,7 +90,7 @@ impl Client {
             Ok((at, signals))
         });
         let started: Vec<_> = starts.collect::<Result<_, ClientError>>()?;
-        // Without acknowledgements, an answer to anything says that all that came before it has been read.
+        // Without REPLY_ACK, the reply to any later request proves that all before it were handled.
         self.wire.ask(request::GET_FEATURES)?;
         let session = Arc::new(self.wire.into_stream());
         let queues = started.into_iter().map(|(at, signals)| {
@@ -130,7 +130,7 @@ impl Client {
 }
 
 impl Connection {
-    /// Has a logical unit say what every new initiator is told first, its power on among it, and then what it is.
+    /// Clears the unit attentions that a new initiator gets, such as the power on's, and reads the capacity.
     pub(super) fn ask_what_it_is(&mut self, patience: Duration) -> Result<(), ClientError> {
         let queue = &mut self.queues[0];
         let mut last = 0;

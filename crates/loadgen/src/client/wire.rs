@@ -27,16 +27,16 @@ const MOST: u32 = 4096;
 /// One connection.
 pub(super) struct Wire {
     stream: UnixStream,
-    /// Whether every order is acknowledged from now on.
+    /// Whether REPLY_ACK was negotiated: every request is acknowledged.
     pub(super) acknowledged: bool,
 }
 
 impl Wire {
-    /// Connects and says nothing yet.
+    /// Connects, and sends nothing yet.
     pub(super) fn connect(path: &Path, patience: Duration) -> Result<Self, ClientError> {
         let connected = || -> rustix::io::Result<UnixStream> {
             let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            // Before connecting: a listener whose queue is full would hold us for good.
+            // Before connecting: a listener whose backlog is full would block us forever.
             set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
             set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
             connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -53,7 +53,7 @@ impl Wire {
         self.stream
     }
 
-    /// Tells the server something; returns when it has agreed, where acknowledgements were negotiated.
+    /// Sends a request that has no reply of its own; waits for the acknowledgement if REPLY_ACK was negotiated.
     pub(super) fn request(&mut self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let flags = if self.acknowledged { flag::NEED_REPLY } else { 0 };
         self.send(request, flags, payload, fds)?;
@@ -66,7 +66,7 @@ impl Wire {
         }
     }
 
-    /// Asks for a number.
+    /// Sends a request whose reply is a number.
     pub(super) fn ask(&mut self, request: u32) -> Result<u64, ClientError> {
         self.send(request, 0, &[], &[])?;
         self.number(request)

@@ -1,11 +1,11 @@
-//! When requests of an open loop are to begin.
+//! The intended start times of an open loop's requests.
 
 use super::spec::{Rate, RateProcess};
 use crate::random::Random;
 
 /// The intended start times of one job, in nanoseconds since its beginning.
 ///
-/// They do not depend on what the server does, so a stall delays every request that was due meanwhile, and shows.
+/// They do not depend on the server, so a stall delays every request that is due during it, and their latencies show that.
 #[derive(Clone, Debug)]
 pub(super) struct Arrivals {
     process: RateProcess,
@@ -19,19 +19,19 @@ impl Arrivals {
         Self { process: rate.process, gap_ns: 1e9 / rate.iops, next: 0.0, random: Random::new(seed) }
     }
 
-    /// Begins anew, at 0.
+    /// Starts over at time 0.
     pub(super) fn restart(&mut self) {
         self.next = 0.0;
         self.advance();
     }
 
-    /// When the next request is to begin.
+    /// The intended start of the next request.
     #[inline]
     pub(super) fn next(&self) -> u64 {
         self.next as u64
     }
 
-    /// It has begun; on to the one after it.
+    /// Advances to the request after it.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.next += match self.process {

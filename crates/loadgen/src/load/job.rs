@@ -26,10 +26,10 @@ use crate::random::{Random, mix};
 /// Completions taken from one disk before what follows them is published: few enough that the server is not kept
 /// waiting, enough to share a clock read and a fence.
 const BATCH: usize = 16;
-/// Looks in vain between two looks at the clock and at the server's health.
+/// Polls without a completion between two checks of the clock and of the connection.
 const LOOKS: u32 = 1 << 16;
 
-/// A point in time at which somebody may want to look at the server.
+/// An edge of the measured interval, at which the caller may read the server's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// Measuring begins.
@@ -41,13 +41,13 @@ pub enum Edge {
 /// How long one run of a job is.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// What is not measured, at first.
+    /// The warm-up, which is not measured.
     pub ramp: Duration,
-    /// What is.
+    /// The measured time.
     pub length: Duration,
 }
 
-/// One thread's load: made once, run as often as you like.
+/// One thread's load, which can be run repeatedly.
 pub struct Job {
     lanes: Vec<Lane>,
     arrivals: Option<Arrivals>,
@@ -58,7 +58,7 @@ pub struct Job {
     patience_ns: u64,
 }
 
-/// Where in a run a job is.
+/// The phase of a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Ramping,
@@ -66,7 +66,7 @@ enum Phase {
     Draining,
 }
 
-/// One run, as far as it has come. Times are in nanoseconds since its beginning.
+/// The state of one run. Times are in nanoseconds since its beginning.
 struct Run {
     clock: Instant,
     phase: Phase,
@@ -120,7 +120,7 @@ impl Job {
         })
     }
 
-    /// Gives a server that says nothing so long before the run has failed.
+    /// Sets how long the server may complete nothing before the run fails.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience_ns = patience.as_nanos() as u64;
     }
@@ -133,7 +133,7 @@ impl Job {
     /// Runs once in this thread, and adds to `tally`. `edge` is called where measuring begins and where it ends.
     ///
     /// # Errors
-    /// A request failed, a block was not what it should be, or the server is gone. The job is of no use any more.
+    /// A request failed, verification failed, or the server closed the connection. The job cannot be run again.
     pub fn run(&mut self, span: Span, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) -> Result<(), LoadError> {
         let core = self.core;
         machine::on_cores(core.as_slice(), || self.run_here(span, tally, edge))
@@ -154,7 +154,7 @@ impl Job {
         match &mut self.arrivals {
             Some(arrivals) => {
                 arrivals.restart();
-                // A start is to be met to the microsecond, and a thread's timers are 50 of them late by default.
+                // Start times are met to the microsecond, but Linux lets a thread's timers expire 50 us late by default.
                 set_current_timer_slack(NonZeroU64::new(1)).map_err(ClientError::from)?;
             }
             None => {
@@ -193,12 +193,12 @@ impl Job {
     fn pass_edge(&mut self, run: &mut Run, now: u64, tally: &mut Tally, edge: &mut dyn FnMut(Edge)) {
         if run.phase == Phase::Ramping {
             edge(Edge::Begin);
-            // Who looked at the server took time, and that is not the server's.
+            // The callback took time, which must not count as the server's latency.
             let now = run.now();
             run.phase = Phase::Measuring;
             run.kicks_before = self.kicks();
             run.cpu_before = machine::thread_cpu_time_ns();
-            // Noticed late, it begins late, and is as long as it should be.
+            // If the end of the warm-up is noticed late, measuring begins late and keeps its full length.
             let length = run.end - run.begin;
             run.begin = now;
             run.end = now + length;
@@ -218,7 +218,7 @@ impl Job {
         }
     }
 
-    /// Takes completions, records them, and in a closed loop makes the next requests.
+    /// Records completions, and in a closed loop submits the next requests.
     #[inline]
     fn reap(&mut self, run: &mut Run, now: u64, tally: &mut Tally) -> Result<(), LoadError> {
         let closed = self.arrivals.is_none();
@@ -231,7 +231,7 @@ impl Job {
                 let counts = if closed {
                     run.phase == Phase::Measuring
                 } else {
-                    // What was to begin in time counts, however late it ends.
+                    // A request that was due within the interval counts, however late it completes.
                     run.phase != Phase::Ramping && flight.intended >= run.begin && flight.intended < run.end
                 };
                 if counts {
@@ -252,7 +252,7 @@ impl Job {
         Ok(())
     }
 
-    /// Makes the requests of an open loop whose time has come, as far as there is room for them.
+    /// Submits the requests of an open loop that are due, as far as slots are free.
     fn start_what_is_due(&mut self, run: &mut Run, now: u64) -> Result<(), LoadError> {
         let Some(arrivals) = &mut self.arrivals else { return Ok(()) };
         if run.phase == Phase::Draining {
@@ -265,7 +265,7 @@ impl Job {
                 (first..first + count).map(|index| index % count).find(|&index| !self.lanes[index].free.is_empty());
             let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else { break };
             if run.in_flight == 0 {
-                // Nobody was silent: nothing had been asked.
+                // No request was in flight, so the server's silence begins only now.
                 run.last_completion = now;
             }
             let slot = lane.free.pop().unwrap_or_default();
@@ -277,7 +277,7 @@ impl Job {
         Ok(())
     }
 
-    /// Returns when there is something to do; true if that was so at once.
+    /// Waits until there is something to do; returns whether there was without waiting.
     #[inline]
     fn look(&mut self, run: &Run, tally: &mut Tally) -> Result<bool, LoadError> {
         if self.lanes.iter().any(|lane| lane.queue.has_completed()) {
@@ -290,10 +290,10 @@ impl Job {
         Ok(false)
     }
 
-    /// When the job must look again even if no server calls.
+    /// When the job must wake up even if no server notifies it.
     fn until(&self, run: &Run) -> u64 {
         match &self.arrivals {
-            // With no room for it, the next start is not what is waited for.
+            // Without a free slot the next start has to wait for a completion anyway.
             Some(arrivals) if run.phase != Phase::Draining => {
                 let room = self.lanes.iter().any(|lane| !lane.free.is_empty());
                 run.next_edge().min(if room { arrivals.next() } else { u64::MAX })
@@ -333,12 +333,12 @@ impl Job {
             self.waiter.wait(patience.min(until - now))?;
             ready = self.lanes.iter().any(|lane| lane.queue.has_completed());
         }
-        // Who is awake sees completions by itself.
+        // A thread that polls sees completions without being called.
         self.lanes.iter_mut().for_each(|lane| lane.queue.suppress());
         Ok(())
     }
 
-    /// How long the server may still say nothing, in nanoseconds.
+    /// How much longer the server may complete nothing, in nanoseconds.
     fn patience_left(&self, run: &Run) -> Result<u64, LoadError> {
         if run.in_flight == 0 {
             return Ok(self.patience_ns);
@@ -352,7 +352,7 @@ impl Job {
     /// Reads back every block that this job has written, and checks it. Does nothing where `verify` is not asked for.
     ///
     /// # Errors
-    /// A block that is not what was written last, or a server that is gone.
+    /// A block does not hold what was written last, or the server closed the connection.
     pub fn verify(&mut self) -> Result<u64, LoadError> {
         let mut tally = self.tally();
         let mut checked = 0;

@@ -1,4 +1,4 @@
-//! One disk of a job: its queue, what to ask next, and what is in flight.
+//! One disk of a job: its queue, the next address, and the requests in flight.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::verify::{Ledger, Stamp};
 use crate::client::{Op, Queue};
 use crate::random::{Permutation, Random};
 
-/// In what order blocks come.
+/// The order of addresses.
 enum Order {
     Sequential(u64),
     Uniform(Random),
@@ -18,9 +18,9 @@ enum Order {
 /// A request in flight. Times are in nanoseconds since the job's beginning.
 #[derive(Clone, Copy)]
 pub(super) struct Flight {
-    /// When it was to begin.
+    /// Its intended start.
     pub intended: u64,
-    /// When it did.
+    /// Its actual start.
     pub issued: u64,
     pub op: Op,
     block: u64,
@@ -28,7 +28,7 @@ pub(super) struct Flight {
 
 pub(super) struct Lane {
     pub queue: Queue,
-    /// Slots that no request uses; in a closed loop those are few.
+    /// Free slots. A closed loop has few.
     pub free: Vec<u16>,
     flights: Box<[Flight]>,
     begin: u64,
@@ -72,7 +72,7 @@ impl Lane {
             scratch: vec![0; spec.bs as usize],
             queue,
         };
-        // Touches every page that the server will use, and gives writes something to write.
+        // Faults in every page that the server will use, and fills the buffers that writes send.
         let mut noise = Random::new(seed ^ 1);
         for slot in 0..lane.queue.depth() {
             lane.scratch.chunks_mut(4).for_each(|bytes| {
@@ -126,7 +126,7 @@ impl Lane {
         }
     }
 
-    /// The next block that has no request on it; there are twice as many blocks as requests.
+    /// The next block without a request in flight. There are at least twice as many blocks as requests.
     fn reserve(&mut self) -> u64 {
         loop {
             let block = self.next_block();
@@ -136,7 +136,7 @@ impl Lane {
         }
     }
 
-    /// The next request that has ended, with its slot.
+    /// The next completed request, with its slot.
     #[inline]
     pub fn complete(&mut self) -> Result<Option<(u16, Flight)>, LoadError> {
         let Some(done) = self.queue.reap()? else { return Ok(None) };
@@ -155,7 +155,8 @@ impl Lane {
         let Some(ledger) = &mut self.ledger else { return Ok(()) };
         let generation = ledger.generation(flight.block);
         ledger.release(flight.block);
-        // Among writes, what nobody has written yet may be anything; a load that only reads expects all to be stamped.
+        // With writes in the mix, blocks that were not written yet may hold anything. A load that only reads expects every
+        // block to be stamped.
         if flight.op != Op::Read || (generation == 0 && self.writes) {
             return Ok(());
         }

@@ -5,13 +5,13 @@
 //! | `spec.rs` | what to do, in fio's words |
 //! | `job.rs` | one thread's load: closed or open loop, polling or blocking |
 //! | `lane.rs` | one disk of a job: addresses, slots, what is in flight |
-//! | `arrivals.rs` | when requests of an open loop are to begin |
-//! | `verify.rs` | blocks that say where they belong, and the ledger of what was written |
-//! | `waiter.rs` | sleeping until a server calls |
+//! | `arrivals.rs` | the intended start times of an open loop |
+//! | `verify.rs` | stamped blocks, and the generation of each that was written last |
+//! | `waiter.rs` | sleeping until a server notifies |
 //! | `tally.rs` | what was measured |
 //!
-//! In an open loop latency counts from when a request *was to* begin. A server that stalls delays all that is due
-//! meanwhile, and all of that shows: no coordinated omission.
+//! In an open loop a request's latency counts from its *intended* start. A stall of the server delays every request that
+//! is due during it, and all their latencies show it: there is no coordinated omission (Gil Tene).
 
 mod arrivals;
 mod job;
@@ -30,26 +30,26 @@ pub use spec::{Rate, RateProcess, Rw, Spec, SpecError, Waiting};
 pub use tally::{OpenLoop, Tally};
 pub use verify::{Mismatch, Stamp};
 
-/// Why a load ended before its time.
+/// Why a load failed.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// It cannot be done to this disk.
+    /// The spec does not fit the disk.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The server, or the way there.
+    /// The connection failed.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// A request ended badly.
+    /// A request failed.
     #[error("a {op:?} at {offset} ended with status {status}")]
     Failed {
-        /// What it was to do.
+        /// Its operation.
         op: Op,
-        /// Where, in bytes.
+        /// Its offset, in bytes.
         offset: u64,
-        /// The device's answer.
+        /// The device's status.
         status: u8,
     },
-    /// What was read is not what was written.
+    /// A block does not hold what was written.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
 }
@@ -57,7 +57,7 @@ pub enum LoadError {
 impl Spec {
     /// The shape of a disk that these jobs share.
     pub fn shape(&self) -> Shape {
-        // Among writes, what others read into a buffer would change what is being written from it.
+        // With writes in the mix a shared buffer would be read into while another request writes from it.
         let own = self.verify.is_some() || (self.rw.reads && self.rw.writes);
         let room = self.memory.filter(|_| !own).unwrap_or(u64::MAX) / u64::from(self.numjobs.max(1));
         let buffers = room / u64::from(self.bs.max(1));

@@ -1,4 +1,4 @@
-//! What to do to a disk, in fio's words.
+//! A job's parameters, in fio's words.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -40,38 +40,38 @@ impl FromStr for Rw {
 /// How completions are awaited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// By looking again and again: costs a core, and adds nothing to what is measured.
+    /// By polling: takes a core, and adds no wake-up to the latencies.
     Polling,
-    /// By sleeping until the server calls, as a guest does.
+    /// By sleeping until the server notifies, as a guest does.
     Blocking,
 }
 
 /// How requests are spaced when there is a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RateProcess {
-    /// All gaps alike.
+    /// Equal gaps.
     Fixed,
-    /// As many independent users make them.
+    /// Exponential gaps: a Poisson process, as of many independent users.
     Poisson,
 }
 
-/// An open loop: requests begin when their time has come, whatever became of the others.
+/// An open loop: requests start at their intended times, however many are still in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Requests per second and job.
     pub iops: f64,
-    /// What is between them.
+    /// How they are spaced.
     pub process: RateProcess,
 }
 
-/// What to do to a disk. Fields are fio's options unless they say otherwise.
+/// A job's parameters. Fields are fio's options unless they say otherwise.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// What requests do.
+    /// The operations and the order of their addresses.
     pub rw: Rw,
     /// Their length in bytes.
     pub bs: u32,
-    /// How many are in flight on each disk of a job: always in a closed loop, at most in an open one.
+    /// Requests in flight on each disk of a job: exactly so many in a closed loop, at most so many in an open one.
     pub iodepth: u16,
     /// Threads.
     pub numjobs: u16,
@@ -88,9 +88,9 @@ pub struct Spec {
     /// Every block written says where it belongs and by whom it was written, and is checked when it is read: the seed
     /// of its pattern.
     pub verify: Option<u64>,
-    /// What is not measured, at first.
+    /// The warm-up, which is not measured.
     pub ramp_time: Duration,
-    /// What is.
+    /// The measured time.
     pub runtime: Duration,
     /// The same addresses for the same number.
     pub randseed: u64,
@@ -99,7 +99,7 @@ pub struct Spec {
     /// Bytes that buffers may take on each disk before requests share them, unless they verify, or some read and some
     /// write; none gives every request its own.
     pub memory: Option<u64>,
-    /// The cores of the jobs, dealt out in turn (`cpus_allowed_policy=split`); empty leaves them be.
+    /// The cores of the jobs, assigned round robin (`cpus_allowed_policy=split`); with none, jobs are not pinned.
     pub cpus_allowed: Vec<usize>,
 }
 
@@ -140,7 +140,7 @@ pub enum SpecError {
         /// What was asked for.
         got: u32,
     },
-    /// Nothing would ever be asked of the disk.
+    /// There would be no requests.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
     /// More than all of them.
@@ -149,7 +149,7 @@ pub enum SpecError {
     /// No such rate.
     #[error("rate_iops must be above 0, got {0}")]
     Rate(f64),
-    /// The part of the disk that is used is not there, or too small.
+    /// The part of the disk that is used lies beyond its end, or is too small.
     #[error("{got} bytes at {offset} of a disk of {capacity}: too little for {blocks} blocks of {bs}")]
     Room {
         /// How much was to be used.
@@ -169,7 +169,7 @@ pub enum SpecError {
     /// A block must hold its header.
     #[error("verify needs bs of at least 512 bytes, got {0}")]
     TooSmallToVerify(u32),
-    /// Its ledger holds a number for every block.
+    /// Verification keeps a generation for every block.
     #[error("verify keeps track of at most {most} blocks, and {got} were to be used")]
     TooManyToVerify {
         /// How many can be.
@@ -179,7 +179,7 @@ pub enum SpecError {
     },
 }
 
-/// Four bytes are kept of each.
+/// The most blocks that are verified: four bytes are kept for each.
 const MOST_VERIFIED: u64 = 1 << 28;
 
 impl Spec {
@@ -216,12 +216,12 @@ impl Spec {
     /// The part of the disk that job `number` uses, in bytes: all jobs the same, unless they verify.
     ///
     /// # Errors
-    /// It is not there, or too small.
+    /// It lies beyond the disk's end, or is too small.
     pub fn part(&self, number: u16, info: &Info) -> Result<Range<u64>, SpecError> {
         let (offset, capacity, bs) = (self.offset, info.capacity, self.bs);
         let got = self.size.unwrap_or(capacity.saturating_sub(offset));
         let shares = if self.verify.is_some() { u64::from(self.numjobs) } else { 1 };
-        // Who verifies never has two requests on one block, and must find a free one easily.
+        // Verification allows one request per block, and a free block must be found quickly.
         let blocks = shares * if self.verify.is_some() { 2 * u64::from(self.iodepth) } else { 1 };
         let room = SpecError::Room { got, offset, capacity, blocks, bs };
         let each = got / u64::from(bs) / shares;

@@ -8,9 +8,9 @@ use super::lane::Flight;
 use super::spec::Waiting;
 use crate::client::Op;
 
-/// Longer latencies count as this.
+/// The largest latency that is told apart; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
-/// From this share of turns on without a wait, the load itself is what is measured.
+/// If this share of turns began without a wait, the load itself is the bottleneck.
 const SATURATED: f64 = 0.9;
 
 /// What jobs have measured so far; it adds up over several runs, and over jobs.
@@ -24,18 +24,18 @@ pub struct Tally {
     pub writes: u64,
     /// Bytes in both.
     pub bytes: u64,
-    /// From when a request was to begin to when its completion was seen, in nanoseconds. In a closed loop requests begin
-    /// when they are made, and this is fio's `clat`.
+    /// From a request's intended start to when its completion was seen, in nanoseconds. In a closed loop the intended
+    /// start is the submission, and this is fio's `clat`.
     pub lat: Histogram<u64>,
-    /// The same of writes alone.
+    /// The latencies of writes alone.
     pub write_lat: Histogram<u64>,
-    /// Of an open loop: how late requests were made (fio's `slat`, as far as there is one), and how long they took then.
+    /// Of an open loop: how late requests were submitted (near fio's `slat`), and how long they took from then on.
     pub open: Option<OpenLoop>,
     /// CPU time of the jobs' threads, in nanoseconds.
     pub cpu_ns: u64,
-    /// How often there was something to do.
+    /// Turns with something to do.
     pub turns: u64,
-    /// How often it was there at once, without a look in vain: the jobs never waited.
+    /// Turns that found it at the first poll: the job did not wait.
     pub at_once: u64,
     /// How often a job slept.
     pub sleeps: u64,
@@ -44,14 +44,14 @@ pub struct Tally {
     waiting: Waiting,
 }
 
-/// What only an open loop has.
+/// The figures that only an open loop has.
 #[derive(Clone, Debug)]
 pub struct OpenLoop {
-    /// From when a request was to begin to when it did.
+    /// From the intended to the actual start.
     pub slat: Histogram<u64>,
-    /// From then to its completion.
+    /// From the actual start to the completion.
     pub clat: Histogram<u64>,
-    /// Requests that were to begin and had no place in the queue until the end.
+    /// Requests that were due and found no free slot before the end.
     pub unstarted: u64,
 }
 
@@ -79,7 +79,7 @@ impl Tally {
         }
     }
 
-    /// Adds what another job measured at the same time.
+    /// Adds the figures of a job that ran at the same time.
     pub fn join(&mut self, other: &Self) {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.reads += other.reads;
@@ -99,7 +99,7 @@ impl Tally {
         self.kicks += other.kicks;
     }
 
-    /// Counts a request that ended at `now`.
+    /// Counts a request that completed at `now`.
     #[inline]
     pub(super) fn record(&mut self, flight: &Flight, now: u64, bytes: u32) {
         if flight.op == Op::Write {
@@ -141,7 +141,7 @@ impl Tally {
         self.at_once as f64 / self.turns.max(1) as f64
     }
 
-    /// Whether the load, and not the server, was the limit; and how that shows.
+    /// Why the load, and not the server, was the bottleneck, if it was.
     pub fn limit(&self) -> Option<String> {
         if let Some(open) = &self.open {
             let late = open.slat.value_at_quantile(0.5);

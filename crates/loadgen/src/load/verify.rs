@@ -1,4 +1,4 @@
-//! Blocks that say where they belong and who wrote them, and a ledger of what was written last.
+//! Stamped blocks: each holds its own offset, seed and generation, and [`Ledger`] knows which was written last.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | 24..32 | the generation: how often this block has been written |
 //! | 32.. | what those three make, a word at a time |
 //!
-//! All of it in little-endian words. A block that was lost, misplaced, torn or written by another is each seen as such.
+//! All are little-endian words. Lost, misplaced, torn and foreign blocks are told apart.
 
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ use crate::random::mix;
 const MAGIC: u64 = 0x0074_6572_6765_e667;
 const HEADER: usize = 32;
 
-/// Who wrote a block, and where it belongs.
+/// What a verified block begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Its offset on the disk, in bytes.
@@ -28,7 +28,7 @@ pub struct Stamp {
     pub generation: u32,
 }
 
-/// What a block has that was not written there.
+/// How a block differs from the one that was written there.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Mismatch {
     /// It was not written by a load that verifies.

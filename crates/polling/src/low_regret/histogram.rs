@@ -7,7 +7,7 @@ use super::price::Price;
 const ONE: u16 = 16;
 /// Counts are halved when they add up to this many waits; so the last 512 to 1024 are remembered.
 const MEMORY: u32 = 1_024;
-/// With less evidence than this a histogram has no opinion.
+/// With less evidence than this a histogram recommends no window.
 const ENOUGH: u32 = 8;
 /// How many waits apart the window is reconsidered, once there is evidence.
 const PERIOD: u32 = 64;

@@ -188,7 +188,7 @@ impl Deployment for Guest {
             facts += &format!("{mark}\n");
         });
         let output = self.check_answer(ran)?;
-        // What cannot be kept is missed by who looks for it, and by nobody else.
+        // The raw output is for debugging; failing to keep it does not fail the measurement.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let _ = fs::write(task.raw.with_extension("guest"), &facts);
 
@@ -220,7 +220,7 @@ impl Guest {
         Pinning::of(&self.subject).apply(&self.qemu.threads);
     }
 
-    /// What the agent has answered, unless there is something wrong with that or with the guest.
+    /// The agent's answer, unless it or the guest's kernel reports an error.
     fn check_answer(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
         if let Some(line) = qemu::complaint(&self.qemu.log()).filter(|_| ran.is_ok()) {
             let reason = format!("the guest's kernel has complained: {line}");

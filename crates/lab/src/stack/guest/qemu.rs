@@ -265,7 +265,7 @@ impl Trouble {
     }
 }
 
-/// Beginnings of what a kernel says when something is badly wrong.
+/// Beginnings of the kernel's messages about fatal errors.
 const COMPLAINTS: [&str; 7] =
     ["Kernel panic", "BUG:", "Oops", "I/O error", "EXT4-fs error", "blocked for more than", "Out of memory"];
 
