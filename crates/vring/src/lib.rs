@@ -3,7 +3,7 @@
 //! ```text
 //!   driver ── add ──▶ ring in GuestMemory ── pop ──▶ Chain, of pieces of the memory ──▶ a device model, a disk
 //!      ▲                                                                                     │
-//!      └── reap ◀──── ring in GuestMemory ◀── publish ◀── add_used ◀─────────────────────────┘
+//!      └── reap ◀──── ring in GuestMemory ◀── publish_used ◀── add_used ◀────────────────────┘
 //! ```
 //!
 //! | module | holds |
