@@ -22,7 +22,7 @@ guest: deps
 	scripts/make-guest
 	scripts/make-apps
 
-# What takes too long for every change: losses of power for half an hour or so.
+# What takes too long for every change: six thousand losses of power and ends of the daemon, in some minutes.
 soak:
 	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
 
