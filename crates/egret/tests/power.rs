@@ -174,7 +174,7 @@ fn version(block: usize, sector: &[u8]) -> u64 {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Backing {
     /// The disk's file itself.
     File,
     /// A loop device over it, with a page cache of its own.
@@ -193,7 +193,7 @@ fn losses() -> u64 {
 }
 
 /// Loses power again and again, with every engine, cache mode and device over a disk of that kind.
-fn lose_power(test: &str, kind: Kind, end: End) {
+fn lose_power(test: &str, backing: Backing, end: End) {
     if !is_root_or_skips(test, "for a disk that loses its power") {
         return;
     }
@@ -216,7 +216,7 @@ fn lose_power(test: &str, kind: Kind, end: End) {
                         let options = format!("aio={aio},cache.direct={direct}");
                         let write_through = format!("writable=on,writethrough={writethrough}");
                         let socket = scratch.path(&format!("e{round}"));
-                        run(&disk, kind, end, &mut client, variant, &options, &write_through, &socket);
+                        run(&disk, backing, end, &mut client, variant, &options, &write_through, &socket);
                     }
                 }
             }
@@ -228,7 +228,7 @@ fn lose_power(test: &str, kind: Kind, end: End) {
 #[allow(clippy::too_many_arguments, reason = "each is one thing that differs between two losses")]
 fn run(
     disk: &FaultDisk,
-    kind: Kind,
+    backing: Backing,
     end: End,
     client: &mut Client,
     variant: Variant,
@@ -236,9 +236,9 @@ fn run(
     export: &str,
     socket: &Path,
 ) {
-    let (device, path) = match kind {
-        Kind::File => (None, disk.path()),
-        Kind::LoopDevice => {
+    let (device, path) = match backing {
+        Backing::File => (None, disk.path()),
+        Backing::LoopDevice => {
             let device = LoopDevice::over(&disk.path()).expect("a loop device");
             let path = device.path().to_owned();
             (Some(device), path)
@@ -296,16 +296,16 @@ fn detach(device: Option<LoopDevice>, path: PathBuf) {
 
 #[test]
 fn what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_file() {
-    lose_power("what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_file", Kind::File, End::Killed);
+    lose_power("what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_file", Backing::File, End::Killed);
 }
 
 #[test]
 fn what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_block_device() {
     let test = "what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_block_device";
-    lose_power(test, Kind::LoopDevice, End::Killed);
+    lose_power(test, Backing::LoopDevice, End::Killed);
 }
 
 #[test]
 fn all_that_was_written_is_stable_when_the_daemon_has_ended() {
-    lose_power("all_that_was_written_is_stable_when_the_daemon_has_ended", Kind::LoopDevice, End::Asked);
+    lose_power("all_that_was_written_is_stable_when_the_daemon_has_ended", Backing::LoopDevice, End::Asked);
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::options;
-use crate::schema::{Access, Descriptor, Kind, LONGEST_SOCKET_PATH, Mode, Problem};
+use crate::schema::{Access, Descriptor, LONGEST_SOCKET_PATH, Mode, Problem, ValueType};
 
 /// Who may connect where nobody says: the daemon's own user.
 const DEFAULT_MODE: Mode = Mode(0o600);
@@ -43,18 +43,18 @@ options! {
     /// The keys that say where to listen: `path` and what goes with it, `host` and `port`, or `fd`.
     pub struct Listen {
         /// Path of the UNIX socket to make.
-        path: Option<String>, Kind::Text(1, LONGEST_SOCKET_PATH), unset "none";
+        path: Option<String>, ValueType::Text(1, LONGEST_SOCKET_PATH), unset "none";
         /// Who may connect.
         #[serde(flatten)]
         access: Access => &Access::keys(&DEFAULT_MODE);
         /// Address or name to listen on over TCP, on loopback.
-        host: Option<String>, Kind::Text(1, 255), unset "none";
+        host: Option<String>, ValueType::Text(1, 255), unset "none";
         /// TCP port to listen on.
-        port: Option<u16>, Kind::Number(1, 65535, ""), unset "none";
+        port: Option<u16>, ValueType::Number(1, 65535, ""), unset "none";
         /// A socket that listens already, which the daemon is started with: its number, or the name that systemd gave it.
-        fd: Option<Descriptor>, Kind::Descriptor, unset "none";
+        fd: Option<Descriptor>, ValueType::Descriptor, unset "none";
         /// Listen on an address that other hosts reach, though whoever connects may do everything. Egret's own.
-        force_remote: Option<bool>, Kind::Flag, unset "off";
+        force_remote: Option<bool>, ValueType::Flag, unset "off";
     }
 }
 

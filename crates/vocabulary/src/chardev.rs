@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::address::{Address, Listen};
 use crate::keyval::{self, KeyvalError};
-use crate::schema::{Foreign, Harmless, Kind, Problem, Shape, read_options};
+use crate::schema::{Foreign, Harmless, Problem, Shape, ValueType, read_options};
 use crate::{options, variants};
 
 /// Where bytes come from and go to.
@@ -63,7 +63,7 @@ options! {
     /// What `--chardev` says.
     struct ChardevOptions {
         /// Name of the chardev.
-        id: String, Kind::Name(usize::MAX);
+        id: String, ValueType::Name(usize::MAX);
         /// What it is.
         #[serde(flatten)]
         backend: BackendOptions => &[];
@@ -86,7 +86,7 @@ options! {
     /// A socket of the daemon's.
     struct SocketOptions {
         /// `on`: the daemon listens, and does not connect to others.
-        server: bool, Kind::Flag;
+        server: bool, ValueType::Flag;
         /// Where.
         #[serde(flatten)]
         listen: Listen => Listen::KEYS;
@@ -112,13 +112,13 @@ options! {
     /// What `--monitor` says.
     struct MonitorOptions {
         /// The chardev that it is on, or `stdio`.
-        chardev: String, Kind::Name(usize::MAX);
+        chardev: String, ValueType::Name(usize::MAX);
         /// Accepted; nothing needs it.
-        id: Option<String>, Kind::Name(usize::MAX), unset "none";
+        id: Option<String>, ValueType::Name(usize::MAX), unset "none";
         /// QMP; there is no monitor for people.
-        mode: String, Kind::Word(|| vec!["control"]), default "control";
+        mode: String, ValueType::Word(|| vec!["control"]), default "control";
         /// Answers over several lines, for people to read.
-        pretty: bool, Kind::Flag, default "off";
+        pretty: bool, ValueType::Flag, default "off";
     }
 }
 

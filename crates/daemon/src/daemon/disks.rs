@@ -251,7 +251,7 @@ pub(super) fn described(disk: &Disk) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egret_vocabulary::schema::{Kind, Object as _};
+    use egret_vocabulary::schema::{Object as _, ValueType};
     use egret_vocabulary::{Config, keyval};
 
     use super::*;
@@ -291,7 +291,7 @@ mod tests {
         ] {
             let keys = Blockdev::SHAPE.keys_of(Some(driver)).filter(|key| key.name != Blockdev::NAME);
             let names = keys.flat_map(|key| match key.kind {
-                Kind::Object(inner) => inner.keys.iter().map(|of| format!("{}.{}", key.name, of.name)).collect(),
+                ValueType::Object(inner) => inner.keys.iter().map(|of| format!("{}.{}", key.name, of.name)).collect(),
                 _ => vec![key.name.to_owned()],
             });
             for name in names {

@@ -261,7 +261,7 @@ mod tests {
     use egret_disk::{Driver, Options as DiskOptions};
     use egret_event_loop::Nanos;
     use egret_vocabulary::keyval;
-    use egret_vocabulary::schema::{Kind, Object as _, Shape};
+    use egret_vocabulary::schema::{Object as _, Shape, ValueType};
 
     use super::*;
 
@@ -323,9 +323,9 @@ mod tests {
             .all_keys()
             .into_iter()
             .flat_map(|(key, _)| match key.kind {
-                Kind::Object(inner) => names(inner, &format!("{path}{}.", key.name)),
-                Kind::List(inner) => names(inner, &format!("{path}{}.0.", key.name)),
-                Kind::Numbers(..) => vec![format!("{path}{}.0", key.name)],
+                ValueType::Object(inner) => names(inner, &format!("{path}{}.", key.name)),
+                ValueType::List(inner) => names(inner, &format!("{path}{}.0.", key.name)),
+                ValueType::Numbers(..) => vec![format!("{path}{}.0", key.name)],
                 _ => vec![format!("{path}{}", key.name)],
             })
             .collect()

@@ -3,7 +3,7 @@
 use egret_export::QueueStats;
 use egret_virtio::RequestType;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Kind, Object, Shape, Spelling};
+use egret_vocabulary::schema::{Addr, Blockdev, Device, Export, FdAddr, Object, Shape, Spelling, ValueType};
 use egret_vocabulary::{choices, options};
 use serde_json::{Value, json};
 
@@ -14,16 +14,16 @@ use crate::daemon::{DEFAULT_IOTHREAD, Deletion, View};
 options! {
     struct Node {
         /// Name of the blockdev.
-        node_name: String, Kind::Text(0, usize::MAX);
+        node_name: String, ValueType::Text(0, usize::MAX);
     }
 }
 
 options! {
     struct Delete {
         /// Name of the export.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
         /// `safe` refuses while a client uses it, `hard` cuts the client off.
-        mode: Mode, Kind::Word(Mode::words), default Mode::Safe;
+        mode: Mode, ValueType::Word(Mode::words), default Mode::Safe;
     }
 }
 
@@ -37,25 +37,25 @@ choices! {
 options! {
     struct Resize {
         /// Accepted as another spelling of `node-name`.
-        device: Option<String>, Kind::Text(0, usize::MAX), unset "none";
+        device: Option<String>, ValueType::Text(0, usize::MAX), unset "none";
         /// Name of the blockdev.
-        node_name: Option<String>, Kind::Text(0, usize::MAX), unset "none";
+        node_name: Option<String>, ValueType::Text(0, usize::MAX), unset "none";
         /// What it is to have; less than it has is refused.
-        size: u64, Kind::Bytes(0, i64::MAX as u64);
+        size: u64, ValueType::Bytes(0, i64::MAX as u64);
     }
 }
 
 options! {
     struct Statistics {
         /// One entry for each blockdev, not for each export.
-        query_nodes: bool, Kind::Flag, default "off";
+        query_nodes: bool, ValueType::Flag, default "off";
     }
 }
 
 options! {
     struct Nodes {
         /// Accepted, and changes nothing: there are no backing files.
-        flat: bool, Kind::Flag, default "off";
+        flat: bool, ValueType::Flag, default "off";
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{Descriptor, FdSetNumber, Kind, LARGEST_FD_SET, Shape};
+use egret_vocabulary::schema::{Descriptor, FdSetNumber, LARGEST_FD_SET, Shape, ValueType};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -17,7 +17,7 @@ const MOST_NAMED: usize = 64;
 options! {
     struct Named {
         /// Name of the descriptor, not with a digit first.
-        fdname: String, Kind::Text(1, 255);
+        fdname: String, ValueType::Text(1, 255);
     }
 }
 
@@ -26,7 +26,7 @@ options! {
         /// The set that it is added to.
         fdset_id: Option<FdSetNumber>, SET, unset "the least that is free";
         /// What to say of it in `query-fdsets`.
-        opaque: Option<String>, Kind::Text(0, 4096), unset "none";
+        opaque: Option<String>, ValueType::Text(0, 4096), unset "none";
     }
 }
 
@@ -35,11 +35,11 @@ options! {
         /// The set.
         fdset_id: FdSetNumber, SET;
         /// The descriptor, by its number.
-        fd: Option<u64>, Kind::Number(0, i32::MAX as u64, ""), unset "all of the set";
+        fd: Option<u64>, ValueType::Number(0, i32::MAX as u64, ""), unset "all of the set";
     }
 }
 
-const SET: Kind = Kind::Number(0, LARGEST_FD_SET, "");
+const SET: ValueType = ValueType::Number(0, LARGEST_FD_SET, "");
 
 static NAMED: Shape = Shape::of(Named::KEYS);
 static ADD: Shape = Shape::of(Add::KEYS);

@@ -3,7 +3,7 @@
 //! The shapes of objects and commands, in the form that QEMU's introspection has: commands name object types, whose
 //! members name types in turn. Names of types say what they hold, and are not to be relied on, as with QEMU.
 
-use egret_vocabulary::schema::{Key, Kind, Shape, Unset};
+use egret_vocabulary::schema::{Key, Shape, Unset, ValueType};
 use serde_json::{Value, json};
 
 use super::command::{Table, Takes};
@@ -97,36 +97,39 @@ impl Types {
     fn member(&mut self, owner: &str, key: &'static Key) -> Value {
         let name = format!("{owner}-{}", key.name);
         let of = match key.kind {
-            Kind::Flag => "bool".to_owned(),
-            Kind::Number(..) | Kind::PowerOfTwo(..) | Kind::Bytes(..) | Kind::PowerOfTwoBytes(..) => "int".to_owned(),
-            Kind::Text(..) | Kind::Mode | Kind::Name(_) | Kind::Descriptor => "str".to_owned(),
-            Kind::Word(words) => {
+            ValueType::Flag => "bool".to_owned(),
+            ValueType::Number(..)
+            | ValueType::PowerOfTwo(..)
+            | ValueType::Bytes(..)
+            | ValueType::PowerOfTwoBytes(..) => "int".to_owned(),
+            ValueType::Text(..) | ValueType::Mode | ValueType::Name(_) | ValueType::Descriptor => "str".to_owned(),
+            ValueType::Word(words) => {
                 self.word(&name, &words());
                 name
             }
-            Kind::Numbers(..) => self.list("int"),
-            Kind::Names => {
+            ValueType::Numbers(..) => self.list("int"),
+            ValueType::Names => {
                 let list = self.list("str");
                 self.alternate("one-or-more-names", &["str", &list])
             }
-            Kind::Users => {
+            ValueType::Users => {
                 let either = self.alternate("user", &["str", "int"]);
                 let list = self.list(&either);
                 self.alternate("one-or-more-users", &["str", "int", &list])
             }
-            Kind::Cpus => {
+            ValueType::Cpus => {
                 let list = self.list("int");
                 self.alternate("processors", &["str", &list])
             }
-            Kind::Object(shape) => {
+            ValueType::Object(shape) => {
                 self.object(&name, shape, &[]);
                 name
             }
-            Kind::List(shape) => {
+            ValueType::List(shape) => {
                 self.object(&name, shape, &[]);
                 self.list(&name)
             }
-            Kind::Child(..) => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
+            ValueType::Child(..) => self.alternate("blockdev-ref", &["str", "blockdev-add-arg"]),
         };
         let mut member = json!({ "name": key.name, "type": of });
         if !matches!(key.unset, Unset::Refused) {

@@ -1,14 +1,14 @@
 //! The command that limits disks, and how limits are shown.
 
 use egret_disk::{LARGEST_LIMIT, Limit, Limits, Rates};
-use egret_vocabulary::schema::{Key, Kind, Shape};
+use egret_vocabulary::schema::{Key, Shape, ValueType};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
 use super::command::{Arguments, Command, Run, Takes, nothing, text};
 use crate::daemon::View;
 
-const RATE: Kind = Kind::Number(0, LARGEST_LIMIT, "");
+const RATE: ValueType = ValueType::Number(0, LARGEST_LIMIT, "");
 
 const fn rate(name: &'static str, about: &'static str) -> Key {
     Key::needed(name, RATE, about)
@@ -23,8 +23,8 @@ const fn length(name: &'static str, about: &'static str) -> Key {
 }
 
 static LIMITS: Shape = Shape::of(&[
-    Key::optional("device", Kind::Text(0, usize::MAX), &"none", "Accepted as another spelling of `id`."),
-    Key::optional("id", Kind::Text(0, usize::MAX), &"none", "Name of the blockdev."),
+    Key::optional("device", ValueType::Text(0, usize::MAX), &"none", "Accepted as another spelling of `id`."),
+    Key::optional("id", ValueType::Text(0, usize::MAX), &"none", "Name of the blockdev."),
     rate("bps", "Bytes a second of reads and writes together; 0 is no limit, as in all that follow."),
     rate("bps_rd", "Bytes a second of reads; not beside `bps`."),
     rate("bps_wr", "Bytes a second of writes; not beside `bps`."),
@@ -44,7 +44,7 @@ static LIMITS: Shape = Shape::of(&[
     length("iops_rd_max_length", "Of `iops_rd_max`."),
     length("iops_wr_max_length", "Of `iops_wr_max`."),
     burst("iops_size", "Bytes of a request that counts as one; a larger one counts as several. 0: each counts as one."),
-    Key::optional("group", Kind::Text(1, 255), &"the blockdev's name", "Group of disks that share the limits."),
+    Key::optional("group", ValueType::Text(1, 255), &"the blockdev's name", "Group of disks that share the limits."),
 ]);
 
 pub(super) static COMMANDS: &[Command] = &[Command {

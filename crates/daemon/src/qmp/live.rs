@@ -2,7 +2,7 @@
 
 use egret_export::Pause;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{Blockdev, Export, Kind, Object, Shape, Spelling, VQ_MAPPING, VqMapping};
+use egret_vocabulary::schema::{Blockdev, Export, Object, Shape, Spelling, VQ_MAPPING, ValueType, VqMapping};
 use serde_json::{Value, json};
 
 use super::QmpError;
@@ -15,29 +15,29 @@ const RETURNS: &str = r#"{"pause-ns", "drain-ns"}"#;
 options! {
     struct Reopen {
         /// Blockdevs as `blockdev-add` takes them: what one leaves unset goes back to its default.
-        options: Vec<Value>, Kind::List(Blockdev::SHAPE);
+        options: Vec<Value>, ValueType::List(Blockdev::SHAPE);
     }
 }
 
 options! {
     struct MoveQueue {
         /// Name of the export.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
         /// The request queue, counted from 0.
-        queue: u16, Kind::Number(0, u16::MAX as u64, "");
+        queue: u16, ValueType::Number(0, u16::MAX as u64, "");
         /// The I/O thread that is to run it.
-        iothread: String, Kind::Text(0, usize::MAX);
+        iothread: String, ValueType::Text(0, usize::MAX);
     }
 }
 
 options! {
     struct MapQueues {
         /// Name of the export.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
         /// As the export's key of this name.
-        iothread: Vec<String>, Kind::Names, unset "by the mapping";
+        iothread: Vec<String>, ValueType::Names, unset "by the mapping";
         /// As the export's key of this name.
-        iothread_vq_mapping: Vec<VqMapping>, Kind::List(&VQ_MAPPING), unset "by `iothread`";
+        iothread_vq_mapping: Vec<VqMapping>, ValueType::List(&VQ_MAPPING), unset "by `iothread`";
     }
 }
 

@@ -2,7 +2,7 @@
 
 use egret_virtio::scsi;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{Kind, Lun, LunAddress, Shape};
+use egret_vocabulary::schema::{Lun, LunAddress, Shape, ValueType};
 use serde_json::{Value, json};
 
 use super::command::{Command, Run, Takes, nothing, typed};
@@ -10,7 +10,7 @@ use super::command::{Command, Run, Takes, nothing, typed};
 options! {
     struct Add {
         /// Name of the export.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
         /// The logical unit.
         #[serde(flatten)]
         lun: Lun => Lun::KEYS;
@@ -20,7 +20,7 @@ options! {
 options! {
     struct Delete {
         /// Name of the export.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
         /// Where the logical unit is.
         #[serde(flatten)]
         address: LunAddress => LunAddress::KEYS;

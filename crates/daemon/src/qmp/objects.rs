@@ -3,7 +3,7 @@
 use egret_polling::Property;
 use egret_vocabulary::Config;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{IoThread, Kind, Object, Shape, Spelling};
+use egret_vocabulary::schema::{IoThread, Object, Shape, Spelling, ValueType};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -12,23 +12,23 @@ use super::command::{Command, Run, Takes, nothing, typed};
 options! {
     struct Delete {
         /// Name of the object.
-        id: String, Kind::Text(0, usize::MAX);
+        id: String, ValueType::Text(0, usize::MAX);
     }
 }
 
 options! {
     struct List {
         /// `/objects/ID`, or `ID` alone.
-        path: String, Kind::Text(0, usize::MAX);
+        path: String, ValueType::Text(0, usize::MAX);
     }
 }
 
 options! {
     struct OneProperty {
         /// `/objects/ID`, or `ID` alone.
-        path: String, Kind::Text(0, usize::MAX);
+        path: String, ValueType::Text(0, usize::MAX);
         /// A property of the object.
-        property: String, Kind::Text(0, usize::MAX);
+        property: String, ValueType::Text(0, usize::MAX);
     }
 }
 
@@ -168,6 +168,6 @@ fn list(config: &Config, path: &str) -> Result<Value, QmpError> {
     }
 }
 
-const fn is_number(kind: &Kind) -> bool {
-    matches!(kind, Kind::Number(..) | Kind::Bytes(..))
+const fn is_number(kind: &ValueType) -> bool {
+    matches!(kind, ValueType::Number(..) | ValueType::Bytes(..))
 }

@@ -1,7 +1,7 @@
 //! The command that answers with every counter.
 
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{Kind, Shape};
+use egret_vocabulary::schema::{Shape, ValueType};
 
 use super::QmpError;
 use super::command::{Command, Run, Takes, typed};
@@ -10,7 +10,7 @@ use crate::snapshot::Snapshot;
 options! {
     struct Query {
         /// An export: it alone, and queue by queue.
-        export: Option<String>, Kind::Text(0, usize::MAX), unset "everything";
+        export: Option<String>, ValueType::Text(0, usize::MAX), unset "everything";
     }
 }
 

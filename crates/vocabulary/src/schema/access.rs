@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::key::{Key, Kind, Unset};
+use super::key::{Key, Unset, ValueType};
 use super::options::join;
 use crate::options;
 
@@ -13,15 +13,15 @@ options! {
     #[derive(Default)]
     pub struct Access {
         /// Permissions of the UNIX socket: who may write may connect. Egret's own.
-        mode: Option<Mode>, Kind::Mode, unset "as the umask leaves";
+        mode: Option<Mode>, ValueType::Mode, unset "as the umask leaves";
         /// User that the UNIX socket belongs to, by name or number; to give it away takes privileges. Egret's own.
-        user: Option<String>, Kind::Text(1, 255), unset "the daemon's";
+        user: Option<String>, ValueType::Text(1, 255), unset "the daemon's";
         /// Group of the UNIX socket, by name or number, which the daemon must be in; goes with a `mode` of `0660`, say.
         /// Egret's own.
-        group: Option<String>, Kind::Text(1, 255), unset "the daemon's";
+        group: Option<String>, ValueType::Text(1, 255), unset "the daemon's";
         /// User, or list of users (`allow-uid.0=a,allow-uid.1=b`), whose processes are let in on the UNIX socket, by name
         /// or number: others, root too, are hung up on. Egret's own.
-        allow_uid: Vec<String>, Kind::Users, unset "everybody who may connect";
+        allow_uid: Vec<String>, ValueType::Users, unset "everybody who may connect";
     }
 }
 

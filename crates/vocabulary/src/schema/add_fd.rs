@@ -2,7 +2,7 @@
 
 use super::blockdev::{FdSetNumber, LARGEST_FD_SET};
 use super::descriptor::Descriptor;
-use super::key::{Kind, Shape};
+use super::key::{Shape, ValueType};
 use super::object::read_options;
 use super::{ObjectError, Problem};
 use crate::keyval;
@@ -12,11 +12,11 @@ options! {
     /// A descriptor and its set.
     pub struct AddFd {
         /// The descriptor.
-        fd: Descriptor, Kind::Descriptor;
+        fd: Descriptor, ValueType::Descriptor;
         /// The set that it is added to.
-        set: FdSetNumber, Kind::Number(0, LARGEST_FD_SET, "");
+        set: FdSetNumber, ValueType::Number(0, LARGEST_FD_SET, "");
         /// What to say of it in `query-fdsets`.
-        opaque: Option<String>, Kind::Text(0, 4096), unset "none";
+        opaque: Option<String>, ValueType::Text(0, 4096), unset "none";
     }
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Problem;
-use super::key::{Foreign, Harmless, Kind, Shape};
+use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::{object, with_defaults};
 use super::words::{as_word, words};
 use crate::{options, variants};
@@ -30,24 +30,24 @@ options! {
     #[serde(remote = "Self")]
     pub struct Blockdev {
         /// Name of the disk.
-        node_name: Option<String>, Kind::Name(LONGEST_NODE_NAME), unset "needed, except inside another blockdev";
+        node_name: Option<String>, ValueType::Name(LONGEST_NODE_NAME), unset "needed, except inside another blockdev";
         /// What it is, and the keys that only such a one has.
         #[serde(flatten)]
         driver: Driver => &[];
         /// How the host's page cache is used.
-        cache: Cache, Kind::Object(&CACHE), unset "see its keys";
+        cache: Cache, ValueType::Object(&CACHE), unset "see its keys";
         /// Refuse writes.
-        read_only: Option<bool>, Kind::Flag, unset "off; inline: the parent's";
+        read_only: Option<bool>, ValueType::Flag, unset "off; inline: the parent's";
         /// Open the image for reading alone as long as no writable export uses it. With `off` it is opened, and locked,
         /// for writing from the start, unless `read-only` says otherwise: a disk that cannot be written to is refused,
         /// and one that is read can get an export that writes.
-        auto_read_only: Option<bool>, Kind::Flag, unset "on; inline: the parent's";
+        auto_read_only: Option<bool>, ValueType::Flag, unset "on; inline: the parent's";
         /// Whether discards give storage back or are dropped.
         #[serde(with = "as_word::optional")]
-        discard: Option<Discard>, Kind::Word(words::<Discard>), unset "ignore; inline: unmap";
+        discard: Option<Discard>, ValueType::Word(words::<Discard>), unset "ignore; inline: unmap";
         /// Whether writes of zeroes become write-zeroes requests; `unmap` needs `discard=unmap`.
         #[serde(with = "as_word::optional")]
-        detect_zeroes: Option<DetectZeroes>, Kind::Word(words::<DetectZeroes>), unset "off";
+        detect_zeroes: Option<DetectZeroes>, ValueType::Word(words::<DetectZeroes>), unset "off";
     }
 }
 
@@ -56,9 +56,9 @@ options! {
     #[derive(Copy, Default)]
     pub struct Cache {
         /// Bypass the host's page cache (`O_DIRECT`); `aio=native` needs it.
-        direct: Option<bool>, Kind::Flag, unset "off; inline: the parent's";
+        direct: Option<bool>, ValueType::Flag, unset "off; inline: the parent's";
         /// Drop flushes: fast, and data is lost when the host goes down.
-        no_flush: Option<bool>, Kind::Flag, unset "off; inline: the parent's";
+        no_flush: Option<bool>, ValueType::Flag, unset "off; inline: the parent's";
     }
 }
 
@@ -84,16 +84,16 @@ options! {
     pub struct Image {
         /// Path of the file or device; or `/dev/fdset/N`: a descriptor of the set N, which `add-fd` or `--add-fd` handed
         /// over.
-        filename: String, Kind::Text(1, LONGEST_PATH);
+        filename: String, ValueType::Text(1, LONGEST_PATH);
         /// Engine that carries requests to the kernel.
         #[serde(with = "as_word")]
-        aio: Aio, Kind::Word(words::<Aio>), default Aio::Threads;
+        aio: Aio, ValueType::Word(words::<Aio>), default Aio::Threads;
         /// Most requests of this disk handed to the kernel in one system call (`aio=native`); the smaller of this and the
         /// I/O thread's counts, and 0 does not.
-        aio_max_batch: u64, Kind::Number(0, LARGEST_DISK, "requests"), default 0;
+        aio_max_batch: u64, ValueType::Number(0, LARGEST_DISK, "requests"), default 0;
         /// Lock the image against other processes, QEMU included; `auto` does where the file system can.
         #[serde(with = "as_word")]
-        locking: Locking, Kind::Word(words::<Locking>), default Locking::Auto;
+        locking: Locking, ValueType::Word(words::<Locking>), default Locking::Auto;
     }
 }
 
@@ -101,11 +101,11 @@ options! {
     /// A disk that keeps nothing.
     pub struct Null {
         /// Size of the disk.
-        size: u64, Kind::Bytes(0, LARGEST_DISK), default "1G";
+        size: u64, ValueType::Bytes(0, LARGEST_DISK), default "1G";
         /// How long each request takes.
-        latency_ns: u64, Kind::Number(0, LARGEST_DISK, "ns"), default 0;
+        latency_ns: u64, ValueType::Number(0, LARGEST_DISK, "ns"), default 0;
         /// Fill what is read with zeroes; off leaves the guest's buffer as it was.
-        read_zeroes: bool, Kind::Flag, default "off";
+        read_zeroes: bool, ValueType::Flag, default "off";
     }
 }
 
@@ -113,7 +113,7 @@ options! {
     /// The raw format over another disk.
     pub struct Raw {
         /// The disk below: a node-name, or a blockdev of its own (`file.driver=...,file.filename=...`).
-        file: Child, Kind::Child(LONGEST_NODE_NAME, || &SHAPE);
+        file: Child, ValueType::Child(LONGEST_NODE_NAME, || &SHAPE);
     }
 }
 

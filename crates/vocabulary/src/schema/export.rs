@@ -8,7 +8,7 @@ use serde_json::json;
 use super::access::Access;
 use super::blockdev::LONGEST_NODE_NAME;
 use super::descriptor::Descriptor;
-use super::key::{Foreign, Harmless, Kind, Shape};
+use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::lun::{self, Lun, LunAddress};
 use super::object::{object, with_defaults};
 use super::{Object, ObjectError, Problem};
@@ -41,44 +41,44 @@ options! {
         #[serde(flatten)]
         device: Device => &[];
         /// Name of the export.
-        id: String, Kind::Name(usize::MAX);
+        id: String, ValueType::Name(usize::MAX);
         /// Where clients connect.
-        addr: Addr, Kind::Object(&ADDR);
+        addr: Addr, ValueType::Object(&ADDR);
         /// Who may connect there.
         #[serde(flatten)]
         access: Access => Access::KEYS;
         /// Let clients write.
-        writable: bool, Kind::Flag, default "off";
+        writable: bool, ValueType::Flag, default "off";
         /// Complete a write only when it is on stable storage, and offer no volatile cache.
-        writethrough: bool, Kind::Flag, default "off";
+        writethrough: bool, ValueType::Flag, default "off";
         /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
-        logical_block_size: u32, Kind::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
+        logical_block_size: u32, ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
         /// Request queues.
-        num_queues: u16, Kind::Number(1, MOST_QUEUES, "queues"), default 1;
+        num_queues: u16, ValueType::Number(1, MOST_QUEUES, "queues"), default 1;
         /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
         /// client may set up rings of any size up to 1024. Egret's own for this type.
-        queue_size: u16, Kind::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
+        queue_size: u16, ValueType::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
         /// The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt out to
         /// in turn.
         #[serde(serialize_with = "one_or_list")]
-        iothread: Vec<String>, Kind::Names, unset "the daemon chooses";
+        iothread: Vec<String>, ValueType::Names, unset "the daemon chooses";
         /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every queue
         /// once or no queue at all. Egret's own for exports.
-        iothread_vq_mapping: Vec<VqMapping>, Kind::List(&VQ_MAPPING), unset "by `iothread`";
+        iothread_vq_mapping: Vec<VqMapping>, ValueType::List(&VQ_MAPPING), unset "by `iothread`";
         /// Never move the disk to another I/O thread; not with several of them.
-        fixed_iothread: bool, Kind::Flag, default "off";
+        fixed_iothread: bool, ValueType::Flag, default "off";
         /// What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for
         /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
         /// policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.
-        kickless_queues: Kickless, Kind::Word(Kickless::words), default Kickless::Timer;
+        kickless_queues: Kickless, ValueType::Word(Kickless::words), default Kickless::Timer;
         // No guest has as much as the default.
         /// Guest memory that may be mapped at a time. A client that hands over more loses its session; in no more than 64
         /// regions, whatever this says. Egret's own.
-        memory_max: u64, Kind::Bytes(1 << 20, 1 << 47), default "4T";
+        memory_max: u64, ValueType::Bytes(1 << 20, 1 << 47), default "4T";
         /// Which files may be guest memory: `shared-memory` is memfds and files on tmpfs and hugetlbfs. With `any`,
         /// whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O thread
         /// for as long as it likes, and with it all exports there. Egret's own.
-        memory_files: MemoryFiles, Kind::Word(MemoryFiles::words), default MemoryFiles::SharedMemory;
+        memory_files: MemoryFiles, ValueType::Word(MemoryFiles::words), default MemoryFiles::SharedMemory;
     }
 }
 
@@ -97,9 +97,9 @@ options! {
     /// A virtio-blk device.
     pub struct BlkDevice {
         /// The blockdev to export.
-        node_name: String, Kind::Name(LONGEST_NODE_NAME);
+        node_name: String, ValueType::Name(LONGEST_NODE_NAME);
         /// What the guest reads as the disk's serial number. Egret's own for this type.
-        serial: Option<String>, Kind::Text(0, LONGEST_SERIAL), unset DEFAULT_SERIAL;
+        serial: Option<String>, ValueType::Text(0, LONGEST_SERIAL), unset DEFAULT_SERIAL;
     }
 }
 
@@ -107,7 +107,7 @@ options! {
     /// A virtio-scsi device.
     pub struct ScsiDevice {
         /// The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.
-        luns: Vec<Lun>, Kind::List(&lun::SHAPE), unset "none";
+        luns: Vec<Lun>, ValueType::List(&lun::SHAPE), unset "none";
     }
 }
 
@@ -147,7 +147,7 @@ options! {
     /// A UNIX socket, made by the daemon.
     pub struct UnixAddr {
         /// Path of the UNIX socket to make.
-        path: String, Kind::Text(1, LONGEST_SOCKET_PATH);
+        path: String, ValueType::Text(1, LONGEST_SOCKET_PATH);
     }
 }
 
@@ -156,7 +156,7 @@ options! {
     pub struct FdAddr {
         /// A listening UNIX socket that the daemon is started with; with `block-export-add`, the name that `getfd` gave
         /// it.
-        str: Descriptor, Kind::Descriptor;
+        str: Descriptor, ValueType::Descriptor;
     }
 }
 
@@ -164,9 +164,9 @@ options! {
     /// An I/O thread and its queues.
     pub struct VqMapping {
         /// The I/O thread.
-        iothread: String, Kind::Name(usize::MAX);
+        iothread: String, ValueType::Name(usize::MAX);
         /// Its queues, counted from 0.
-        vqs: Vec<u16>, Kind::Numbers(0, MOST_QUEUES - 1), unset "dealt out in turn";
+        vqs: Vec<u16>, ValueType::Numbers(0, MOST_QUEUES - 1), unset "dealt out in turn";
     }
 }
 

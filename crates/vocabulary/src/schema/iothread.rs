@@ -4,7 +4,7 @@ use egret_event_loop::{MonitorChoice, Nanos};
 use egret_polling::{Parameters, PolicyKind, Property};
 use serde_json::{Value, json};
 
-use super::key::{Kind, Shape};
+use super::key::{Shape, ValueType};
 use super::object::object;
 use super::words::{as_word, words};
 use super::{Cpus, Object, ObjectError, Problem, Spelling};
@@ -26,35 +26,35 @@ options! {
     #[serde(remote = "Self")]
     pub struct IoThread {
         /// Name of the object, and of its thread in `top -H`.
-        id: String, Kind::Name(usize::MAX);
+        id: String, ValueType::Name(usize::MAX);
         /// No wait spins longer than this; 0 never spins. The policy `busy` ignores it.
-        poll_max_ns: u64, Kind::Number(0, LARGEST, "ns"), default Parameters::DEFAULT_MAX.0;
+        poll_max_ns: u64, ValueType::Number(0, LARGEST, "ns"), default Parameters::DEFAULT_MAX.0;
         /// What a polling window is multiplied by when it grows; 0 is the default.
-        poll_grow: Option<u64>, Kind::Number(0, LARGEST, ""), unset DEFAULT_GROW;
+        poll_grow: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_GROW;
         /// What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset,
         /// `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.
-        poll_shrink: Option<u64>, Kind::Number(0, LARGEST, ""), unset DEFAULT_SHRINK;
+        poll_shrink: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_SHRINK;
         /// A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.
-        poll_weight: Option<u32>, Kind::Number(0, Parameters::LARGEST_WEIGHT as u64, ""), unset DEFAULT_WEIGHT;
+        poll_weight: Option<u32>, ValueType::Number(0, Parameters::LARGEST_WEIGHT as u64, ""), unset DEFAULT_WEIGHT;
         /// Most requests of `aio=native` handed to the kernel in one system call; 0 leaves it to the engine.
-        aio_max_batch: u64, Kind::Number(0, LARGEST, "requests"), default 0;
+        aio_max_batch: u64, ValueType::Number(0, LARGEST, "requests"), default 0;
         /// Worker threads that are kept even when idle; at most `thread-pool-max`.
-        thread_pool_min: u32, Kind::Number(0, LARGEST_POOL, "threads"), default 0;
+        thread_pool_min: u32, ValueType::Number(0, LARGEST_POOL, "threads"), default 0;
         /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
         /// thread none has more of them than it leaves free, so that one that hangs leaves half.
-        thread_pool_max: u32, Kind::Number(1, LARGEST_POOL, "threads"), default 64;
+        thread_pool_max: u32, ValueType::Number(1, LARGEST_POOL, "threads"), default 64;
         /// When to spin and for how long. Egret's own.
         #[serde(with = "as_word::optional")]
-        poll_policy: Option<PolicyKind>, Kind::Word(words::<PolicyKind>), unset IoThread::DEFAULT_POLICY;
+        poll_policy: Option<PolicyKind>, ValueType::Word(words::<PolicyKind>), unset IoThread::DEFAULT_POLICY;
         /// Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.
-        poll_price: Option<u32>, Kind::Number(0, Parameters::LARGEST_PRICE as u64, ""), unset DEFAULT_PRICE;
+        poll_price: Option<u32>, ValueType::Number(0, Parameters::LARGEST_PRICE as u64, ""), unset DEFAULT_PRICE;
         /// A queue without a hit for this long is no longer spun on, only waited for. Egret's own.
-        poll_idle_ms: u32, Kind::Number(1, 3_600_000, "ms"), default 7_000;
+        poll_idle_ms: u32, ValueType::Number(1, 3_600_000, "ms"), default 7_000;
         /// How file descriptors are waited for. Egret's own.
         #[serde(with = "as_word")]
-        fd_monitor: MonitorChoice, Kind::Word(words::<MonitorChoice>), default MonitorChoice::Auto;
+        fd_monitor: MonitorChoice, ValueType::Word(words::<MonitorChoice>), default MonitorChoice::Auto;
         /// Where the thread may run. In `key=value` text its commas are doubled: `0-3,,8`. Egret's own.
-        cpu_affinity: Option<Cpus>, Kind::Cpus, unset "the daemon's own";
+        cpu_affinity: Option<Cpus>, ValueType::Cpus, unset "the daemon's own";
     }
 }
 

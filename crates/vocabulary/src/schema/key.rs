@@ -38,7 +38,7 @@ pub struct Key {
     /// How it is spelled.
     pub name: &'static str,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: ValueType,
     /// What leaving it out means.
     pub unset: Unset,
     /// What it does, in one sentence.
@@ -58,7 +58,7 @@ pub enum Unset {
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum ValueType {
     /// `on` or `off`; in typed sources a bool.
     Flag,
     /// A whole number, inclusive of both ends; the last field is its unit, or nothing.
@@ -123,14 +123,14 @@ pub enum Harmless {
 
 impl Key {
     /// A key that cannot be left out.
-    pub const fn needed(name: &'static str, kind: Kind, about: &'static str) -> Self {
+    pub const fn needed(name: &'static str, kind: ValueType, about: &'static str) -> Self {
         Self { name, kind, unset: Unset::Refused, about }
     }
 
     /// A key that means `default` where it is left out.
     pub const fn optional(
         name: &'static str,
-        kind: Kind,
+        kind: ValueType,
         default: &'static (dyn fmt::Display + Sync),
         about: &'static str,
     ) -> Self {
@@ -185,7 +185,7 @@ impl Shape {
 }
 
 /// What would be right, as an error or a reference says it.
-impl fmt::Display for Kind {
+impl fmt::Display for ValueType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag => f.write_str("on or off"),

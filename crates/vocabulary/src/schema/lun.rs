@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Problem;
 use super::blockdev::LONGEST_NODE_NAME;
-use super::key::{Kind, Shape};
+use super::key::{Shape, ValueType};
 use crate::options;
 
 /// What single level LUN addressing reaches (SAM-5).
@@ -18,9 +18,9 @@ options! {
     #[derive(Copy)]
     pub struct LunAddress {
         /// Its number.
-        lun: u16, Kind::Number(0, LARGEST_LUN, "");
+        lun: u16, ValueType::Number(0, LARGEST_LUN, "");
         /// The target that it belongs to.
-        target: u8, Kind::Number(0, LARGEST_TARGET, ""), unset 0;
+        target: u8, ValueType::Number(0, LARGEST_TARGET, ""), unset 0;
     }
 }
 
@@ -31,13 +31,13 @@ options! {
         #[serde(flatten)]
         address: LunAddress => LunAddress::KEYS;
         /// The blockdev behind it.
-        node_name: String, Kind::Name(LONGEST_NODE_NAME);
+        node_name: String, ValueType::Name(LONGEST_NODE_NAME);
         /// What the guest reads as its serial number. Guests tell disks apart by it.
-        serial: String, Kind::Text(0, LONGEST_SERIAL), unset "its `node-name`";
+        serial: String, ValueType::Text(0, LONGEST_SERIAL), unset "its `node-name`";
         /// Its world wide name: a number of 64 bits that begins with 2, 3 or 5, such as 0x5000c50015ea71ac.
-        wwn: u64, Kind::Number(0, u64::MAX, ""), unset "made of `serial`";
+        wwn: u64, ValueType::Number(0, u64::MAX, ""), unset "made of `serial`";
         /// The guest can eject its medium.
-        removable: bool, Kind::Flag, default "off";
+        removable: bool, ValueType::Flag, default "off";
     }
 }
 

@@ -42,7 +42,7 @@ pub use export::{
     VQ_MAPPING, VqMapping,
 };
 pub use iothread::IoThread;
-pub use key::{Foreign, Harmless, Key, Kind, Shape, Unset, Variants};
+pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};

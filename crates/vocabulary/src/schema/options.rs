@@ -5,11 +5,11 @@
 //!     /// An event loop on a thread of its own.
 //!     pub struct IoThread {
 //!         /// Name of the object.                              what it does: the reference, help and rustdoc have it
-//!         id: String, Kind::Name(usize::MAX);                  its type, and what it holds; it is needed
+//!         id: String, ValueType::Name(usize::MAX);             its type, and what it holds; it is needed
 //!         /// No wait spins longer than this.
-//!         poll_max_ns: u64, Kind::Number(0, 9, "ns"), default 7;        left out, it is this value
+//!         poll_max_ns: u64, ValueType::Number(0, 9, "ns"), default 7;   left out, it is this value
 //!         /// What a window is multiplied by.
-//!         poll_grow: Option<u64>, Kind::Number(0, 9, ""), unset 2;      left out, it stays unset, which means this
+//!         poll_grow: Option<u64>, ValueType::Number(0, 9, ""), unset 2; left out, it stays unset, which means this
 //!         /// Who may connect.
 //!         #[serde(flatten)]
 //!         access: Access => Access::KEYS;                               a struct whose keys stand among these
@@ -20,7 +20,7 @@
 //! The key is the field's name with `-` for `_`. What comes of it is the struct, as serde reads and writes it, and
 //! `KEYS`, the table that values are checked against.
 
-use super::key::{Key, Kind};
+use super::key::{Key, ValueType};
 
 /// Declares a struct of options; [the module](self) shows how.
 #[macro_export]
@@ -214,7 +214,7 @@ pub const fn count(groups: &[&[Key]]) -> usize {
 
 /// The keys of `groups`, one after the other; there are `N`.
 pub const fn join<const N: usize>(groups: &[&[Key]]) -> [Key; N] {
-    let mut keys = [Key::needed("", Kind::Flag, ""); N];
+    let mut keys = [Key::needed("", ValueType::Flag, ""); N];
     let (mut to, mut group) = (0, 0);
     while group < groups.len() {
         let mut at = 0;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::key::{Kind, Shape};
+use super::key::{Shape, ValueType};
 use super::object::{read_options, with_defaults};
 use super::{Problem, Spelling};
 use crate::options;
@@ -11,7 +11,7 @@ options! {
     struct Process {
         // Half of the addresses that a process has on x86-64.
         /// Guest memory that may be mapped at a time for the clients of all exports.
-        memory_max: u64, Kind::Bytes(1 << 20, 1 << 47), default "64T";
+        memory_max: u64, ValueType::Bytes(1 << 20, 1 << 47), default "64T";
     }
 }
 

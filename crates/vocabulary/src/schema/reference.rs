@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::key::{Key, Kind, Shape, one_of};
+use super::key::{Key, Shape, ValueType, one_of};
 
 /// The keys of an object as a Markdown table: key, value, default, meaning.
 ///
@@ -56,8 +56,8 @@ fn rows(shape: &Shape, path: &str) -> Vec<Row> {
         let owners = if has_variants { owners } else { Vec::new() };
         let at = format!("{path}{}", key.name);
         match key.kind {
-            Kind::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
-            Kind::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
+            ValueType::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
+            ValueType::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
             _ => rows.push(row(at, key, &owners)),
         }
     }
@@ -66,7 +66,7 @@ fn rows(shape: &Shape, path: &str) -> Vec<Row> {
 
 fn row(at: String, key: &Key, owners: &[&str]) -> Row {
     let value = match key.kind {
-        Kind::Number(_, _, unit) if !unit.is_empty() => format!("{} {unit}", key.kind),
+        ValueType::Number(_, _, unit) if !unit.is_empty() => format!("{} {unit}", key.kind),
         _ => key.kind.to_string(),
     };
     Row { key: at, owners: one_of(owners), value, default: key.unset.to_string(), about: key.about.to_owned() }

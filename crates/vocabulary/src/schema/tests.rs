@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::key::{Key, Kind};
+use super::key::{Key, ValueType};
 use super::*;
 use crate::keyval;
 
@@ -100,8 +100,8 @@ fn the_tables_and_the_structs_have_the_same_keys() {
         into.extend(shape.variants.iter().map(|variants| format!("{path}{}", variants.tag)));
         for (Key { name, kind, .. }, _) in shape.all_keys() {
             match kind {
-                Kind::Object(nested) => expected(nested, &format!("{path}{name}."), into),
-                Kind::List(nested) => expected(nested, &format!("{path}{name}.N."), into),
+                ValueType::Object(nested) => expected(nested, &format!("{path}{name}."), into),
+                ValueType::List(nested) => expected(nested, &format!("{path}{name}.N."), into),
                 _ => drop(into.insert(format!("{path}{name}"))),
             }
         }

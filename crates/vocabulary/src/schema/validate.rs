@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::cpus::Cpus;
 use super::descriptor::Descriptor;
-use super::key::{Foreign, Harmless, Kind, Shape, Unset, Variants, one_of};
+use super::key::{Foreign, Harmless, Shape, Unset, ValueType, Variants, one_of};
 use super::problem::Problem;
 use super::scalar::{parse_bytes, parse_flag, parse_name, parse_number};
 use crate::nearest::hint;
@@ -83,11 +83,11 @@ impl Validator {
         Ok(Value::Object(valid))
     }
 
-    fn value(&self, at: &str, value: Value, kind: &Kind) -> Result<Value, Problem> {
+    fn value(&self, at: &str, value: Value, kind: &ValueType) -> Result<Value, Problem> {
         let valid = match (kind, value) {
-            (Kind::Object(shape), value) => return self.object(at, value, shape),
-            (Kind::Child(_, shape), value @ Value::Object(_)) => return self.object(at, value, shape()),
-            (Kind::List(shape), Value::Array(list)) => {
+            (ValueType::Object(shape), value) => return self.object(at, value, shape),
+            (ValueType::Child(_, shape), value @ Value::Object(_)) => return self.object(at, value, shape()),
+            (ValueType::List(shape), Value::Array(list)) => {
                 let items = list.into_iter().enumerate();
                 let valid = items.map(|(place, value)| self.object(&format!("{at}.{place}"), value, shape));
                 return valid.collect::<Result<Vec<_>, _>>().map(Value::from);
@@ -97,40 +97,40 @@ impl Validator {
         valid.map_err(|value| Problem::must(at, kind.to_string(), shown(&value)))
     }
 
-    fn leaf(&self, value: &Value, kind: &Kind) -> Option<Value> {
+    fn leaf(&self, value: &Value, kind: &ValueType) -> Option<Value> {
         Some(match *kind {
-            Kind::Flag => self.flag(value)?.into(),
-            Kind::Number(least, most, _) => self.number(value, least, most)?.into(),
-            Kind::PowerOfTwo(least, most) => {
+            ValueType::Flag => self.flag(value)?.into(),
+            ValueType::Number(least, most, _) => self.number(value, least, most)?.into(),
+            ValueType::PowerOfTwo(least, most) => {
                 self.number(value, least, most).filter(|number| number.is_power_of_two())?.into()
             }
-            Kind::Bytes(least, most) => self.bytes(value, least, most)?.into(),
-            Kind::PowerOfTwoBytes(least, most) => {
+            ValueType::Bytes(least, most) => self.bytes(value, least, most)?.into(),
+            ValueType::PowerOfTwoBytes(least, most) => {
                 self.bytes(value, least, most).filter(|bytes| bytes.is_power_of_two())?.into()
             }
-            Kind::Word(words) => value.as_str().filter(|text| words().contains(text))?.into(),
-            Kind::Text(least, most) => {
+            ValueType::Word(words) => value.as_str().filter(|text| words().contains(text))?.into(),
+            ValueType::Text(least, most) => {
                 // A NUL would end a path early.
                 let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');
                 value.as_str().filter(fits)?.into()
             }
-            Kind::Mode => {
+            ValueType::Mode => {
                 let digits =
                     |text: &str| (1..=4).contains(&text.len()) && text.bytes().all(|b| matches!(b, b'0'..=b'7'));
                 let is_mode =
                     |text: &&str| digits(text) && u32::from_str_radix(text, 8).is_ok_and(|mode| mode <= 0o777);
                 value.as_str().filter(is_mode)?.into()
             }
-            Kind::Name(most) | Kind::Child(most, _) => parse_name(value.as_str()?, most)?.into(),
-            Kind::Names => self.names(value)?,
-            Kind::Descriptor => value.as_str()?.parse::<Descriptor>().ok()?.to_string().into(),
-            Kind::Users => self.users(value)?,
-            Kind::Cpus => self.cpus(value)?.to_string().into(),
-            Kind::Numbers(least, most) => {
+            ValueType::Name(most) | ValueType::Child(most, _) => parse_name(value.as_str()?, most)?.into(),
+            ValueType::Names => self.names(value)?,
+            ValueType::Descriptor => value.as_str()?.parse::<Descriptor>().ok()?.to_string().into(),
+            ValueType::Users => self.users(value)?,
+            ValueType::Cpus => self.cpus(value)?.to_string().into(),
+            ValueType::Numbers(least, most) => {
                 let numbers = value.as_array()?.iter().map(|value| self.number(value, least, most));
                 numbers.collect::<Option<Vec<_>>>()?.into()
             }
-            Kind::Object(_) | Kind::List(_) => return None,
+            ValueType::Object(_) | ValueType::List(_) => return None,
         })
     }
 
@@ -169,7 +169,7 @@ impl Validator {
     fn users(&self, value: &Value) -> Option<Value> {
         let user = |value: &Value| match value {
             Value::Number(number) => Some(u32::try_from(number.as_u64()?).ok()?.to_string().into()),
-            text => self.leaf(text, &Kind::Text(1, 255)),
+            text => self.leaf(text, &ValueType::Text(1, 255)),
         };
         match value {
             Value::Array(users) if users.is_empty() => None,
@@ -239,7 +239,7 @@ fn unknown(at: &str, name: &str, shape: &Shape, tag: Option<&'static str>) -> Pr
     let mut known: Vec<String> = shape.variants.iter().map(|variants| variants.tag.to_owned()).collect();
     for key in shape.keys_of(tag) {
         match key.kind {
-            Kind::Object(nested) => known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name))),
+            ValueType::Object(nested) => known.extend(nested.keys_of(None).map(|inner| join(key.name, inner.name))),
             _ => known.push(key.name.to_owned()),
         }
     }
