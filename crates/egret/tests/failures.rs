@@ -66,12 +66,17 @@ fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_ca
     }
     for (direct, is_lost) in [(true, false), (false, true)] {
         let scratch = Scratch::new();
-        let faulty = faulty(&scratch);
+        let faulty = scratch.fault_disk(MIB);
         let device = LoopDevice::over(&faulty.path()).unwrap();
         let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
         let cache = if direct { "cache.direct=on" } else { "cache.direct=off" };
-        let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), cache);
-        let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+        let options = Options::new()
+            .monitor("m", &monitor)
+            .disk("d0", device.path(), cache)
+            .disk("d1", &scratch.image("other", MIB), "")
+            .words(["--blockdev", "driver=raw,node-name=top,file=d0"])
+            .export("e0", "top", &socket, "writable=on");
+        let server = Server::start(&Program::egret(), &options);
         let mut qmp = Qmp::connect(&monitor);
         let mut disk = Disk::connect(&socket).unwrap();
         disk.first().write(0, &[1; 4096]).unwrap();
@@ -85,12 +90,38 @@ fn a_flush_that_failed_stays_failed_until_the_disk_is_reopened_where_the_page_ca
         disk.first().write(4096, &[2; 4096]).unwrap();
         assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
         assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
+        // To name another node lifts nothing; to name the one below does.
+        let other = json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("other"),
+                           "detect-zeroes": "on"});
+        qmp.run("blockdev-reopen", json!({"options": [other]}));
+        assert_eq!(disk.first().flush().is_err(), is_lost, "{cache}");
         let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
                           "cache": {"direct": direct}});
         qmp.run("blockdev-reopen", json!({"options": [node]}));
         disk.first().flush().unwrap();
         drop(disk);
         assert!(server.terminate().success());
+    }
+}
+
+#[test]
+fn a_stable_write_that_failed_lets_no_flush_succeed_that_might_have_told_of_more() {
+    let test = "a_stable_write_that_failed_lets_no_flush_succeed_that_might_have_told_of_more";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for aio in ["threads", "io_uring"] {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let device = LoopDevice::over(&faulty.path()).unwrap();
+        let socket = scratch.path("disk");
+        let options = Options::new().disk("d0", device.path(), &format!("aio={aio},cache.direct=off"));
+        let _server =
+            Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on,writethrough=on"));
+        let mut disk = Disk::connect(&socket).unwrap();
+        inject(&faulty, IoType::Write, ErrnoName::Eio, 1);
+        disk.first().write(0, &[1; 4096]).unwrap_err();
+        disk.first().flush().unwrap_err();
     }
 }
 
@@ -103,7 +134,7 @@ fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobo
     let errors = [ErrnoName::Eagain, ErrnoName::Eopnotsupp];
     for (aio, errno) in ["native", "io_uring"].into_iter().flat_map(|aio| errors.map(|errno| (aio, errno))) {
         let scratch = Scratch::new();
-        let faulty = faulty(&scratch);
+        let faulty = scratch.fault_disk(MIB);
         let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
         let options = Options::new().monitor("m", &monitor).iothread("io0", "");
         let options = options.disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"));
@@ -120,14 +151,6 @@ fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobo
             assert_eq!(stats["iothreads"][0]["fallbacks"], 1, "{errno:?}");
         }
     }
-}
-
-/// A disk of a mebibyte that fails as it is told to.
-fn faulty(scratch: &Scratch) -> FaultDisk {
-    let folder = scratch.path("faulty");
-    std::fs::create_dir(&folder).unwrap();
-    let image = std::fs::File::options().read(true).write(true).open(scratch.image("disk", MIB)).unwrap();
-    FaultDisk::mount(image, &folder).unwrap()
 }
 
 /// Has the next such requests fail.

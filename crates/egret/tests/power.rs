@@ -198,10 +198,7 @@ fn lose_power(test: &str, backing: Backing, end: End) {
         return;
     }
     let scratch = Scratch::new();
-    let folder = scratch.path("power");
-    std::fs::create_dir(&folder).expect("a folder");
-    let image = File::options().read(true).write(true).open(scratch.image("image", BLOCKS as u64 * BLOCK));
-    let disk = FaultDisk::mount(image.expect("an image"), &folder).expect("FUSE");
+    let disk = scratch.fault_disk(BLOCKS as u64 * BLOCK);
     let (mut client, mut round) = (Client::new(1), 0);
     for aio in ["threads", "native", "io_uring"] {
         for direct in ["on", "off"] {

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
@@ -12,6 +14,7 @@ use std::time::Duration;
 
 use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors, serve};
 use rustix::io::{Errno, ReadWriteFlags};
+use rustix::process::{Pid, Signal, kill_process};
 
 const SIZE: u64 = 1 << 20;
 
@@ -174,4 +177,32 @@ fn orders_and_answers_are_lines_of_a_socket() {
         assert!(answer.starts_with(r#"{"error":"#) && answer.contains(why), "{line}: {answer}");
     }
     drop(folder);
+}
+
+#[test]
+fn the_program_says_where_the_disk_is_and_leaves_nothing_behind() {
+    let test = "the_program_says_where_the_disk_is_and_leaves_nothing_behind";
+    // For its word on what is missing.
+    if mounted(test).is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let [image, folder, control] = ["image", "folder", "control"].map(|name| place.path().join(name));
+    File::create(&image).unwrap().set_len(SIZE).unwrap();
+    std::fs::create_dir(&folder).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_egret-faultdisk"));
+    command.arg(&folder).arg("--image").arg(&image).arg("--control").arg(&control).stdout(Stdio::piped());
+    let mut program = command.spawn().unwrap();
+    let said = BufReader::new(program.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    assert_eq!(Path::new(&said), folder.join("disk"));
+    let file = File::options().read(true).write(true).open(&said).unwrap();
+    file.write_all_at(&[6; 512], 0).unwrap();
+    let mut client = UnixStream::connect(&control).unwrap();
+    client.write_all(b"\"status\"\n").unwrap();
+    assert!(BufReader::new(client).lines().next().unwrap().unwrap().contains(r#""writes":1"#));
+    drop(file);
+    kill_process(Pid::from_child(&program), Signal::TERM).unwrap();
+    assert!(program.wait().unwrap().success());
+    assert!(!control.exists() && !folder.join("disk").exists(), "socket and file system are gone");
+    assert_eq!(at(&File::open(&image).unwrap(), 0), 6, "what was written is in the image");
 }

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
+use egret_faultdisk::FaultDisk;
+
 /// One test's own places: a short one for sockets, and one on a real file system for images.
 pub struct Scratch {
     sockets: tempfile::TempDir,
@@ -36,6 +38,14 @@ impl Scratch {
         let path = self.image_path(name);
         File::create(&path).and_then(|file| file.set_len(len)).expect("an image file");
         path
+    }
+
+    /// A disk of `len` zero bytes that fails as it is told to. It needs root and FUSE.
+    pub fn fault_disk(&self, len: u64) -> FaultDisk {
+        let folder = self.path("faulty");
+        fs::create_dir(&folder).expect("our own directory");
+        let image = File::options().read(true).write(true).open(self.image("faulty", len)).expect("an image file");
+        FaultDisk::mount(image, &folder).expect("FUSE")
     }
 
     /// Where [`image`](Self::image) puts an image of that name.
