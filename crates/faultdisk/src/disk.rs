@@ -271,29 +271,31 @@ impl Shared {
     }
 
     fn attributes(&self, inode: u64) -> FileAttr {
-        let (kind, perm, size) = if inode == FUSE_ROOT_ID {
-            (FileType::Directory, 0o755, 0)
-        } else {
-            (FileType::RegularFile, 0o666, self.lock().store.size())
-        };
-        let time = SystemTime::UNIX_EPOCH;
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            crtime: time,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        attributes(inode, self.lock().store.size())
+    }
+}
+
+/// The attributes of the folder, by FUSE's number for the root, or of the one file in it, which has `size` bytes.
+pub fn attributes(inode: u64, size: u64) -> FileAttr {
+    let (kind, perm, size) =
+        if inode == FUSE_ROOT_ID { (FileType::Directory, 0o755, 0) } else { (FileType::RegularFile, 0o666, size) };
+    let time = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: inode,
+        size,
+        blocks: size / 512,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        crtime: time,
+        kind,
+        perm,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
     }
 }
 

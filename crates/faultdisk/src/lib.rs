@@ -13,6 +13,6 @@ mod faults;
 mod store;
 
 pub use control::serve;
-pub use disk::{FaultDisk, Order, Status};
+pub use disk::{FaultDisk, Order, Status, attributes};
 pub use faults::{Effect, ErrnoName, Fault, IoType};
 pub use store::{SECTOR, Store, Survivors};

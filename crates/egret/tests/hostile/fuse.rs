@@ -9,11 +9,12 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use egret_faultdisk::attributes;
 use fuser::{
-    BackgroundSession, FileAttr, FileType, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyStatfs, Request, spawn_mount2,
+    BackgroundSession, Filesystem, MountOption, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyStatfs, Request,
+    spawn_mount2,
 };
 
 use crate::scene::{DIRECT, MIB, Scene};
@@ -22,9 +23,8 @@ use crate::support::scratch::is_root_or_skips;
 use crate::support::server::Program;
 use crate::support::wire::*;
 
-/// The one file, and its folder.
+/// The one file.
 const FILE: u64 = 2;
-const FOLDER: u64 = fuser::FUSE_ROOT_ID;
 
 /// A file system of one file, whose contents never come. While it is told to be silent it answers nothing at all: who has
 /// asked then waits, and not even SIGKILL ends that.
@@ -57,11 +57,11 @@ impl Silent {
 
 impl Filesystem for Silent {
     fn lookup(&mut self, _: &Request<'_>, _: u64, _: &OsStr, reply: ReplyEntry) {
-        reply.entry(&Duration::ZERO, &attributes(FILE), 0);
+        reply.entry(&Duration::ZERO, &attributes(FILE, MIB), 0);
     }
 
     fn getattr(&mut self, _: &Request<'_>, inode: u64, _: Option<u64>, reply: ReplyAttr) {
-        if self.is_silent() { self.keep(reply) } else { reply.attr(&Duration::ZERO, &attributes(inode)) }
+        if self.is_silent() { self.keep(reply) } else { reply.attr(&Duration::ZERO, &attributes(inode, MIB)) }
     }
 
     fn statfs(&mut self, _: &Request<'_>, _: u64, reply: ReplyStatfs) {
@@ -75,29 +75,6 @@ impl Filesystem for Silent {
     // What a close waits for.
     fn flush(&mut self, _: &Request<'_>, _: u64, _: u64, _: u64, reply: ReplyEmpty) {
         if self.is_silent() { self.keep(reply) } else { reply.ok() }
-    }
-}
-
-fn attributes(inode: u64) -> FileAttr {
-    let (kind, perm, size) =
-        if inode == FOLDER { (FileType::Directory, 0o755, 0) } else { (FileType::RegularFile, 0o644, MIB) };
-    let time = SystemTime::UNIX_EPOCH;
-    FileAttr {
-        ino: inode,
-        size,
-        blocks: size / 512,
-        atime: time,
-        mtime: time,
-        ctime: time,
-        crtime: time,
-        kind,
-        perm,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
     }
 }
 
