@@ -4,15 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{
-    Address, Export, ExportConfig, Kickless, LunConfig, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig,
-};
+use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
-use super::scsi::{self, address_of};
+use super::scsi::UnitOptions;
 use super::teardowns::TornDown;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
@@ -165,7 +163,7 @@ struct Options<'a> {
 #[derive(Debug)]
 enum Device {
     Blk(BlkConfig),
-    Scsi(ScsiConfig, Vec<(LunAddress, LunConfig)>),
+    Scsi(ScsiConfig, Vec<UnitOptions>),
 }
 
 impl<'a> Options<'a> {
@@ -197,10 +195,7 @@ impl<'a> Options<'a> {
             schema::Device::VhostUserScsi(ScsiDevice { luns }) => {
                 let config = ScsiConfig { num_queues: *num_queues, queue_size: *queue_size };
                 let luns = luns.iter().zip(disks);
-                Device::Scsi(
-                    config,
-                    luns.map(|(lun, disk)| (address_of(lun), scsi::config(object, lun, disk))).collect(),
-                )
+                Device::Scsi(config, luns.map(|(lun, disk)| UnitOptions::of(object, lun, disk)).collect())
             }
         };
         Self {
@@ -282,7 +277,7 @@ mod tests {
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 27] = [
+    const OTHERWISE: [(&str, &str, &str); 28] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -315,6 +310,7 @@ mod tests {
         ("luns.0.serial", SCSI, "s"),
         ("luns.0.wwn", SCSI, "0x5000c50015ea71ac"),
         ("luns.0.removable", SCSI, "on"),
+        ("luns.0.pr-file", SCSI, "/pr"),
     ];
 
     /// The keys of a shape, as `key=value` text has them.
