@@ -45,6 +45,8 @@ pub(crate) struct Vring {
     enabled: bool,
     size: u16,
     addresses: Option<RingAt>,
+    /// By which address what is written to its used ring is logged, if it is to be.
+    log: Option<u64>,
     /// Where it goes on, if it was told or has run.
     base: Option<u32>,
     /// The descriptors, unless it runs.
@@ -90,12 +92,17 @@ impl Vring {
         Ok(())
     }
 
-    /// SET_VRING_ADDR. QEMU repeats the addresses of a running ring when it toggles dirty logging; they must be the same.
-    pub(crate) fn set_addresses(&mut self, addresses: RingAt) -> Result<(), Runs> {
+    /// SET_VRING_ADDR. Of a running ring, whose addresses cannot change, it says whether the ring is to be logged.
+    pub(crate) fn set_addresses(&mut self, addresses: RingAt, log: Option<u64>) -> Result<(), Runs> {
         if self.addresses != Some(addresses) {
             self.at_rest()?.addresses = Some(addresses);
         }
+        self.log = log;
         Ok(())
+    }
+
+    pub(crate) fn log(&self) -> Option<u64> {
+        self.log
     }
 
     /// SET_VRING_BASE.
@@ -173,7 +180,7 @@ mod tests {
         let mut vring = Vring::default();
         vring.set_size(8).unwrap();
         vring.set_base(0).unwrap();
-        vring.set_addresses(ADDRESSES).unwrap();
+        vring.set_addresses(ADDRESSES, None).unwrap();
         vring.start(None).unwrap();
         vring.set_enabled(true);
         vring
@@ -190,7 +197,7 @@ mod tests {
         let steps: [fn(&mut Vring); 3] = [
             |vring| vring.start(None).unwrap(),
             |vring| vring.set_enabled(true),
-            |vring| vring.set_addresses(ADDRESSES).unwrap(),
+            |vring| vring.set_addresses(ADDRESSES, None).unwrap(),
         ];
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut vring = Vring::default();
@@ -229,13 +236,14 @@ mod tests {
     }
 
     #[test]
-    fn a_vring_that_runs_cannot_be_described_anew_but_be_told_the_same_addresses() {
+    fn a_vring_that_runs_cannot_be_described_anew_but_be_told_whether_it_is_logged() {
         let mut vring = running();
         assert_eq!((vring.set_size(16), vring.set_base(1)), (Err(Runs), Err(Runs)));
         assert_eq!((vring.start(None), vring.stop()), (Err(Runs), Err(Runs)));
-        assert_eq!(vring.set_addresses(ADDRESSES), Ok(()));
-        assert_eq!(vring.set_addresses(RingAt { desc: 0x8000, ..ADDRESSES }), Err(Runs));
+        assert_eq!(vring.set_addresses(ADDRESSES, Some(0x2000)), Ok(()));
+        assert_eq!(vring.set_addresses(RingAt { desc: 0x8000, ..ADDRESSES }, None), Err(Runs));
         assert_eq!((vring.size(), vring.base(), vring.addresses()), (8, Some(0), Some(ADDRESSES)));
+        assert_eq!(vring.log(), Some(0x2000));
         assert!(vring.fds().is_none(), "its worker has them");
         vring.pause();
         assert!(vring.fds().is_some());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_export::{
-    Address, Export, ExportConfig, Kickless, LunConfig, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig,
+    Address, Export, ExportConfig, Kickless, LunConfig, MAX_MAPPINGS, MAX_SOCKET_PATH, ScsiExportConfig,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
@@ -215,7 +215,7 @@ impl<'a> Options<'a> {
                 schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
                 schema::MemoryFiles::Any => MemoryFiles::Any,
             },
-            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MEMORY_SLOTS },
+            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
             kickless: match kickless_queues {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
