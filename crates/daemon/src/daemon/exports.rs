@@ -188,6 +188,8 @@ impl<'a> Options<'a> {
             iothread_vq_mapping: _,
             // It is asked when a queue is to move.
             fixed_iothread: _,
+            // Its disks are opened accordingly.
+            allow_inactive: _,
             kickless_queues,
             memory_max,
             memory_files,
@@ -275,14 +277,15 @@ mod tests {
             Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
         };
         let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
-        format!("{:?}, moves: {}", Options::of(&object, &disks), !object.fixed_iothread)
+        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive);
+        format!("{:?}, moves: {moves}, locks: {locks}", Options::of(&object, &disks))
     }
 
     const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 27] = [
+    const OTHERWISE: [(&str, &str, &str); 28] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -304,6 +307,7 @@ mod tests {
             "1,iothread-vq-mapping.1.vqs.0=0",
         ),
         ("fixed-iothread", BLK, "on"),
+        ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),
