@@ -324,7 +324,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_preadv, &[Worker], "reads of aio=threads, or that cannot be done otherwise"),
     call!(SYS_pwritev, &[Worker], "writes likewise"),
     call!(SYS_pwritev2, &[Worker], "writes that are to be stable"),
-    call!(SYS_fdatasync, &[Worker, Control], "flushes; closing an image"),
+    call!(SYS_fdatasync, &[Worker, Session, Control], "flushes; closing an image, or leaving it to others"),
     call!(SYS_fallocate, &[Worker], "discards and zeroes in files"),
     call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
     // Sessions.
@@ -342,6 +342,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_statx, &[Session, Watchdog, Control], "what an image is, or a socket; how long a file is"),
     call!(SYS_ioctl, &[Session], "a peer that does not read", "TIOCOUTQ", int(1, libc::TIOCOUTQ as i64)),
     call!(SYS_fstat, &[Session], "what a peer's memory is"),
+    call!(SYS_fadvise64, &[Session], "an image that others have written to"),
     call!(SYS_memfd_create, &[Session], "the record of requests in flight"),
     call!(
         SYS_ftruncate,
@@ -379,9 +380,9 @@ pub const RULES: &[Rule] = &[
     ),
     // Control.
     call!(SYS_openat, &[Control, Reservations], "images and files of reservations, within what Landlock leaves"),
-    call!(SYS_fcntl, &[Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
-    call!(SYS_fcntl, &[Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
-    call!(SYS_ioctl, &[Control], "what a device is", "BLKGETSIZE64", int(1, BLKGETSIZE64)),
+    call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
+    call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
+    call!(SYS_ioctl, &[Session, Control], "what a device is", "BLKGETSIZE64", int(1, BLKGETSIZE64)),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKROGET", int(1, BLKROGET)),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKSSZGET", int(1, BLKSSZGET)),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKPBSZGET", int(1, BLKPBSZGET)),

@@ -45,7 +45,7 @@ pub use luns::{
 };
 pub use moves::Pause;
 pub use reopen::{DiskSwap, reopen};
-pub use session::MAX_MEMORY_SLOTS;
+pub use session::MAX_MAPPINGS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::{Kickless, Worker};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{Completed, DiskKey, Model, Next};
-use egret_vring::memory::Buffers;
+use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
@@ -24,6 +24,8 @@ pub(crate) struct VringFds {
     call: Option<OwnedFd>,
     /// Is signalled when the queue breaks.
     pub err: Option<OwnedFd>,
+    /// Is signalled when the dirty log has changed, where there is one.
+    pub log: Option<Arc<OwnedFd>>,
     /// Signal `call` at the end of the next turn, even if the driver's event suppression says not to.
     owes_call: bool,
     /// The queue broke and `err` is not signalled yet.
@@ -219,6 +221,12 @@ impl Worker {
         (self.queue.stop(), self.fds)
     }
 
+    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
+    pub(crate) fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>, signal: Option<Arc<OwnedFd>>) {
+        self.queue.set_log(memory, used);
+        self.fds.log = signal;
+    }
+
     /// Says which loop it is going to be attached to: others wake it there.
     pub(crate) fn set_home(&mut self, home: LoopHandle<Self>) {
         self.home = Some(home);
@@ -266,7 +274,7 @@ impl Worker {
     fn push(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         let Request { op, offset, len, buffers, token } = request;
         let Some(slot) = self.disks.slot(key) else { return self.refuse(token, buffers, Errno::NODEV, now) };
-        match self.queue.lend(buffers) {
+        match self.queue.lend(buffers, op.access()) {
             Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
             Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
@@ -341,6 +349,7 @@ impl Worker {
     #[cold]
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
+        self.queue.log_unpublished();
         self.counters.broken.add(1);
         let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
@@ -443,6 +452,9 @@ impl Source for Worker {
         // only when every available chain has been popped, unless the queue pops no more.
         if !(self.is_behind && self.phase == Phase::Running) {
             self.model.caught_up();
+        }
+        if has_published && let Some(log) = &self.fds.log {
+            signals.push(log.as_fd());
         }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));

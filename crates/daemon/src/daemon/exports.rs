@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig};
+use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, ScsiExportConfig};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
@@ -186,6 +186,8 @@ impl<'a> Options<'a> {
             iothread_vq_mapping: _,
             // It is asked when a queue is to move.
             fixed_iothread: _,
+            // Its disks are opened accordingly.
+            allow_inactive: _,
             kickless_queues,
             memory_max,
             memory_files,
@@ -208,7 +210,7 @@ impl<'a> Options<'a> {
                 schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
                 schema::MemoryFiles::Any => MemoryFiles::Any,
             },
-            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MEMORY_SLOTS },
+            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
             kickless: match kickless_queues {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
@@ -270,14 +272,15 @@ mod tests {
             Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
         };
         let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
-        format!("{:?}, moves: {}", Options::of(&object, &disks), !object.fixed_iothread)
+        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive);
+        format!("{:?}, moves: {moves}, locks: {locks}", Options::of(&object, &disks))
     }
 
     const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 28] = [
+    const OTHERWISE: [(&str, &str, &str); 29] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -299,6 +302,7 @@ mod tests {
             "1,iothread-vq-mapping.1.vqs.0=0",
         ),
         ("fixed-iothread", BLK, "on"),
+        ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),

@@ -51,6 +51,9 @@ options! {
         writable: bool, ValueType::Flag, default "off";
         /// Complete a write only when it is on stable storage, and offer no volatile cache.
         writethrough: bool, ValueType::Flag, default "off";
+        /// Lock the image only while a client's rings run, not as long as the export is there: for a guest that migrates
+        /// to another daemon with the same image. All exports of a blockdev have the same here.
+        allow_inactive: bool, ValueType::Flag, default "off";
         /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
         logical_block_size: u32, ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
         /// Request queues.
@@ -170,15 +173,7 @@ options! {
     }
 }
 
-static SHAPE: Shape = Shape {
-    keys: Export::KEYS,
-    variants: Some(Device::VARIANTS),
-    foreign: &[Foreign {
-        name: "allow-inactive",
-        harmless: Harmless::Off,
-        because: "there is no migration of disks between daemons",
-    }],
-};
+static SHAPE: Shape = Shape { keys: Export::KEYS, variants: Some(Device::VARIANTS), foreign: &[] };
 
 static ADDR: Shape = Shape {
     keys: &[],
@@ -351,6 +346,10 @@ impl Export {
     fn check_luns(&self, luns: &[Lun]) -> Result<(), Problem> {
         if self.num_queues > MOST_SCSI_QUEUES {
             return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
+        }
+        if self.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
+            let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";
+            return Err(Problem::Together(line.to_owned()));
         }
         lun::check(luns)
     }
