@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod active;
 mod open;
 
 use std::fmt;
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
@@ -21,6 +22,7 @@ use crate::lock;
 use crate::options::{Discard, Options};
 use crate::request::Op;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
+pub use active::{Active, Standing};
 
 /// An open image: what it is, and what was learnt about it.
 ///
@@ -39,6 +41,9 @@ pub struct Disk {
     pub(crate) failures: Failures,
     /// Why the page cache has lost writes, if it has.
     lost: OnceLock<Errno>,
+    /// How many have it active.
+    users: Mutex<usize>,
+    standing: Arc<Standing>,
 }
 
 /// Where the data is.
@@ -84,8 +89,13 @@ impl Disk {
         };
         // What is too little for a block cannot be used.
         let size = size - size % u64::from(self.alignment.offset.max(SECTOR));
-        self.size.store(size, Ordering::Relaxed);
+        self.set_size(size);
         Ok(size)
+    }
+
+    fn set_size(&self, bytes: u64) {
+        self.size.store(bytes, Ordering::Relaxed);
+        self.standing.size.store(bytes, Ordering::Relaxed);
     }
 
     /// Makes a regular file at least `bytes` long, and asks for the size as [`refresh_size`](Self::refresh_size) does;

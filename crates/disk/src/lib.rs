@@ -41,7 +41,7 @@ mod stats;
 mod throttle;
 mod triage;
 
-pub use disk::Disk;
+pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::{Action, Failure};

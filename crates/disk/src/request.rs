@@ -1,6 +1,6 @@
 //! What a device model asks of a disk, and what it gets back.
 
-use egret_vring::memory::Lent;
+use egret_vring::memory::{Access, Lent};
 use rustix::io::Errno;
 
 use crate::engine_set::DiskSlot;
@@ -52,6 +52,17 @@ pub enum Op {
         /// Complete only when the zeroes are on stable storage.
         fua: bool,
     },
+}
+
+impl Op {
+    /// What it does to its buffers.
+    #[inline]
+    pub const fn access(self) -> Access {
+        match self {
+            Self::Read => Access::Write,
+            Self::Write { .. } | Self::Flush | Self::Discard | Self::WriteZeroes { .. } => Access::Read,
+        }
+    }
 }
 
 /// One request to one disk.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
-use egret_disk::Disk;
+use egret_disk::{Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
@@ -60,6 +60,9 @@ pub enum ExportError {
     /// It has no logical unit at this address, or no logical units at all.
     #[error("export '{0}': there is nothing at {1}")]
     NoLun(String, LunAddress),
+    /// Its disk is somebody else's at present.
+    #[error("export '{0}': {1}")]
+    Disk(String, #[source] OpenError),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),

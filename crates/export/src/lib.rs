@@ -44,7 +44,7 @@ pub use listener::{Address, ListenError};
 pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
 pub use moves::Pause;
 pub use reopen::{DiskSwap, reopen};
-pub use session::MAX_MEMORY_SLOTS;
+pub use session::MAX_MAPPINGS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::{Kickless, Worker};

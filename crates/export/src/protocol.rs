@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, flag, request};
+use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, VRING_LOG, flag, request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -42,6 +42,20 @@ pub(crate) struct RingAt {
     pub desc: u64,
     pub used: u64,
     pub avail: u64,
+}
+
+/// A dirty log: where it is in its file, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogAt {
+    pub size: u64,
+    pub offset: u64,
+}
+
+impl LogAt {
+    /// As it lies in a message.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        [self.size, self.offset].map(u64::to_ne_bytes).concat()
+    }
 }
 
 /// A record of what is in flight: where it is in its file, in bytes, and what it is for.
@@ -86,7 +100,10 @@ pub(crate) enum Request {
     ResetDevice,
     SetMemTable(Vec<(RegionAt, PeerFd)>),
     SetVringNum(u32, u32),
-    SetVringAddr(u32, RingAt),
+    /// The queue, its addresses, and by which address its used ring is logged, if it is to be.
+    SetVringAddr(u32, RingAt, Option<u64>),
+    SetLogBase(LogAt, PeerFd),
+    SetLogFd(PeerFd),
     SetVringBase(u32, u32),
     GetVringBase(u32),
     SetVringKick(u32, Option<PeerFd>),
@@ -118,7 +135,8 @@ impl Request {
     /// What it takes of what a client [may order](crate::budget::Pace): much where memory is mapped or made.
     pub(crate) const fn cost(&self) -> u32 {
         match self {
-            Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) | Self::GetInflight(..) => 16,
+            Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) => 16,
+            Self::GetInflight(..) | Self::SetLogBase(..) => 16,
             _ => 1,
         }
     }
@@ -215,9 +233,9 @@ impl<'a> Connection<'a> {
         Ok(have)
     }
 
-    /// Lets so much time go by, or less if it is time to stop.
-    pub(crate) fn pause(&self, time: Duration) -> io::Result<()> {
-        wait(self.stop, self.stop, Some(time)).map(|_| ())
+    /// Lets so much time go by; false when it is time to stop.
+    pub(crate) fn pause(&self, time: Duration) -> io::Result<bool> {
+        Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
     }
 
     /// The peer's socket.
@@ -338,10 +356,20 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
         SET_MEM_TABLE => mem_table(body, fds).map(Request::SetMemTable),
         SET_VRING_NUM => state().map(|[index, num]| Request::SetVringNum(index, num)),
         SET_VRING_ADDR => sized(40).map(|()| {
-            // Index and flags (dirty logging, which is not offered) share the first long; the last is the log's address.
-            let [_, desc, used, avail] = longs(body);
-            Request::SetVringAddr(words::<1>(body)[0], RingAt { desc, used, avail })
+            let [index, flags] = words(body);
+            let [_, desc, used, avail, log] = longs(body);
+            Request::SetVringAddr(index, RingAt { desc, used, avail }, (flags & VRING_LOG != 0).then_some(log))
         }),
+        SET_LOG_BASE => match (sized(16)?, fds.pop()) {
+            ((), Some(fd)) => {
+                Ok(Request::SetLogBase(LogAt { size: longs::<2>(body)[0], offset: longs::<2>(body)[1] }, fd))
+            }
+            ((), None) => invalid(format!("{name} without a descriptor")),
+        },
+        SET_LOG_FD => match (sized(0)?, fds.pop()) {
+            ((), Some(fd)) => Ok(Request::SetLogFd(fd)),
+            ((), None) => invalid(format!("{name} without a descriptor")),
+        },
         SET_VRING_BASE => state().map(|[index, base]| Request::SetVringBase(index, base)),
         GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index)),
         SET_VRING_KICK => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{Completed, DiskKey, Model, Next};
-use egret_vring::memory::Buffers;
+use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
@@ -28,6 +28,8 @@ pub(crate) struct VringFds {
     call: Option<OwnedFd>,
     /// Is signalled when the queue breaks.
     pub err: Option<OwnedFd>,
+    /// Is signalled when the dirty log has changed, where there is one.
+    pub log: Option<Arc<OwnedFd>>,
     /// Signal `call` at the end of the next turn, even if the driver's event suppression says not to.
     owes_call: bool,
     /// The queue broke and `err` is not signalled yet.
@@ -238,6 +240,12 @@ impl Worker {
         self.stopped.leaving = true;
     }
 
+    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
+    pub(crate) fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>, signal: Option<Arc<OwnedFd>>) {
+        self.queue.set_log(memory, used);
+        self.fds.log = signal;
+    }
+
     /// Says which loop it is going to be attached to: others wake it there.
     pub(crate) fn set_home(&mut self, home: LoopHandle<Self>) {
         self.home = Some(home);
@@ -290,7 +298,7 @@ impl Worker {
             return self.keep(key, request);
         }
         let Request { op, offset, len, buffers, token } = request;
-        match self.queue.lend(buffers) {
+        match self.queue.lend(buffers, op.access()) {
             Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
             Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
@@ -365,6 +373,7 @@ impl Worker {
     #[cold]
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
+        self.queue.log_unpublished();
         self.counters.broken.add(1);
         let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
@@ -481,6 +490,9 @@ impl Source for Worker {
         // only when every available chain has been popped, unless the queue pops no more.
         if !(self.is_behind && self.phase == Phase::Running) {
             self.model.caught_up();
+        }
+        if has_published && let Some(log) = &self.fds.log {
+            signals.push(log.as_fd());
         }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));

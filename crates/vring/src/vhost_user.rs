@@ -27,6 +27,8 @@ requests! {
     SET_OWNER = 3,
     RESET_OWNER = 4,
     SET_MEM_TABLE = 5,
+    SET_LOG_BASE = 6,
+    SET_LOG_FD = 7,
     SET_VRING_NUM = 8,
     SET_VRING_ADDR = 9,
     SET_VRING_BASE = 10,
@@ -55,10 +57,18 @@ pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 /// The virtio feature bit by which both sides agree on having protocol features.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// The feature bit by which a front-end has all that the back-end writes logged: `VHOST_F_LOG_ALL`.
+pub const F_LOG_ALL: u64 = 1 << 26;
+
+/// In SET_VRING_ADDR: what is written to the used ring is logged, too. `VHOST_VRING_F_LOG`, as a bit.
+pub const VRING_LOG: u32 = 1 << 0;
+
 /// Protocol features, as bits.
 pub mod protocol_feature {
     /// More queues than one.
     pub const MQ: u64 = 1 << 0;
+    /// The dirty log is in memory that the front-end hands over.
+    pub const LOG_SHMFD: u64 = 1 << 1;
     /// A request may ask to be acknowledged.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The back-end has requests of its own.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_export::{
-    Address, ErrorPolicy, Export, ExportConfig, Kickless, LunConfig, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, OnError,
+    Address, ErrorPolicy, Export, ExportConfig, Kickless, LunConfig, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError,
     ScsiExportConfig,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
@@ -204,6 +204,8 @@ impl<'a> Options<'a> {
             iothread_vq_mapping: _,
             // It is asked when a queue is to move.
             fixed_iothread: _,
+            // Its disks are opened accordingly.
+            allow_inactive: _,
             kickless_queues,
             memory_max,
             memory_files,
@@ -229,7 +231,7 @@ impl<'a> Options<'a> {
                 schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
                 schema::MemoryFiles::Any => MemoryFiles::Any,
             },
-            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MEMORY_SLOTS },
+            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
             kickless: match kickless_queues {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
@@ -301,14 +303,15 @@ mod tests {
             Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
         };
         let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
-        format!("{:?}, moves: {}", Options::of(&object, &disks), !object.fixed_iothread)
+        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive);
+        format!("{:?}, moves: {moves}, locks: {locks}", Options::of(&object, &disks))
     }
 
     const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 29] = [
+    const OTHERWISE: [(&str, &str, &str); 30] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -332,6 +335,7 @@ mod tests {
             "1,iothread-vq-mapping.1.vqs.0=0",
         ),
         ("fixed-iothread", BLK, "on"),
+        ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),

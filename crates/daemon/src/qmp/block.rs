@@ -222,7 +222,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
         "drv": driver,
         "file": file,
         "ro": state.read_only,
-        "active": true,
+        "active": state.active,
         "encrypted": false,
         "backing_file_depth": 0,
         "detect_zeroes": disk.settings.detect_zeroes.as_str(),

@@ -1,5 +1,6 @@
 //! One suite for all engines, run by a small loop over real files and devices.
 
+mod active;
 mod blocks;
 mod cached;
 mod data;

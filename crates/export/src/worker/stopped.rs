@@ -113,9 +113,12 @@ impl Worker {
         }
     }
 
-    /// Whether requests that fail are for the guest, whatever was asked for: nobody comes who could try them again.
+    /// Whether requests that fail are for the guest, whatever was asked for: nobody comes who could try them again. That
+    /// is so without a record, and where what is written is logged: then the guest moves to a machine that is not
+    /// given the record.
     pub(super) fn gives_up(&self) -> bool {
-        self.phase == Phase::Broken || self.stopped.leaving && !self.queue.has_record()
+        let is_kept = self.queue.has_record() && self.queue.memory().log().is_none();
+        self.phase == Phase::Broken || self.stopped.leaving && !is_kept
     }
 
     /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one

@@ -51,6 +51,9 @@ options! {
         writable: bool, ValueType::Flag, default "off";
         /// Complete a write only when it is on stable storage, and offer no volatile cache.
         writethrough: bool, ValueType::Flag, default "off";
+        /// Lock the image only while a client's rings run, not as long as the export is there: for a guest that migrates
+        /// to another daemon with the same image. All exports of a blockdev have the same here.
+        allow_inactive: bool, ValueType::Flag, default "off";
         /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
         logical_block_size: u32, ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
         /// What is done when a read fails, as QEMU's drives have it: `report` tells the guest; `ignore` tells it that all
@@ -190,15 +193,7 @@ options! {
     }
 }
 
-static SHAPE: Shape = Shape {
-    keys: Export::KEYS,
-    variants: Some(Device::VARIANTS),
-    foreign: &[Foreign {
-        name: "allow-inactive",
-        harmless: Harmless::Off,
-        because: "there is no migration of disks between daemons",
-    }],
-};
+static SHAPE: Shape = Shape { keys: Export::KEYS, variants: Some(Device::VARIANTS), foreign: &[] };
 
 static ADDR: Shape = Shape {
     keys: &[],

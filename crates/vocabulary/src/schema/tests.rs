@@ -76,7 +76,7 @@ fn every_object_survives_the_way_through_json() {
     assert_eq!(
         nested["file"],
         json!({"driver": "host_device", "filename": "/dev/x", "aio": "threads", "aio-max-batch": 0, "locking": "auto",
-               "cache": {"direct": true}})
+               "drop-cache": true, "cache": {"direct": true}})
     );
 }
 

@@ -129,7 +129,7 @@ pub(in crate::ring) struct Slots {
 }
 
 impl Slots {
-    const BYTES: usize = area::Descriptor::BYTES;
+    pub(in crate::ring) const BYTES: usize = area::Descriptor::BYTES;
 
     /// # Safety
     ///

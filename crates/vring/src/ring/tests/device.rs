@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::super::need_event;
-use crate::memory::{Buffers, GuestMemory, IoVec, Region, iovecs};
+use crate::memory::{Access, Buffers, GuestMemory, IoVec, Region, iovecs};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
 use crate::testing::{DATA, Guest, RING, descriptor, memory, piece};
 
@@ -284,13 +284,13 @@ fn a_queue_dropped_with_memory_lent_leaves_it_mapped() {
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
     assert!(guest.queue.pop(&mut chain).unwrap());
-    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
+    let lent = guest.queue.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     let holders = Arc::strong_count(&guest.memory);
     drop(guest.queue);
     assert_eq!(Arc::strong_count(&guest.memory), holders, "for good");
 
     let mut again = guest.driver.queue().start(&guest.memory).unwrap();
-    let own = again.lend(chain.readable().to_vec().into()).unwrap();
+    let own = again.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     again.take_back(lent);
     assert_eq!(again.replace_memory(&guest.memory), Err(RingError::InFlight(1)), "that was another's");
     again.take_back(own);
@@ -305,7 +305,7 @@ fn a_queue_keeps_its_map_while_memory_of_it_is_lent_even_if_no_chain_is_in_fligh
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
     assert!(guest.queue.pop(&mut chain).unwrap());
-    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
+    let lent = guest.queue.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     guest.queue.add_used(chain.head(), 0);
     let other = memory();
     assert_eq!(guest.queue.replace_memory(&other), Err(RingError::InFlight(1)));
@@ -322,9 +322,9 @@ fn a_queue_lends_nothing_but_its_own_map_s_memory_and_what_goes_along() {
     let of_own = own.to_vec();
     for pieces in [vec![theirs], vec![ours, theirs], of_own] {
         let count = pieces.len();
-        assert_eq!(guest.queue.lend(pieces.into()).unwrap_err().len(), count, "they come back");
+        assert_eq!(guest.queue.lend(pieces.into(), Access::Read).unwrap_err().len(), count, "they come back");
     }
-    let lent = guest.queue.lend(own).unwrap();
+    let lent = guest.queue.lend(own, Access::Read).unwrap();
     assert_eq!(lent.iter().map(IoVec::len).collect::<Vec<_>>(), [16]);
     let (pieces, bytes) = guest.queue.take_back(lent).into_parts();
     assert_eq!((pieces.len(), bytes), (1, Some(vec![7; 16])));
