@@ -18,6 +18,7 @@
 
 mod alarm;
 mod budget;
+mod errors;
 mod export;
 mod latency;
 mod listener;
@@ -36,6 +37,7 @@ mod sys;
 mod vring;
 mod worker;
 
+pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
 pub use export::{Export, ExportConfig, ExportError, Stop};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};

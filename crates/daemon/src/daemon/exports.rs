@@ -4,7 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
-use egret_export::{Address, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, ScsiExportConfig};
+use egret_export::{
+    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError, ScsiExportConfig,
+};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
@@ -92,6 +94,18 @@ impl Daemon {
         Ok(())
     }
 
+    /// Has an export go on that is stopped because a request failed; does nothing if it is not.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn resume_export(&self, id: &str) -> Result<(), ChangeError> {
+        match self.exports.get(id) {
+            Some(export) => export.errors().resume(),
+            None => return Err(ChangeError::NoExport(id.to_owned())),
+        }
+        Ok(())
+    }
+
     /// Whether an export is on its way out.
     pub fn is_shutting_down(&self, id: &str) -> bool {
         !self.exports.contains_key(id)
@@ -100,7 +114,7 @@ impl Daemon {
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless } =
+        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless, errors } =
             Options::of(object, &disks);
         let id = id.to_owned();
         let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
@@ -122,12 +136,12 @@ impl Daemon {
         let memory = MemoryRules { files: memory_files, budget: Some(budget) };
         let export = match device {
             Device::Blk(device) => {
-                let config = ExportConfig { id, address, access, device, memory, kickless };
+                let config = ExportConfig { id, address, access, device, memory, kickless, errors };
                 Export::start(config, Arc::clone(&disks[0]), loops)?
             }
             Device::Scsi(device, luns) => {
                 let luns = self.units(&id, luns, disks)?;
-                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory };
+                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory, errors };
                 Export::start_scsi(config, loops)?
             }
         };
@@ -157,6 +171,7 @@ struct Options<'a> {
     memory_files: MemoryFiles,
     memory: MemoryLimits,
     kickless: Kickless,
+    errors: ErrorPolicy,
 }
 
 /// What the guest is to see of an export.
@@ -179,6 +194,8 @@ impl<'a> Options<'a> {
             writable: _,
             writethrough: _,
             logical_block_size: _,
+            rerror,
+            werror,
             num_queues,
             queue_size,
             // `iothread_of` knows which of the two counts.
@@ -215,7 +232,17 @@ impl<'a> Options<'a> {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
             },
+            errors: ErrorPolicy { rerror: on_error(*rerror), werror: on_error(*werror) },
         }
+    }
+}
+
+const fn on_error(word: schema::OnError) -> OnError {
+    match word {
+        schema::OnError::Report => OnError::Report,
+        schema::OnError::Ignore => OnError::Ignore,
+        schema::OnError::Enospc => OnError::Enospc,
+        schema::OnError::Stop => OnError::Stop,
     }
 }
 
@@ -280,7 +307,7 @@ mod tests {
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 29] = [
+    const OTHERWISE: [(&str, &str, &str); 31] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -291,6 +318,8 @@ mod tests {
         ("writable", BLK, "on"),
         ("writethrough", BLK, "on"),
         ("logical-block-size", BLK, "4096"),
+        ("rerror", BLK, "stop"),
+        ("werror", BLK, "enospc"),
         ("num-queues", BLK, "2"),
         ("queue-size", BLK, "256"),
         ("iothread", SCSI, "a"),
