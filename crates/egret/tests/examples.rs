@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use support::server::{Reaped, egret};
+use support::server::{Reaped, binary};
 use support::{await_some, await_that};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -163,7 +163,7 @@ impl Reader {
 
     fn shell(&self, command: &str) -> Command {
         let mut shell = Command::new("sh");
-        let path = format!("{}:{}", Path::new(&egret()).parent().expect("a directory").display(), env!("PATH"));
+        let path = format!("{}:{}", Path::new(&binary()).parent().expect("a directory").display(), env!("PATH"));
         shell.args(["-c", &format!("exec {command}")]).current_dir(&self.place).env("PATH", path);
         shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         shell

@@ -25,7 +25,7 @@ pub struct Program {
 const OTHER: &str = "EGRET_TEST_BINARY";
 
 /// The egret that is tested.
-pub fn egret() -> String {
+pub fn binary() -> String {
     std::env::var(OTHER).unwrap_or_else(|_| env!("CARGO_BIN_EXE_egret").to_owned())
 }
 
@@ -42,7 +42,7 @@ impl Program {
 
     /// The egret of this build, which opens at run time what is beside its own images and sockets.
     pub fn egret_alone() -> Self {
-        let words = vec![egret(), "serve".into()];
+        let words = vec![binary(), "serve".into()];
         Self { words, ours: true, fates: Vec::new(), variables: Vec::new() }
     }
 
@@ -200,7 +200,7 @@ fn joined(first: String, more: &str) -> String {
 pub fn activated(name: &str, socket: OwnedFd) -> Command {
     const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", HAND_OVER, &egret()]);
+    command.args(["-c", HAND_OVER, &binary()]);
     command.env("LISTEN_FDNAMES", name).stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
