@@ -2,6 +2,7 @@
 //!
 //! `EGRET_MIGRATIONS` says how often each of them does, where that is to be more often than a test has time for.
 
+mod guests;
 #[path = "../support/mod.rs"]
 mod support;
 mod vm;
