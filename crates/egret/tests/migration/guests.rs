@@ -13,7 +13,7 @@ use crate::support::await_some;
 use crate::support::qmp::Qmp;
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Reaped, Server};
-use crate::support::vm::{can_boot_or_skips, scripts_folder};
+use crate::support::vm::{cache, can_boot_or_skips, scripts_folder};
 
 /// What the script in the guest writes to, and more.
 const DISK: u64 = 16 << 20;
@@ -62,10 +62,14 @@ struct Qemu {
 }
 
 impl Qemu {
-    fn start(scratch: &Scratch, name: &str, host: &Host, incoming: Option<&str>) -> Self {
+    fn start(scratch: &Scratch, name: &str, host: &Host, program: Option<&Path>, incoming: Option<&str>) -> Self {
         let (folder, monitor) = (scripts_folder(), scratch.path(&format!("{name}-monitor")));
         let mut command = Command::new(folder.join("run-guest"));
         command.args(&host.attach).arg("--qmp").arg(&monitor).args(["--timeout", "500"]);
+        command.args(["--machine", "pc-q35-10.0"]);
+        if let Some(program) = program {
+            command.arg("--qemu").arg(program);
+        }
         command.args(incoming.iter().flat_map(|uri| ["--incoming", uri]));
         let script = folder.join("guest-tests/migrate.sh");
         let spawned = command.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -158,13 +162,29 @@ enum Way {
 
 #[test]
 fn a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it() {
-    if !can_boot_or_skips("a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it") {
-        return;
+    if can_boot_or_skips("a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it") {
+        to_and_fro([None, None]);
     }
+}
+
+/// What is newest changes by the day, and so it is not for every run: `scripts/install-newer-qemu` has the test run.
+#[test]
+fn a_guest_migrates_to_a_newer_qemu_and_back() {
+    let newer = cache().join("qemu-unstable/qemu");
+    if !newer.exists() {
+        let why = "skipped, because there is none: run scripts/install-newer-qemu";
+        let _ = writeln!(std::io::stderr(), "a_guest_migrates_to_a_newer_qemu_and_back: {why}");
+    } else if can_boot_or_skips("a_guest_migrates_to_a_newer_qemu_and_back") {
+        to_and_fro([None, Some(&newer)]);
+    }
+}
+
+/// Has a guest migrate between two daemons, and two QEMUs, each with another.
+fn to_and_fro(programs: [Option<&Path>; 2]) {
     let scratch = Scratch::new();
     let images = ["split", "packed", "scsi"].map(|name| scratch.image(name, DISK));
     let mut hosts = ["a", "b"].map(|name| Host::start(&scratch, name, &images));
-    let mut guest = Qemu::start(&scratch, "q0", &hosts[0], None);
+    let mut guest = Qemu::start(&scratch, "q0", &hosts[0], programs[0], None);
     let mut console = String::new();
     let ways = [Way::Live, Way::AtTheSecondAttempt, Way::ByFile, Way::WithKills, Way::Live];
     let count = moves(ways.len());
@@ -175,12 +195,13 @@ fn a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it() {
         let address = |kind: &str| format!("{kind}:{}", scratch.path(&format!("{name}-guest")).display());
         let mut arrived = match way {
             Way::Live => {
-                let arriving = Qemu::start(&scratch, &name, &hosts[to], Some(&address("unix")));
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
                 guest.send_away(&address("unix"));
                 arriving
             }
             Way::AtTheSecondAttempt => {
-                let gives_up = Qemu::start(&scratch, &format!("{name}-0"), &hosts[to], Some(&address("unix")));
+                let gives_up =
+                    Qemu::start(&scratch, &format!("{name}-0"), &hosts[to], programs[to], Some(&address("unix")));
                 guest.qmp.run("migrate-set-parameters", json!({"max-bandwidth": 1 << 20}));
                 guest.qmp.run("migrate", json!({"uri": address("unix")}));
                 await_some("memory to be copied", || {
@@ -192,16 +213,16 @@ fn a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it() {
                 drop(gives_up);
                 guest.qmp.run("migrate-set-parameters", json!({"max-bandwidth": 1 << 30}));
                 let _ = std::fs::remove_file(scratch.path(&format!("{name}-guest")));
-                let arriving = Qemu::start(&scratch, &name, &hosts[to], Some(&address("unix")));
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
                 guest.send_away(&address("unix"));
                 arriving
             }
             Way::ByFile => {
                 guest.send_away(&address("file"));
-                Qemu::start(&scratch, &name, &hosts[to], Some(&address("file")))
+                Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("file")))
             }
             Way::WithKills => {
-                let arriving = Qemu::start(&scratch, &name, &hosts[to], Some(&address("unix")));
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
                 hosts[to].restart();
                 guest.send_away(&address("unix"));
                 hosts[from].restart();
