@@ -137,14 +137,17 @@ impl Disk {
         synced
     }
 
-    /// Notes that a request of a guest's failed.
-    #[cold]
-    pub(crate) fn note_failure(&self, op: Op, errno: Errno) {
-        // It may have been told of what other writes had lost.
+    /// Looks whether a request that failed may have been told of what other writes had lost.
+    pub(crate) fn check_lost_writes(&self, op: Op, errno: Errno) {
         if (op, errno) == (Op::Write { fua: true }, Errno::IO) {
             self.lose_writes(errno);
         }
-        self.failures.note(op, errno);
+    }
+
+    /// Notes a failure, for who [watches](Self::watch_failures) them.
+    #[cold]
+    pub fn note_failure(&self, failure: Failure) {
+        self.failures.note(failure);
     }
 
     /// Linux marks pages clean that it could not write, and says so to each file once: the next flush would succeed, and
@@ -173,13 +176,13 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has a notifier set when a request fails in its engine, from here on; the first one to be named is.
+    /// Has a notifier set when a failure is [noted](Self::note_failure), from here on; the first one to be named is.
     pub fn watch_failures(&self, bell: &EventNotifier) {
         self.failures.watch(bell);
     }
 
-    /// The newest failure since this was last asked.
-    pub fn take_failure(&self) -> Option<Failure> {
+    /// Of each export the newest failure since this was last asked.
+    pub fn take_failures(&self) -> Vec<Failure> {
         self.failures.take()
     }
 

@@ -12,13 +12,14 @@ use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 use egret_vring::memory::MemoryRules;
 
-use crate::export::{DeviceType, Export, ExportError};
+use crate::errors::ErrorPolicy;
+use crate::export::{Common, DeviceType, Export, ExportError};
 use crate::listener::Address;
 use crate::queues::{RunningQueue, lock};
 use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 
-pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
+pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
 /// The event queue's number.
 const EVENTS: usize = 1;
@@ -40,6 +41,8 @@ pub struct ScsiExportConfig {
     pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
     pub kickless: Kickless,
+    /// What is done about requests that fail.
+    pub errors: ErrorPolicy,
 }
 
 impl Export {
@@ -53,7 +56,7 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, access, device, luns, memory, kickless } = config;
+        let ScsiExportConfig { id, address, access, device, luns, memory, kickless, errors } = config;
         let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
@@ -63,7 +66,8 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, (address, access), DeviceType::Scsi(scsi), memory, kickless, disks, loops)
+        let common = Common { id, address, access, memory, kickless, errors };
+        Self::listen(common, DeviceType::Scsi(scsi), disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.
@@ -208,6 +212,8 @@ fn detach(queues: &[RunningQueue], key: DiskKey, active: Option<Active>) -> Leav
         on.send(move |target| {
             if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {
                 target.backend().detach_telling(slot, held);
+                // It may keep requests for that disk.
+                target.wake(id);
             }
         });
     }

@@ -13,6 +13,7 @@ use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::MemoryRules;
 use egret_vring::ring::Queue;
 
+use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::stats::QueueCounters;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     log: Arc<PeerLog>,
     kickless: Kickless,
     device: Arc<dyn Device>,
+    /// What is done about requests that fail.
+    pub(crate) errors: Arc<ErrorHandling>,
     /// What a client may hand over as guest memory.
     pub(crate) memory: MemoryRules,
     /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
@@ -99,6 +102,7 @@ impl Shared {
         device: Arc<dyn Device>,
         memory: MemoryRules,
         kickless: Kickless,
+        errors: ErrorPolicy,
         disks: Vec<Option<Arc<Disk>>>,
         loops: &[LoopHandle<Worker>],
     ) -> Self {
@@ -116,6 +120,7 @@ impl Shared {
             log: Arc::new(PeerLog::new(id)),
             kickless,
             device,
+            errors: ErrorHandling::new(id, errors),
             memory,
             counters: (0..count).map(|_| Arc::default()).collect(),
             queues: Mutex::new(queues),
@@ -148,7 +153,8 @@ impl Shared {
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
         let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
-        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, counters);
+        let errors = Arc::clone(&self.errors);
+        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
         worker.set_home(queues.loops[index].clone());
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
@@ -192,7 +198,17 @@ impl Shared {
             return Leaving::left(queues.stranded.swap_remove(at).1);
         }
         match queues.running[queue].take() {
-            Some(id) => queues.loops[queue].detach(id),
+            Some(id) => {
+                let on = &queues.loops[queue];
+                on.send(move |target| {
+                    if let Some(worker) = target.source(id) {
+                        worker.leave();
+                        // It may have requests to give up.
+                        target.wake(id);
+                    }
+                });
+                on.detach(id)
+            }
             None => Leaving::none(),
         }
     }

@@ -5,6 +5,7 @@
 //!
 //! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
 
+use crate::kept::Registered;
 use crate::nexus::{Attention, Flags, NexusId};
 
 /// What a reservation keeps others from (SPC-5, persistent reservations type).
@@ -79,9 +80,11 @@ pub(crate) enum Refused {
 pub(crate) type Notices = Vec<(NexusId, Attention)>;
 
 /// The registrations and reservations of one logical unit.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reservations {
     generation: u32,
+    /// Whether persistent ones outlast a loss of power, where there is who stores them (APTPL).
+    pub(crate) aptpl: bool,
     registrations: Vec<Registration>,
     held: Option<Reservation>,
     /// Who has reserved the unit by RESERVE; nobody is registered then.
@@ -89,6 +92,34 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
+    /// What was stored; `None` if there cannot be such a table.
+    pub(crate) fn restore(stored: &Registered) -> Option<Self> {
+        let Registered { aptpl, registrations, reservation } = stored;
+        let mut table = Self { aptpl: *aptpl, ..Self::default() };
+        for &(nexus, key) in registrations {
+            if key == 0 || table.is_registered(nexus) {
+                return None;
+            }
+            table.registrations.push(Registration { nexus, key });
+        }
+        if let Some((kind, holder)) = *reservation {
+            let kind = Type::of(kind)?;
+            let is_held = if kind.is_for_all() { !registrations.is_empty() } else { table.is_registered(holder) };
+            table.held = Some(Reservation { kind, holder }).filter(|_| is_held);
+            table.held?;
+        }
+        Some(table)
+    }
+
+    /// What is to be stored of it: what RESERVE has reserved is not.
+    pub(crate) fn stored(&self) -> Registered {
+        Registered {
+            aptpl: self.aptpl,
+            registrations: self.registrations.iter().map(|r| (r.nexus, r.key)).collect(),
+            reservation: self.held.map(|held| (held.kind as u8, held.holder)),
+        }
+    }
+
     /// PRGENERATION: how often the registrations have changed.
     pub(crate) fn generation(&self) -> u32 {
         self.generation

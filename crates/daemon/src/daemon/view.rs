@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use egret_disk::Limits;
-use egret_export::QueueStats;
+use egret_export::{IoStatus, QueueStats};
 use egret_vocabulary::Config;
 
 use super::statistics::OpenDisk;
@@ -56,6 +56,11 @@ impl View {
         let mut sum = QueueStats::default();
         self.watched.exports.get(id)?.iter().for_each(|queue| queue.add_to(&mut sum));
         Some(sum)
+    }
+
+    /// Whether an export is stopped because a request failed; one on its way out is not.
+    pub fn io_status(&self, id: &str) -> IoStatus {
+        self.watched.errors.get(id).map_or(IoStatus::Ok, |errors| errors.status())
     }
 
     /// A disk; of one that another lies over, what that one sees.
