@@ -97,6 +97,7 @@ mod persist;
 mod report;
 mod reservations;
 mod sense;
+mod state;
 mod step;
 #[cfg(test)]
 mod testing;
@@ -109,5 +110,6 @@ pub use command::Command;
 pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
 pub use nexus::{Attention, Nexus, NexusId};
 pub use sense::{Code, Key, Pointer, Sense, Status};
+pub use state::{UnitState, UnitStateError};
 pub use step::{DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
 pub use unit::LogicalUnit;
