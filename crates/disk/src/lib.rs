@@ -41,12 +41,12 @@ mod stats;
 mod throttle;
 mod triage;
 
-pub use disk::Disk;
+pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
-pub use failure::Failure;
+pub use failure::{Action, Failure};
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
-pub use request::{Completion, Op, Request, RequestToken};
+pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 

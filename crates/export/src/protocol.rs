@@ -237,9 +237,9 @@ impl<'a> Connection<'a> {
         Ok(have)
     }
 
-    /// Lets so much time go by, or less if it is time to stop.
-    pub(crate) fn pause(&self, time: Duration) -> io::Result<()> {
-        wait(self.stop, self.stop, Some(time)).map(|_| ())
+    /// Lets so much time go by; false when it is time to stop.
+    pub(crate) fn pause(&self, time: Duration) -> io::Result<bool> {
+        Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
     }
 
     /// The peer's socket.

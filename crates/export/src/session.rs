@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use egret_event_loop::Leaving;
 use egret_virtio::{EVENT_IDX, RING_PACKED};
@@ -51,6 +51,11 @@ const MAX_MEMORY_SLOTS: usize = 64;
 
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
+
+/// How long a client waits for disks that somebody else has locked, before its session ends.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// How often one looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
@@ -261,6 +266,7 @@ impl<'a> Session<'a> {
         self.vring(index)?;
         self.stop_queue(index as usize);
         self.describe(index, |vring| vring.stop())?;
+        self.settle();
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -391,9 +397,22 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
+        self.activate()?;
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
         self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
+    }
+
+    /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
+    /// not ended yet.
+    fn activate(&self) -> Result<(), ProtocolError> {
+        let patience_ends = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match self.shared.activate() {
+                Err(e) if e.is_locked() && Instant::now() < patience_ends && self.connection.pause(LOOK_AGAIN)? => {}
+                activated => return Ok(activated?),
+            }
+        }
     }
 
     fn stop_queue(&mut self, index: usize) {
@@ -414,6 +433,14 @@ impl<'a> Session<'a> {
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
         }
+        self.settle();
+    }
+
+    /// Gives the disks up when no ring is to run any more.
+    fn settle(&self) {
+        if !self.vrings.iter().any(Vring::is_to_run) {
+            self.shared.deactivate();
+        }
     }
 
     fn stop_all(&mut self) {
@@ -425,6 +452,7 @@ impl<'a> Session<'a> {
         self.shared.device().reset();
         self.inflight = None;
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+        self.settle();
     }
 
     /// Replaces all of memory.

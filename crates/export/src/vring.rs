@@ -60,6 +60,11 @@ impl Vring {
         self.state == State::Running
     }
 
+    /// Whether it runs, or does as soon as nothing is in the way.
+    pub(crate) fn is_to_run(&self) -> bool {
+        self.state != State::Stopped && self.enabled && self.addresses.is_some()
+    }
+
     pub(crate) fn size(&self) -> u16 {
         self.size
     }
@@ -210,7 +215,7 @@ mod tests {
         let mut vring = running();
         vring.set_enabled(false);
         assert_eq!(vring.due(), Due::Stop);
-        assert!(vring.pause() && !vring.pause());
+        assert!(vring.pause() && !vring.pause() && !vring.is_to_run());
         vring.come_to_rest(7, VringFds::default());
         assert_eq!((vring.due(), vring.base(), vring.has_run()), (Due::Nothing, Some(7), true));
         vring.set_enabled(true);
@@ -221,9 +226,10 @@ mod tests {
     fn a_vring_that_was_stopped_waits_for_a_kick_descriptor_and_knows_what_it_was_told_before() {
         let mut vring = running();
         vring.pause();
+        assert!(vring.is_to_run(), "until it is stopped, by GET_VRING_BASE");
         vring.come_to_rest(7, VringFds::default());
         vring.stop().unwrap();
-        assert_eq!(vring.due(), Due::Nothing);
+        assert_eq!((vring.due(), vring.is_to_run()), (Due::Nothing, false));
         assert_eq!((vring.size(), vring.addresses(), vring.base()), (8, Some(ADDRESSES), Some(7)));
         vring.start(None).unwrap();
         assert_eq!(vring.due(), Due::Start);

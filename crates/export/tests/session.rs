@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Access, Address, BindError, Export, ExportConfig, ExportError, Kickless, ListenError};
+use egret_export::{Access, Address, BindError, ErrorPolicy, Export, ExportConfig, ExportError, Kickless, ListenError};
 use egret_virtio::blk::BlkConfig;
 use egret_vring::memory::{MemoryRules, Region};
 use egret_vring::ring::InflightConfig;
@@ -48,6 +48,7 @@ fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
             device,
             memory: MemoryRules::default(),
             kickless: Kickless::default(),
+            errors: ErrorPolicy::default(),
         },
         disk,
         vec![io.0.clone()],

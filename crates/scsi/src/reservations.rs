@@ -5,6 +5,7 @@
 //!
 //! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
 
+use crate::kept::Registered;
 use crate::nexus::{Attention, Flags, NexusId};
 use crate::state::{UnitState, UnitStateError};
 
@@ -83,6 +84,8 @@ pub(crate) type Notices = Vec<(NexusId, Attention)>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reservations {
     generation: u32,
+    /// Whether persistent ones outlast a loss of power, where there is who stores them (APTPL).
+    pub(crate) aptpl: bool,
     registrations: Vec<Registration>,
     held: Option<Reservation>,
     /// Who has reserved the unit by RESERVE; nobody is registered then.
@@ -90,6 +93,34 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
+    /// What was stored; `None` if there cannot be such a table.
+    pub(crate) fn restore(stored: &Registered) -> Option<Self> {
+        let Registered { aptpl, registrations, reservation } = stored;
+        let mut table = Self { aptpl: *aptpl, ..Self::default() };
+        for &(nexus, key) in registrations {
+            if key == 0 || table.is_registered(nexus) {
+                return None;
+            }
+            table.registrations.push(Registration { nexus, key });
+        }
+        if let Some((kind, holder)) = *reservation {
+            let kind = Type::of(kind)?;
+            let is_held = if kind.is_for_all() { !registrations.is_empty() } else { table.is_registered(holder) };
+            table.held = Some(Reservation { kind, holder }).filter(|_| is_held);
+            table.held?;
+        }
+        Some(table)
+    }
+
+    /// What is to be stored of it: what RESERVE has reserved is not.
+    pub(crate) fn stored(&self) -> Registered {
+        Registered {
+            aptpl: self.aptpl,
+            registrations: self.registrations.iter().map(|r| (r.nexus, r.key)).collect(),
+            reservation: self.held.map(|held| (held.kind as u8, held.holder)),
+        }
+    }
+
     /// PRGENERATION: how often the registrations have changed.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
@@ -292,12 +323,15 @@ impl Reservations {
     }
 
     /// Puts what a nexus had elsewhere in the place of what it has.
-    pub(crate) fn restore(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
+    pub(crate) fn take_over(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
         let mut new = self.clone();
         new.registrations.retain(|r| r.nexus != nexus);
         new.held.take_if(|held| held.holder == nexus);
         new.unit_holder.take_if(|holder| *holder == nexus);
         if saved.key != 0 {
+            if new.registrations.is_empty() {
+                new.aptpl = saved.aptpl;
+            }
             new.generation =
                 if new.registrations.is_empty() { saved.generation } else { new.generation.wrapping_add(1) };
             new.registrations.push(Registration { nexus, key: saved.key });

@@ -6,22 +6,27 @@
 //! | 8..16 | the key that the nexus has registered; 0 if none |
 //! | 16..20 | PRGENERATION |
 //! | 20..22 | its unit attentions: bits, as of [`Attention`] |
-//! | 22 | bits: write cache, write protection, prevents removal, RESERVE, holds the persistent reservation |
+//! | 22 | bits: write cache, write protection, prevents removal, RESERVE, holds the persistent reservation, APTPL |
 //! | 23 | that reservation's type |
 //! | 24 | the medium: 0 ready, 1 stopped, 2 ejected |
 //! | 25..32 | zeroes |
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
+use crate::kept::{Change, Outcome};
 use crate::nexus::{Attention, NexusId};
-use crate::reservations::Type;
-use crate::unit::{LogicalUnit, Medium};
+use crate::reservations::{Reservations, Type};
+use crate::unit::{LogicalUnit, Medium, State};
 
 const WRITE_CACHE: u8 = 1 << 0;
 const WRITE_PROTECT: u8 = 1 << 1;
 const PREVENTS: u8 = 1 << 2;
 const RESERVED: u8 = 1 << 3;
 const HOLDS: u8 = 1 << 4;
+const APTPL: u8 = 1 << 5;
+const BITS: u8 = (1 << 6) - 1;
 
 /// What a nexus has of a unit. What others have of it is theirs, and stays where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +42,8 @@ pub struct UnitState {
     pub(crate) reserved: bool,
     /// The persistent reservation, if the nexus holds it.
     pub(crate) held: Option<Type>,
+    /// Whether what is registered is to outlast a loss of power.
+    pub(crate) aptpl: bool,
     pub(crate) medium: Medium,
 }
 
@@ -49,6 +56,9 @@ pub enum UnitStateError {
     /// Another nexus has reserved the unit here.
     #[error("another initiator has reserved the unit here")]
     Reserved,
+    /// A change of the unit's reservations is being stored.
+    #[error("another initiator's change of the unit's reservations is being stored here")]
+    Busy,
 }
 
 impl UnitState {
@@ -63,6 +73,7 @@ impl UnitState {
             (PREVENTS, self.prevents),
             (RESERVED, self.reserved),
             (HOLDS, self.held.is_some()),
+            (APTPL, self.aptpl),
         ];
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.blocks.to_le_bytes());
@@ -90,7 +101,7 @@ impl UnitState {
         };
         let (key, attentions, bits) = (number(8, 8), number(20, 2) as u16, bytes[22]);
         let has = |bit| bits & bit != 0;
-        if bits & !(WRITE_CACHE | WRITE_PROTECT | PREVENTS | RESERVED | HOLDS) != 0 {
+        if bits & !BITS != 0 {
             return Err(UnitStateError::Field("flag"));
         }
         if attentions & !Attention::MASK != 0 {
@@ -124,6 +135,7 @@ impl UnitState {
             prevents: has(PREVENTS),
             reserved: has(RESERVED),
             held,
+            aptpl: has(APTPL),
             medium,
         })
     }
@@ -145,6 +157,7 @@ impl LogicalUnit {
             prevents: state.preventing.contains(&id),
             reserved: reservations.has_reserved_unit(id),
             held: reservations.reservation().filter(|_| reservations.holds(id)).map(|(kind, _)| kind),
+            aptpl: reservations.aptpl,
             medium: state.medium,
         }
     }
@@ -153,9 +166,9 @@ impl LogicalUnit {
     ///
     /// # Errors
     ///
-    /// [`UnitStateError::Reserved`].
+    /// [`UnitStateError::Reserved`], [`UnitStateError::Busy`].
     pub fn check(&self, id: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
-        self.state().reservations.clone().restore(id, saved)
+        self.state().taken_over(id, saved).map(drop)
     }
 
     /// Goes on with what a nexus had of the same unit elsewhere, instead of what it has here. If the unit has another size
@@ -166,10 +179,12 @@ impl LogicalUnit {
     ///
     /// # Errors
     ///
-    /// [`UnitStateError::Reserved`]. Nothing has changed.
+    /// [`UnitStateError::Reserved`], [`UnitStateError::Busy`]. Nothing has changed.
     pub fn restore(&self, id: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
         let mut state = self.state();
-        state.reservations.restore(id, saved)?;
+        let reservations = state.taken_over(id, saved)?;
+        let table = Some(reservations.stored()).filter(|table| *table != state.reservations.stored());
+        state.reservations = reservations.clone();
         state.preventing.retain(|other| *other != id);
         if saved.prevents {
             state.preventing.push(id);
@@ -186,7 +201,26 @@ impl LogicalUnit {
                 nexus.attend(Attention::CapacityChanged);
             }
         }
+        // It holds from here on: nobody waits for it to be stored, and changes that follow do.
+        if let (Some(keeper), Some(table)) = (state.keeping.keeper.clone(), table) {
+            state.keeping.busy = true;
+            drop(state);
+            let change = Change::new(Arc::clone(&self.state), reservations, Vec::new(), Outcome::default());
+            keeper.store(table, change);
+        }
         Ok(())
+    }
+}
+
+impl State {
+    /// The reservations, with what a nexus had elsewhere in the place of what it has.
+    fn taken_over(&self, id: NexusId, saved: &UnitState) -> Result<Reservations, UnitStateError> {
+        if self.keeping.busy {
+            return Err(UnitStateError::Busy);
+        }
+        let mut reservations = self.reservations.clone();
+        reservations.take_over(id, saved)?;
+        Ok(reservations)
     }
 }
 

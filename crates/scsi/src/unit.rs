@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{ConfigError, LunConfig};
+use crate::kept::{Keeper, Keeping, Registered};
 use crate::nexus::{Attention, Flags, Nexus, NexusId};
 use crate::reservations::{Notices, Reservations};
 use crate::write_fence::WriteFence;
@@ -21,7 +22,8 @@ pub struct LogicalUnit {
     /// Whether an initiator has all writes refused (SWP).
     write_protect: AtomicBool,
     pub(crate) fence: WriteFence,
-    state: Mutex<State>,
+    /// Shared with a change of the reservations that is being stored.
+    pub(crate) state: Arc<Mutex<State>>,
 }
 
 /// What changes, and rarely.
@@ -29,6 +31,7 @@ pub struct LogicalUnit {
 pub(crate) struct State {
     nexuses: Vec<Arc<Nexus>>,
     pub(crate) reservations: Reservations,
+    pub(crate) keeping: Keeping,
     pub(crate) medium: Medium,
     /// Who prevents the medium's removal.
     pub(crate) preventing: Vec<NexusId>,
@@ -49,18 +52,38 @@ impl LogicalUnit {
     ///
     /// What is wrong with `config`.
     pub fn new(config: LunConfig) -> Result<Self, ConfigError> {
+        Self::with(config, Reservations::default(), None)
+    }
+
+    /// A unit whose persistent reservations outlast a loss of power: those that there are, and who stores what becomes of
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`, or that there cannot be such reservations.
+    pub fn kept(config: LunConfig, registered: &Registered, keeper: Arc<dyn Keeper>) -> Result<Self, ConfigError> {
+        let reservations = Reservations::restore(registered).ok_or(ConfigError::Reservations)?;
+        Self::with(config, reservations, Some(keeper))
+    }
+
+    fn with(
+        config: LunConfig,
+        reservations: Reservations,
+        keeper: Option<Arc<dyn Keeper>>,
+    ) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
             write_protect: AtomicBool::new(false),
             fence: WriteFence::default(),
-            state: Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 nexuses: Vec::new(),
-                reservations: Reservations::default(),
+                reservations,
+                keeping: Keeping::by(keeper),
                 medium: Medium::Ready,
                 preventing: Vec::new(),
-            }),
+            })),
             config,
         })
     }

@@ -30,7 +30,7 @@ pub use config::{BlkConfig, BlkError, DiscardLimits, WriteZeroesLimits};
 pub use queue::BlkQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
-use crate::model::Model;
+use crate::model::{DiskKey, Model};
 use crate::state::{DeviceId, StateError, pack, unpack};
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
@@ -187,6 +187,11 @@ impl Device for Blk {
             }
             _ => Err(DriverError::ReadOnly { offset, len: bytes.len() }),
         }
+    }
+
+    fn resize(&self, _disk: DiskKey, bytes: u64) -> bool {
+        let sectors = (bytes - bytes % u64::from(self.config.logical_block_size)) / SECTOR;
+        self.sectors.swap(sectors, Ordering::Relaxed) != sectors
     }
 
     /// The cache mode, as the byte that the driver writes.

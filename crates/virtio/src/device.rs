@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::model::Model;
+use crate::model::{DiskKey, Model};
 use crate::state::StateError;
 
 /// The feature bit of EVENT_IDX, which a queue is configured with.
@@ -67,6 +67,11 @@ pub trait Device: Send + Sync {
     ///
     /// What cannot be written. Nothing has changed.
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError>;
+
+    /// A disk has `bytes` now. Returns whether that changes the configuration space, of which the caller notifies the driver.
+    fn resize(&self, _disk: DiskKey, _bytes: u64) -> bool {
+        false
+    }
 
     /// What the driver has chosen in the configuration space, for [`choose`](Self::choose).
     fn choices(&self) -> u8 {

@@ -324,6 +324,16 @@ impl Device for Scsi {
         state::load(self, state)
     }
 
+    /// Tells the driver itself, by an event.
+    fn resize(&self, disk: DiskKey, bytes: u64) -> bool {
+        let addresses = self.luns().table.all().iter().filter(|lun| lun.disk == disk).map(|lun| lun.address).collect();
+        let addresses: Vec<LunAddress> = addresses;
+        addresses.into_iter().for_each(|address| {
+            Self::resize(self, address, bytes);
+        });
+        false
+    }
+
     fn model(self: Arc<Self>, index: u16, size: u16) -> Model {
         match index {
             0 => Model::Control(Box::new(ControlQueue::new(self))),

@@ -48,7 +48,13 @@ impl Program {
     /// The egret of this build, whose files may not grow beyond a MiB or two, as the shell counts: it fails to write
     /// what is beyond.
     pub fn egret_with_small_files() -> Self {
-        Self::egret().after(["sh", "-c", "ulimit -f 2048; exec \"$0\" \"$@\""])
+        Self::egret_with_files_of(2048)
+    }
+
+    /// Likewise with files of so many blocks, of 512 bytes or of a KiB.
+    pub fn egret_with_files_of(blocks: u32) -> Self {
+        let limited = format!("ulimit -S -f {blocks}; exec \"$0\" \"$@\"");
+        Self::egret().after(["sh", "-c", &limited])
     }
 
     /// The same, as the last words of another command.

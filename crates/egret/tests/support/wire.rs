@@ -79,6 +79,13 @@ impl Wire {
         self.answer(request)
     }
 
+    /// Asks for so many bytes of the configuration space's beginning.
+    pub fn ask_config(&mut self, size: u32) -> io::Result<Vec<u8>> {
+        self.send(GET_CONFIG, &[u32s(&[0, size, 0]), vec![0; size as usize]].concat(), &[])?;
+        // Behind what it repeats of the question.
+        Ok(self.answer_bytes(GET_CONFIG)?.split_off(12))
+    }
+
     /// Asks for an in-flight record for so many queues of so many descriptors; returns the message that describes it, and
     /// its file, if there is one.
     pub fn ask_inflight(&mut self, queues: u16, queue_size: u16) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
@@ -137,6 +144,11 @@ impl Wire {
     }
 
     fn answer(&mut self, request: u32) -> io::Result<u64> {
+        let payload = self.answer_bytes(request)?;
+        Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+    }
+
+    fn answer_bytes(&mut self, request: u32) -> io::Result<Vec<u8>> {
         let mut header = [0; HEADER];
         self.stream.read_exact(&mut header)?;
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
@@ -144,7 +156,7 @@ impl Wire {
         assert_eq!(word(4) & REPLY, REPLY, "the answer is marked as one");
         let mut payload = vec![0; word(8) as usize];
         self.stream.read_exact(&mut payload)?;
-        Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+        Ok(payload)
     }
 }
 

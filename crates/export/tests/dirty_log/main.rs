@@ -70,6 +70,7 @@ fn blk(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
         device,
         memory: MemoryRules::default(),
         kickless: Kickless::default(),
+        errors: egret_export::ErrorPolicy::default(),
     };
     (ours, Export::start(config, disk, vec![io.0.clone()]).unwrap())
 }
@@ -84,6 +85,7 @@ fn scsi(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
         device: ScsiConfig { num_queues: 2, queue_size: 128 },
         luns: vec![(FIRST, Arc::new(LogicalUnit::new(unit).unwrap()), disk)],
         kickless: Kickless::default(),
+        errors: egret_export::ErrorPolicy::default(),
         memory: MemoryRules::default(),
     };
     (ours, Export::start_scsi(config, vec![io.0.clone()]).unwrap())

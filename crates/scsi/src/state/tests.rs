@@ -114,7 +114,7 @@ proptest! {
         let mut bytes = bytes;
         if sane {
             bytes[21] &= 3;
-            bytes[22] &= 0x1f;
+            bytes[22] &= 0x3f;
             bytes[23] &= 7;
             bytes[24] &= 3;
             bytes[25..].fill(0);
@@ -127,4 +127,33 @@ proptest! {
             prop_assert_eq!((saved.key, saved.held, saved.reserved), (state.key, state.held, state.reserved));
         }
     }
+}
+
+/// Stores at once, and remembers what.
+#[derive(Debug, Default)]
+struct Memory(std::sync::Mutex<Vec<crate::Registered>>);
+
+impl crate::Keeper for Memory {
+    fn store(&self, table: crate::Registered, change: Change) {
+        self.0.lock().unwrap().push(table);
+        change.is_stored();
+    }
+}
+
+#[test]
+fn what_moves_is_stored_where_it_arrives() {
+    let (from, _) = unit(A);
+    let memory = Arc::<Memory>::default();
+    let to = LogicalUnit::kept(config(), &crate::Registered::default(), Arc::clone(&memory) as _).unwrap();
+    to.attach(B);
+    moved(&from, &to).unwrap();
+    assert!(memory.0.lock().unwrap().is_empty(), "nothing has changed");
+    from.state().reservations.register(A, 0, 7).unwrap();
+    from.state().reservations.reserve(A, 7, Some(Type::WriteExclusive)).unwrap();
+    from.state().reservations.aptpl = true;
+    moved(&from, &to).unwrap();
+    let stored = crate::Registered { aptpl: true, registrations: vec![(B, 7)], reservation: Some((1, B)) };
+    assert_eq!(memory.0.lock().unwrap()[..], [stored]);
+    to.state().keeping.busy = true;
+    assert_eq!(moved(&from, &to), Err(UnitStateError::Busy));
 }

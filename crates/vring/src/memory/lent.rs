@@ -50,7 +50,7 @@ impl Buffers {
 
     /// Whether the memory goes along with the list.
     #[inline]
-    pub(crate) fn is_own(&self) -> bool {
+    pub fn is_own(&self) -> bool {
         self.own.is_some()
     }
 }

@@ -177,6 +177,10 @@ impl Ring {
         u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16
     }
 
+    pub(super) fn has_record(&self) -> bool {
+        self.record.is_some()
+    }
+
     /// Whether the peer took the record's memory away.
     #[inline]
     pub(super) fn is_record_truncated(&self) -> bool {

@@ -119,6 +119,11 @@ impl Queue {
         &self.memory
     }
 
+    /// Whether a record is kept of what is in flight, from which another device may go on.
+    pub fn has_record(&self) -> bool {
+        either!(&self.ring, ring => ring.has_record())
+    }
+
     /// Whether the peer truncated a file behind memory that the queue needs. This is a few loads, and cheap enough to be asked
     /// before each completion.
     #[inline]

@@ -118,6 +118,10 @@ impl Ring {
         self.next_avail.into()
     }
 
+    pub(super) fn has_record(&self) -> bool {
+        self.record.is_some()
+    }
+
     /// Whether the peer took the record's memory away.
     #[inline]
     pub(super) fn is_record_truncated(&self) -> bool {
