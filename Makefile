@@ -22,9 +22,12 @@ guest: deps
 	scripts/make-guest
 	scripts/make-apps
 
-# What takes too long for every change: six thousand losses of power and ends of the daemon, in some minutes.
-soak:
+# What takes too long for every change: six thousand losses of power and ends of the daemon, and thirty thousand
+# migrations, in some minutes each.
+soak: guest
 	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
+	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
+	EGRET_MIGRATIONS=20 $(CARGO) test --locked -p egret --test migration guests::
 
 test: guest
 	$(CARGO) test --locked --workspace --no-fail-fast
