@@ -18,6 +18,7 @@
 
 mod alarm;
 mod budget;
+mod device_state;
 mod errors;
 mod export;
 mod latency;

@@ -7,6 +7,7 @@
 
 use crate::kept::Registered;
 use crate::nexus::{Attention, Flags, NexusId};
+use crate::state::{UnitState, UnitStateError};
 
 /// What a reservation keeps others from (SPC-5, persistent reservations type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,7 +317,47 @@ impl Reservations {
         self.holds(nexus) || held.kind.admits_registrants() && self.is_registered(nexus)
     }
 
-    fn key_of(&self, nexus: NexusId) -> Option<u64> {
+    /// Whether RESERVE has reserved the unit for this nexus.
+    pub(crate) fn has_reserved_unit(&self, nexus: NexusId) -> bool {
+        self.unit_holder == Some(nexus)
+    }
+
+    /// Puts what a nexus had elsewhere in the place of what it has.
+    pub(crate) fn take_over(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
+        let mut new = self.clone();
+        new.registrations.retain(|r| r.nexus != nexus);
+        new.held.take_if(|held| held.holder == nexus);
+        new.unit_holder.take_if(|holder| *holder == nexus);
+        if saved.key != 0 {
+            if new.registrations.is_empty() {
+                new.aptpl = saved.aptpl;
+            }
+            new.generation =
+                if new.registrations.is_empty() { saved.generation } else { new.generation.wrapping_add(1) };
+            new.registrations.push(Registration { nexus, key: saved.key });
+        }
+        let is_theirs = match saved.held {
+            Some(kind) if new.held.is_none_or(|held| held.kind == kind && kind.is_for_all()) => {
+                new.held.get_or_insert(Reservation { kind, holder: nexus });
+                false
+            }
+            Some(_) => true,
+            None => false,
+        };
+        if saved.reserved && new.unit_holder.is_none() {
+            new.unit_holder = Some(nexus);
+        } else if saved.reserved {
+            return Err(UnitStateError::Reserved);
+        }
+        // A unit has either kind of reservations.
+        if is_theirs || new.unit_holder.is_some() && !new.registrations.is_empty() {
+            return Err(UnitStateError::Reserved);
+        }
+        *self = new;
+        Ok(())
+    }
+
+    pub(crate) fn key_of(&self, nexus: NexusId) -> Option<u64> {
         self.registrations.iter().find(|r| r.nexus == nexus).map(|r| r.key)
     }
 

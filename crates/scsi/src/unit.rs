@@ -156,8 +156,8 @@ impl LogicalUnit {
     /// otherwise others go on with the unit as it is, and only this nexus is [lost](Self::reset_nexus). Commands are the
     /// caller's, as there.
     pub fn reset_initiator(&self, id: NexusId) {
-        let is_shared = self.state().nexuses.iter().any(|nexus| nexus.id != id);
-        if is_shared { self.reset_nexus(id) } else { self.reset() }
+        let is_only = self.state().is_only(id);
+        if is_only { self.reset() } else { self.reset_nexus(id) }
     }
 
     /// Tells every nexus that something has changed, except for the one that has done it.
@@ -226,6 +226,15 @@ impl State {
             let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
+    }
+
+    pub(crate) fn nexus(&self, id: NexusId) -> Option<&Nexus> {
+        self.nexuses.iter().find(|nexus| nexus.id == id).map(|nexus| &**nexus)
+    }
+
+    /// Whether nobody else has the unit.
+    pub(crate) fn is_only(&self, id: NexusId) -> bool {
+        self.nexuses.iter().all(|nexus| nexus.id == id)
     }
 
     pub(crate) fn attend(&self, attention: Attention, except: Option<NexusId>) {
