@@ -13,11 +13,10 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use support::server::Reaped;
+use support::server::{Reaped, binary};
 use support::{await_some, await_that};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-const EGRET: &str = env!("CARGO_BIN_EXE_egret");
 
 /// Commands that are not run as they are, and where they are run instead.
 const NOT_RUN: [(&str, &str); 6] = [
@@ -164,7 +163,7 @@ impl Reader {
 
     fn shell(&self, command: &str) -> Command {
         let mut shell = Command::new("sh");
-        let path = format!("{}:{}", Path::new(EGRET).parent().expect("a directory").display(), env!("PATH"));
+        let path = format!("{}:{}", Path::new(&binary()).parent().expect("a directory").display(), env!("PATH"));
         shell.args(["-c", &format!("exec {command}")]).current_dir(&self.place).env("PATH", path);
         shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         shell

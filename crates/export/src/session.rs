@@ -369,6 +369,8 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
         let Some(at) = vring.addresses() else { return Ok(()) };
+        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
+        self.activate()?;
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
@@ -384,7 +386,9 @@ impl<'a> Session<'a> {
             log: self.used_log(index)?,
         };
         let record = self.record(index);
-        let is_known = vring.has_run() || record.as_ref().is_some_and(|record| !record.is_new());
+        // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
+        // base says.
+        let is_known = vring.has_run() || record.is_some();
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
@@ -397,7 +401,6 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
-        self.activate()?;
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
         self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))

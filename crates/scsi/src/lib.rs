@@ -105,6 +105,18 @@ mod testing;
 mod unit;
 mod work;
 mod write_fence;
+#[cfg(test)]
+#[path = "write_fence/tests.rs"]
+mod write_fence_tests;
+
+/// What the write fence is made of; its test puts loom's in their place.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    /// How many counters there are. With more threads on one logical unit, some share a counter.
+    pub(crate) const LANES: usize = 16;
+}
 
 pub use absent::absent;
 pub use command::Command;

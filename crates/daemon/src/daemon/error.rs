@@ -56,7 +56,7 @@ pub enum StartError {
     Access(String, #[source] std::io::Error),
     /// One of an export's logical units cannot be made.
     #[error("export '{0}': {1}: {2}")]
-    Unit(String, LunAddress, #[source] UnitError),
+    Unit(String, LunAddress, #[source] Box<UnitError>),
     /// A blockdev whose reservations are kept would be another unit for the guests of another export.
     #[error(
         "export '{0}': {1}: guests of another export see blockdev '{2}' otherwise, and reservations that are kept would \

@@ -75,7 +75,7 @@ impl Daemon {
                 }
                 let made = make(config, pr_file.as_deref()).map(Arc::new);
                 let made = made.inspect(|unit| units.push(KeptUnit { unit: Arc::clone(unit), pr_file }));
-                made.map_err(|e| StartError::Unit(export.to_owned(), at, e))
+                made.map_err(|e| StartError::Unit(export.to_owned(), at, e.into()))
             }
         };
         self.units.insert(node.to_owned(), units);

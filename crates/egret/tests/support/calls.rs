@@ -91,7 +91,9 @@ impl Calls {
                 .filter(move |kind| !any && !by(place, **kind))
                 .map(move |kind| format!("{kind}: {} {}", rule.call, rule.shown))
         };
-        RULES.iter().enumerate().flat_map(unused).collect()
+        // The program may be of another build than this test.
+        let is_made = |rule: &Rule| super::server::is_of_this_build() || !rule.why.ends_with("in a debug build");
+        RULES.iter().enumerate().filter(|(_, rule)| is_made(rule)).flat_map(unused).collect()
     }
 }
 
