@@ -1,6 +1,7 @@
 //! Every page that a device writes is in its front-end's dirty log, and no other: by comparison of all of the guest's
 //! memory, of each device, layout and engine.
 
+mod left;
 #[path = "../peer/mod.rs"]
 mod peer;
 mod vm;
