@@ -26,8 +26,8 @@ fn batch(engines: &mut EngineSet, slot: DiskSlot, spare: &mut Vec<Lent>, blocks:
     while engines.in_flight() > 0 {
         if engines.has_completions() {
             engines.reap(now, &mut |done| {
-                black_box(done.result).expect("reads succeed");
-                spare.push(done.buffers);
+                black_box(done.completion.result).expect("reads succeed");
+                spare.push(done.completion.buffers);
             });
         }
     }

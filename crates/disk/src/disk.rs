@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod active;
 mod open;
 
 use std::fmt;
@@ -9,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
@@ -21,6 +22,7 @@ use crate::lock;
 use crate::options::{Discard, Options};
 use crate::request::Op;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
+pub use active::{Active, Standing};
 
 /// An open image: what it is, and what was learnt about it.
 ///
@@ -39,6 +41,9 @@ pub struct Disk {
     pub(crate) failures: Failures,
     /// Why the page cache has lost writes, if it has.
     lost: OnceLock<Errno>,
+    /// How many have it active.
+    users: Mutex<usize>,
+    standing: Arc<Standing>,
 }
 
 /// Where the data is.
@@ -84,8 +89,13 @@ impl Disk {
         };
         // What is too little for a block cannot be used.
         let size = size - size % u64::from(self.alignment.offset.max(SECTOR));
-        self.size.store(size, Ordering::Relaxed);
+        self.set_size(size);
         Ok(size)
+    }
+
+    fn set_size(&self, bytes: u64) {
+        self.size.store(bytes, Ordering::Relaxed);
+        self.standing.size.store(bytes, Ordering::Relaxed);
     }
 
     /// Makes a regular file at least `bytes` long, and asks for the size as [`refresh_size`](Self::refresh_size) does;
@@ -127,14 +137,17 @@ impl Disk {
         synced
     }
 
-    /// Notes that a request of a guest's failed.
-    #[cold]
-    pub(crate) fn note_failure(&self, op: Op, errno: Errno) {
-        // It may have been told of what other writes had lost.
+    /// Looks whether a request that failed may have been told of what other writes had lost.
+    pub(crate) fn check_lost_writes(&self, op: Op, errno: Errno) {
         if (op, errno) == (Op::Write { fua: true }, Errno::IO) {
             self.lose_writes(errno);
         }
-        self.failures.note(op, errno);
+    }
+
+    /// Notes a failure, for who [watches](Self::watch_failures) them.
+    #[cold]
+    pub fn note_failure(&self, failure: Failure) {
+        self.failures.note(failure);
     }
 
     /// Linux marks pages clean that it could not write, and says so to each file once: the next flush would succeed, and
@@ -163,13 +176,13 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has a notifier set when a request fails in its engine, from here on; the first one to be named is.
+    /// Has a notifier set when a failure is [noted](Self::note_failure), from here on; the first one to be named is.
     pub fn watch_failures(&self, bell: &EventNotifier) {
         self.failures.watch(bell);
     }
 
-    /// The newest failure since this was last asked.
-    pub fn take_failure(&self) -> Option<Failure> {
+    /// Of each export the newest failure since this was last asked.
+    pub fn take_failures(&self) -> Vec<Failure> {
         self.failures.take()
     }
 

@@ -24,7 +24,7 @@ use crate::disk::Disk;
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
 use crate::job::{Finished, Job};
-use crate::request::{Completion, Request};
+use crate::request::{Completion, Ended, FailedRequest, Op, Request};
 use crate::stats::Counters;
 use crate::triage::{self, Verdict};
 
@@ -283,13 +283,13 @@ impl EngineSet {
 }
 
 impl Backend for EngineSet {
-    type Completion = Completion;
+    type Completion = Ended;
 
     fn has_completions(&mut self) -> bool {
         !self.answers.is_empty() || self.engines.iter_mut().any(|engine| engine.has_completions())
     }
 
-    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Completion)) {
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Ended)) {
         let Self { engines, slots, answers, refused, in_flight, counters, .. } = self;
         let mut left = None;
         let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
@@ -302,14 +302,14 @@ impl Backend for EngineSet {
         };
         while let Some((slot, completion)) = answers.pop_front() {
             settle(slots, slot);
-            done(completion);
+            done(Ended { completion, failed: None });
         }
         for kind in EngineKind::ALL {
             let Some(engine) = engines.get(kind) else { continue };
             let mut end = |slots: &mut [Option<Attached>], Finished { job, result }| {
-                note_failure(slots, &job, result);
+                let failed = result.err().and_then(|errno| failure(slots, &job, errno));
                 settle(slots, job.slot);
-                done(completion(job, result));
+                done(Ended { completion: completion(job, result), failed });
             };
             if !kind.runs_in_kernel() {
                 engine.reap(now, &mut |finished| end(slots, finished));
@@ -392,13 +392,17 @@ impl Drop for EngineSet {
     }
 }
 
-/// Notes a request that failed, for monitors. `EFAULT` is not noted: the guest took its memory away, the disk is well.
-fn note_failure(slots: &[Option<Attached>], job: &Job, result: Result<(), Errno>) {
-    if let (Err(errno), Some(attached)) = (result, &slots[job.slot as usize])
-        && errno != Errno::FAULT
-    {
-        attached.disk.note_failure(job.request.op, errno);
+/// What is known of a request that failed. Nothing is where the guest took its memory away (`EFAULT`): the disk is well.
+#[cold]
+fn failure(slots: &[Option<Attached>], job: &Job, errno: Errno) -> Option<Box<FailedRequest>> {
+    let attached = slots[job.slot as usize].as_ref().filter(|_| errno != Errno::FAULT)?;
+    let Request { mut op, offset, len, .. } = job.request;
+    // As it was asked for: triage leaves to a sync what nothing else makes stable.
+    if let Op::Write { fua } | Op::WriteZeroes { fua, .. } = &mut op {
+        *fua |= job.sync_after;
     }
+    attached.disk.check_lost_writes(op, errno);
+    Some(Box::new(FailedRequest { slot: DiskSlot(job.slot), op, offset, len, errno }))
 }
 
 fn completion(job: Job, result: Result<(), Errno>) -> Completion {

@@ -18,6 +18,13 @@ pub struct OpenError {
     pub cause: OpenCause,
 }
 
+impl OpenError {
+    /// Whether somebody else has the image locked.
+    pub const fn is_locked(&self) -> bool {
+        matches!(self.cause, OpenCause::Locked { .. })
+    }
+}
+
 /// What stands in the way of opening a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenCause {

@@ -1,10 +1,10 @@
-//! The newest request of a disk that failed, and a notifier that is set when there is one.
+//! The newest request of a disk that failed, of each export, and a notifier that is set when there is one.
 //!
 //! I/O threads note failures here. Only the newest is kept, so that failures take no memory however many there are. A request that succeeds comes nowhere near.
 
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
@@ -12,17 +12,32 @@ use rustix::io::Errno;
 use crate::request::Op;
 
 /// A request that failed in its engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
+    /// Whose guest asked for it.
+    pub export: Arc<str>,
     /// What was asked for.
     pub op: Op,
     /// What the system says.
     pub errno: Errno,
+    /// What was done about it.
+    pub action: Action,
+}
+
+/// What is done about a request that failed: QEMU's `BlockErrorAction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The guest is told that it succeeded.
+    Ignore,
+    /// The guest is told that it failed.
+    Report,
+    /// It waits until it may be tried again, and with it the export.
+    Stop,
 }
 
 #[derive(Default)]
 pub(crate) struct Failures {
-    newest: Mutex<Option<Failure>>,
+    newest: Mutex<Vec<Failure>>,
     bell: OnceLock<EventNotifier>,
 }
 
@@ -32,16 +47,24 @@ impl Failures {
         let _ = self.bell.set(bell.clone());
     }
 
+    /// A stop is kept until it is taken: there is one for each time that an export stops.
     #[cold]
-    pub(crate) fn note(&self, op: Op, errno: Errno) {
-        let before = self.newest.lock().unwrap_or_else(PoisonError::into_inner).replace(Failure { op, errno });
-        if let (None, Some(bell)) = (before, self.bell.get()) {
+    pub(crate) fn note(&self, failure: Failure) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_empty = newest.is_empty();
+        match newest.iter_mut().find(|other| other.export == failure.export) {
+            Some(other) if other.action == Action::Stop && failure.action != Action::Stop => {}
+            Some(other) => *other = failure,
+            None => newest.push(failure),
+        }
+        drop(newest);
+        if let (true, Some(bell)) = (was_empty, self.bell.get()) {
             bell.set();
         }
     }
 
-    pub(crate) fn take(&self) -> Option<Failure> {
-        self.newest.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn take(&self) -> Vec<Failure> {
+        std::mem::take(&mut self.newest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -49,18 +72,34 @@ impl Failures {
 mod tests {
     use super::*;
 
+    fn failure(export: &str, errno: Errno, action: Action) -> Failure {
+        Failure { export: export.into(), op: Op::Write { fua: false }, errno, action }
+    }
+
     #[test]
     fn the_bell_rings_once_until_the_newest_failure_is_taken() {
         let bell = EventNotifier::new().unwrap();
         let failures = Failures::default();
         failures.watch(&bell);
         for round in 0..2 {
-            assert_eq!((failures.take(), bell.clear()), (None, false), "{round}");
-            failures.note(Op::Write { fua: false }, Errno::IO);
+            assert_eq!((failures.take(), bell.clear()), (vec![], false), "{round}");
+            failures.note(failure("e0", Errno::IO, Action::Report));
             assert!(bell.clear());
-            failures.note(Op::Write { fua: false }, Errno::NOSPC);
+            failures.note(failure("e0", Errno::NOSPC, Action::Report));
             assert!(!bell.clear());
-            assert_eq!(failures.take().map(|failure| failure.errno), Some(Errno::NOSPC));
+            assert_eq!(failures.take(), [failure("e0", Errno::NOSPC, Action::Report)]);
         }
+    }
+
+    #[test]
+    fn each_export_has_a_newest_failure_and_that_it_stopped_is_not_forgotten_for_a_newer_one() {
+        let failures = Failures::default();
+        failures.note(failure("e0", Errno::NOSPC, Action::Stop));
+        failures.note(failure("e1", Errno::IO, Action::Report));
+        failures.note(failure("e0", Errno::IO, Action::Report));
+        assert_eq!(
+            failures.take(),
+            [failure("e0", Errno::NOSPC, Action::Stop), failure("e1", Errno::IO, Action::Report)]
+        );
     }
 }

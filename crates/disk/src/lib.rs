@@ -23,6 +23,9 @@
 //! triage.
 
 mod block_range_lock;
+#[cfg(test)]
+#[path = "block_range_lock/tests.rs"]
+mod block_range_lock_tests;
 mod blocking;
 mod buffers;
 mod disk;
@@ -41,12 +44,18 @@ mod stats;
 mod throttle;
 mod triage;
 
-pub use disk::Disk;
+/// What the lock on ranges of blocks is made of; its test puts loom's in their place.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
+    pub(crate) use std::sync::{Condvar, Mutex};
+}
+
+pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
-pub use failure::Failure;
+pub use failure::{Action, Failure};
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
-pub use request::{Completion, Op, Request, RequestToken};
+pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 

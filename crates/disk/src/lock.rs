@@ -75,7 +75,8 @@ pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCau
     }
 }
 
-fn try_lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
+/// As [`lock`], without waiting.
+pub(crate) fn try_lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
     // Lock first, look for other locks then: of two programs that come at once at least one sees the other.
     let locked = show(file, path, usage, &usage.bytes());
     let locked = locked.and_then(|can_lock| if can_lock { look(file, path, usage) } else { Ok(()) });

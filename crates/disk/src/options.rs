@@ -31,6 +31,10 @@ pub struct Options {
     pub detect_zeroes: DetectZeroes,
     /// Whether the image is locked against other processes.
     pub locking: Locking,
+    /// Lock it only while somebody has it [active](crate::Disk::activate), not for as long as it is open.
+    pub allow_inactive: bool,
+    /// Whether the page cache drops what it has of the image when it becomes active.
+    pub drop_cache: bool,
 }
 
 impl Options {
@@ -47,6 +51,8 @@ impl Options {
             discard: Discard::default(),
             detect_zeroes: DetectZeroes::default(),
             locking: Locking::default(),
+            allow_inactive: false,
+            drop_cache: true,
         }
     }
 }

@@ -1,6 +1,9 @@
 //! What a device model asks of a disk, and what it gets back.
 
-use egret_vring::memory::Lent;
+use egret_vring::memory::{Access, Lent};
+use rustix::io::Errno;
+
+use crate::engine_set::DiskSlot;
 
 /// Identifies a request to whoever pushed it. Engines carry it and never look inside.
 ///
@@ -51,6 +54,17 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// What it does to its buffers.
+    #[inline]
+    pub const fn access(self) -> Access {
+        match self {
+            Self::Read => Access::Write,
+            Self::Write { .. } | Self::Flush | Self::Discard | Self::WriteZeroes { .. } => Access::Read,
+        }
+    }
+}
+
 /// One request to one disk.
 ///
 /// Its buffers travel with it and come back with its [`Completion`], so that a device model that recycles them
@@ -78,7 +92,32 @@ pub struct Completion<B = Lent> {
     pub token: RequestToken,
     /// Success, or the error that the guest's status is made from. `Ok` means all of it: a short transfer was
     /// continued or became an error.
-    pub result: Result<(), rustix::io::Errno>,
+    pub result: Result<(), Errno>,
     /// The request's buffers, for use in another.
     pub buffers: B,
+}
+
+/// What an [`EngineSet`](crate::EngineSet) gives back of a request.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub completion: Completion,
+    /// What its engine could not do, if it failed there: boxed, so that requests that succeed carry a word. `None` for
+    /// requests that make no sense, and for those whose guest took their memory away.
+    pub failed: Option<Box<FailedRequest>>,
+}
+
+/// A request that its engine failed to run. With the buffers of its completion it can be made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedRequest {
+    /// The disk.
+    pub slot: DiskSlot,
+    /// What was asked for.
+    pub op: Op,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How much of the disk it touches, in bytes.
+    pub len: u64,
+    /// What the system says.
+    pub errno: Errno,
 }

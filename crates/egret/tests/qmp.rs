@@ -57,7 +57,7 @@ fn a_daemon_without_objects_is_given_a_disk_that_serves_and_loses_it_again() {
     let exports = qmp.run("query-block-exports", json!({}));
     assert_eq!(
         exports,
-        json!([{"id": "e0", "type": "vhost-user-blk", "node-name": "d0", "shutting-down": false,
+        json!([{"id": "e0", "type": "vhost-user-blk", "node-name": "d0", "shutting-down": false, "io-status": "ok",
                 "iothread-vq-mapping": [{"iothread": "io0", "vqs": [0]}]}])
     );
     let stats = qmp.run("query-blockstats", json!({"query-nodes": true}));
@@ -172,7 +172,7 @@ fn logical_units_come_and_go_while_their_device_serves() {
     let mut round = || {
         qmp.run("egret-lun-add", json!({"id": "s0", "lun": 0, "node-name": "d0"}));
         qmp.run("egret-lun-add", json!({"id": "s0", "lun": 700, "target": 3, "node-name": "d1", "serial": "other"}));
-        let shown = json!([{"id": "s0", "type": "vhost-user-scsi", "node-name": "", "shutting-down": false,
+        let shown = json!([{"id": "s0", "type": "vhost-user-scsi", "node-name": "", "shutting-down": false, "io-status": "ok",
             "iothread-vq-mapping": [{"iothread": "io", "vqs": [0]}],
             "luns": [
                 {"target": 0, "lun": 0, "node-name": "d0", "serial": "d0"},

@@ -47,6 +47,12 @@ fn daemon(scratch: &Scratch, program: &Program) -> (Server, Qmp) {
             &scratch.path("e0"),
             "writable=on,num-queues=3,iothread.0=io0,iothread.1=io1,iothread.2=io2",
         )
+        .null("null", "")
+        .export_scsi(
+            "e-scsi",
+            &scratch.path("e-scsi"),
+            &format!("luns.0.lun=0,luns.0.node-name=null,luns.0.pr-file={}", scratch.path("pr").display()),
+        )
         .listening(&scratch.path("qmp"))
         .listening(&scratch.path("metrics"))
         .words([
@@ -118,7 +124,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     let [ours, group] = [geteuid().as_raw(), getegid().as_raw()];
     let addr = json!({"type": "unix", "path": scratch.path("e1")});
     let export = json!({"type": "vhost-user-blk", "id": "e1", "node-name": "d1", "addr": addr, "writable": true,
-                        "writethrough": true, "mode": "0660", "user": ours.to_string(), "group": group.to_string(),
+                        "writethrough": true, "allow-inactive": true, "mode": "0660", "user": ours.to_string(), "group": group.to_string(),
                         "allow-uid": [ours]});
     // Another process makes sockets in the same directory, and is waited for.
     let directory = File::open(scratch.path("e1").parent().unwrap()).unwrap();
@@ -182,7 +188,8 @@ fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
     let addr = json!({"type": "unix", "path": scratch.path("e2")});
     qmp.run(
         "block-export-add",
-        json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "addr": addr, "writable": true}),
+        json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "addr": addr, "writable": true,
+               "allow-inactive": true}),
     );
     Disk::connect(&scratch.path("e2")).unwrap().first().discard(0..MIB / 2).unwrap();
     qmp.run("block-export-del", json!({"id": "e2", "mode": "hard"}));

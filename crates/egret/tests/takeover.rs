@@ -325,3 +325,53 @@ fn what_a_daemon_had_no_time_for_is_done_by_the_next() {
         assert_eq!(fast.complaints(), Vec::<String>::new());
     }
 }
+
+#[test]
+fn requests_that_waited_because_others_had_failed_are_done_by_the_next_daemon_however_the_first_ended() {
+    type End = fn(Server, &mut Client, &Path);
+    let ends: [(&str, End); 4] = [
+        // Dropping it is SIGKILL.
+        ("killed", |server, _, _| drop(server)),
+        ("asked to end", |server, _, _| assert_eq!(server.terminate().code(), Some(0))),
+        ("left by its client, who comes back", |server, client, socket| {
+            client.wire = None;
+            client.connect(socket);
+            await_taken_up(client);
+            drop(server);
+        }),
+        ("asked where the queue stands", |server, client, _| {
+            let wire = client.wire.as_mut().expect("it is connected");
+            wire.ask(GET_VRING_BASE, &u32s(&[0, 0])).expect("the queue stops");
+            drop(server);
+        }),
+    ];
+    for ((how, end), packed) in ends.into_iter().flat_map(|end| [(end, false), (end, true)]) {
+        let scratch = Scratch::new();
+        let (image, socket) = (scratch.image("disk", (BLOCK * BLOCKS) as u64), scratch.path("socket"));
+        let options = Options::new().iothread("io0", "").disk("d0", &image, "").export(
+            "e0",
+            "d0",
+            &socket,
+            "writable=on,iothread=io0,werror=stop",
+        );
+        let mut client = Client::new(packed);
+        // Half of the disk, or a quarter.
+        let server = Server::start(&Program::egret_with_files_of(1024), &options);
+        client.connect(&socket);
+        client.load(0);
+        support::await_that("a write that fails", || !server.complaints().is_empty());
+        await_taken_up(&client);
+        end(server, &mut client, &socket);
+
+        let server = Server::start(&Program::egret(), &options);
+        client.connect(&socket);
+        client.load(300);
+        client.drain();
+        client.wire = None;
+        assert_eq!((server.terminate().code(), how), (Some(0), how));
+        let holds = std::fs::read(&image).expect("our own image");
+        for (block, bytes) in holds.chunks(BLOCK).enumerate() {
+            assert!(bytes == content(block, client.versions[block]), "{how}, {packed}: block {block} is as written");
+        }
+    }
+}

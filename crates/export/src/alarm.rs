@@ -7,7 +7,8 @@ use std::task::Wake;
 use egret_event_loop::{LoopHandle, Source, SourceId};
 
 /// Has a queue dispatched by the loop that it is on. Every stay on a loop has an alarm of its own: one that rings for a
-/// queue which has left does nothing, and need do nothing, because a queue leaves only when nothing of it waits.
+/// queue which has left does nothing, and need do nothing, because a queue is dispatched when it comes to a loop, and
+/// looks at what waits.
 pub(crate) struct Alarm<S: Source> {
     on: LoopHandle<S>,
     id: SourceId,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
-use egret_disk::Disk;
+use egret_disk::{Disk, OpenError};
 use egret_event_loop::{EventNotifier, LoopHandle};
 use egret_virtio::Device;
 use egret_virtio::blk::{Blk, BlkConfig, BlkError};
@@ -14,6 +14,7 @@ use egret_virtio::scsi::{LunAddress, LunError, Scsi, ScsiError};
 use egret_vring::memory::MemoryRules;
 
 use crate::budget::ClientBudget;
+use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
 use crate::protocol::Connection;
 use crate::queues::{Shared, lock};
@@ -37,6 +38,8 @@ pub struct ExportConfig {
     pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
     pub kickless: Kickless,
+    /// What is done about requests that fail.
+    pub errors: ErrorPolicy,
 }
 
 /// Why an export could not be made.
@@ -57,6 +60,9 @@ pub enum ExportError {
     /// It has no logical unit at this address, or no logical units at all.
     #[error("export '{0}': there is nothing at {1}")]
     NoLun(String, LunAddress),
+    /// Its disk is somebody else's at present.
+    #[error("export '{0}': {1}")]
+    Disk(String, #[source] OpenError),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
@@ -88,6 +94,16 @@ impl Stop {
     }
 }
 
+/// What the configurations of all devices' exports have.
+pub(crate) struct Common {
+    pub(crate) id: String,
+    pub(crate) address: Address,
+    pub(crate) access: Access,
+    pub(crate) memory: MemoryRules,
+    pub(crate) kickless: Kickless,
+    pub(crate) errors: ErrorPolicy,
+}
+
 /// The device, for what is done to it from outside.
 #[derive(Clone)]
 pub(crate) enum DeviceType {
@@ -115,26 +131,25 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, access, device, memory, kickless } = config;
+        let ExportConfig { id, address, access, device, memory, kickless, errors } = config;
         let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        Self::listen(id, (address, access), DeviceType::Blk(blk), memory, kickless, vec![Some(disk)], loops)
+        let common = Common { id, address, access, memory, kickless, errors };
+        Self::listen(common, DeviceType::Blk(blk), vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
-        id: String,
-        (address, access): (Address, Access),
+        common: Common,
         kind: DeviceType,
-        memory: MemoryRules,
-        kickless: Kickless,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
+        let Common { id, address, access, memory, kickless, errors } = common;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Stop(EventNotifier::new().map_err(system)?);
         let device = kind.device();
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
-        let shared = Arc::new(Shared::new(&id, device, memory, kickless, disks, &loops));
+        let shared = Arc::new(Shared::new(&id, device, memory, kickless, errors, disks, &loops));
         let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
@@ -166,6 +181,11 @@ impl Export {
     /// What each of its queues counts, from the export's beginning to its end.
     pub fn queues(&self) -> &[Arc<QueueCounters>] {
         self.shared.counters()
+    }
+
+    /// What it does about requests that fail, and whether it is stopped for one.
+    pub fn errors(&self) -> &Arc<ErrorHandling> {
+        &self.shared.errors
     }
 
     /// What has it end, for those who do not have the export itself.

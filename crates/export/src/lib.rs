@@ -18,6 +18,8 @@
 
 mod alarm;
 mod budget;
+mod device_state;
+mod errors;
 mod export;
 mod latency;
 mod listener;
@@ -36,13 +38,17 @@ mod sys;
 mod vring;
 mod worker;
 
+pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
 pub use export::{Export, ExportConfig, ExportError, Stop};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};
-pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
+pub use luns::{
+    Change, ConfigError, DiscardConfig, Keeper, LeavingDisk, LogicalUnit, LunConfig, Naa, NexusId, Registered,
+    ScsiExportConfig,
+};
 pub use moves::Pause;
 pub use reopen::{DiskSwap, reopen};
-pub use session::MAX_MEMORY_SLOTS;
+pub use session::MAX_MAPPINGS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};
 pub use stats::{OpStats, QueueCounters, QueueStats};
 pub use worker::{Kickless, Worker};

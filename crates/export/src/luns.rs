@@ -6,19 +6,20 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use egret_disk::Disk;
+use egret_disk::{Active, Disk};
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 use egret_vring::memory::MemoryRules;
 
-use crate::export::{DeviceType, Export, ExportError};
+use crate::errors::ErrorPolicy;
+use crate::export::{Common, DeviceType, Export, ExportError};
 use crate::listener::Address;
 use crate::queues::{RunningQueue, lock};
 use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 
-pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
+pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
 /// The event queue's number.
 const EVENTS: usize = 1;
@@ -40,6 +41,8 @@ pub struct ScsiExportConfig {
     pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
     pub kickless: Kickless,
+    /// What is done about requests that fail.
+    pub errors: ErrorPolicy,
 }
 
 impl Export {
@@ -53,7 +56,7 @@ impl Export {
     ///
     /// If there is no loop.
     pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, access, device, luns, memory, kickless } = config;
+        let ScsiExportConfig { id, address, access, device, luns, memory, kickless, errors } = config;
         let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
@@ -63,7 +66,8 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(id, (address, access), DeviceType::Scsi(scsi), memory, kickless, disks, loops)
+        let common = Common { id, address, access, memory, kickless, errors };
+        Self::listen(common, DeviceType::Scsi(scsi), disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.
@@ -77,6 +81,13 @@ impl Export {
         let lun = scsi.prepare(at, unit).map_err(lun_error)?;
         let key = lun.disk;
         let mut queues = lock(&self.shared.queues);
+        let mut active = match queues.active {
+            Some(_) => Some(disk.activate().map_err(|e| {
+                scsi.abandon(&lun);
+                ExportError::Disk(self.shared.id.clone(), e)
+            })?),
+            None => None,
+        };
         let mut attached = Vec::new();
         for queue in queues.running_queues(self.shared.device().diskless_queues()) {
             let (theirs, id) = (Arc::clone(&disk), queue.id);
@@ -84,16 +95,19 @@ impl Export {
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
                 Ok(()) => attached.push(queue),
                 Err(e) => {
-                    detach(&attached, key);
+                    detach(&attached, key, None);
                     scsi.abandon(&lun);
                     return Err(ExportError::System(self.shared.id.clone(), e));
                 }
             }
         }
         match scsi.add(lun) {
-            Ok(()) => put(&mut queues.disks, key, Some(disk)),
+            Ok(()) => {
+                put(&mut queues.disks, key, Some(disk));
+                queues.active.iter_mut().for_each(|all| all.extend(active.take().map(|active| (key, active))));
+            }
             Err(e) => {
-                detach(&attached, key);
+                detach(&attached, key, None);
                 return Err(lun_error(e));
             }
         }
@@ -111,7 +125,11 @@ impl Export {
         let mut queues = lock(&self.shared.queues);
         let gone = self.scsi(at)?.remove(at).ok_or_else(|| ExportError::NoLun(self.shared.id.clone(), at))?;
         put(&mut queues.disks, gone.disk, None);
-        let leaving = detach(&queues.running_queues(self.shared.device().diskless_queues()), gone.disk);
+        let active = queues.active.as_mut().and_then(|all| {
+            let at = all.iter().position(|(key, _)| *key == gone.disk)?;
+            Some(all.swap_remove(at).1)
+        });
+        let leaving = detach(&queues.running_queues(self.shared.device().diskless_queues()), gone.disk, active);
         drop(queues);
         self.notify_event_queue();
         Ok(leaving)
@@ -159,13 +177,17 @@ impl Export {
 
 /// The disk of a logical unit that was taken away, which may have requests in flight.
 #[derive(Debug)]
-pub struct LeavingDisk(Receiver<()>);
+pub struct LeavingDisk {
+    left: Receiver<()>,
+    /// It stays locked until then.
+    _active: Option<Active>,
+}
 
 impl LeavingDisk {
     /// Waits until the last of its requests has ended, and no queue has the disk any more.
     pub fn wait(self) {
         // Nobody sends: it is over when every sender has been dropped.
-        let _ = self.0.recv();
+        let _ = self.left.recv();
     }
 }
 
@@ -183,17 +205,19 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
 }
 
 /// Takes a disk from queues. Each loop holds a sender until no request of that disk is left on it.
-fn detach(queues: &[RunningQueue], key: DiskKey) -> LeavingDisk {
+fn detach(queues: &[RunningQueue], key: DiskKey, active: Option<Active>) -> LeavingDisk {
     let (held, left) = channel::<()>();
     for &RunningQueue { ref on, id, .. } in queues {
         let held = held.clone();
         on.send(move |target| {
             if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {
                 target.backend().detach_telling(slot, held);
+                // It may keep requests for that disk.
+                target.wake(id);
             }
         });
     }
-    LeavingDisk(left)
+    LeavingDisk { left, _active: active }
 }
 
 fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, flag, request};
+use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, VRING_LOG, flag, request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,6 +18,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use crate::device_state::Direction;
 use crate::peer_fd::PeerFd;
 use crate::protocol_error::{MESSAGE_TIME, ProtocolError, invalid};
 
@@ -42,6 +43,20 @@ pub(crate) struct RingAt {
     pub desc: u64,
     pub used: u64,
     pub avail: u64,
+}
+
+/// A dirty log: where it is in its file, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LogAt {
+    pub size: u64,
+    pub offset: u64,
+}
+
+impl LogAt {
+    /// As it lies in a message.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        [self.size, self.offset].map(u64::to_ne_bytes).concat()
+    }
 }
 
 /// A record of what is in flight: where it is in its file, in bytes, and what it is for.
@@ -86,7 +101,10 @@ pub(crate) enum Request {
     ResetDevice,
     SetMemTable(Vec<(RegionAt, PeerFd)>),
     SetVringNum(u32, u32),
-    SetVringAddr(u32, RingAt),
+    /// The queue, its addresses, and by which address its used ring is logged, if it is to be.
+    SetVringAddr(u32, RingAt, Option<u64>),
+    SetLogBase(LogAt, PeerFd),
+    SetLogFd(PeerFd),
     SetVringBase(u32, u32),
     GetVringBase(u32),
     SetVringKick(u32, Option<PeerFd>),
@@ -112,13 +130,17 @@ pub(crate) enum Request {
     GetMaxMemSlots,
     AddMemReg(RegionAt, PeerFd),
     RemMemReg(RegionAt),
+    /// Whichever descriptor came along, which is not used.
+    SetDeviceState(Direction),
+    CheckDeviceState,
 }
 
 impl Request {
     /// What it takes of what a client [may order](crate::budget::Pace): much where memory is mapped or made.
     pub(crate) const fn cost(&self) -> u32 {
         match self {
-            Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) | Self::GetInflight(..) => 16,
+            Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) => 16,
+            Self::GetInflight(..) | Self::SetLogBase(..) | Self::SetDeviceState(..) | Self::CheckDeviceState => 16,
             _ => 1,
         }
     }
@@ -215,9 +237,9 @@ impl<'a> Connection<'a> {
         Ok(have)
     }
 
-    /// Lets so much time go by, or less if it is time to stop.
-    pub(crate) fn pause(&self, time: Duration) -> io::Result<()> {
-        wait(self.stop, self.stop, Some(time)).map(|_| ())
+    /// Lets so much time go by; false when it is time to stop.
+    pub(crate) fn pause(&self, time: Duration) -> io::Result<bool> {
+        Ok(matches!(wait(self.stop, self.stop, Some(time))?, Waited::TimeOver))
     }
 
     /// The peer's socket.
@@ -338,10 +360,20 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
         SET_MEM_TABLE => mem_table(body, fds).map(Request::SetMemTable),
         SET_VRING_NUM => state().map(|[index, num]| Request::SetVringNum(index, num)),
         SET_VRING_ADDR => sized(40).map(|()| {
-            // Index and flags (dirty logging, which is not offered) share the first long; the last is the log's address.
-            let [_, desc, used, avail] = longs(body);
-            Request::SetVringAddr(words::<1>(body)[0], RingAt { desc, used, avail })
+            let [index, flags] = words(body);
+            let [_, desc, used, avail, log] = longs(body);
+            Request::SetVringAddr(index, RingAt { desc, used, avail }, (flags & VRING_LOG != 0).then_some(log))
         }),
+        SET_LOG_BASE => match (sized(16)?, fds.pop()) {
+            ((), Some(fd)) => {
+                Ok(Request::SetLogBase(LogAt { size: longs::<2>(body)[0], offset: longs::<2>(body)[1] }, fd))
+            }
+            ((), None) => invalid(format!("{name} without a descriptor")),
+        },
+        SET_LOG_FD => match (sized(0)?, fds.pop()) {
+            ((), Some(fd)) => Ok(Request::SetLogFd(fd)),
+            ((), None) => invalid(format!("{name} without a descriptor")),
+        },
         SET_VRING_BASE => state().map(|[index, base]| Request::SetVringBase(index, base)),
         GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index)),
         SET_VRING_KICK => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),
@@ -372,6 +404,16 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
         },
         // Front-ends may send a descriptor along, which means nothing.
         REM_MEM_REG => sized(40).map(|()| Request::RemMemReg(region(&body[8..]))),
+        // The one phase that there is.
+        SET_DEVICE_STATE_FD => match (state()?, fds.pop()) {
+            ([0, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Save)),
+            ([1, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Load)),
+            ([direction, phase], Some(_)) => {
+                invalid(format!("{name} of direction {direction} in phase {phase}; there are 0 and 1, in phase 0"))
+            }
+            (_, None) => invalid(format!("{name} without a descriptor")),
+        },
+        CHECK_DEVICE_STATE => empty(Request::CheckDeviceState),
         other => invalid(format!("request {other}, which was not negotiated")),
     }
 }

@@ -5,6 +5,7 @@
 use std::io;
 use std::time::Duration;
 
+use egret_disk::OpenError;
 use rustix::io::Errno;
 
 /// How long a message may take to arrive, once it has begun to.
@@ -19,6 +20,8 @@ pub(crate) enum ProtocolError {
     HungUp,
     #[error("paused for {} s in the middle of a message", MESSAGE_TIME.as_secs())]
     Late,
+    #[error(transparent)]
+    Disk(#[from] OpenError),
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -7,12 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use egret_disk::Disk;
+use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
-use egret_virtio::Device;
+use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::MemoryRules;
 use egret_vring::ring::Queue;
 
+use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::stats::QueueCounters;
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     log: Arc<PeerLog>,
     kickless: Kickless,
     device: Arc<dyn Device>,
+    /// What is done about requests that fail.
+    pub(crate) errors: Arc<ErrorHandling>,
     /// What a client may hand over as guest memory.
     pub(crate) memory: MemoryRules,
     /// Locked for as long as something is done to queues that run: by its name a worker is found on its loop, and on no
@@ -53,6 +56,8 @@ pub(crate) struct Queues {
     pub(crate) stopping: usize,
     /// The device's disks, by their keys.
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
+    /// Each of them is active, if a client's rings run.
+    pub(crate) active: Option<Vec<(DiskKey, Active)>>,
 }
 
 /// Where a running queue is.
@@ -67,6 +72,11 @@ impl Queues {
     /// Where a queue is, if it runs.
     pub(crate) fn running_queue(&self, queue: usize) -> Option<RunningQueue> {
         Some(RunningQueue { queue, on: self.loops[queue].clone(), id: self.running[queue]? })
+    }
+
+    /// The device's disks, with their keys.
+    pub(crate) fn disks_by_key(&self) -> impl Iterator<Item = (DiskKey, &Arc<Disk>)> {
+        (0..).map(DiskKey).zip(&self.disks).filter_map(|(key, disk)| Some((key, disk.as_ref()?)))
     }
 
     /// Where the running queues are, from the queue `first` on.
@@ -92,6 +102,7 @@ impl Shared {
         device: Arc<dyn Device>,
         memory: MemoryRules,
         kickless: Kickless,
+        errors: ErrorPolicy,
         disks: Vec<Option<Arc<Disk>>>,
         loops: &[LoopHandle<Worker>],
     ) -> Self {
@@ -102,12 +113,14 @@ impl Shared {
             stranded: Vec::new(),
             stopping: 0,
             disks,
+            active: None,
         };
         Self {
             id: id.to_owned(),
             log: Arc::new(PeerLog::new(id)),
             kickless,
             device,
+            errors: ErrorHandling::new(id, errors),
             memory,
             counters: (0..count).map(|_| Arc::default()).collect(),
             queues: Mutex::new(queues),
@@ -140,7 +153,8 @@ impl Shared {
         let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
         let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
-        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, counters);
+        let errors = Arc::clone(&self.errors);
+        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
         worker.set_home(queues.loops[index].clone());
         queues.running[index] = Some(queues.loops[index].attach(worker)?);
         Ok(())
@@ -184,7 +198,17 @@ impl Shared {
             return Leaving::left(queues.stranded.swap_remove(at).1);
         }
         match queues.running[queue].take() {
-            Some(id) => queues.loops[queue].detach(id),
+            Some(id) => {
+                let on = &queues.loops[queue];
+                on.send(move |target| {
+                    if let Some(worker) = target.source(id) {
+                        worker.leave();
+                        // It may have requests to give up.
+                        target.wake(id);
+                    }
+                });
+                on.detach(id)
+            }
             None => Leaving::none(),
         }
     }
@@ -193,6 +217,43 @@ impl Shared {
     pub(crate) fn has_stopped(&self) {
         lock(&self.queues).stopping -= 1;
         self.stopped.notify_all();
+    }
+
+    /// Has all disks active, because rings are to run. Tries once.
+    pub(crate) fn activate(&self) -> Result<(), OpenError> {
+        let mut queues = lock(&self.queues);
+        if queues.active.is_some() {
+            return Ok(());
+        }
+        let active = queues.disks_by_key().map(|(key, disk)| Ok((key, disk.activate()?)));
+        let active = active.collect::<Result<Vec<_>, OpenError>>()?;
+        // The client has asked for their sizes before, when others may have had them active.
+        let news = queues
+            .disks_by_key()
+            .filter(|(key, disk)| disk.options().allow_inactive && self.device.resize(*key, disk.size()));
+        let is_news = news.count() > 0;
+        queues.active = Some(active);
+        drop(queues);
+        if is_news {
+            self.notify_config_change();
+        }
+        Ok(())
+    }
+
+    /// Lets others have the disks, because no ring runs and none is about to. One whose writes cannot be written out stays
+    /// active: who has it next would not find them.
+    pub(crate) fn deactivate(&self) {
+        let disks: Vec<_> = {
+            let queues = lock(&self.queues);
+            queues.active.iter().flat_map(|_| queues.disks.iter().flatten().cloned()).collect()
+        };
+        for disk in disks.iter().filter(|disk| disk.options().allow_inactive) {
+            if let Err(e) = disk.write_out() {
+                let name = disk.node_name();
+                return self.log.warn(format_args!("blockdev '{name}' stays locked: the last flush failed: {e}"));
+            }
+        }
+        lock(&self.queues).active = None;
     }
 
     pub(crate) fn set_draining(&self, draining: bool) {

@@ -42,6 +42,11 @@ pub struct DiskSwap {
 /// A loop cannot run one of the new disks, or requests in flight do not end. The old ones stay in use everywhere.
 pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportError> {
     let mut locked = exports.iter().map(|export| lock_stopped(export)).collect::<Result<Vec<_>, _>>()?;
+    // From here on nobody activates or deactivates the old ones.
+    for DiskSwap { old, new } in disks {
+        let id = || exports.first().map_or_else(String::new, |export| export.id().to_owned());
+        new.share_locks_of(old).map_err(|e| ExportError::Disk(id(), e))?;
+    }
     let mut swaps = Vec::new();
     for (export, queues) in exports.iter().zip(&locked) {
         let system = |e| ExportError::System(export.id().to_owned(), e);
@@ -55,8 +60,12 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     let busy = || ExportError::Busy(exports.first().map_or_else(String::new, |export| export.id().to_owned()));
     let pause = DrainBarrier::run(swaps).ok_or_else(busy)?;
     for queues in &mut locked {
-        for (DiskKey(key), disk) in changes(queues, disks) {
-            queues.disks[key as usize] = Some(disk);
+        for (key, disk) in changes(queues, disks) {
+            let mut active = queues.active.iter_mut().flatten().filter(|(of, _)| *of == key);
+            if let (Some((_, active)), Ok(new)) = (active.next(), disk.activate()) {
+                *active = new;
+            }
+            queues.disks[key.0 as usize] = Some(disk);
         }
     }
     Ok(pause)
@@ -72,11 +81,9 @@ fn lock_stopped<'a>(export: &'a Export) -> Result<MutexGuard<'a, Queues>, Export
 
 /// What changes for an export: disks, by their keys.
 fn changes(queues: &Queues, disks: &[DiskSwap]) -> Vec<(DiskKey, Arc<Disk>)> {
-    let new = |disk: &Option<Arc<Disk>>| {
-        let disk = disk.as_ref()?;
-        disks.iter().find(|swap| Arc::ptr_eq(&swap.old, disk)).map(|swap| Arc::clone(&swap.new))
-    };
-    (0..).map(DiskKey).zip(&queues.disks).filter_map(|(key, disk)| Some((key, new(disk)?))).collect()
+    let new =
+        |disk: &Arc<Disk>| disks.iter().find(|swap| Arc::ptr_eq(&swap.old, disk)).map(|swap| Arc::clone(&swap.new));
+    queues.disks_by_key().filter_map(|(key, disk)| Some((key, new(disk)?))).collect()
 }
 
 /// A queue, and the disks that it is to have, which its loop's engines keep for it until this is dropped.

@@ -7,16 +7,17 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use egret_event_loop::Leaving;
 use egret_virtio::{EVENT_IDX, RING_PACKED};
-use egret_vring::memory::{GuestMemory, Region};
+use egret_vring::memory::{DirtyLog, GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
-use egret_vring::vhost_user::{F_PROTOCOL_FEATURES, protocol_feature};
+use egret_vring::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;
+use crate::device_state::Transfer;
 use crate::peer_fd::PeerFd;
 use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
@@ -24,13 +25,20 @@ use crate::queues::Shared;
 use crate::vring::{Due, Runs, Vring};
 use crate::worker::{VringFds, Worker};
 
+mod migration;
+
 const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
+    | protocol_feature::LOG_SHMFD
     | protocol_feature::REPLY_ACK
     | protocol_feature::BACKEND_REQ
     | protocol_feature::CONFIG
     | protocol_feature::INFLIGHT_SHMFD
     | protocol_feature::RESET_DEVICE
-    | protocol_feature::CONFIGURE_MEM_SLOTS;
+    | protocol_feature::CONFIGURE_MEM_SLOTS
+    | protocol_feature::DEVICE_STATE;
+
+/// What this side of the socket has for features, beside the device.
+const TRANSPORT_FEATURES: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
 
 /// Where the configuration space begins for old front-ends, from before the protocol dropped that offset.
 const OLD_CONFIG_OFFSET: u32 = 0x100;
@@ -39,7 +47,15 @@ const OLD_CONFIG_OFFSET: u32 = 0x100;
 const MAX_QUEUE_SIZE: u16 = 1024;
 
 /// Memory regions that a client may have at a time.
-pub const MAX_MEMORY_SLOTS: usize = 64;
+const MAX_MEMORY_SLOTS: usize = 64;
+
+/// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
+pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
+
+/// How long a client waits for disks that somebody else has locked, before its session ends.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+/// How often one looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
@@ -50,6 +66,10 @@ pub(crate) struct Session<'a> {
     vrings: Vec<Vring>,
     /// The client's record of what is in flight.
     inflight: Option<Inflight>,
+    /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
+    log: Option<Arc<DirtyLog>>,
+    log_fd: Option<Arc<OwnedFd>>,
+    transfer: Transfer,
     features: u64,
     protocol_features: u64,
 }
@@ -58,7 +78,19 @@ impl<'a> Session<'a> {
     pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>, budget: &'a mut ClientBudget) -> Self {
         let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::under(shared.memory.clone()));
-        Self { shared, connection, budget, memory, vrings, inflight: None, features: 0, protocol_features: 0 }
+        Self {
+            shared,
+            connection,
+            budget,
+            memory,
+            vrings,
+            inflight: None,
+            log: None,
+            log_fd: None,
+            transfer: Transfer::None,
+            features: 0,
+            protocol_features: 0,
+        }
     }
 
     /// Serves the client until it leaves, breaks the protocol, or it is time to stop; then drains its queues.
@@ -98,7 +130,7 @@ impl<'a> Session<'a> {
         let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
         let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
         match request {
-            Request::GetFeatures => return reply_u64(self.shared.device().features() | F_PROTOCOL_FEATURES),
+            Request::GetFeatures => return reply_u64(self.shared.device().features() | TRANSPORT_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
@@ -114,6 +146,16 @@ impl<'a> Session<'a> {
                 let replied = self.connection.reply_with(message, &at.to_bytes(len), &[file.as_fd()]);
                 return replied.map(|()| Answered::Replied);
             }
+            Request::SetLogBase(at, fd) => {
+                self.set_log(at, fd)?;
+                // libvhost-user replies with a number, rust-vmm's front-ends want this, and QEMU's takes either.
+                return self.connection.reply(message, &at.to_bytes()).map(|()| Answered::Replied);
+            }
+            Request::SetDeviceState(direction) => return self.transfer_state(direction, message),
+            Request::CheckDeviceState => {
+                let is_good = self.check_state();
+                return self.connection.reply_u64(message, u64::from(!is_good)).map(|()| Answered::Replied);
+            }
             Request::SetOwner => {}
             Request::ResetOwner | Request::ResetDevice => self.reset(),
             Request::SetFeatures(features) => self.set_features(features)?,
@@ -123,7 +165,11 @@ impl<'a> Session<'a> {
             Request::AddMemReg(at, fd) => self.add_memory(at, fd)?,
             Request::RemMemReg(at) => self.remove_memory(at)?,
             Request::SetVringNum(index, size) => self.set_size(index, size)?,
-            Request::SetVringAddr(index, at) => self.set_addresses(index, at)?,
+            Request::SetVringAddr(index, at, log) => self.set_addresses(index, at, log)?,
+            Request::SetLogFd(fd) => {
+                self.log_fd = Some(Arc::new(fd.into_eventfd()?));
+                self.update_logs()?;
+            }
             Request::SetVringBase(index, base) => self.set_base(index, base)?,
             Request::SetVringKick(index, fd) => self.set_kick(index, fd)?,
             Request::SetVringCall(index, fd) => self.set_fd(index, fd, VringFds::set_call)?,
@@ -157,7 +203,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
-        if let Err(e) = self.shared.device().set_features(features & !F_PROTOCOL_FEATURES) {
+        if let Err(e) = self.shared.device().set_features(features & !TRANSPORT_FEATURES) {
             return invalid(e.to_string());
         }
         self.features = features;
@@ -167,7 +213,7 @@ impl<'a> Session<'a> {
         if features & F_PROTOCOL_FEATURES == 0 {
             self.vrings.iter_mut().for_each(|vring| vring.set_enabled(true));
         }
-        Ok(())
+        self.update_logs()
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<(), ProtocolError> {
@@ -191,8 +237,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn set_addresses(&mut self, index: u32, at: RingAt) -> Result<(), ProtocolError> {
-        self.describe(index, |vring| vring.set_addresses(at))?;
+    fn set_addresses(&mut self, index: u32, at: RingAt, log: Option<u64>) -> Result<(), ProtocolError> {
+        let before = self.vring(index)?.log();
+        self.describe(index, |vring| vring.set_addresses(at, log))?;
+        if before != log {
+            self.update_log(index as usize)?;
+        }
         self.update_vring(index as usize)
     }
 
@@ -216,6 +266,7 @@ impl<'a> Session<'a> {
         self.vring(index)?;
         self.stop_queue(index as usize);
         self.describe(index, |vring| vring.stop())?;
+        self.settle();
         Ok(self.base(&self.vrings[index as usize]))
     }
 
@@ -318,6 +369,8 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
         let Some(at) = vring.addresses() else { return Ok(()) };
+        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
+        self.activate()?;
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
@@ -330,9 +383,12 @@ impl<'a> Session<'a> {
             base: self.base(vring),
             packed: self.is_packed(),
             event_idx: self.features & EVENT_IDX != 0,
+            log: self.used_log(index)?,
         };
         let record = self.record(index);
-        let is_known = vring.has_run() || record.as_ref().is_some_and(|record| !record.is_new());
+        // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
+        // base says.
+        let is_known = vring.has_run() || record.is_some();
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
@@ -345,8 +401,21 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
-        let fds = self.vrings[index].run();
+        let mut fds = self.vrings[index].run();
+        fds.log = self.log_signal();
         self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
+    }
+
+    /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
+    /// not ended yet.
+    fn activate(&self) -> Result<(), ProtocolError> {
+        let patience_ends = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match self.shared.activate() {
+                Err(e) if e.is_locked() && Instant::now() < patience_ends && self.connection.pause(LOOK_AGAIN)? => {}
+                activated => return Ok(activated?),
+            }
+        }
     }
 
     fn stop_queue(&mut self, index: usize) {
@@ -367,6 +436,14 @@ impl<'a> Session<'a> {
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
         }
+        self.settle();
+    }
+
+    /// Gives the disks up when no ring is to run any more.
+    fn settle(&self) {
+        if !self.vrings.iter().any(Vring::is_to_run) {
+            self.shared.deactivate();
+        }
     }
 
     fn stop_all(&mut self) {
@@ -378,6 +455,7 @@ impl<'a> Session<'a> {
         self.shared.device().reset();
         self.inflight = None;
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
+        self.settle();
     }
 
     /// Replaces all of memory.
@@ -386,7 +464,7 @@ impl<'a> Session<'a> {
     /// send its table again. If the new map fails, the session ends, and the old one is not needed.
     fn set_memory(&mut self, regions: Vec<(RegionAt, PeerFd)>) -> Result<(), ProtocolError> {
         self.stop_all();
-        let mut memory = GuestMemory::under(self.shared.memory.clone());
+        let mut memory = GuestMemory::under(self.shared.memory.clone()).logging(self.memory.log().cloned());
         self.memory = Arc::new(GuestMemory::empty());
         for (at, fd) in regions {
             memory = with(&memory, at, fd)?;

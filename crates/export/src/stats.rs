@@ -36,6 +36,8 @@ pub struct QueueCounters {
     ops: [OpCounters; RequestType::ALL.len()],
     /// Requests taken in and not completed.
     pub in_flight: Counter,
+    /// Of those, requests that wait because the export is stopped for an error.
+    pub waiting: Counter,
     /// Notifications sent to the guest.
     pub calls: Counter,
     /// Batches of used requests that the guest did not want to be notified of.
@@ -90,6 +92,7 @@ impl QueueCounters {
             self.add_latency_to(request_type, &mut sum.latency[request_type as usize]);
         }
         sum.in_flight += self.in_flight.get();
+        sum.waiting += self.waiting.get();
         sum.calls += self.calls.get();
         sum.calls_spared += self.calls_spared.get();
         sum.broken += self.broken.get();
@@ -103,6 +106,8 @@ pub struct QueueStats {
     latency: [Option<Latencies>; RequestType::ALL.len()],
     /// Requests taken in and not completed.
     pub in_flight: u64,
+    /// Of those, requests that wait because the export is stopped for an error.
+    pub waiting: u64,
     /// Notifications sent to the guest.
     pub calls: u64,
     /// Batches of used requests that the guest did not want to be notified of.
@@ -157,6 +162,7 @@ impl QueueStats {
             }
         }
         self.in_flight += other.in_flight;
+        self.waiting += other.waiting;
         self.calls += other.calls;
         self.calls_spared += other.calls_spared;
         self.broken += other.broken;

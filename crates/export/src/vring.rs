@@ -45,6 +45,8 @@ pub(crate) struct Vring {
     enabled: bool,
     size: u16,
     addresses: Option<RingAt>,
+    /// By which address what is written to its used ring is logged, if it is to be.
+    log: Option<u64>,
     /// Where it goes on, if it was told or has run.
     base: Option<u32>,
     /// The descriptors, unless it runs.
@@ -56,6 +58,11 @@ pub(crate) struct Vring {
 impl Vring {
     pub(crate) fn is_running(&self) -> bool {
         self.state == State::Running
+    }
+
+    /// Whether it runs, or does as soon as nothing is in the way.
+    pub(crate) fn is_to_run(&self) -> bool {
+        self.state != State::Stopped && self.enabled && self.addresses.is_some()
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -85,12 +92,17 @@ impl Vring {
         Ok(())
     }
 
-    /// SET_VRING_ADDR. QEMU repeats the addresses of a running ring when it toggles dirty logging; they must be the same.
-    pub(crate) fn set_addresses(&mut self, addresses: RingAt) -> Result<(), Runs> {
+    /// SET_VRING_ADDR. Of a running ring, whose addresses cannot change, it says whether the ring is to be logged.
+    pub(crate) fn set_addresses(&mut self, addresses: RingAt, log: Option<u64>) -> Result<(), Runs> {
         if self.addresses != Some(addresses) {
             self.at_rest()?.addresses = Some(addresses);
         }
+        self.log = log;
         Ok(())
+    }
+
+    pub(crate) fn log(&self) -> Option<u64> {
+        self.log
     }
 
     /// SET_VRING_BASE.
@@ -168,7 +180,7 @@ mod tests {
         let mut vring = Vring::default();
         vring.set_size(8).unwrap();
         vring.set_base(0).unwrap();
-        vring.set_addresses(ADDRESSES).unwrap();
+        vring.set_addresses(ADDRESSES, None).unwrap();
         vring.start(None).unwrap();
         vring.set_enabled(true);
         vring
@@ -185,7 +197,7 @@ mod tests {
         let steps: [fn(&mut Vring); 3] = [
             |vring| vring.start(None).unwrap(),
             |vring| vring.set_enabled(true),
-            |vring| vring.set_addresses(ADDRESSES).unwrap(),
+            |vring| vring.set_addresses(ADDRESSES, None).unwrap(),
         ];
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut vring = Vring::default();
@@ -203,7 +215,7 @@ mod tests {
         let mut vring = running();
         vring.set_enabled(false);
         assert_eq!(vring.due(), Due::Stop);
-        assert!(vring.pause() && !vring.pause());
+        assert!(vring.pause() && !vring.pause() && !vring.is_to_run());
         vring.come_to_rest(7, VringFds::default());
         assert_eq!((vring.due(), vring.base(), vring.has_run()), (Due::Nothing, Some(7), true));
         vring.set_enabled(true);
@@ -214,22 +226,24 @@ mod tests {
     fn a_vring_that_was_stopped_waits_for_a_kick_descriptor_and_knows_what_it_was_told_before() {
         let mut vring = running();
         vring.pause();
+        assert!(vring.is_to_run(), "until it is stopped, by GET_VRING_BASE");
         vring.come_to_rest(7, VringFds::default());
         vring.stop().unwrap();
-        assert_eq!(vring.due(), Due::Nothing);
+        assert_eq!((vring.due(), vring.is_to_run()), (Due::Nothing, false));
         assert_eq!((vring.size(), vring.addresses(), vring.base()), (8, Some(ADDRESSES), Some(7)));
         vring.start(None).unwrap();
         assert_eq!(vring.due(), Due::Start);
     }
 
     #[test]
-    fn a_vring_that_runs_cannot_be_described_anew_but_be_told_the_same_addresses() {
+    fn a_vring_that_runs_cannot_be_described_anew_but_be_told_whether_it_is_logged() {
         let mut vring = running();
         assert_eq!((vring.set_size(16), vring.set_base(1)), (Err(Runs), Err(Runs)));
         assert_eq!((vring.start(None), vring.stop()), (Err(Runs), Err(Runs)));
-        assert_eq!(vring.set_addresses(ADDRESSES), Ok(()));
-        assert_eq!(vring.set_addresses(RingAt { desc: 0x8000, ..ADDRESSES }), Err(Runs));
+        assert_eq!(vring.set_addresses(ADDRESSES, Some(0x2000)), Ok(()));
+        assert_eq!(vring.set_addresses(RingAt { desc: 0x8000, ..ADDRESSES }, None), Err(Runs));
         assert_eq!((vring.size(), vring.base(), vring.addresses()), (8, Some(0), Some(ADDRESSES)));
+        assert_eq!(vring.log(), Some(0x2000));
         assert!(vring.fds().is_none(), "its worker has them");
         vring.pause();
         assert!(vring.fds().is_some());

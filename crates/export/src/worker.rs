@@ -1,18 +1,22 @@
 //! A queue worker: one guest's queue, run by one loop.
 
+mod stopped;
+
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use egret_disk::{Completion, Disk, DiskSlot, EngineError, EngineSet, Request, RequestToken};
+use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
 use egret_virtio::{Completed, DiskKey, Model, Next};
-use egret_vring::memory::Buffers;
+use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
+use self::stopped::Stopped;
 use crate::alarm::Alarm;
+use crate::errors::ErrorHandling;
 use crate::peer_log::PeerLog;
 use crate::stats::QueueCounters;
 
@@ -24,6 +28,8 @@ pub(crate) struct VringFds {
     call: Option<OwnedFd>,
     /// Is signalled when the queue breaks.
     pub err: Option<OwnedFd>,
+    /// Is signalled when the dirty log has changed, where there is one.
+    pub log: Option<Arc<OwnedFd>>,
     /// Signal `call` at the end of the next turn, even if the driver's event suppression says not to.
     owes_call: bool,
     /// The queue broke and `err` is not signalled yet.
@@ -119,6 +125,9 @@ pub struct Worker {
     look_at: Nanos,
     /// Used elements were added, but the used index is not published yet.
     unpublished: bool,
+    /// What the export does about errors, and what the queue keeps while it is stopped for one.
+    errors: Arc<ErrorHandling>,
+    stopped: Stopped,
     counters: Arc<QueueCounters>,
 }
 
@@ -138,6 +147,10 @@ impl Disks {
     #[inline]
     fn slot(&self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
         self.slots.get(key as usize).copied().flatten()
+    }
+
+    fn key_of(&self, slot: DiskSlot) -> Option<DiskKey> {
+        self.slots.iter().position(|other| *other == Some(slot)).map(|key| DiskKey(key as u32))
     }
 
     fn attach(&mut self, engines: &mut EngineSet) -> Result<(), EngineError> {
@@ -166,6 +179,7 @@ impl Worker {
         model: Model,
         disks: Disks,
         fds: VringFds,
+        errors: Arc<ErrorHandling>,
         counters: Arc<QueueCounters>,
     ) -> Self {
         let begun = vec![Begun::default(); queue.size().into()];
@@ -186,6 +200,8 @@ impl Worker {
             is_behind: false,
             look_at: Nanos::ZERO,
             unpublished: false,
+            errors,
+            stopped: Stopped::default(),
             counters,
         }
     }
@@ -217,6 +233,17 @@ impl Worker {
     /// Stops a drained queue: what it was configured as and where it stands, and the descriptors it was given.
     pub(crate) fn into_parts(self) -> (QueueConfig, VringFds) {
         (self.queue.stop(), self.fds)
+    }
+
+    /// It is going to be drained for good, not to be attached elsewhere.
+    pub(crate) fn leave(&mut self) {
+        self.stopped.leaving = true;
+    }
+
+    /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
+    pub(crate) fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>, signal: Option<Arc<OwnedFd>>) {
+        self.queue.set_log(memory, used);
+        self.fds.log = signal;
     }
 
     /// Says which loop it is going to be attached to: others wake it there.
@@ -264,9 +291,14 @@ impl Worker {
     /// Gives a request to the engines, with its memory, which the queue lends.
     #[inline]
     fn push(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+        let Some(slot) = self.disks.slot(key) else {
+            return self.refuse(request.token, request.buffers, Errno::NODEV, now);
+        };
+        if self.stopped.is {
+            return self.keep(key, request);
+        }
         let Request { op, offset, len, buffers, token } = request;
-        let Some(slot) = self.disks.slot(key) else { return self.refuse(token, buffers, Errno::NODEV, now) };
-        match self.queue.lend(buffers) {
+        match self.queue.lend(buffers, op.access()) {
             Ok(buffers) => engines.push(slot, Request { op, offset, len, buffers, token }),
             Err(buffers) => self.refuse(token, buffers, Errno::FAULT, now),
         }
@@ -325,7 +357,7 @@ impl Worker {
     fn push_follow_ups(&mut self, engines: &mut EngineSet, now: Nanos) {
         // A request that is refused may leave another behind, until its command gives up.
         while let Some((key, request)) = self.follow_ups.pop() {
-            self.push(engines, key, request, now);
+            self.push_again(engines, key, request, now);
         }
     }
 
@@ -341,6 +373,7 @@ impl Worker {
     #[cold]
     fn break_queue(&mut self, why: &dyn Display) {
         self.phase = Phase::Broken;
+        self.queue.log_unpublished();
         self.counters.broken.add(1);
         let QueueInfo { log, index, .. } = &self.info;
         log.warn(format_args!("queue {index}: the guest broke the queue, which is stopped: {why}"));
@@ -358,8 +391,8 @@ fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
 impl Source for Worker {
     type Backend = EngineSet;
 
-    fn route(completion: &Completion) -> u32 {
-        completion.token.source()
+    fn route(ended: &Ended) -> u32 {
+        ended.completion.token.source()
     }
 
     fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
@@ -376,6 +409,9 @@ impl Source for Worker {
     fn detached(&mut self, engines: &mut EngineSet) {
         self.alarm = None;
         self.model.set_waker(None);
+        if self.stopped.leaving {
+            self.let_go();
+        }
         self.disks.detach(engines);
     }
 
@@ -385,6 +421,9 @@ impl Source for Worker {
 
     fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
         self.answer_alarm(turn.now());
+        if self.stopped.is || self.errors.is_stopped() {
+            self.attend_stop(engines, turn);
+        }
         if !self.follow_ups.is_empty() {
             self.push_follow_ups(engines, turn.now());
         }
@@ -425,11 +464,19 @@ impl Source for Worker {
         self.is_behind = self.queue.is_available();
     }
 
-    fn complete(&mut self, completion: Completion, now: Nanos) -> bool {
+    fn complete(&mut self, Ended { completion, failed }: Ended, now: Nanos) -> bool {
         let Completion { token, result, buffers } = completion;
         let buffers = self.queue.take_back(buffers);
+        let mut completion = Completion { token, result, buffers };
+        if failed.is_some() || self.stopped.is {
+            match self.judge(completion, failed, now) {
+                Some(judged) => completion = judged,
+                // It is to be dispatched, because the queue is stopped now.
+                None => return true,
+            }
+        }
         let was_full = !self.takes_chains();
-        self.end_request(Completion { token, result, buffers }, now);
+        self.end_request(completion, now);
         !self.follow_ups.is_empty() || was_full
     }
 
@@ -443,6 +490,9 @@ impl Source for Worker {
         // only when every available chain has been popped, unless the queue pops no more.
         if !(self.is_behind && self.phase == Phase::Running) {
             self.model.caught_up();
+        }
+        if has_published && let Some(log) = &self.fds.log {
+            signals.push(log.as_fd());
         }
         if wants_call || owes_call {
             self.counters.calls.add(u64::from(wants_call));
@@ -475,6 +525,7 @@ impl Source for Worker {
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
         }
+        self.stopped.is |= self.errors.is_stopped() && !self.gives_up();
     }
 
     fn resume(&mut self, engines: &mut EngineSet) {
@@ -485,7 +536,7 @@ impl Source for Worker {
     }
 
     fn is_drained(&self) -> bool {
-        self.queue.in_flight() == 0
+        self.queue.in_flight() == 0 || self.keeps_all()
     }
 
     fn descriptor(&self) -> Option<RawFd> {

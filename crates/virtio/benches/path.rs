@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use egret_disk::Completion;
+use egret_disk::{Completion, Request};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig, BlkQueue};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig, ScsiQueue};
@@ -146,8 +146,8 @@ impl<M: RequestModel> Guest<M> {
             match self.model.begin(&self.memory, &mut self.chain, 1) {
                 Ok(Next::Submit(_, request)) => {
                     each();
-                    let request = black_box(request);
-                    let (token, buffers) = (request.token, self.queue.lend(request.buffers).unwrap());
+                    let Request { op, token, buffers, .. } = black_box(request);
+                    let buffers = self.queue.lend(buffers, op.access()).unwrap();
                     self.completions.push(Completion { token, result: Ok(()), buffers });
                 }
                 other => panic!("not a request for the disk: {other:?}"),

@@ -30,7 +30,8 @@ pub use config::{BlkConfig, BlkError, DiscardLimits, WriteZeroesLimits};
 pub use queue::BlkQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
-use crate::model::Model;
+use crate::model::{DiskKey, Model};
+use crate::state::{DeviceId, StateError, pack, unpack};
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
 pub const SECTOR: u64 = 512;
@@ -188,6 +189,11 @@ impl Device for Blk {
         }
     }
 
+    fn resize(&self, _disk: DiskKey, bytes: u64) -> bool {
+        let sectors = (bytes - bytes % u64::from(self.config.logical_block_size)) / SECTOR;
+        self.sectors.swap(sectors, Ordering::Relaxed) != sectors
+    }
+
     /// The cache mode, as the byte that the driver writes.
     fn choices(&self) -> u8 {
         self.writeback.load(Ordering::Relaxed).into()
@@ -196,6 +202,20 @@ impl Device for Blk {
     fn choose(&self, writeback: u8) {
         self.writeback.store(writeback != 0, Ordering::Relaxed);
         self.settle();
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(DeviceId::Blk, &[self.choices()])
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), StateError> {
+        match unpack(state, DeviceId::Blk)? {
+            &[choices @ (0 | 1)] => {
+                self.choose(choices);
+                Ok(())
+            }
+            _ => Err(StateError::invalid("a cache mode that there is not")),
+        }
     }
 
     fn model(self: Arc<Self>, _index: u16, size: u16) -> Model {

@@ -49,6 +49,19 @@ pub trait RequestModel: Send {
 
     /// As [`Model::caught_up`].
     fn caught_up(&mut self) {}
+
+    /// As [`Model::waiting`].
+    fn waiting(&self) -> usize {
+        0
+    }
+
+    /// As [`Model::is_aborted`].
+    fn is_aborted(&self, _head: u16) -> bool {
+        false
+    }
+
+    /// As [`Model::let_go`].
+    fn let_go(&mut self) {}
 }
 
 /// What a control queue's worker asks of its model.
@@ -120,8 +133,8 @@ impl Model {
     }
 
     /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first
-    /// chain begins. `None` when the queue is detached: nothing is in flight then, and everything used is published, so no
-    /// other queue has to wait for this one.
+    /// chain begins. `None` when the queue is detached: no disk has a request of it then, and everything used is
+    /// published. Chains that are in flight all the same go on when there is a waker again.
     pub fn set_waker(&mut self, waker: Option<Waker>) {
         match self {
             Self::Request(model) => model.set_waker(waker),
@@ -138,6 +151,29 @@ impl Model {
             Self::Request(model) => model.resume(memory, into),
             Self::Control(model) => into.extend(model.resume(memory).into_iter().map(Next::Complete)),
             Self::Event(_) => {}
+        }
+    }
+
+    /// How many chains wait for other chains.
+    pub fn waiting(&self) -> usize {
+        match self {
+            Self::Request(model) => model.waiting(),
+            Self::Control(_) | Self::Event(_) => 0,
+        }
+    }
+
+    /// Whether the driver has asked for an end of the chain at `head`, whose request need not be run any more.
+    pub fn is_aborted(&self, head: u16) -> bool {
+        match self {
+            Self::Request(model) => model.is_aborted(head),
+            Self::Control(_) | Self::Event(_) => false,
+        }
+    }
+
+    /// Forgets the chains in flight, none of which has a request at a disk: others no longer wait for them.
+    pub fn let_go(&mut self) {
+        if let Self::Request(model) = self {
+            model.let_go();
         }
     }
 

@@ -25,6 +25,7 @@ mod control;
 mod events;
 mod luns;
 mod queue;
+mod state;
 mod tasks;
 mod waiting;
 
@@ -46,6 +47,7 @@ pub use queue::ScsiQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
+use crate::state::StateError;
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
@@ -312,6 +314,24 @@ impl Device for Scsi {
         }
         size.store(value, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn save(&self) -> Vec<u8> {
+        state::save(self)
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), StateError> {
+        state::load(self, state)
+    }
+
+    /// Tells the driver itself, by an event.
+    fn resize(&self, disk: DiskKey, bytes: u64) -> bool {
+        let addresses = self.luns().table.all().iter().filter(|lun| lun.disk == disk).map(|lun| lun.address).collect();
+        let addresses: Vec<LunAddress> = addresses;
+        addresses.into_iter().for_each(|address| {
+            Self::resize(self, address, bytes);
+        });
+        false
     }
 
     fn model(self: Arc<Self>, index: u16, size: u16) -> Model {

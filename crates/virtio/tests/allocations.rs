@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use counting::ALLOCATIONS;
-use egret_disk::Completion;
+use egret_disk::{Completion, Request};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
@@ -105,7 +105,8 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
         while queue.pop(&mut chain).unwrap() {
             match model.begin(&memory, &mut chain, 0) {
                 Ok(Next::Submit(_, request)) => {
-                    let (token, buffers) = (request.token, queue.lend(request.buffers).unwrap());
+                    let Request { op, token, buffers, .. } = request;
+                    let buffers = queue.lend(buffers, op.access()).unwrap();
                     completions.push(Completion { token, result: Ok(()), buffers });
                 }
                 Ok(Next::Complete(ended)) => queue.add_used(ended.head, ended.written),

@@ -142,7 +142,17 @@ impl Config {
                 )
             })
         });
-        shared.collect()
+        let cached = self.exports.iter().filter(|export| export.allow_inactive).flat_map(|export| {
+            let nodes = export.node_names().filter(|(_, node)| self.disk(node).is_some_and(|disk| disk.is_cached()));
+            nodes.map(move |(_, node)| {
+                format!(
+                    "{}: allow-inactive=on, and blockdev '{node}' has cache.direct=off: two hosts agree on what is in \
+                     the image for certain only with cache.direct=on",
+                    export.subject()
+                )
+            })
+        });
+        shared.chain(cached).collect()
     }
 
     /// The same, with what is in force wherever something was left to a default.
@@ -210,6 +220,16 @@ impl Config {
         }
         for (key, name) in export.iothreads() {
             reference(key, "iothread", name, self.iothreads.iter().map(|iothread| iothread.id.as_str()))?;
+        }
+        for (_, node) in export.node_names() {
+            let differs = |other: &&Export| other.has_node(node) && other.allow_inactive != export.allow_inactive;
+            if let Some(other) = self.exports.iter().find(differs).filter(|other| other.id != export.id) {
+                let [ours, theirs] = [export, other].map(|export| if export.allow_inactive { "on" } else { "off" });
+                let (other, both) = (other.subject(), "of one blockdev have the same");
+                return Err(Problem::Together(format!(
+                    "allow-inactive={ours}, and {other} of blockdev '{node}' has {theirs}: all exports {both}"
+                )));
+            }
         }
         for (_, node) in export.node_names().filter(|_| export.writable) {
             let found = nodes.iter().find(|(blockdev, _)| blockdev.name() == node);

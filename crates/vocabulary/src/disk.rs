@@ -99,6 +99,11 @@ impl Settings {
 }
 
 impl<'a> Disk<'a> {
+    /// Whether what is in its image may be in the host's page cache.
+    pub(crate) fn is_cached(&self) -> bool {
+        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_))
+    }
+
     /// Goes down from `blockdev` to the image; `find` knows blockdevs by their names.
     ///
     /// `None` if a name leads nowhere, or back to where it came from.

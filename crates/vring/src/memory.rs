@@ -13,6 +13,7 @@ mod fault;
 mod iovec;
 pub mod iovecs;
 mod lent;
+mod log;
 mod mapping;
 pub mod volatile;
 
@@ -29,7 +30,9 @@ use thiserror::Error;
 
 pub use budget::{MemoryBudget, MemoryLimits, OverBudget};
 pub use iovec::IoVec;
-pub use lent::{Buffers, Lent};
+pub(crate) use lent::Lender;
+pub use lent::{Access, Buffers, Lent};
+pub use log::{DirtyLog, LOG_PAGE};
 use mapping::Mapping;
 
 /// What may be guest memory.
@@ -78,6 +81,27 @@ impl Region {
         let file = mapping::memfd()?;
         file.set_len(size)?;
         Ok(Self { guest_addr, size, user_addr: guest_addr, file, offset: 0 })
+    }
+}
+
+impl<F> Region<F> {
+    /// Looks for numbers that no region can have.
+    fn check(&self) -> Result<(), MemoryError> {
+        let Self { guest_addr, size, user_addr, offset, .. } = *self;
+        if size == 0 {
+            return Err(MemoryError::Empty { guest_addr });
+        }
+        let ends = [
+            (guest_addr, u64::MAX, "guest addresses"),
+            (user_addr, u64::MAX, "front-end addresses"),
+            (offset, i64::MAX as u64, "file"),
+        ];
+        for (start, limit, space) in ends {
+            if start.checked_add(size).is_none_or(|end| end > limit) {
+                return Err(MemoryError::Overflow { guest_addr, size, space });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -206,6 +230,8 @@ pub struct GuestMemory {
     /// The same spans by host address.
     by_host: Vec<Span>,
     rules: MemoryRules,
+    /// Where it is noted what was written.
+    log: Option<Arc<DirtyLog>>,
     /// How many [truncations](fault::truncations) there had been when all of it was last found whole.
     whole_at: AtomicUsize,
 }
@@ -242,19 +268,7 @@ impl GuestMemory {
     /// against the map's rules; or the system's refusal to map it. This map is as it was.
     pub fn with<F: AsFd>(&self, region: Region<F>) -> Result<Self, MemoryError> {
         let (guest_addr, size) = (region.guest_addr, region.size);
-        if size == 0 {
-            return Err(MemoryError::Empty { guest_addr });
-        }
-        let ends = [
-            (guest_addr, u64::MAX, "guest addresses"),
-            (region.user_addr, u64::MAX, "front-end addresses"),
-            (region.offset, i64::MAX as u64, "file"),
-        ];
-        for (start, limit, space) in ends {
-            if start.checked_add(size).is_none_or(|end| end > limit) {
-                return Err(MemoryError::Overflow { guest_addr, size, space });
-            }
-        }
+        region.check()?;
         let other =
             self.spans.iter().find(|span| guest_addr < span.guest + span.size && span.guest < guest_addr + size);
         if let Some(other) = other {
@@ -262,7 +276,7 @@ impl GuestMemory {
         }
         let mut mappings = self.mappings.clone();
         mappings.push(Arc::new(Mapping::new(region, &self.rules)?));
-        Ok(Self::of(mappings, self.rules.clone()))
+        Ok(self.remade(mappings))
     }
 
     /// This map without the region that was added with exactly these numbers.
@@ -277,7 +291,17 @@ impl GuestMemory {
         };
         let mut mappings = self.mappings.clone();
         mappings.remove(gone);
-        Ok(Self::of(mappings, self.rules.clone()))
+        Ok(self.remade(mappings))
+    }
+
+    /// This map, and what is written through it from here on is in `log`.
+    pub fn logging(&self, log: Option<Arc<DirtyLog>>) -> Self {
+        Self { log, ..Self::of(self.mappings.clone(), self.rules.clone()) }
+    }
+
+    /// A map of these mappings, with this one's rules and log.
+    fn remade(&self, mappings: Vec<Arc<Mapping>>) -> Self {
+        Self { log: self.log.clone(), ..Self::of(mappings, self.rules.clone()) }
     }
 
     fn of(mut mappings: Vec<Arc<Mapping>>, rules: MemoryRules) -> Self {
@@ -289,7 +313,8 @@ impl GuestMemory {
         let mut largest = spans.clone();
         largest.sort_by_key(|span| Reverse(span.size));
         largest.resize(2, Span::NONE);
-        Self { largest: [largest[0], largest[1]], spans, mappings, by_host, rules, whole_at: AtomicUsize::new(0) }
+        let whole_at = AtomicUsize::new(0);
+        Self { largest: [largest[0], largest[1]], spans, mappings, by_host, rules, log: None, whole_at }
     }
 
     /// The number of regions.
@@ -303,6 +328,53 @@ impl GuestMemory {
             let offset = user_addr.checked_sub(m.user_addr).filter(|&offset| offset < m.size)?;
             Some(m.guest_addr + offset)
         })
+    }
+
+    /// The end of the last region.
+    pub fn end(&self) -> u64 {
+        self.spans.last().map_or(0, |span| span.guest + span.size)
+    }
+
+    /// Whether it is made of the same mappings, so that what one of them holds the other holds.
+    pub(crate) fn has_the_regions_of(&self, other: &Self) -> bool {
+        self.mappings.len() == other.mappings.len()
+            && self.mappings.iter().zip(&other.mappings).all(|(one, other)| Arc::ptr_eq(one, other))
+    }
+
+    /// Where it is noted what was written.
+    pub fn log(&self) -> Option<&Arc<DirtyLog>> {
+        self.log.as_ref()
+    }
+
+    /// Notes that iovecs of this map were written to by somebody else: one branch if there is no log.
+    #[inline]
+    pub(crate) fn log_written(&self, iovecs: &[IoVec]) {
+        if let Some(log) = &self.log {
+            iovecs.iter().for_each(|iovec| self.mark(log, iovec.base(), iovec.len()));
+        }
+    }
+
+    /// Notes that bytes of this map were written to.
+    #[cold]
+    fn mark(&self, log: &DirtyLog, host: *const u8, len: usize) {
+        let after = self.by_host.partition_point(|span| span.host.cast_const() <= host);
+        if let Some(span) = after.checked_sub(1).map(|at| self.by_host[at]) {
+            log.mark(span.guest + (host as u64 - span.host as u64), len as u64);
+        }
+    }
+
+    /// Writes to this map. Everything that does goes through here.
+    ///
+    /// # Safety
+    ///
+    /// This map must hold that many bytes at `to`.
+    #[inline]
+    unsafe fn copy_to(&self, to: *mut u8, bytes: &[u8]) {
+        // SAFETY: the caller's promise; the map keeps them mapped while it is borrowed.
+        unsafe { volatile::copy_to(to, bytes) };
+        if let Some(log) = &self.log {
+            self.mark(log, to, bytes.len());
+        }
     }
 
     /// Whether the peer took memory away from under one of the regions, so that what is there now is not the guest's.
@@ -319,7 +391,8 @@ impl GuestMemory {
     fn look_for_truncation(&self, truncations: usize) -> bool {
         // A region is marked before its truncation is counted.
         fence(Ordering::Acquire);
-        let is_truncated = self.mappings.iter().any(|m| m.is_truncated());
+        let is_truncated =
+            self.mappings.iter().any(|m| m.is_truncated()) || self.log.as_ref().is_some_and(|log| log.is_truncated());
         if !is_truncated {
             self.whole_at.store(truncations, Ordering::Relaxed);
         }
@@ -391,8 +464,8 @@ impl GuestMemory {
     #[inline]
     pub fn write(&self, guest_addr: u64, bytes: &[u8]) -> bool {
         if let Some(iovec) = self.slice(guest_addr, bytes.len()) {
-            // SAFETY: this map has just said that it has the iovec, and keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_to(iovec.base(), bytes) };
+            // SAFETY: this map has just said that it has the iovec.
+            unsafe { self.copy_to(iovec.base(), bytes) };
             return true;
         }
         let mut iovecs = Vec::new();
@@ -467,8 +540,8 @@ impl GuestMemory {
             && bytes.len() <= iovec.len()
             && self.holds(iovec)
         {
-            // SAFETY: this map holds the iovec, and so keeps it mapped while it is borrowed.
-            unsafe { volatile::copy_to(iovec.base(), bytes) };
+            // SAFETY: this map holds the iovec.
+            unsafe { self.copy_to(iovec.base(), bytes) };
             return bytes.len();
         }
         self.scatter_after(iovecs, 0, bytes)
@@ -487,9 +560,8 @@ impl GuestMemory {
             if len == 0 || !self.holds(iovec) {
                 break;
             }
-            // SAFETY: this map holds the iovec, of which these bytes are a part, and so keeps them mapped while it is
-            // borrowed.
-            unsafe { volatile::copy_to(iovec.base().add(from), &bytes[done..done + len]) };
+            // SAFETY: this map holds the iovec, of which these bytes are a part.
+            unsafe { self.copy_to(iovec.base().add(from), &bytes[done..done + len]) };
             done += len;
         }
         done

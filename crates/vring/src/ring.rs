@@ -18,6 +18,7 @@ mod chains;
 mod driver;
 mod either;
 mod inflight;
+mod log;
 mod packed;
 mod queue;
 mod split;

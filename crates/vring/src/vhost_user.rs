@@ -27,6 +27,8 @@ requests! {
     SET_OWNER = 3,
     RESET_OWNER = 4,
     SET_MEM_TABLE = 5,
+    SET_LOG_BASE = 6,
+    SET_LOG_FD = 7,
     SET_VRING_NUM = 8,
     SET_VRING_ADDR = 9,
     SET_VRING_BASE = 10,
@@ -47,6 +49,8 @@ requests! {
     GET_MAX_MEM_SLOTS = 36,
     ADD_MEM_REG = 37,
     REM_MEM_REG = 38,
+    SET_DEVICE_STATE_FD = 42,
+    CHECK_DEVICE_STATE = 43,
 }
 
 /// The back-end's own request that says that the configuration space has changed: `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
@@ -55,10 +59,18 @@ pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 /// The virtio feature bit by which both sides agree on having protocol features.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// The feature bit by which a front-end has all that the back-end writes logged: `VHOST_F_LOG_ALL`.
+pub const F_LOG_ALL: u64 = 1 << 26;
+
+/// In SET_VRING_ADDR: what is written to the used ring is logged, too. `VHOST_VRING_F_LOG`, as a bit.
+pub const VRING_LOG: u32 = 1 << 0;
+
 /// Protocol features, as bits.
 pub mod protocol_feature {
     /// More queues than one.
     pub const MQ: u64 = 1 << 0;
+    /// The dirty log is in memory that the front-end hands over.
+    pub const LOG_SHMFD: u64 = 1 << 1;
     /// A request may ask to be acknowledged.
     pub const REPLY_ACK: u64 = 1 << 3;
     /// The back-end has requests of its own.
@@ -71,6 +83,8 @@ pub mod protocol_feature {
     pub const RESET_DEVICE: u64 = 1 << 13;
     /// Memory is added and removed region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    /// The back-end has a state, which moves with the guest.
+    pub const DEVICE_STATE: u64 = 1 << 19;
 }
 
 /// Flags in a message's header.
@@ -83,5 +97,5 @@ pub mod flag {
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
-/// In a message that hands over a vring's descriptor: there is none.
+/// In a message that hands over a descriptor, of a vring say: there is none.
 pub const NO_FD: u64 = 1 << 8;

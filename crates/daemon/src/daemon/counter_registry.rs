@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egret_event_loop::{Counter, LoopCounters, LoopStats, Nanos};
-use egret_export::{Export, QueueCounters, Stop};
+use egret_export::{ErrorHandling, Export, QueueCounters, Stop};
 
 use crate::process::sys::thread_cpu_time;
 
@@ -26,6 +26,8 @@ pub struct Watched {
     pub io_threads: BTreeMap<String, IoThreadCounters>,
     /// The queues of each export.
     pub exports: BTreeMap<String, Vec<Arc<QueueCounters>>>,
+    /// Whether each export is stopped for an error.
+    pub errors: BTreeMap<String, Arc<ErrorHandling>>,
 }
 
 /// One I/O thread's counters.
@@ -76,12 +78,20 @@ impl CounterRegistry {
 
     pub(super) fn register_export(&self, export: &Export) {
         let queues = export.queues().to_vec();
-        Arc::make_mut(&mut self.lock()).exports.insert(export.id().to_owned(), queues);
+        let mut lock = self.lock();
+        let watched = Arc::make_mut(&mut lock);
+        watched.exports.insert(export.id().to_owned(), queues);
+        watched.errors.insert(export.id().to_owned(), Arc::clone(export.errors()));
+        drop(lock);
         self.stops().insert(export.id().to_owned(), export.stop().clone());
     }
 
     pub(super) fn unregister_export(&self, id: &str) {
-        Arc::make_mut(&mut self.lock()).exports.remove(id);
+        let mut lock = self.lock();
+        let watched = Arc::make_mut(&mut lock);
+        watched.exports.remove(id);
+        watched.errors.remove(id);
+        drop(lock);
         self.stops().remove(id);
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
+use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
 use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
 
@@ -105,10 +106,10 @@ impl Daemon {
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            let exported = config.exports.iter().any(|export| export.has_node(name));
-            let wanted = options(name, &disk, written.is_some(), exported);
-            if let Some(Options { read_only, locking, .. }) = self.disks.get(name).map(|disk| disk.options()) {
-                if (*read_only, *locking) == (wanted.read_only, wanted.locking) {
+            let wanted = options(name, &disk, written.is_some(), locks(config, name));
+            let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
+            if let Some(disk) = self.disks.get(name) {
+                if of(disk.options()) == of(&wanted) {
                     continue;
                 }
                 let reads = |export: &&schema::Export| !export.writable && export.has_node(name);
@@ -180,7 +181,13 @@ impl Daemon {
                 return failed("it is open for reading alone, and cannot grow".to_owned());
             }
         }
-        let size = match if is_file { disk.grow(bytes) } else { disk.refresh_size() } {
+        let grow = |disk: &Arc<Disk>| -> Result<u64, String> {
+            // One that is inactive here may be locked by whoever has it active.
+            let _active = disk.activate().map_err(|e| e.cause.to_string())?;
+            disk.grow(bytes).map_err(|e| e.to_string())
+        };
+        let sized = if is_file { grow(disk) } else { disk.refresh_size().map_err(|e| e.to_string()) };
+        let size = match sized {
             Ok(size) => size,
             Err(e) => return failed(format!("cannot be resized: {e}")),
         };
@@ -212,11 +219,30 @@ pub(super) fn make_stable(name: &str, disk: &Disk) {
     }
 }
 
-/// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes, and with
-/// locks only if there is one.
+/// When an image is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Locks {
+    /// Nobody uses it.
+    Never,
+    /// While it is open.
+    Open,
+    /// While rings of its exports run.
+    Active,
+}
+
+/// When the image of a blockdev is locked, as its exports say, which all say the same.
+pub(super) fn locks(config: &Config, name: &str) -> Locks {
+    match config.exports.iter().find(|export| export.has_node(name)) {
+        None => Locks::Never,
+        Some(export) if export.allow_inactive => Locks::Active,
+        Some(_) => Locks::Open,
+    }
+}
+
+/// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes.
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
-pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported: bool) -> Options {
+pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: Locks) -> Options {
     let disk::Disk { bottom, settings } = *disk;
     let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let driver = match bottom {
@@ -226,16 +252,28 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, exported
             Driver::Null { size, latency: Nanos(latency_ns), read_zeroes }
         }
     };
-    let (aio, aio_max_batch, locking) = match bottom {
+    let (aio, aio_max_batch, locking, drop_cache) = match bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => {
-            let Image { filename: _, aio, aio_max_batch, locking } = *image;
-            (aio, batch(aio_max_batch), if exported { locking } else { Locking::Off })
+            let Image { filename: _, aio, aio_max_batch, locking, drop_cache } = *image;
+            (aio, batch(aio_max_batch), if locks == Locks::Never { Locking::Off } else { locking }, drop_cache)
         }
         Bottom::Null(_) => Default::default(),
     };
     let read_only = read_only || (auto_read_only && !written);
-    let node_name = name.to_owned();
-    Options { node_name, driver, aio, aio_max_batch, direct, no_flush, read_only, discard, detect_zeroes, locking }
+    Options {
+        node_name: name.to_owned(),
+        driver,
+        aio,
+        aio_max_batch,
+        direct,
+        no_flush,
+        read_only,
+        discard,
+        detect_zeroes,
+        locking,
+        allow_inactive: locks == Locks::Active,
+        drop_cache,
+    }
 }
 
 /// What messages call a disk: its node, and its file if it has one.
@@ -251,8 +289,8 @@ pub(super) fn described(disk: &Disk) -> String {
 
 #[cfg(test)]
 mod tests {
+    use egret_vocabulary::keyval;
     use egret_vocabulary::schema::{Object as _, ValueType};
-    use egret_vocabulary::{Config, keyval};
 
     use super::*;
 
@@ -261,15 +299,16 @@ mod tests {
         let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}"));
         let config = Config::new(Vec::new(), vec![blockdev], Vec::new());
         let config = config.unwrap_or_else(|error| panic!("{text}: {error}"));
-        options("d", &config.disk("d").unwrap(), false, true)
+        options("d", &config.disk("d").unwrap(), false, Locks::Open)
     }
 
     /// Keys, each with a value beside its default, and with what it needs to have an effect.
-    const OTHERWISE: [(&str, &str, &str); 13] = [
+    const OTHERWISE: [(&str, &str, &str); 14] = [
         ("filename", "/y", ""),
         ("aio", "io_uring", ""),
         ("aio-max-batch", "7", ",aio=native,cache.direct=on"),
         ("locking", "off", ""),
+        ("drop-cache", "off", ""),
         ("size", "1M", ""),
         ("latency-ns", "5", ""),
         ("read-zeroes", "on", ""),

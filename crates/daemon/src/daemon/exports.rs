@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_export::{
-    Address, Export, ExportConfig, Kickless, LunConfig, MAX_MEMORY_SLOTS, MAX_SOCKET_PATH, ScsiExportConfig,
+    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError, ScsiExportConfig,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
-use super::scsi::{self, address_of};
+use super::scsi::UnitOptions;
 use super::teardowns::TornDown;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
@@ -94,6 +94,18 @@ impl Daemon {
         Ok(())
     }
 
+    /// Has an export go on that is stopped because a request failed; does nothing if it is not.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn resume_export(&self, id: &str) -> Result<(), ChangeError> {
+        match self.exports.get(id) {
+            Some(export) => export.errors().resume(),
+            None => return Err(ChangeError::NoExport(id.to_owned())),
+        }
+        Ok(())
+    }
+
     /// Whether an export is on its way out.
     pub fn is_shutting_down(&self, id: &str) -> bool {
         !self.exports.contains_key(id)
@@ -102,7 +114,7 @@ impl Daemon {
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless } =
+        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless, errors } =
             Options::of(object, &disks);
         let id = id.to_owned();
         let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
@@ -124,12 +136,12 @@ impl Daemon {
         let memory = MemoryRules { files: memory_files, budget: Some(budget) };
         let export = match device {
             Device::Blk(device) => {
-                let config = ExportConfig { id, address, access, device, memory, kickless };
+                let config = ExportConfig { id, address, access, device, memory, kickless, errors };
                 Export::start(config, Arc::clone(&disks[0]), loops)?
             }
             Device::Scsi(device, luns) => {
                 let luns = self.units(&id, luns, disks)?;
-                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory };
+                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory, errors };
                 Export::start_scsi(config, loops)?
             }
         };
@@ -159,13 +171,14 @@ struct Options<'a> {
     memory_files: MemoryFiles,
     memory: MemoryLimits,
     kickless: Kickless,
+    errors: ErrorPolicy,
 }
 
 /// What the guest is to see of an export.
 #[derive(Debug)]
 enum Device {
     Blk(BlkConfig),
-    Scsi(ScsiConfig, Vec<(LunAddress, LunConfig)>),
+    Scsi(ScsiConfig, Vec<UnitOptions>),
 }
 
 impl<'a> Options<'a> {
@@ -181,6 +194,8 @@ impl<'a> Options<'a> {
             writable: _,
             writethrough: _,
             logical_block_size: _,
+            rerror,
+            werror,
             num_queues,
             queue_size,
             // `iothread_of` knows which of the two counts.
@@ -188,6 +203,8 @@ impl<'a> Options<'a> {
             iothread_vq_mapping: _,
             // It is asked when a queue is to move.
             fixed_iothread: _,
+            // Its disks are opened accordingly.
+            allow_inactive: _,
             kickless_queues,
             memory_max,
             memory_files,
@@ -197,10 +214,7 @@ impl<'a> Options<'a> {
             schema::Device::VhostUserScsi(ScsiDevice { luns }) => {
                 let config = ScsiConfig { num_queues: *num_queues, queue_size: *queue_size };
                 let luns = luns.iter().zip(disks);
-                Device::Scsi(
-                    config,
-                    luns.map(|(lun, disk)| (address_of(lun), scsi::config(object, lun, disk))).collect(),
-                )
+                Device::Scsi(config, luns.map(|(lun, disk)| UnitOptions::of(object, lun, disk)).collect())
             }
         };
         Self {
@@ -213,12 +227,22 @@ impl<'a> Options<'a> {
                 schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
                 schema::MemoryFiles::Any => MemoryFiles::Any,
             },
-            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MEMORY_SLOTS },
+            memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
             kickless: match kickless_queues {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
             },
+            errors: ErrorPolicy { rerror: on_error(*rerror), werror: on_error(*werror) },
         }
+    }
+}
+
+const fn on_error(word: schema::OnError) -> OnError {
+    match word {
+        schema::OnError::Report => OnError::Report,
+        schema::OnError::Ignore => OnError::Ignore,
+        schema::OnError::Enospc => OnError::Enospc,
+        schema::OnError::Stop => OnError::Stop,
     }
 }
 
@@ -275,14 +299,15 @@ mod tests {
             Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
         };
         let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
-        format!("{:?}, moves: {}", Options::of(&object, &disks), !object.fixed_iothread)
+        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive);
+        format!("{:?}, moves: {moves}, locks: {locks}", Options::of(&object, &disks))
     }
 
     const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 27] = [
+    const OTHERWISE: [(&str, &str, &str); 31] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -293,6 +318,8 @@ mod tests {
         ("writable", BLK, "on"),
         ("writethrough", BLK, "on"),
         ("logical-block-size", BLK, "4096"),
+        ("rerror", BLK, "stop"),
+        ("werror", BLK, "enospc"),
         ("num-queues", BLK, "2"),
         ("queue-size", BLK, "256"),
         ("iothread", SCSI, "a"),
@@ -304,6 +331,7 @@ mod tests {
             "1,iothread-vq-mapping.1.vqs.0=0",
         ),
         ("fixed-iothread", BLK, "on"),
+        ("allow-inactive", BLK, "on"),
         ("kickless-queues", BLK, "busy"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),
@@ -315,6 +343,7 @@ mod tests {
         ("luns.0.serial", SCSI, "s"),
         ("luns.0.wwn", SCSI, "0x5000c50015ea71ac"),
         ("luns.0.removable", SCSI, "on"),
+        ("luns.0.pr-file", SCSI, "/pr"),
     ];
 
     /// The keys of a shape, as `key=value` text has them.

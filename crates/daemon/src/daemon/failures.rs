@@ -1,18 +1,20 @@
-//! What disks could not do, told to monitors: of each disk the first failure, and then the newest once a second.
+//! What disks could not do, told to monitors: of each disk of each export the first failure, and then the newest once a
+//! second.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{Failure, Op};
+use egret_disk::{Action, Failure, Op};
 use egret_event_loop::EventNotifier;
-use egret_vocabulary::schema::Export;
+use egret_export::is_nospace;
 
 use super::Daemon;
 
-/// The least time between two failures of one disk that are told, as in QEMU.
+/// The least time between two failures of one disk of an export that are told, as in QEMU.
 const REST: Duration = Duration::from_secs(1);
 
 /// A request that failed in a disk's engine.
@@ -20,8 +22,6 @@ const REST: Duration = Duration::from_secs(1);
 pub struct DiskFailure {
     /// The blockdev.
     pub node_name: String,
-    /// The export that has it, if it is only one.
-    pub export: Option<String>,
     /// What failed.
     pub failure: Failure,
     /// Whether the page cache has lost writes.
@@ -32,6 +32,17 @@ impl DiskFailure {
     /// What follows from it, if anything does, to be added to what the system says.
     pub const fn consequence(&self) -> &'static str {
         if self.has_lost_writes { "; writes may be lost, so no flush succeeds before blockdev-reopen" } else { "" }
+    }
+
+    fn action(&self) -> String {
+        match self.failure.action {
+            Action::Report => String::new(),
+            Action::Ignore => "; the guest is told that it succeeded".to_owned(),
+            Action::Stop if is_nospace(self.failure.errno) => {
+                format!("; export '{}' waits for space, or block-export-resume", self.failure.export)
+            }
+            Action::Stop => format!("; export '{}' waits for block-export-resume", self.failure.export),
+        }
     }
 }
 
@@ -46,20 +57,22 @@ impl fmt::Display for DiskFailure {
             Op::WriteZeroes { .. } => "write of zeroes",
         };
         let (why, consequence) = (io::Error::from(self.failure.errno), self.consequence());
-        write!(f, "blockdev '{}': a {what} failed: {why}{consequence}", self.node_name)
+        write!(f, "blockdev '{}': a {what} failed: {why}{consequence}{}", self.node_name, self.action())
     }
 }
 
 /// What is known of failures.
 pub(super) struct Failures {
     bell: EventNotifier,
-    /// When each disk may be told of again, of those that were told of less than a second ago.
-    resting: BTreeMap<String, Instant>,
+    /// When each disk of an export may be told of again, of those that were told of less than a second ago.
+    resting: BTreeMap<(String, Arc<str>), Instant>,
+    /// What is to be told then: of each the newest.
+    later: BTreeMap<(String, Arc<str>), Failure>,
 }
 
 impl Failures {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { bell: EventNotifier::new()?, resting: BTreeMap::new() })
+        Ok(Self { bell: EventNotifier::new()?, resting: BTreeMap::new(), later: BTreeMap::new() })
     }
 
     pub(super) const fn bell(&self) -> &EventNotifier {
@@ -79,25 +92,26 @@ impl Daemon {
         self.failures.resting.values().min().copied()
     }
 
-    /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before.
+    /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
+    /// an export has stopped is told at once: it does so once, and then waits.
     pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
-        self.failures.bell.clear();
-        self.failures.resting.retain(|_, end| *end > now);
-        let mut told = Vec::new();
+        let Failures { bell, resting, later } = &mut self.failures;
+        bell.clear();
         for (name, disk) in &self.disks {
-            if self.failures.resting.contains_key(name) {
-                continue;
-            }
-            let Some(failure) = disk.take_failure() else { continue };
-            self.failures.resting.insert(name.clone(), now + REST);
-            let mut exports = self.config.exports.iter().filter(|export| export.has_node(name));
-            let export = match (exports.next(), exports.next()) {
-                (Some(Export { id, .. }), None) => Some(id.clone()),
-                _ => None,
-            };
-            let has_lost_writes = disk.has_lost_writes();
-            told.push(DiskFailure { node_name: name.clone(), export, failure, has_lost_writes });
+            let newer = disk.take_failures().into_iter();
+            later.extend(newer.map(|failure| ((name.clone(), Arc::clone(&failure.export)), failure)));
         }
+        resting.retain(|_, end| *end > now);
+        let mut told = Vec::new();
+        later.retain(|key, failure| {
+            let waits = failure.action != Action::Stop && resting.contains_key(key);
+            if !waits {
+                resting.insert(key.clone(), now + REST);
+                let has_lost_writes = self.disks.get(&key.0).is_some_and(|disk| disk.has_lost_writes());
+                told.push(DiskFailure { node_name: key.0.clone(), failure: failure.clone(), has_lost_writes });
+            }
+            waits
+        });
         told
     }
 }

@@ -6,7 +6,7 @@ use egret_export::{DiskSwap, Export, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _, Raw};
 
-use super::disks::{make_stable, options};
+use super::disks::{locks, make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
 
 impl Daemon {
@@ -86,8 +86,7 @@ impl Daemon {
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
-            let exported = changed.exports.iter().any(|export| export.has_node(name));
-            let options = options(name, &disk, written, exported);
+            let options = options(name, &disk, written, locks(changed, name));
             let is_lost = old.has_lost_writes() && lies_over(&changed.blockdevs, name, named);
             if is_lost || options != *old.options() {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, Standing};
 use egret_event_loop::LoopStats;
 use egret_export::QueueStats;
 
@@ -16,6 +16,22 @@ pub struct DiskState {
     pub size: u64,
     /// Whether it is open for reading alone.
     pub read_only: bool,
+    /// Whether its image is locked, unless nobody asks for that.
+    pub active: bool,
+}
+
+/// Where the state of a disk can be read, which this does not keep open.
+#[derive(Clone, Debug)]
+pub(super) struct OpenDisk {
+    read_only: bool,
+    standing: Arc<Standing>,
+}
+
+impl OpenDisk {
+    pub(super) fn state(&self) -> DiskState {
+        let Self { read_only, ref standing } = *self;
+        DiskState { size: standing.size(), read_only, active: standing.is_active() }
+    }
 }
 
 impl Daemon {
@@ -33,17 +49,21 @@ impl Daemon {
 
     /// A disk as it is now; of one that another lies over, what that one sees.
     pub fn disk_state(&self, node_name: &str) -> Option<DiskState> {
-        let disk = self.open_disk(node_name)?;
-        Some(DiskState { size: disk.size(), read_only: disk.read_only() })
+        Some(self.open_disk(node_name)?.state())
     }
 
-    fn open_disk(&self, node_name: &str) -> Option<&Arc<Disk>> {
+    pub(super) fn open_disk(&self, node_name: &str) -> Option<OpenDisk> {
+        let disk = self.disk_of(node_name)?;
+        Some(OpenDisk { read_only: disk.read_only(), standing: Arc::clone(disk.standing()) })
+    }
+
+    fn disk_of(&self, node_name: &str) -> Option<&Arc<Disk>> {
         self.disks.get(node_name).or_else(|| {
             let above = self.config.blockdevs.iter().find(|blockdev| {
                 blockdev.child_name() == Some(node_name)
                     || blockdev.inline_child().is_some_and(|child| child.node_name.as_deref() == Some(node_name))
             })?;
-            self.open_disk(above.node_name.as_deref()?)
+            self.disk_of(above.node_name.as_deref()?)
         })
     }
 }

@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use egret_disk::Limits;
-use egret_export::QueueStats;
+use egret_export::{IoStatus, QueueStats};
 use egret_vocabulary::Config;
 
+use super::statistics::OpenDisk;
 use super::{Daemon, DiskState, FdSetShown, Watched};
 
 /// A daemon's objects. It holds none of them: what it shows may be closed meanwhile.
 #[derive(Clone, Debug)]
 pub struct View {
     config: Config,
-    disks: BTreeMap<String, DiskState>,
+    disks: BTreeMap<String, OpenDisk>,
     limits: BTreeMap<String, (String, Limits)>,
     shutting_down: BTreeSet<String>,
     fd_sets: Vec<FdSetShown>,
@@ -25,7 +26,7 @@ impl Daemon {
     pub fn view(&self) -> View {
         let config = self.config.clone();
         let names = config.node_names();
-        let disks = names.iter().filter_map(|name| Some(((*name).to_owned(), self.disk_state(name)?))).collect();
+        let disks = names.iter().filter_map(|name| Some(((*name).to_owned(), self.open_disk(name)?))).collect();
         let limits = self.throttle_groups.iter();
         let limits = limits.map(|(name, group)| (name.clone(), (group.name().to_owned(), group.limits()))).collect();
         let shutting_down = config.exports.iter().filter(|export| self.is_shutting_down(&export.id));
@@ -57,9 +58,14 @@ impl View {
         Some(sum)
     }
 
+    /// Whether an export is stopped because a request failed; one on its way out is not.
+    pub fn io_status(&self, id: &str) -> IoStatus {
+        self.watched.errors.get(id).map_or(IoStatus::Ok, |errors| errors.status())
+    }
+
     /// A disk; of one that another lies over, what that one sees.
     pub fn disk_state(&self, node_name: &str) -> Option<DiskState> {
-        self.disks.get(node_name).copied()
+        self.disks.get(node_name).map(OpenDisk::state)
     }
 
     /// What limits a blockdev: its group, and that one's limits.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use egret_disk::BATCH_CLASSES;
 use egret_event_loop::{LoopStats, Nanos};
-use egret_export::{Latencies, QueueCounters};
+use egret_export::{ErrorHandling, IoStatus, Latencies, QueueCounters};
 use egret_virtio::RequestType;
 
 use super::text::{Labels, MetricType, Samples, Seconds};
@@ -68,6 +68,27 @@ pub static FAMILIES: &[Family] = &[
         labels: QUEUE,
         help: "Requests taken in and not ended.",
         samples: |view, out| view.queues(out, |queue| queue.in_flight.get()),
+    },
+    Family {
+        name: "egret_export_waiting",
+        kind: MetricType::Gauge,
+        labels: QUEUE,
+        help: "Of those, requests that wait because the export is stopped: one failed (`rerror`, `werror`).",
+        samples: |view, out| view.queues(out, |queue| queue.waiting.get()),
+    },
+    Family {
+        name: "egret_export_stopped",
+        kind: MetricType::Gauge,
+        labels: &["export"],
+        help: "1 while the export is stopped because a request failed.",
+        samples: |view, out| view.errors(out, |errors| (errors.status() != IoStatus::Ok).into()),
+    },
+    Family {
+        name: "egret_export_stops_total",
+        kind: MetricType::Counter,
+        labels: &["export"],
+        help: "Times the export was stopped because a request failed.",
+        samples: |view, out| view.errors(out, ErrorHandling::stops),
     },
     Family {
         name: "egret_export_calls_total",
@@ -279,6 +300,7 @@ pub fn reference() -> String {
 struct View {
     queues: Vec<(Labels, Arc<QueueCounters>)>,
     exports: Vec<(Labels, Vec<Arc<QueueCounters>>)>,
+    errors: Vec<(Labels, Arc<ErrorHandling>)>,
     threads: Vec<(Labels, Thread)>,
 }
 
@@ -291,12 +313,15 @@ struct Thread {
 
 impl View {
     fn new(watched: &Watched) -> Self {
-        let mut view = Self { queues: Vec::new(), exports: Vec::new(), threads: Vec::new() };
+        let mut view = Self { queues: Vec::new(), exports: Vec::new(), errors: Vec::new(), threads: Vec::new() };
         for (id, queues) in &watched.exports {
             let labels = Labels::default().and("export", id);
             let numbered = queues.iter().enumerate();
             view.queues.extend(numbered.map(|(index, queue)| (labels.and("queue", index), Arc::clone(queue))));
             view.exports.push((labels, queues.clone()));
+        }
+        for (id, errors) in &watched.errors {
+            view.errors.push((Labels::default().and("export", id), Arc::clone(errors)));
         }
         for (id, thread) in &watched.io_threads {
             let (stalls, turns) = (thread.stalls.get(), thread.turns.read());
@@ -308,6 +333,10 @@ impl View {
 
     fn queues(&self, out: &mut Samples<'_>, value: impl Fn(&QueueCounters) -> u64) {
         self.queues.iter().for_each(|(labels, queue)| out.put(labels, value(queue)));
+    }
+
+    fn errors(&self, out: &mut Samples<'_>, value: impl Fn(&ErrorHandling) -> u64) {
+        self.errors.iter().for_each(|(labels, errors)| out.put(labels, value(errors)));
     }
 
     fn operations(&self, out: &mut Samples<'_>, value: impl Fn(&QueueCounters, RequestType) -> u64) {

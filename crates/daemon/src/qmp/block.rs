@@ -35,6 +35,13 @@ choices! {
 }
 
 options! {
+    struct Resume {
+        /// Name of the export.
+        id: String, ValueType::Text(0, usize::MAX);
+    }
+}
+
+options! {
     struct Resize {
         /// Accepted as another spelling of `node-name`.
         device: Option<String>, ValueType::Text(0, usize::MAX), unset "none";
@@ -61,6 +68,7 @@ options! {
 
 static NODE: Shape = Shape::of(Node::KEYS);
 static DELETE: Shape = Shape::of(Delete::KEYS);
+static RESUME: Shape = Shape::of(Resume::KEYS);
 static RESIZE: Shape = Shape::of(Resize::KEYS);
 static STATISTICS: Shape = Shape::of(Statistics::KEYS);
 static NODES: Shape = Shape::of(Nodes::KEYS);
@@ -150,11 +158,25 @@ pub(super) static COMMANDS: &[Command] = &[
         }),
     },
     Command {
+        name: "block-export-resume",
+        takes: Takes::Keys(&RESUME),
+        returns: "{}",
+        about: "Have an export go on that is stopped because a request failed (`rerror`, `werror`): what waits is tried \
+                again, in its order, and may stop it again. Does nothing to an export that is not stopped.",
+        run: Run::Mutate(|context, arguments| {
+            let Resume { id } = typed(arguments)?;
+            context.daemon.resume_export(&id)?;
+            Ok(nothing())
+        }),
+    },
+    Command {
         name: "query-block-exports",
         takes: Takes::NOTHING,
-        returns: r#"[{"id", "type", "node-name", "shutting-down", "iothread-vq-mapping": [{"iothread", "vqs"}], "luns": [{"target", "lun", "node-name", "serial"}]}]"#,
+        returns: r#"[{"id", "type", "node-name", "shutting-down", "io-status", "iothread-vq-mapping": [{"iothread", "vqs"}], "luns": [{"target", "lun", "node-name", "serial"}]}]"#,
         about: "Every export, those on their way out too, and which I/O thread runs which of its queues. One of type \
-                vhost-user-scsi has `luns`, and an empty `node-name`.",
+                vhost-user-scsi has `luns`, and an empty `node-name`. `io-status` is `ok`; or it is stopped because a \
+                request failed: `nospace` if there is no space left, which it looks for once a second, and `failed` \
+                otherwise.",
         run: Run::Query(|view, _| Ok(exports(view))),
     },
 ];
@@ -166,6 +188,7 @@ fn exports(view: &View) -> Value {
             "type": export.device.word(),
             "node-name": node_of(export),
             "shutting-down": view.is_shutting_down(&export.id),
+            "io-status": view.io_status(&export.id).name(),
             "iothread-vq-mapping": export.mapping(DEFAULT_IOTHREAD),
         });
         if let Device::VhostUserScsi(device) = &export.device {
@@ -199,7 +222,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
         "drv": driver,
         "file": file,
         "ro": state.read_only,
-        "active": true,
+        "active": state.active,
         "encrypted": false,
         "backing_file_depth": 0,
         "detect_zeroes": disk.settings.detect_zeroes.as_str(),

@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use egret_disk::Op;
+use egret_disk::{Action, Op};
+use egret_export::is_nospace;
 use egret_virtio::scsi::LunAddress;
 use serde_json::{Value, json};
 
@@ -17,7 +18,7 @@ pub enum Event {
         /// The export.
         id: String,
     },
-    /// A request failed in a disk's engine, and its guest was told so.
+    /// A request failed in a disk's engine.
     BlockIoError(DiskFailure),
     /// A logical unit has gone: its disk is free.
     LunDeleted {
@@ -42,9 +43,10 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
     ("BLOCK_EXPORT_DELETED", r#"{"id"}"#, "An export has gone: its name, its address and its disk are free."),
     (
         "BLOCK_IO_ERROR",
-        r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report", "nospace", "reason"}"#,
-        "A disk could not do what a guest asked for, and the guest was told so. Of each disk the first, and then the \
-         newest once a second. `device` is the export, if the disk has one alone; `write` is all that does not read.",
+        r#"{"device", "node-name", "qom-path": "", "operation": "read"|"write", "action": "report"|"ignore"|"stop", "nospace", "reason"}"#,
+        "A disk could not do what a guest asked for. `action` is what `rerror` and `werror` have the export `device` do \
+         about it; with `stop` it waits from here on, and that is told once each time. Of others the first, and then \
+         the newest once a second. `write` is all that does not read.",
     ),
     (
         "EGRET_IOTHREAD_RESUMED",
@@ -74,15 +76,19 @@ impl Event {
     pub fn to_json(&self) -> Value {
         let (name, data) = match self {
             Self::BlockExportDeleted { id } => ("BLOCK_EXPORT_DELETED", json!({ "id": id })),
-            Self::BlockIoError(told @ DiskFailure { node_name, export, failure, .. }) => (
+            Self::BlockIoError(told @ DiskFailure { node_name, failure, .. }) => (
                 "BLOCK_IO_ERROR",
                 json!({
-                    "device": export.as_deref().unwrap_or_default(),
+                    "device": &*failure.export,
                     "node-name": node_name,
                     "qom-path": "",
                     "operation": if failure.op == Op::Read { "read" } else { "write" },
-                    "action": "report",
-                    "nospace": failure.errno == rustix::io::Errno::NOSPC,
+                    "action": match failure.action {
+                        Action::Report => "report",
+                        Action::Ignore => "ignore",
+                        Action::Stop => "stop",
+                    },
+                    "nospace": is_nospace(failure.errno),
                     "reason": reason(failure.errno) + told.consequence(),
                 }),
             ),

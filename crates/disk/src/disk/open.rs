@@ -4,15 +4,15 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::{Able, Backing, Disk};
+use super::{Able, Backing, Disk, Standing};
 use crate::block_range_lock::BlockRangeLock;
 use crate::error::{OpenCause, OpenError};
 use crate::failure::Failures;
@@ -22,7 +22,7 @@ use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
 use crate::throttle::Throttle;
 
 impl Disk {
-    /// Opens the image, locks it and finds out what it is like.
+    /// Opens the image, locks it unless that is for [`activate`](Self::activate), and finds out what it is like.
     ///
     /// # Errors
     ///
@@ -42,12 +42,16 @@ impl Disk {
     /// As [`open`](Self::open).
     pub fn open_handed(options: &Options, handed: Option<File>) -> Result<Self, OpenError> {
         let usage = usage(options);
-        let opened = Self::open_backing(options, handed, |file, path| lock::lock(file, path, usage));
+        let opened = Self::open_backing(options, handed, |file, path| match options.allow_inactive {
+            true => Ok(()),
+            false => lock::lock(file, path, usage),
+        });
         opened.map_err(|cause| OpenError { node_name: options.node_name.clone(), cause })
     }
 
     /// Opens the same image once more, as `options` say, to take this one's place: with the size that this one has, and
-    /// with locks of its own before this one's are given back. No request should be in flight on both.
+    /// with locks of its own before this one's are given back, unless they are for
+    /// [`share_locks_of`](Self::share_locks_of). No request should be in flight on both.
     ///
     /// # Errors
     ///
@@ -67,6 +71,7 @@ impl Disk {
             let Some(old) = self.file() else { return lock::lock(file, path, usage(options)) };
             let same = geometry::is_same(old, file);
             match same.map_err(|source| OpenCause::Io { what: "identify", path: path.to_owned(), source })? {
+                true if options.allow_inactive => Ok(()),
                 true => lock::take_over(old, usage(&self.options), file, path, usage(options)),
                 false => Err(OpenCause::Replaced(path.to_owned())),
             }
@@ -85,7 +90,7 @@ impl Disk {
                 Err(OpenCause::OddSize { path: path.clone(), size, block })
             }
             _ => {
-                self.size.store(size, Ordering::Relaxed);
+                self.set_size(size);
                 Ok(self)
             }
         }
@@ -170,11 +175,13 @@ impl Disk {
             throttle: Throttle::default(),
             failures: Failures::default(),
             lost: OnceLock::new(),
+            users: Mutex::default(),
+            standing: Arc::new(Standing { size: size.into(), is_active: (!options.allow_inactive).into() }),
         }
     }
 }
 
-fn usage(options: &Options) -> Usage {
+pub(super) fn usage(options: &Options) -> Usage {
     Usage { read_only: options.read_only, locking: options.locking }
 }
 

@@ -9,7 +9,7 @@ use crate::engine_kind::EngineKind;
 use crate::throttle::ThrottledSlot;
 
 /// A disk attached to an I/O thread's engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DiskSlot(pub(super) u32);
 
 /// What a slot stands for.

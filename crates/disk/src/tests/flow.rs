@@ -190,12 +190,12 @@ fn a_null_disk_completes_when_its_latency_is_over() {
     assert_eq!(rig.engines.deadline(), Some(Nanos(1100)));
     assert!(rig.engines.arm());
     let mut done = Vec::new();
-    rig.engines.reap(Nanos(1099), &mut |c| done.push(c.token.0));
+    rig.engines.reap(Nanos(1099), &mut |c| done.push(c.completion.token.0));
     assert!(done.is_empty());
-    rig.engines.reap(Nanos(1100), &mut |c| done.push(c.token.0));
+    rig.engines.reap(Nanos(1100), &mut |c| done.push(c.completion.token.0));
     assert_eq!(done, [early]);
     assert_eq!(rig.engines.deadline(), Some(Nanos(5100)));
-    rig.engines.reap(Nanos(9000), &mut |c| done.push(c.token.0));
+    rig.engines.reap(Nanos(9000), &mut |c| done.push(c.completion.token.0));
     assert_eq!(done, [early, late]);
     assert_eq!((rig.engines.deadline(), rig.engines.in_flight()), (None, 0));
 }

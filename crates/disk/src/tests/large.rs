@@ -305,7 +305,7 @@ fn memory_that_its_owner_took_away_is_no_failure_of_the_disk() {
             rig.next += 1;
             rig.engines.push(rig.slot, request);
             assert_eq!(rig.finish(rig.next - 1).0, Err(Errno::FAULT), "{op:?}");
-            assert_eq!(rig.disk.take_failure(), None);
+            assert_eq!(rig.failed, []);
         }
         // SAFETY: nobody uses it any more.
         unsafe { munmap(base, len).unwrap() };

@@ -1,5 +1,6 @@
 //! One suite for all engines, run by a small loop over real files and devices.
 
+mod active;
 mod blocks;
 mod cached;
 mod data;
@@ -24,7 +25,10 @@ use io_uring::{opcode, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::{Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Op, Options, Request, RequestToken};
+use crate::{
+    Aio, Completion, Disk, DiskSlot, Driver, EngineOptions, EngineSet, FailedRequest, Op, Options, Request,
+    RequestToken,
+};
 
 /// Long enough for any machine; what takes longer hangs.
 const HANGS: Duration = Duration::from_secs(60);
@@ -89,6 +93,8 @@ pub(crate) struct Rig {
     watched: Vec<RawFd>,
     memory: HashMap<u64, Memory>,
     done: HashMap<u64, Result<(), Errno>>,
+    /// What failed in its engine.
+    failed: Vec<FailedRequest>,
     next: u64,
 }
 
@@ -116,6 +122,7 @@ impl Rig {
             watched: Vec::new(),
             memory: HashMap::new(),
             done: HashMap::new(),
+            failed: Vec::new(),
             next: 0,
         };
         rig.watch();
@@ -162,8 +169,10 @@ impl Rig {
 
     /// Reaps what there is.
     fn reap(&mut self) {
-        let done = &mut self.done;
-        self.engines.reap(clock::now(), &mut |Completion { token, result, .. }| {
+        let Self { done, failed, .. } = self;
+        self.engines.reap(clock::now(), &mut |ended| {
+            failed.extend(ended.failed.map(|failed| *failed));
+            let Completion { token, result, .. } = ended.completion;
             assert!(done.insert(token.0, result).is_none(), "{token:?} completes once");
         });
     }

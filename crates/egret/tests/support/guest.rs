@@ -75,6 +75,11 @@ pub struct Guest {
 impl Guest {
     /// Connects, shares memory and starts queue 0.
     pub fn boot(socket: &Path) -> Self {
+        Self::try_boot(socket).expect("the queue starts")
+    }
+
+    /// The same, where the daemon may not like the last word, which starts the queue.
+    pub fn try_boot(socket: &Path) -> Option<Self> {
         let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX);
         let (rings, data) = (Region::new(RINGS), Region::new(DATA));
         for region in [&rings, &data] {
@@ -91,8 +96,21 @@ impl Guest {
         must(SET_VRING_ERR, &u64s(&[0]), &[error.as_fd()]);
         must(SET_VRING_CALL, &u64s(&[0]), &[call.as_fd()]);
         must(SET_VRING_KICK, &u64s(&[0]), &[kick.as_fd()]);
-        must(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
-        Self { wire, rings, data, kick, error, offered: 0 }
+        let starts = !wire.refuses(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]);
+        starts.then(|| Self { wire, rings, data, kick, error, offered: 0 })
+    }
+
+    /// Stops the queue; what was offered has ended when this returns.
+    pub fn stop(&mut self) {
+        let base = self.wire.ask(GET_VRING_BASE, &u32s(&[0, 0])).expect("its base");
+        assert_eq!(base >> 32, u64::from(self.offered));
+    }
+
+    /// Starts the queue where it stopped; false if the daemon refuses.
+    pub fn try_start(&mut self) -> bool {
+        let base = self.offered.into();
+        assert_eq!(self.wire.order(SET_VRING_BASE, &u32s(&[0, base]), &[]).expect("an answer"), 0);
+        !self.wire.refuses(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()])
     }
 
     /// Writes descriptor `index` of the table.

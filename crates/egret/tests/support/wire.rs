@@ -52,6 +52,7 @@ impl Wire {
             | protocol_feature::REPLY_ACK
             | protocol_feature::CONFIG
             | protocol_feature::INFLIGHT_SHMFD
+            | protocol_feature::LOG_SHMFD
             | protocol_feature::CONFIGURE_MEM_SLOTS;
         wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
         wire
@@ -77,6 +78,13 @@ impl Wire {
     pub fn ask(&mut self, request: u32, payload: &[u8]) -> io::Result<u64> {
         self.send(request, payload, &[])?;
         self.answer(request)
+    }
+
+    /// Asks for so many bytes of the configuration space's beginning.
+    pub fn ask_config(&mut self, size: u32) -> io::Result<Vec<u8>> {
+        self.send(GET_CONFIG, &[u32s(&[0, size, 0]), vec![0; size as usize]].concat(), &[])?;
+        // Behind what it repeats of the question.
+        Ok(self.answer_bytes(GET_CONFIG)?.split_off(12))
     }
 
     /// Asks for an in-flight record for so many queues of so many descriptors; returns the message that describes it, and
@@ -137,6 +145,11 @@ impl Wire {
     }
 
     fn answer(&mut self, request: u32) -> io::Result<u64> {
+        let payload = self.answer_bytes(request)?;
+        Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+    }
+
+    fn answer_bytes(&mut self, request: u32) -> io::Result<Vec<u8>> {
         let mut header = [0; HEADER];
         self.stream.read_exact(&mut header)?;
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
@@ -144,7 +157,7 @@ impl Wire {
         assert_eq!(word(4) & REPLY, REPLY, "the answer is marked as one");
         let mut payload = vec![0; word(8) as usize];
         self.stream.read_exact(&mut payload)?;
-        Ok(u64::from_le_bytes(payload[..8].try_into().expect("a number")))
+        Ok(payload)
     }
 }
 

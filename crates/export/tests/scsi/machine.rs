@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Access, Address, Export, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
+use egret_export::{Access, Address, ErrorPolicy, Export, Kickless, LogicalUnit, LunConfig, OnError, ScsiExportConfig};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vring::memory::{GuestMemory, MemoryRules, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
@@ -228,6 +228,7 @@ pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (Unix
         device: ScsiConfig { num_queues, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
         kickless: Kickless::default(),
+        errors: ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop },
         memory: MemoryRules::default(),
     };
     let loops = io.iter().map(|io| io.0.clone()).collect();

@@ -4,6 +4,7 @@ mod live;
 mod machine;
 #[path = "../peer/mod.rs"]
 mod peer;
+mod stopped;
 mod turns;
 mod waiting;
 

@@ -10,7 +10,7 @@ use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, words};
 
 /// The second request queue, which is on the second thread; control and the first are on the first.
-const ELSEWHERE: u32 = REQUESTS + 1;
+pub const ELSEWHERE: u32 = REQUESTS + 1;
 
 fn two_queues(io: &[IoThread; 2], latency: Nanos) -> (Machine, Export) {
     queues(io, 2, latency)
@@ -23,21 +23,21 @@ fn queues(io: &[IoThread; 2], count: u16, latency: Nanos) -> (Machine, Export) {
     (machine, export)
 }
 
-fn two_threads() -> [IoThread; 2] {
+pub fn two_threads() -> [IoThread; 2] {
     [IoThread::start(), IoThread::start()]
 }
 
 /// A command that no other has a part of memory in common with, of those that are under way.
-struct Sent<'a> {
-    queue: u32,
-    place: u64,
-    at: LunAddress,
-    cdb: &'a [u8],
-    data_out: u32,
-    data_in: u32,
+pub struct Sent<'a> {
+    pub queue: u32,
+    pub place: u64,
+    pub at: LunAddress,
+    pub cdb: &'a [u8],
+    pub data_out: u32,
+    pub data_in: u32,
 }
 
-fn send(machine: &mut Machine, sent: &Sent<'_>) {
+pub fn send(machine: &mut Machine, sent: &Sent<'_>) {
     let Sent { queue, place, at, cdb, data_out, data_in } = *sent;
     let header = DATA + 0x1_0000 * u64::from(queue) + 0x1000 * place;
     let mut bytes = [0; 51];
@@ -53,7 +53,7 @@ fn send(machine: &mut Machine, sent: &Sent<'_>) {
     machine.offer(queue, &readable, &writable);
 }
 
-fn response(machine: &Machine, queue: u32, place: u64) -> u8 {
+pub fn response(machine: &Machine, queue: u32, place: u64) -> u8 {
     machine.read::<12>(DATA + 0x1_0000 * u64::from(queue) + 0x1000 * place + 0x80)[11]
 }
 
@@ -61,7 +61,7 @@ fn read(queue: u32) -> Sent<'static> {
     Sent { queue, place: 0, at: FIRST, cdb: &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], data_out: 0, data_in: 512 }
 }
 
-fn ask(machine: &mut Machine, function: u8) -> u8 {
+pub fn ask(machine: &mut Machine, function: u8) -> u8 {
     machine.manage(function);
     machine.managed()
 }

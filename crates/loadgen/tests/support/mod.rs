@@ -147,7 +147,8 @@ struct Conversation {
 
 impl Conversation {
     fn new(options: PuppetOptions) -> Self {
-        let config = QueueConfig { size: 0, desc: 0, avail: 0, used: 0, base: 0, packed: false, event_idx: false };
+        let config =
+            QueueConfig { size: 0, desc: 0, avail: 0, used: 0, base: 0, packed: false, event_idx: false, log: None };
         let (kick, call, err) = (None, None, None);
         Self { options, memory: GuestMemory::empty(), config, kick, call, err, event_idx: false, enabled: false }
     }

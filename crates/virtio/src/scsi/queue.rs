@@ -503,7 +503,13 @@ impl RequestModel for ScsiQueue {
                 self.bell = Bell::new(waker.clone());
                 self.waker = Arc::clone(&self.bell).into();
                 self.inbox.open(waker);
+                // Those who were to wake it have another bell, or none any more.
+                if self.has_commands() {
+                    self.waker.wake_by_ref();
+                }
             }
+            // They may be what a function is about.
+            None if self.has_commands() => self.inbox.open(Waker::noop().clone()),
             None => {
                 self.inbox.close();
                 self.asked.clear();
@@ -545,9 +551,34 @@ impl RequestModel for ScsiQueue {
             self.apply_functions();
         }
     }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len() + self.scratch.waiting.len()
+    }
+
+    fn is_aborted(&self, head: u16) -> bool {
+        self.slots[usize::from(head)].ends.is_some()
+    }
+
+    fn let_go(&mut self) {
+        self.waiting.clear();
+        self.scratch.waiting.clear();
+        for slot in &mut self.slots {
+            let Some(unit) = slot.unit.take() else { continue };
+            self.view.lun(unit as usize).unit.abort(&mut slot.command);
+            self.view.leave(unit as usize);
+            slot.forget();
+            slot.functions.clear();
+        }
+    }
 }
 
 impl ScsiQueue {
+    /// Whether commands are in progress. It looks for them, and is for when the queue comes or goes.
+    fn has_commands(&self) -> bool {
+        self.slots.iter().any(|slot| slot.unit.is_some())
+    }
+
     /// Takes functions from the inbox, a limited number each turn.
     fn open_inbox(&mut self) {
         let (functions, more) = self.inbox.take(FUNCTIONS_A_TURN);

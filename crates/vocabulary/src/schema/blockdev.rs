@@ -14,7 +14,7 @@ use crate::{options, variants};
 pub(super) const LONGEST_NODE_NAME: usize = 31;
 
 /// `PATH_MAX` less its terminator.
-const LONGEST_PATH: usize = 4095;
+pub(super) const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
 /// The largest number of a set of descriptors: QEMU's.
@@ -94,6 +94,9 @@ options! {
         /// Lock the image against other processes, QEMU included; `auto` does where the file system can.
         #[serde(with = "as_word")]
         locking: Locking, ValueType::Word(words::<Locking>), default Locking::Auto;
+        /// With `cache.direct=off` and an export with `allow-inactive=on`: drop what the page cache has of the image when
+        /// the export's rings start, because another host may have written to it.
+        drop_cache: bool, ValueType::Flag, default "on";
     }
 }
 
@@ -136,14 +139,21 @@ static SHAPE: Shape = Shape {
             harmless: Harmless::Off,
             because: "it reads an image that another process writes; use locking=off if that is what you want",
         },
-        Foreign { name: "active", harmless: Harmless::On, because: "there is no migration of disks between daemons" },
-        Foreign { name: "drop-cache", harmless: Harmless::Any, because: "it takes effect in live migration only" },
+        Foreign {
+            name: "active",
+            harmless: Harmless::Any,
+            because: "a blockdev is inactive until an export needs it, and with `allow-inactive` until its rings start",
+        },
         Foreign {
             name: "x-check-cache-dropped",
             harmless: Harmless::Off,
-            because: "it takes effect in live migration only",
+            because: "nobody looks whether the page cache is empty",
         },
-        Foreign { name: "pr-manager", harmless: Harmless::No, because: "persistent reservations are not passed on" },
+        Foreign {
+            name: "pr-manager",
+            harmless: Harmless::No,
+            because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
+        },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
     ],
 };

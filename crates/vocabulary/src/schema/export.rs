@@ -51,8 +51,17 @@ options! {
         writable: bool, ValueType::Flag, default "off";
         /// Complete a write only when it is on stable storage, and offer no volatile cache.
         writethrough: bool, ValueType::Flag, default "off";
+        /// Lock the image only while a client's rings run, not as long as the export is there: for a guest that migrates
+        /// to another daemon with the same image. All exports of a blockdev have the same here.
+        allow_inactive: bool, ValueType::Flag, default "off";
         /// Smallest unit that the guest addresses. The disk's size must be a multiple of it.
         logical_block_size: u32, ValueType::PowerOfTwoBytes(SMALLEST_BLOCK, LARGEST_BLOCK), default SMALLEST_BLOCK;
+        /// What is done when a read fails, as QEMU's drives have it: `report` tells the guest; `ignore` tells it that all
+        /// went well; `stop` keeps the request, and every other of this export, until `block-export-resume`; `enospc` is
+        /// `stop` if there is no space left, and otherwise `report`. Egret's own for exports.
+        rerror: OnError, ValueType::Word(OnError::words), default OnError::Report;
+        /// Likewise when a write, a flush, a discard or a write of zeroes fails.
+        werror: OnError, ValueType::Word(OnError::words), default OnError::Report;
         /// Request queues.
         num_queues: u16, ValueType::Number(1, MOST_QUEUES, "queues"), default 1;
         /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
@@ -108,6 +117,20 @@ options! {
     pub struct ScsiDevice {
         /// The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.
         luns: Vec<Lun>, ValueType::List(&lun::SHAPE), unset "none";
+    }
+}
+
+choices! {
+    /// What is done when a request fails: QEMU's `BlockdevOnError`, without `auto`, which leaves it to a blockdev.
+    pub enum OnError {
+        /// The guest is told.
+        "report" => Report;
+        /// The guest is told that it succeeded.
+        "ignore" => Ignore;
+        /// The export stops if there is no space left.
+        "enospc" => Enospc;
+        /// The export stops.
+        "stop" => Stop;
     }
 }
 
@@ -170,15 +193,7 @@ options! {
     }
 }
 
-static SHAPE: Shape = Shape {
-    keys: Export::KEYS,
-    variants: Some(Device::VARIANTS),
-    foreign: &[Foreign {
-        name: "allow-inactive",
-        harmless: Harmless::Off,
-        because: "there is no migration of disks between daemons",
-    }],
-};
+static SHAPE: Shape = Shape { keys: Export::KEYS, variants: Some(Device::VARIANTS), foreign: &[] };
 
 static ADDR: Shape = Shape {
     keys: &[],
@@ -351,6 +366,10 @@ impl Export {
     fn check_luns(&self, luns: &[Lun]) -> Result<(), Problem> {
         if self.num_queues > MOST_SCSI_QUEUES {
             return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
+        }
+        if self.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
+            let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";
+            return Err(Problem::Together(line.to_owned()));
         }
         lun::check(luns)
     }

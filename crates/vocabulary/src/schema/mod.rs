@@ -38,7 +38,7 @@ pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_F
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub use export::{
-    Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, ScsiDevice, UnixAddr,
+    Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, OnError, ScsiDevice, UnixAddr,
     VQ_MAPPING, VqMapping,
 };
 pub use iothread::IoThread;

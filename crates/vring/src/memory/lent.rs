@@ -50,7 +50,7 @@ impl Buffers {
 
     /// Whether the memory goes along with the list.
     #[inline]
-    pub(crate) fn is_own(&self) -> bool {
+    pub fn is_own(&self) -> bool {
         self.own.is_some()
     }
 }
@@ -82,8 +82,41 @@ impl fmt::Debug for Buffers {
 #[derive(Default)]
 pub struct Lent {
     buffers: Buffers,
-    /// The lender, which counts it; 0 where nobody has to.
-    by: u64,
+    by: Lender,
+}
+
+/// Who counts lent memory, and whether the disk writes to it. One word, because requests are moved about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lender(u64);
+
+impl Lender {
+    /// Nobody has to.
+    pub(crate) const NOBODY: Self = Self(0);
+
+    /// The queue of this number, which is not 0.
+    #[inline]
+    pub(crate) const fn queue(number: u64, access: Access) -> Self {
+        Self(number << 1 | matches!(access, Access::Write) as u64)
+    }
+
+    #[inline]
+    pub(crate) const fn is_queue(self, number: u64) -> bool {
+        self.0 >> 1 == number
+    }
+
+    #[inline]
+    pub(crate) const fn writes(self) -> bool {
+        self.0 & 1 != 0
+    }
+}
+
+/// What a disk does to memory that is lent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Data comes from there.
+    Read,
+    /// Data goes there.
+    Write,
 }
 
 impl Lent {
@@ -93,7 +126,7 @@ impl Lent {
     ///
     /// The iovecs must stay mapped, readable and writable until what this returns is dropped.
     pub unsafe fn assume(iovecs: Vec<IoVec>) -> Self {
-        Self { buffers: iovecs.into(), by: 0 }
+        Self { buffers: iovecs.into(), by: Lender::NOBODY }
     }
 
     /// What `by` lends, or what answers for itself.
@@ -102,13 +135,13 @@ impl Lent {
     ///
     /// The iovecs must stay mapped until [`take_back`](Self::take_back) returns them, if they do not belong to `buffers`.
     #[inline]
-    pub(crate) unsafe fn new(buffers: Buffers, by: u64) -> Self {
+    pub(crate) unsafe fn new(buffers: Buffers, by: Lender) -> Self {
         Self { buffers, by }
     }
 
     /// What was lent, and who counts it.
     #[inline]
-    pub(crate) fn take_back(self) -> (Buffers, u64) {
+    pub(crate) fn take_back(self) -> (Buffers, Lender) {
         (self.buffers, self.by)
     }
 }

@@ -135,6 +135,11 @@ pub(super) struct Ring<const ELEMENT: usize> {
 }
 
 impl<const ELEMENT: usize> Ring<ELEMENT> {
+    /// Where the elements begin, behind flags and index.
+    pub(super) const ELEMENTS: u64 = 4;
+    /// How long each is, in bytes.
+    pub(super) const ELEMENT: u64 = ELEMENT as u64;
+
     /// # Safety
     ///
     /// `memory` must be kept for as long as the ring is used, and the event not be used without `event_idx`.

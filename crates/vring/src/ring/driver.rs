@@ -69,6 +69,7 @@ impl DriverConfig {
             base: if self.packed { base << 16 | base } else { base },
             packed: self.packed,
             event_idx: self.event_idx,
+            log: None,
         }
     }
 }

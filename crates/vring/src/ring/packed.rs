@@ -25,6 +25,7 @@ use super::chain::{Chain, INDIRECT, NEXT, WRITE};
 use super::chains::Chains;
 use super::inflight::Record;
 use super::inflight::packed::{Entries, Tracker};
+use super::log::AreaLog;
 use super::{Area, MAX_SIZE, PACKED_BASE, QueueConfig, RingError};
 use crate::memory::GuestMemory;
 
@@ -60,8 +61,10 @@ impl QueueConfig {
             next_used = record.used();
             next_avail = next_used;
         }
+        let log = Log::of(&self, memory);
         Ok(Ring {
             areas,
+            log,
             size: self.size,
             event_idx: self.event_idx,
             next_avail,
@@ -104,9 +107,26 @@ impl Areas {
     }
 }
 
+/// Where it is noted what the device writes: used descriptors, in the ring itself, and events.
+struct Log {
+    ring: AreaLog,
+    events: AreaLog,
+}
+
+impl Log {
+    /// The log of both areas, all of which is noted. The descriptors are noted by their guest address: there is one other
+    /// address, and it is that of the area at `used`.
+    fn of(config: &QueueConfig, memory: &GuestMemory) -> Option<Self> {
+        let events = AreaLog::begin(memory, config.log?, Events::BYTES as u64)?;
+        let ring = AreaLog::begin(memory, config.desc, Slots::BYTES as u64 * u64::from(config.size))?;
+        Some(Self { ring, events })
+    }
+}
+
 /// The ring of a running queue.
 pub(super) struct Ring {
     areas: Areas,
+    log: Option<Log>,
     size: u16,
     event_idx: bool,
     /// Where the next chain to pop begins.
@@ -155,6 +175,10 @@ impl Ring {
     /// The vring's base, should it stop now.
     pub(super) fn base(&self) -> u32 {
         u32::from(self.next_avail.bits()) | u32::from(self.published.bits()) << 16
+    }
+
+    pub(super) fn has_record(&self) -> bool {
+        self.record.is_some()
     }
 
     /// Whether the peer took the record's memory away.
@@ -265,6 +289,7 @@ impl Ring {
             (None, Some(record)) if self.batch > 0 => record.publish(&self.areas.ring),
             _ => return false,
         }
+        self.log_used();
         self.published = self.next_used;
         let batch = mem::take(&mut self.batch);
         self.free += batch;
@@ -278,10 +303,30 @@ impl Ring {
         }
     }
 
+    /// Notes what has been used since the last time it was published.
+    #[inline]
+    pub(super) fn log_used(&self) {
+        if let Some(log) = &self.log {
+            log.ring.mark_elements(0, Slots::BYTES as u64, self.published.slot(), self.batch, self.size);
+        }
+    }
+
+    /// Changes the log, and notes that all of the ring has been written.
+    pub(super) fn set_log(&mut self, config: &QueueConfig, memory: &GuestMemory) {
+        self.log = Log::of(config, memory);
+    }
+
+    fn set_events(&self, flags: EventFlags) {
+        self.areas.device.set(flags);
+        if let Some(log) = &self.log {
+            log.events.mark(0, Events::BYTES as u64);
+        }
+    }
+
     #[inline]
     pub(super) fn suppress_kicks(&mut self) {
         if !mem::replace(&mut self.kicks_suppressed, true) {
-            self.areas.device.set(EventFlags::Disable);
+            self.set_events(EventFlags::Disable);
         }
     }
 
@@ -289,7 +334,7 @@ impl Ring {
     pub(super) fn arm_kicks(&mut self) -> bool {
         self.kicks_suppressed = false;
         let flags = if self.event_idx { EventFlags::Desc(self.next_avail) } else { EventFlags::Enable };
-        self.areas.device.set(flags);
+        self.set_events(flags);
         // The driver stores flags, fences, and reads what was just stored. Without the fence our load could come before
         // our store: the driver sees kicks suppressed, we see no chain, and both wait.
         fence(Ordering::SeqCst);
@@ -300,6 +345,7 @@ impl Ring {
     pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
         // SAFETY: as in `start_packed`; the queue replaces its memory together with the areas.
         self.areas = unsafe { Areas::locate(config, memory) }?;
+        self.set_log(config, memory);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::chains::Chains;
 use super::either::{Either, either};
 use super::inflight::Record;
 use super::{RingError, packed, split};
-use crate::memory::{Buffers, GuestMemory, Lent};
+use crate::memory::{Access, Buffers, GuestMemory, Lender, Lent};
 
 /// A queue at rest: where its ring is and where in it to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,9 @@ pub struct QueueConfig {
     pub packed: bool,
     /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
+    /// By which address what the device writes at `used` is noted, in the dirty log of the queue's memory; none if what
+    /// the device writes to the ring is not to be noted. vhost-user has it as `log_guest_addr`.
+    pub log: Option<u64>,
 }
 
 impl QueueConfig {
@@ -66,7 +69,7 @@ impl QueueConfig {
             config: self,
             chains: Chains::new(self.size),
             broken: None,
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             lent: 0,
         };
         queue.arm_kicks();
@@ -74,8 +77,8 @@ impl QueueConfig {
     }
 }
 
-/// The next queue's ID, by which memory that is lent names its lender; 0 is no queue's.
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// The next queue's number, by which memory that is lent names its lender; 0 is no queue's.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 /// A running queue, the device's half: owned by one worker.
 ///
@@ -89,7 +92,7 @@ pub struct Queue {
     chains: Chains,
     broken: Option<RingError>,
     /// Unique in the process.
-    id: u64,
+    number: u64,
     /// How many lists of buffers are lent.
     lent: u32,
 }
@@ -114,6 +117,11 @@ impl Queue {
     #[inline]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
+    }
+
+    /// Whether a record is kept of what is in flight, from which another device may go on.
+    pub fn has_record(&self) -> bool {
+        either!(&self.ring, ring => ring.has_record())
     }
 
     /// Whether the peer truncated a file behind memory that the queue needs. This is a few loads, and cheap enough to be asked
@@ -212,16 +220,17 @@ impl Queue {
     }
 
     /// Lends memory to a disk: iovecs of the queue's map, or memory that goes along. It is to come back by
-    /// [`take_back`](Self::take_back); until then the queue keeps its map.
+    /// [`take_back`](Self::take_back); until then the queue keeps its map. What the disk writes to is then in the dirty log,
+    /// if there is one.
     ///
     /// # Errors
     ///
     /// There is an iovec that the map does not hold. The buffers come back as they were.
     #[inline]
-    pub fn lend(&mut self, buffers: Buffers) -> Result<Lent, Buffers> {
+    pub fn lend(&mut self, buffers: Buffers, access: Access) -> Result<Lent, Buffers> {
         if buffers.is_own() {
             // SAFETY: the iovec belongs to `buffers`.
-            return Ok(unsafe { Lent::new(buffers, 0) });
+            return Ok(unsafe { Lent::new(buffers, Lender::NOBODY) });
         }
         if !buffers.iter().all(|iovec| self.memory.holds(iovec)) {
             return Err(buffers);
@@ -229,15 +238,39 @@ impl Queue {
         self.lent += 1;
         // SAFETY: the map holds the iovecs, and `replace_memory` and `drop` keep it while something is out that this
         // queue has lent.
-        Ok(unsafe { Lent::new(buffers, self.id) })
+        Ok(unsafe { Lent::new(buffers, Lender::queue(self.number, access)) })
     }
 
     /// Takes back what was lent. Memory of another queue stays lent by that one.
     #[inline]
     pub fn take_back(&mut self, lent: Lent) -> Buffers {
         let (buffers, by) = lent.take_back();
-        self.lent -= u32::from(by == self.id);
+        self.lent -= u32::from(by.is_queue(self.number));
+        if by.writes() {
+            self.memory.log_written(&buffers);
+        }
         buffers
+    }
+
+    /// Logs what the device writes elsewhere from here on: where `memory` does, which is the queue's map otherwise. `used` is
+    /// [`QueueConfig::log`]. Chains may be in flight: what they have written is noted when they are used.
+    ///
+    /// All of the ring is noted as written: by a device that was killed, say, before it could do so.
+    ///
+    /// # Panics
+    ///
+    /// When `memory` has other regions.
+    pub fn set_log(&mut self, memory: &Arc<GuestMemory>, used: Option<u64>) {
+        assert!(memory.has_the_regions_of(&self.memory), "a queue changes maps only when it is drained");
+        self.config.log = used;
+        self.memory = Arc::clone(memory);
+        either!(&mut self.ring, ring => ring.set_log(&self.config, memory));
+    }
+
+    /// Notes used elements that are not going to be published: their queue is broken.
+    #[cold]
+    pub fn log_unpublished(&self) {
+        either!(&self.ring, ring => ring.log_used());
     }
 
     /// Goes on in another memory map.

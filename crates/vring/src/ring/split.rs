@@ -10,6 +10,7 @@ use super::chain::Chain;
 use super::chains::Chains;
 use super::inflight::split::Tracker;
 use super::inflight::{Record, crash};
+use super::log::AreaLog;
 use super::{MAX_SIZE, QueueConfig, RingError, need_event};
 use crate::memory::GuestMemory;
 
@@ -35,8 +36,10 @@ impl QueueConfig {
         let mut recovered = recovered.unwrap_or_default();
         recovered.reverse();
         areas.used.set_flags(0);
+        let log = log_of(&self, memory);
         Ok(Ring {
             areas,
+            log,
             size: self.size,
             event_idx: self.event_idx,
             next_avail,
@@ -78,9 +81,16 @@ impl Areas {
     }
 }
 
+/// The log of the used ring, all of which is noted.
+fn log_of(config: &QueueConfig, memory: &GuestMemory) -> Option<AreaLog> {
+    let len = UsedRing::ELEMENTS + UsedRing::ELEMENT * u64::from(config.size) + if config.event_idx { 2 } else { 0 };
+    AreaLog::begin(memory, config.log?, len)
+}
+
 /// The ring of a running queue.
 pub(super) struct Ring {
     areas: Areas,
+    log: Option<AreaLog>,
     size: u16,
     event_idx: bool,
     /// The next available index to pop.
@@ -106,6 +116,10 @@ impl Ring {
     /// The vring's base, should it stop now.
     pub(super) fn base(&self) -> u32 {
         self.next_avail.into()
+    }
+
+    pub(super) fn has_record(&self) -> bool {
+        self.record.is_some()
     }
 
     /// Whether the peer took the record's memory away.
@@ -196,6 +210,7 @@ impl Ring {
         crash::point();
         self.areas.used.set_index(new);
         crash::point();
+        self.log_used();
         self.published = new;
         let first = !mem::replace(&mut self.ever_published, true);
         // The driver stores its event or flag, fences, and looks at the index once more before it waits; we do the same
@@ -212,6 +227,35 @@ impl Ring {
         }
     }
 
+    /// Notes what has been written to the used ring since the last time it was published.
+    #[inline]
+    pub(super) fn log_used(&self) {
+        if let Some(log) = &self.log {
+            let (from, count) = (self.published & (self.size - 1), self.next_used.wrapping_sub(self.published));
+            log.mark(0, UsedRing::ELEMENTS);
+            log.mark_elements(UsedRing::ELEMENTS, UsedRing::ELEMENT, from, count, self.size);
+        }
+    }
+
+    /// Changes the log, and notes that all of the used ring has been written.
+    pub(super) fn set_log(&mut self, config: &QueueConfig, memory: &GuestMemory) {
+        self.log = log_of(config, memory);
+    }
+
+    fn set_flags(&self, flags: u16) {
+        self.areas.used.set_flags(flags);
+        if let Some(log) = &self.log {
+            log.mark(0, UsedRing::ELEMENTS);
+        }
+    }
+
+    fn set_event(&self, event: u16) {
+        self.areas.used.set_event(event);
+        if let Some(log) = &self.log {
+            log.mark(UsedRing::ELEMENTS + UsedRing::ELEMENT * u64::from(self.size), 2);
+        }
+    }
+
     /// Tells the driver that it need not kick: somebody is looking anyway.
     ///
     /// A hint (2.7.10). With EVENT_IDX there is nothing to do: the event stays where it was last armed, behind the
@@ -219,7 +263,7 @@ impl Ring {
     #[inline]
     pub(super) fn suppress_kicks(&mut self) {
         if !self.event_idx && !mem::replace(&mut self.kicks_suppressed, true) {
-            self.areas.used.set_flags(NO_NOTIFY);
+            self.set_flags(NO_NOTIFY);
         }
     }
 
@@ -227,9 +271,9 @@ impl Ring {
     #[inline]
     pub(super) fn arm_kicks(&mut self) -> bool {
         if self.event_idx {
-            self.areas.used.set_event(self.next_avail);
+            self.set_event(self.next_avail);
         } else if mem::replace(&mut self.kicks_suppressed, false) {
-            self.areas.used.set_flags(0);
+            self.set_flags(0);
         }
         // The driver stores its index, fences, and reads what was just stored. Without the fence our load could come
         // before our store: the driver sees kicks suppressed, we see no chain, and both wait.
@@ -241,6 +285,7 @@ impl Ring {
     pub(super) fn replace_memory(&mut self, config: &QueueConfig, memory: &GuestMemory) -> Result<(), RingError> {
         // SAFETY: as in `start_split`; the queue replaces its memory together with the areas.
         self.areas = unsafe { Areas::locate(config, memory) }?;
+        self.set_log(config, memory);
         Ok(())
     }
 }

@@ -6,6 +6,8 @@ mod hostile;
 #[cfg(not(miri))]
 mod inflight;
 #[cfg(not(miri))]
+mod log;
+#[cfg(not(miri))]
 mod oracle;
 mod packed;
 mod threads;

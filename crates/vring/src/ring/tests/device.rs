@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::super::need_event;
-use crate::memory::{Buffers, GuestMemory, IoVec, Region, iovecs};
+use crate::memory::{Access, Buffers, GuestMemory, IoVec, Region, iovecs};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
 use crate::testing::{DATA, Guest, RING, descriptor, memory, piece};
 
@@ -184,6 +184,21 @@ fn arming_sees_what_slipped_in() {
     }
 }
 
+/// 2.7.10, of every event and every batch that a queue can have. Where the batch begins makes no difference, but for where
+/// the indices overflow: it begins at the ends of that, and in between.
+#[test]
+#[cfg_attr(miri, ignore = "millions of cases, and no memory")]
+fn of_all_events_those_are_due_whose_entries_are_in_the_batch() {
+    for old in [0, 1, 0x7fff, 0x8000, u16::MAX - 1024, u16::MAX] {
+        for count in (0..=64).chain([1023, 1024]) {
+            for ahead in 0..=u16::MAX {
+                let event = old.wrapping_add(ahead);
+                assert_eq!(need_event(event, old.wrapping_add(count), old), ahead < count, "{event} {old} {count}");
+            }
+        }
+    }
+}
+
 proptest! {
     /// 2.7.10: notify if and only if `event` is among the entries just published.
     #[test]
@@ -284,13 +299,13 @@ fn a_queue_dropped_with_memory_lent_leaves_it_mapped() {
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
     assert!(guest.queue.pop(&mut chain).unwrap());
-    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
+    let lent = guest.queue.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     let holders = Arc::strong_count(&guest.memory);
     drop(guest.queue);
     assert_eq!(Arc::strong_count(&guest.memory), holders, "for good");
 
     let mut again = guest.driver.queue().start(&guest.memory).unwrap();
-    let own = again.lend(chain.readable().to_vec().into()).unwrap();
+    let own = again.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     again.take_back(lent);
     assert_eq!(again.replace_memory(&guest.memory), Err(RingError::InFlight(1)), "that was another's");
     again.take_back(own);
@@ -305,7 +320,7 @@ fn a_queue_keeps_its_map_while_memory_of_it_is_lent_even_if_no_chain_is_in_fligh
     guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
     guest.driver.publish();
     assert!(guest.queue.pop(&mut chain).unwrap());
-    let lent = guest.queue.lend(chain.readable().to_vec().into()).unwrap();
+    let lent = guest.queue.lend(chain.readable().to_vec().into(), Access::Read).unwrap();
     guest.queue.add_used(chain.head(), 0);
     let other = memory();
     assert_eq!(guest.queue.replace_memory(&other), Err(RingError::InFlight(1)));
@@ -322,9 +337,9 @@ fn a_queue_lends_nothing_but_its_own_map_s_memory_and_what_goes_along() {
     let of_own = own.to_vec();
     for pieces in [vec![theirs], vec![ours, theirs], of_own] {
         let count = pieces.len();
-        assert_eq!(guest.queue.lend(pieces.into()).unwrap_err().len(), count, "they come back");
+        assert_eq!(guest.queue.lend(pieces.into(), Access::Read).unwrap_err().len(), count, "they come back");
     }
-    let lent = guest.queue.lend(own).unwrap();
+    let lent = guest.queue.lend(own, Access::Read).unwrap();
     assert_eq!(lent.iter().map(IoVec::len).collect::<Vec<_>>(), [16]);
     let (pieces, bytes) = guest.queue.take_back(lent).into_parts();
     assert_eq!((pieces.len(), bytes), (1, Some(vec![7; 16])));

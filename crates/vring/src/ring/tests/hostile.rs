@@ -345,8 +345,16 @@ fn a_ring_that_cannot_be_does_not_start() {
 fn an_area_aligned_for_the_guest_alone_does_not_start() {
     let region = Region { offset: 1, size: 0xfff, ..Region::anonymous(0x1000, 0x1000).unwrap() };
     let memory = Arc::new(GuestMemory::empty().with(region).unwrap());
-    let config =
-        QueueConfig { size: 4, desc: 0x1000, avail: 0x1100, used: 0x1200, base: 0, packed: false, event_idx: false };
+    let config = QueueConfig {
+        size: 4,
+        desc: 0x1000,
+        avail: 0x1100,
+        used: 0x1200,
+        base: 0,
+        packed: false,
+        event_idx: false,
+        log: None,
+    };
     let error = config.start(&memory).unwrap_err();
     assert_eq!(error, RingError::Alignment { area: Area::Descriptors, addr: 0x1000, align: 16 });
 }

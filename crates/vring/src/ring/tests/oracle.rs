@@ -268,5 +268,6 @@ fn mock_config(mock: &MockSplitQueue<'_, GuestMemoryMmap>) -> QueueConfig {
         base: 0,
         packed: false,
         event_idx: false,
+        log: None,
     }
 }

@@ -1,0 +1,140 @@
+//! When an image is locked.
+//!
+//! By default that is for as long as it is open. With [`allow_inactive`](crate::Options::allow_inactive) it is while somebody
+//! has it *active*: a guest that moves to another daemon leaves its image inactive here, and finds it unlocked there.
+//!
+//! ```text
+//!   inactive ── locks, drops the page cache, looks at the size ──▶ active, by one [`Active`] or more
+//!       ▲                                                             │
+//!       └───────── the last of them is gone: gives the locks back ────┘
+//! ```
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use rustix::fs::{Advice, fadvise};
+
+use super::Disk;
+use super::open::usage;
+use crate::error::{OpenCause, OpenError};
+use crate::lock;
+use crate::options::Driver;
+
+/// Keeps a disk active until it is dropped.
+#[derive(Debug)]
+pub struct Active(Arc<Disk>);
+
+/// What of a disk changes without its owner's doing, for those who only look: it does not keep the disk open.
+#[derive(Debug, Default)]
+pub struct Standing {
+    pub(super) size: AtomicU64,
+    /// Changed by who has the disk's `users`. A disk that takes another's place is active before it has users.
+    pub(super) is_active: AtomicBool,
+}
+
+impl Standing {
+    /// The disk's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Whether its image is locked, as far as it is to be locked at all.
+    pub fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Acquire)
+    }
+}
+
+impl Disk {
+    /// Has the disk active: its image is locked, and what another host has written to it is seen. Tries once.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else has the image locked: [`OpenError::is_locked`] says so, and it may help to try again. Or the system
+    /// cannot do it.
+    pub fn activate(self: &Arc<Self>) -> Result<Active, OpenError> {
+        let mut users = self.users();
+        if !self.is_active() {
+            self.become_active().map_err(|cause| self.error(cause))?;
+            self.standing.is_active.store(true, Ordering::Release);
+        }
+        *users += 1;
+        drop(users);
+        Ok(Active(Arc::clone(self)))
+    }
+
+    /// Whether its image is locked, as far as it is to be locked at all.
+    pub fn is_active(&self) -> bool {
+        self.standing.is_active()
+    }
+
+    /// What may change of it at any time.
+    pub fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+
+    /// Locks the image as `old` has it locked, if it has, to be used in its place: nobody else can lock it in between.
+    ///
+    /// # Errors
+    ///
+    /// Its options differ in a way that somebody else's locks are in the way of.
+    pub fn share_locks_of(&self, old: &Self) -> Result<(), OpenError> {
+        if let (Some(file), Some(theirs), Some(path)) = (self.file(), old.file(), self.path())
+            && self.options.allow_inactive
+            && old.is_active()
+        {
+            lock::take_over(theirs, usage(&old.options), file, path, usage(&self.options))
+                .map_err(|cause| self.error(cause))?;
+            self.standing.is_active.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Has everything written so far on the disk, where flushes are ignored too, for whoever has the image active next.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush).
+    pub fn write_out(&self) -> std::io::Result<()> {
+        if self.options.read_only { Ok(()) } else { self.sync().map_err(Into::into) }
+    }
+
+    fn become_active(&self) -> Result<(), OpenCause> {
+        let (Some(file), Some(path)) = (self.file(), self.path()) else { return Ok(()) };
+        let failed = |what| move |source| OpenCause::Io { what, path: path.to_owned(), source };
+        lock::try_lock(file, path, usage(&self.options))?;
+        let mut looked = Ok(());
+        if self.options.drop_cache && !self.options.direct {
+            looked = fadvise(file, 0, None, Advice::DontNeed).map_err(|e| failed("drop the page cache of")(e.into()));
+        }
+        // Whoever had it active may have made it longer.
+        let looked = looked.and_then(|()| self.refresh_size().map_err(failed("find the size of")));
+        looked.map(|_| ()).inspect_err(|_| lock::unlock(file))
+    }
+
+    fn error(&self, cause: OpenCause) -> OpenError {
+        OpenError { node_name: self.options.node_name.clone(), cause }
+    }
+
+    fn path(&self) -> Option<&std::path::Path> {
+        match &self.options.driver {
+            Driver::File { filename } | Driver::HostDevice { filename } => Some(filename),
+            Driver::Null { .. } => None,
+        }
+    }
+
+    fn users(&self) -> MutexGuard<'_, usize> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let Self(disk) = self;
+        let mut users = disk.users();
+        *users -= 1;
+        if *users == 0 && disk.options.allow_inactive {
+            disk.file().into_iter().for_each(lock::unlock);
+            disk.standing.is_active.store(false, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Whose an image is that several daemons have, each for a guest that is here or there: `allow-inactive`.
+
+mod support;
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
+use serde_json::{Value, json};
+
+use support::PATIENCE;
+use support::await_that;
+use support::disk::Disk;
+use support::fate::Fate;
+use support::guest::Guest;
+use support::qmp::Qmp;
+use support::scratch::Scratch;
+use support::server::{Options, Program, Server};
+use support::wire::{SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon with an image that others have, too.
+struct Host {
+    server: Server,
+    qmp: Qmp,
+    socket: PathBuf,
+}
+
+impl Host {
+    /// One with the export `e0` of the node `d0`.
+    fn start(scratch: &Scratch, name: &str, image: &Path) -> Self {
+        let socket = scratch.path(&format!("{name}-e0"));
+        let export = |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+        Self::start_as(scratch, name, image, &Program::egret(), export)
+    }
+
+    fn start_as(
+        scratch: &Scratch,
+        name: &str,
+        image: &Path,
+        program: &Program,
+        export: impl FnOnce(Options) -> Options,
+    ) -> Self {
+        let (socket, monitor) = (scratch.path(&format!("{name}-e0")), scratch.path(&format!("{name}-qmp")));
+        let options = export(Options::new().disk("d0", image, "cache.direct=on")).monitor("m", &monitor);
+        let server = Server::start(program, &options);
+        Self { server, qmp: Qmp::connect(&monitor), socket }
+    }
+
+    fn node(&mut self) -> Value {
+        self.qmp.run("query-named-block-nodes", json!({}))[0].take()
+    }
+
+    fn is_active(&mut self) -> bool {
+        self.node()["active"].as_bool().expect("a flag")
+    }
+
+    /// Has a guest refused, because somebody else has the image locked.
+    fn refuses_a_guest(&mut self) {
+        let before = self.server.complaints().len();
+        assert!(Guest::try_boot(&self.socket).is_none(), "the image is somebody else's");
+        await_that("a line in the log", || self.server.complaints().len() > before);
+        let said = self.server.complaints()[before].clone();
+        assert!(said.contains("the client's session is ended: blockdev 'd0': '"), "{said}");
+        assert!(said.contains("is locked: another process"), "{said}");
+        assert!(!self.is_active());
+    }
+}
+
+fn two_hosts(scratch: &Scratch) -> ([Host; 2], PathBuf) {
+    let image = scratch.image("disk", 16 * MIB);
+    (["here", "there"].map(|name| Host::start(scratch, name, &image)), image)
+}
+
+#[test]
+fn an_image_of_two_daemons_is_that_one_s_whose_rings_run() {
+    let scratch = Scratch::new();
+    let ([mut here, mut there], image) = two_hosts(&scratch);
+    assert!(!here.is_active() && !there.is_active());
+    let mut guest = Guest::boot(&here.socket);
+    assert!(here.is_active() && !there.is_active());
+    there.refuses_a_guest();
+    guest.read_honestly();
+    // Somebody who locks what he opens finds it locked, too.
+    let third = Options::new().disk("d0", &image, "").export("e0", "d0", &scratch.path("third"), "writable=on");
+    let refused = Program::egret().command().args(third.as_words()).output().expect("it ends");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is locked"), "{refused:?}");
+
+    guest.stop();
+    assert!(!here.is_active());
+    let mut moved = Guest::boot(&there.socket);
+    moved.read_honestly();
+    assert!(there.is_active());
+    // The guest that has moved away is not to go on here.
+    assert!(!guest.try_start());
+    moved.stop();
+    let mut back = Guest::boot(&here.socket);
+    back.read_honestly();
+    // A client that leaves without a word.
+    drop(back);
+    assert!(moved.try_start(), "what is asked for a little too early is waited for");
+    moved.read_honestly();
+    assert_eq!(here.server.terminate().code(), Some(0));
+    assert_eq!(there.server.terminate().code(), Some(0));
+}
+
+#[test]
+fn a_guest_that_comes_too_early_waits_until_the_other_one_s_rings_are_disabled() {
+    let scratch = Scratch::new();
+    let ([here, there], _) = two_hosts(&scratch);
+    let mut guest = Guest::boot(&here.socket);
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| Guest::try_boot(&there.socket).expect("it is let in").read_honestly());
+        // Its session looks every now and then; before that it has slept no more often than a guest has messages.
+        let sleeps = || there.server.sleeps().into_iter().find(|(name, _)| name == "e0").map_or(0, |(_, count)| count);
+        await_that("the other guest to wait", || sleeps() > 50);
+        assert_eq!(guest.wire.order(SET_VRING_ENABLE, &u32s(&[0, 0]), &[]).expect("an answer"), 0);
+        early.join().expect("it is let in");
+    });
+    // The other has gone, and its session may be about to end.
+    assert_eq!(guest.wire.order(SET_VRING_ENABLE, &u32s(&[0, 1]), &[]).expect("an answer"), 0);
+    guest.read_honestly();
+    assert_eq!([here, there].map(|host| host.server.complaints()), [Vec::<String>::new(), Vec::new()]);
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_or_killed_leaves_the_image_to_the_other() {
+    let scratch = Scratch::new();
+    for kill in [false, true] {
+        let ([here, there], _) = two_hosts(&scratch);
+        let mut guest = Guest::boot(&here.socket);
+        guest.read_honestly();
+        match kill {
+            true => drop(here),
+            false => assert_eq!(here.server.terminate().code(), Some(0)),
+        }
+        Guest::boot(&there.socket).read_honestly();
+        assert_eq!(there.server.complaints(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 16 * MIB);
+    let export =
+        |socket: PathBuf| move |options: Options| options.export("e0", "d0", &socket, "writable=on,allow-inactive=on");
+    let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
+    let mut here = Host::start_as(&scratch, "here", &image, &broken, export(scratch.path("here-e0")));
+    let mut there = Host::start(&scratch, "there", &image);
+    let mut guest = Guest::boot(&here.socket);
+    guest.stop();
+    assert!(here.is_active());
+    let said = here.server.complaints();
+    assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
+    there.refuses_a_guest();
+    assert!(guest.try_start(), "who has it goes on");
+    guest.read_honestly();
+}
+
+#[test]
+fn a_disk_that_has_grown_elsewhere_has_its_new_size_when_the_guest_is_here() {
+    let scratch = Scratch::new();
+    let ([mut here, mut there], image) = two_hosts(&scratch);
+    let sectors = |guest: &mut Guest| {
+        let answer = guest.wire.ask_config(8).expect("its configuration");
+        u64::from_le_bytes(answer.try_into().expect("eight bytes"))
+    };
+    let mut guest = Guest::boot(&there.socket);
+    guest.stop();
+    let (mut ours, theirs) = UnixStream::pair().expect("a channel");
+    ours.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).expect("an answer"), 0);
+
+    let mut other = Guest::boot(&here.socket);
+    let refused = there.qmp.fail("block_resize", json!({"node-name": "d0", "size": 32 * MIB}));
+    assert!(refused.contains("is locked"), "{refused}");
+    here.qmp.run("block_resize", json!({"node-name": "d0", "size": 32 * MIB}));
+    assert_eq!(File::open(&image).and_then(|file| file.metadata()).expect("an image").len(), 32 * MIB);
+    other.stop();
+    assert_eq!(sectors(&mut guest), 16 * MIB / 512, "nobody has looked");
+    assert!(guest.try_start());
+    let mut message = [0; 12];
+    ours.read_exact(&mut message).expect("the news");
+    assert_eq!(message[..4], BACKEND_CONFIG_CHANGE.to_le_bytes());
+    assert_eq!(sectors(&mut guest), 32 * MIB / 512);
+    assert_eq!(there.node()["image"]["virtual-size"], 32 * MIB);
+    guest.read_honestly();
+}
+
+#[test]
+fn a_disk_is_reopened_as_it_is_active_or_not() {
+    let scratch = Scratch::new();
+    let ([mut here, mut there], image) = two_hosts(&scratch);
+    let reopen = |host: &mut Host, aio: &str| {
+        let options = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": aio,
+                             "cache": {"direct": true}});
+        host.qmp.run("blockdev-reopen", json!({"options": [options]}));
+    };
+    let mut guest = Guest::boot(&here.socket);
+    for aio in ["io_uring", "native", "threads"] {
+        reopen(&mut here, aio);
+        // One who is inactive may be reopened whoever has the image.
+        reopen(&mut there, aio);
+        guest.read_honestly();
+        assert!(here.is_active());
+        there.refuses_a_guest();
+    }
+    guest.stop();
+    assert!(!here.is_active());
+    reopen(&mut here, "io_uring");
+    assert!(!here.is_active());
+    let mut moved = Guest::boot(&there.socket);
+    moved.read_honestly();
+    assert!(!guest.try_start());
+}
+
+#[test]
+fn each_export_of_a_blockdev_keeps_it_active_and_all_of_them_agree_on_that() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 16 * MIB);
+    let exports = |options: Options| {
+        let more = "writable=on,allow-inactive=on";
+        options.export("e0", "d0", &scratch.path("here-e0"), more).export("e1", "d0", &scratch.path("here-e1"), more)
+    };
+    let mut here = Host::start_as(&scratch, "here", &image, &Program::egret(), exports);
+    let mut there = Host::start(&scratch, "there", &image);
+    let mut guests = ["here-e0", "here-e1"].map(|name| Guest::boot(&scratch.path(name)));
+    guests[0].stop();
+    there.refuses_a_guest();
+    guests[1].stop();
+    assert!(!here.is_active());
+    let addr = json!({"type": "unix", "path": scratch.path("here-e2")});
+    let refused = here
+        .qmp
+        .fail("block-export-add", json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d0", "addr": addr}));
+    assert_eq!(
+        refused,
+        "export 'e2': allow-inactive=off, and export 'e0' of blockdev 'd0' has on: all exports of one blockdev have the \
+         same"
+    );
+    let _there = Guest::boot(&there.socket);
+}
+
+#[test]
+fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
+    let scratch = Scratch::new();
+    let [first, second] = ["first", "second"].map(|name| scratch.image(name, 16 * MIB));
+    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+    let mut here = Host::start_as(&scratch, "here", &first, &Program::egret(), export);
+    let mut there = Host::start(&scratch, "there", &second);
+    here.qmp.run("blockdev-add", json!({"driver": "file", "node-name": "d1", "filename": second}));
+    let lun = json!({"id": "e0", "lun": 1, "node-name": "d1"});
+    let gone = |here: &mut Host| {
+        here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 1}));
+        here.qmp.event("EGRET_LUN_DELETED");
+    };
+    let mut guest = Guest::boot(&here.socket);
+    let other = Guest::boot(&there.socket);
+    let refused = here.qmp.fail("egret-lun-add", lun.clone());
+    assert!(refused.contains("blockdev 'd1': '") && refused.contains("is locked"), "{refused}");
+    drop(other);
+    await_that("the other to be gone", || !there.is_active());
+    here.qmp.run("egret-lun-add", lun.clone());
+    there.refuses_a_guest();
+    gone(&mut here);
+    drop(Guest::boot(&there.socket));
+    await_that("the other to be gone", || !there.is_active());
+    // One that is there before the rings start.
+    guest.stop();
+    here.qmp.run("egret-lun-add", lun);
+    drop(Guest::boot(&there.socket));
+    await_that("the other to be gone", || !there.is_active());
+    assert!(guest.try_start());
+    there.refuses_a_guest();
+}
+
+#[test]
+fn an_image_is_locked_from_the_start_unless_its_export_says_otherwise() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 16 * MIB);
+    let mut late = Host::start(&scratch, "late", &image);
+    let export = |options: Options| options.export("e0", "d0", &scratch.path("here-e0"), "writable=on");
+    let mut here = Host::start_as(&scratch, "here", &image, &Program::egret(), export);
+    assert!(here.is_active());
+    late.refuses_a_guest();
+    drop(Disk::connect(&here.socket).expect("a connection"));
+    assert!(here.is_active());
+}

@@ -1,0 +1,229 @@
+//! Exports that wait where others tell their guest of an error (`rerror`, `werror`): nothing is lost, nothing fails, and
+//! whatever is done to the export meanwhile is done.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use egret_loadgen::client::{Client, ClientOptions};
+use egret_loadgen::load::{self, Span, Spec};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
+use support::await_that;
+use support::disk::Disk;
+use support::http::get;
+use support::qmp::Qmp;
+use support::scratch::{Scratch, is_root_or_skips};
+use support::server::{Options, Program, Server};
+
+const MIB: u64 = 1 << 20;
+/// Where files end for [`Program::egret_with_small_files`], at most.
+const BEYOND: u64 = 4 * MIB;
+
+/// Lets a daemon that was to have small files have large ones.
+fn allow_large_files(server: &Server) {
+    let pid = Pid::from_raw(server.pid() as i32);
+    prlimit(pid, Resource::Fsize, Rlimit { current: None, maximum: None }).expect("what the test limited");
+}
+
+fn io_status(qmp: &mut Qmp) -> Value {
+    qmp.run("query-block-exports", json!({}))[0]["io-status"].take()
+}
+
+fn resume(qmp: &mut Qmp) {
+    qmp.run("block-export-resume", json!({"id": "e0"}));
+}
+
+/// The value of a metric that has one sample.
+fn metric(socket: &Path, name: &str) -> f64 {
+    let (_, page) = get(socket, "/metrics").expect("metrics");
+    let line = page.lines().find(|line| line.starts_with(name)).expect("the metric");
+    line.rsplit_once(' ').expect("a value").1.parse().expect("a number")
+}
+
+#[test]
+fn a_write_that_fails_waits_with_all_that_comes_after_it_until_the_export_is_resumed() {
+    for aio in ["threads", "io_uring"] {
+        let scratch = Scratch::new();
+        let (monitor, socket, metrics) = (scratch.path("qmp"), scratch.path("disk"), scratch.path("metrics"));
+        let options = Options::new()
+            .monitor("m", &monitor)
+            .metrics(&metrics)
+            .disk("d0", &scratch.image("disk", 16 * MIB), &format!("aio={aio}"))
+            .export("e0", "d0", &socket, "writable=on,werror=stop");
+        let server = Server::start(&Program::egret_with_small_files(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let mut disk = Disk::connect(&socket).unwrap();
+        disk.first().write(0, &[1; 4096]).unwrap();
+        assert_eq!(io_status(&mut qmp), "ok");
+
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                disk.first().write_pattern(BEYOND..BEYOND + 2 * MIB, 5).unwrap();
+                disk.first().flush().unwrap();
+                disk.first().verify_pattern(BEYOND..BEYOND + 2 * MIB, 5).unwrap();
+                disk.first().read(0, 4096).unwrap()
+            });
+            let told = json!({
+                "device": "e0", "node-name": "d0", "qom-path": "", "operation": "write", "action": "stop",
+                "nospace": false, "reason": "File too large",
+            });
+            for stops in 1..=2 {
+                assert_eq!(qmp.event("BLOCK_IO_ERROR"), told, "{aio}");
+                assert_eq!(io_status(&mut qmp), "failed");
+                await_that("all that is in flight to wait", || metric(&metrics, "egret_export_waiting{") == 16.0);
+                assert_eq!(metric(&metrics, "egret_export_stopped{"), 1.0);
+                assert_eq!(metric(&metrics, "egret_export_stops_total{"), f64::from(stops));
+                assert!(!client.is_finished());
+                if stops == 2 {
+                    allow_large_files(&server);
+                }
+                // The first time it fails again.
+                resume(&mut qmp);
+            }
+            assert_eq!(client.join().unwrap(), [1; 4096]);
+        });
+        assert_eq!(io_status(&mut qmp), "ok");
+        assert_eq!((metric(&metrics, "egret_export_waiting{"), metric(&metrics, "egret_export_stopped{")), (0.0, 0.0));
+        let stats = qmp.run("query-blockstats", json!({}));
+        assert_eq!(stats[0]["stats"]["failed_wr_operations"], 0, "{aio}");
+        // What is not stopped goes on as it was.
+        resume(&mut qmp);
+        assert!(qmp.fail("block-export-resume", json!({"id": "e1"})).contains("'e1'"));
+        assert_eq!(server.complaints().len(), 2, "{:?}", server.complaints());
+        assert!(server.complaints()[0].ends_with("; export 'e0' waits for block-export-resume"));
+    }
+}
+
+#[test]
+fn what_is_to_be_ignored_or_is_no_lack_of_space_is_told_and_does_not_wait() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    for (werror, action) in [("ignore", "ignore"), ("enospc", "report"), ("report", "report")] {
+        let options = Options::new().monitor("m", &monitor).disk("d0", &scratch.image("disk", 16 * MIB), "").export(
+            "e0",
+            "d0",
+            &socket,
+            &format!("writable=on,rerror=stop,werror={werror}"),
+        );
+        let _server = Server::start(&Program::egret_with_small_files(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let mut disk = Disk::connect(&socket).unwrap();
+        assert_eq!(disk.first().write(BEYOND, &[1; 4096]).is_ok(), action == "ignore");
+        let told = qmp.event("BLOCK_IO_ERROR");
+        assert_eq!((&told["action"], &told["nospace"]), (&json!(action), &json!(false)));
+        assert_eq!(io_status(&mut qmp), "ok");
+        disk.first().read(BEYOND, 4096).unwrap();
+    }
+}
+
+/// A file system in memory with so many bytes, until it is dropped.
+struct SmallFileSystem(PathBuf);
+
+impl SmallFileSystem {
+    fn mount(scratch: &Scratch, bytes: u64) -> Self {
+        let at = scratch.image_path("small");
+        fs::create_dir(&at).expect("our own directory");
+        let options = format!("size={bytes}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&at).status();
+        assert!(mounted.expect("mount").success());
+        Self(at)
+    }
+
+    /// Takes up so many bytes until the file is removed.
+    fn fill(&self, bytes: u64) -> PathBuf {
+        let ballast = self.0.join("ballast");
+        fs::write(&ballast, vec![1; bytes as usize]).expect("there is room");
+        ballast
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+/// Ends a load even where what it accompanied fails.
+struct Finished<'a>(&'a AtomicBool);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs `act` while clients write all over the disk at `socket`, on so many queues, and then has them find what they wrote.
+/// None of their requests may fail.
+fn under_load(socket: &Path, queues: u16, act: impl FnOnce()) {
+    let rw = "randrw".parse().unwrap();
+    let spec = Spec { rw, iodepth: 16, numjobs: queues, verify: Some(7), ..Spec::default() };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let client = Client::connect(socket, ClientOptions::default()).unwrap();
+            let mut jobs = spec.jobs(client.start(spec.shape()).unwrap()).unwrap();
+            let span = Span { ramp: Duration::ZERO, length: Duration::from_millis(20) };
+            while !done.load(Ordering::Relaxed) {
+                load::run(&mut jobs, span, &mut |_| ()).expect("no request fails, none comes back wrong");
+            }
+            jobs.iter_mut().map(|job| job.verify().expect("what was written is there")).sum::<u64>()
+        });
+        let finished = Finished(&done);
+        act();
+        drop(finished);
+        assert!(load.join().expect("the load is content") > 0);
+    });
+}
+
+#[test]
+fn a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_when_space_is_freed() {
+    let test = "a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_when_space_is_freed";
+    if !is_root_or_skips(test, "for a file system that is full") {
+        return;
+    }
+    for (aio, werror) in [("threads", "enospc"), ("io_uring", "stop"), ("native,cache.direct=on", "enospc")] {
+        let scratch = Scratch::new();
+        let small = SmallFileSystem::mount(&scratch, 12 * MIB);
+        let image = small.0.join("thin");
+        fs::File::create(&image).and_then(|file| file.set_len(8 * MIB)).unwrap();
+        let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+        let options = Options::new()
+            .monitor("m", &monitor)
+            .iothread("io0", "")
+            .iothread("io1", "")
+            .disk("d0", &image, &format!("aio={aio}"))
+            .export("e0", "d0", &socket, &format!("writable=on,num-queues=2,iothread=io0,werror={werror}"));
+        let server = Server::start(&Program::egret(), &options);
+        let mut qmp = Qmp::connect(&monitor);
+        let ballast = small.fill(7 * MIB);
+        under_load(&socket, 2, || {
+            let told = qmp.event("BLOCK_IO_ERROR");
+            assert_eq!((&told["action"], &told["nospace"]), (&json!("stop"), &json!(true)), "{aio}");
+            assert_eq!(io_status(&mut qmp), "nospace");
+            // Whatever is done to it meanwhile is done, though nothing of it ends.
+            let reopened = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": "threads"});
+            qmp.run("egret-map-queues", json!({"id": "e0", "iothread": ["io0", "io1"]}));
+            qmp.run("blockdev-reopen", json!({"options": [reopened]}));
+            qmp.run("block_resize", json!({"node-name": "d0", "size": 8 * MIB + 4096}));
+            qmp.run("egret-map-queues", json!({"id": "e0", "iothread": "io1"}));
+            assert_eq!(io_status(&mut qmp), "nospace");
+            // It tries by itself, and finds nothing yet.
+            let tried = |qmp: &mut Qmp| {
+                qmp.run("egret-query-stats", json!({}))["iothreads"][1]["engines"][0]["requests"].take()
+            };
+            let before = tried(&mut qmp);
+            await_that("a try", || tried(&mut qmp) != before);
+            assert_eq!(io_status(&mut qmp), "nospace");
+            fs::remove_file(&ballast).unwrap();
+            await_that("space to be found", || io_status(&mut qmp) == "ok");
+        });
+        let stats = qmp.run("query-blockstats", json!({}));
+        assert_eq!(stats[0]["stats"]["failed_wr_operations"], 0, "{aio}");
+        assert!(server.terminate().success());
+    }
+}

@@ -1,0 +1,208 @@
+//! What an export does about requests that its disks fail: `rerror` and `werror`, as QEMU's drives have them.
+//!
+//! ```text
+//!            a request is to wait                       resume, or there is space again
+//!   Ok ──────────────────────────▶ NoSpace, Failed ──────────────────────────────────────▶ Ok
+//! ```
+//!
+//! While an export is stopped its queues keep what fails and what is new, and tell nobody of either: the guest sees a
+//! slow disk. Whoever keeps something waits here to be woken (`worker/stopped.rs`).
+
+#![forbid(unsafe_code)]
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use egret_disk::{Action, FailedRequest, Op};
+use rustix::io::Errno;
+
+use crate::queues::lock;
+
+/// What is done when a request fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// The guest is told.
+    #[default]
+    Report,
+    /// The guest is told that it succeeded.
+    Ignore,
+    /// The export stops if there is no space left, and the guest is told of any other error.
+    Enospc,
+    /// The export stops.
+    Stop,
+}
+
+/// What an export does when requests fail.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorPolicy {
+    /// If they read.
+    pub rerror: OnError,
+    /// If they do anything else.
+    pub werror: OnError,
+}
+
+impl ErrorPolicy {
+    pub(crate) fn action(self, failed: &FailedRequest) -> Action {
+        match if failed.op == Op::Read { self.rerror } else { self.werror } {
+            OnError::Stop => Action::Stop,
+            OnError::Enospc if is_nospace(failed.errno) => Action::Stop,
+            OnError::Enospc | OnError::Report => Action::Report,
+            OnError::Ignore => Action::Ignore,
+        }
+    }
+}
+
+/// Whether there is no room left: on the file system, or for the image's owner.
+pub fn is_nospace(errno: Errno) -> bool {
+    errno == Errno::NOSPC || errno == Errno::DQUOT
+}
+
+/// Whether an export is stopped, and why: QEMU's `BlockDeviceIoStatus`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoStatus {
+    /// It is not.
+    Ok,
+    /// There is no space left. It looks once a second whether there is some.
+    NoSpace,
+    /// Another error; it waits until it is resumed.
+    Failed,
+}
+
+impl IoStatus {
+    /// As QEMU says it: `ok`, `nospace` or `failed`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::NoSpace => "nospace",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What an export does about errors, and whether it is stopped for one. Its queues share it.
+#[derive(Debug)]
+pub struct ErrorHandling {
+    pub(crate) export: Arc<str>,
+    pub(crate) policy: ErrorPolicy,
+    /// An [`IoStatus`]; changed under the lock of `waiters` alone.
+    status: AtomicU8,
+    stops: AtomicU64,
+    /// Wake the queues that keep requests.
+    waiters: Mutex<Vec<Waker>>,
+}
+
+impl ErrorHandling {
+    pub(crate) fn new(export: &str, policy: ErrorPolicy) -> Arc<Self> {
+        let status = AtomicU8::new(IoStatus::Ok as u8);
+        Arc::new(Self { export: export.into(), policy, status, stops: AtomicU64::new(0), waiters: Mutex::default() })
+    }
+
+    /// Whether the export is stopped, and why.
+    pub fn status(&self) -> IoStatus {
+        [IoStatus::Ok, IoStatus::NoSpace, IoStatus::Failed][usize::from(self.status.load(Ordering::Relaxed))]
+    }
+
+    /// How often it has stopped.
+    pub fn stops(&self) -> u64 {
+        self.stops.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.status.load(Ordering::Relaxed) != IoStatus::Ok as u8
+    }
+
+    /// Stops the export because of an error; false if it was stopped for as much already.
+    pub(crate) fn stop(&self, errno: Errno) -> bool {
+        let _changing = lock(&self.waiters);
+        let status = if is_nospace(errno) { IoStatus::NoSpace } else { IoStatus::Failed };
+        let is_news = self.status.load(Ordering::Relaxed) < status as u8;
+        if is_news {
+            self.status.store(status as u8, Ordering::Relaxed);
+            self.stops.fetch_add(1, Ordering::Relaxed);
+        }
+        is_news
+    }
+
+    /// Has the export go on, if it is stopped: what waits is tried again.
+    pub fn resume(&self) {
+        let mut waiters = lock(&self.waiters);
+        self.status.store(IoStatus::Ok as u8, Ordering::Relaxed);
+        let woken = std::mem::take(&mut *waiters);
+        drop(waiters);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has a queue woken when the export goes on; at once if it is not stopped.
+    pub(crate) fn wake_when_resumed(&self, waker: Waker) {
+        let mut waiters = lock(&self.waiters);
+        if !self.is_stopped() {
+            drop(waiters);
+            waker.wake();
+        } else if waiters.iter().all(|other| !other.will_wake(&waker)) {
+            waiters.push(waker);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
+    use egret_disk::DiskSlot;
+
+    use super::*;
+
+    fn action(on_error: OnError, op: Op, errno: Errno) -> Action {
+        let other = if op == Op::Read { OnError::Stop } else { OnError::Report };
+        let (rerror, werror) = if op == Op::Read { (on_error, other) } else { (other, on_error) };
+        let failed = FailedRequest { slot: DiskSlot::default(), op, offset: 0, len: 512, errno };
+        ErrorPolicy { rerror, werror }.action(&failed)
+    }
+
+    #[test]
+    fn each_word_does_what_qemus_drives_do_and_reads_have_a_word_of_their_own() {
+        let writes = [Op::Write { fua: false }, Op::Flush, Op::Discard, Op::WriteZeroes { unmap: true, fua: true }];
+        for op in writes.into_iter().chain([Op::Read]) {
+            for (errno, when_full) in
+                [(Errno::NOSPC, Action::Stop), (Errno::DQUOT, Action::Stop), (Errno::IO, Action::Report)]
+            {
+                assert_eq!(action(OnError::Report, op, errno), Action::Report);
+                assert_eq!(action(OnError::Ignore, op, errno), Action::Ignore);
+                assert_eq!(action(OnError::Stop, op, errno), Action::Stop);
+                assert_eq!(action(OnError::Enospc, op, errno), when_full, "{op:?}, {errno}");
+            }
+        }
+    }
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_stop_is_news_once_and_whoever_waits_is_woken_once_when_it_is_over_or_at_once() {
+        let (errors, count) = (ErrorHandling::new("e0", ErrorPolicy::default()), Arc::<Count>::default());
+        let woken = || count.0.load(Ordering::Relaxed);
+        assert_eq!(
+            [Errno::NOSPC, Errno::NOSPC, Errno::IO, Errno::NOSPC].map(|e| errors.stop(e)),
+            [true, false, true, false]
+        );
+        assert_eq!((errors.status(), errors.stops()), (IoStatus::Failed, 2));
+        errors.wake_when_resumed(Arc::clone(&count).into());
+        errors.wake_when_resumed(Arc::clone(&count).into());
+        assert_eq!(woken(), 0);
+        errors.resume();
+        errors.resume();
+        assert_eq!((errors.status(), woken()), (IoStatus::Ok, 1));
+        errors.wake_when_resumed(Arc::clone(&count).into());
+        assert_eq!(woken(), 2);
+        assert!(errors.stop(Errno::NOSPC));
+    }
+}

@@ -1,0 +1,229 @@
+//! A queue whose export is stopped for an error: what it keeps meanwhile, and how it goes on.
+//!
+//! ```text
+//!   completion ─failed, to wait─▶ failed ─┐  resumed
+//!   push ────────────────────────▶ new ───┴──────────▶ the engines, in this order
+//! ```
+//!
+//! The requests stay in flight, in the ring and in its record. They are the queue's and no disk's, so that a queue may
+//! move, or get another disk, and takes them along. A queue that is drained for good leaves them to the record, from
+//! which they are taken in again; where there is no record they are tried once more, and their guest is told how they
+//! ended.
+//!
+//! None of this runs while the export is not stopped and nothing fails.
+
+use std::mem;
+use std::sync::Arc;
+
+use egret_disk::{Action, Completion, EngineSet, FailedRequest, Failure, Op, Request, RequestToken};
+use egret_event_loop::{Nanos, Turn};
+use egret_virtio::DiskKey;
+use egret_vring::memory::Buffers;
+
+use super::{Kickless, Phase, Worker};
+use crate::errors::IoStatus;
+
+/// How often a queue tries whether there is space again.
+const TRY_EVERY: Nanos = Nanos::from_millis(1000);
+
+/// What a queue keeps while its export is stopped.
+#[derive(Default)]
+pub(super) struct Stopped {
+    /// It keeps what comes. It may be so after the export was resumed, until the queue goes on; and before it knows that
+    /// the export is stopped it is not.
+    pub(super) is: bool,
+    /// The queue is drained for good.
+    pub(super) leaving: bool,
+    /// Requests that failed.
+    failed: Vec<Kept>,
+    /// Requests that came meanwhile.
+    new: Vec<Kept>,
+    /// The head of the request that is tried before the others.
+    probe: Option<u16>,
+    /// When the next one is.
+    probe_at: Nanos,
+}
+
+type Kept = (DiskKey, Request<Buffers>);
+
+impl Stopped {
+    fn len(&self) -> usize {
+        self.failed.len() + self.new.len()
+    }
+}
+
+impl Worker {
+    /// Keeps a request that was to be pushed.
+    #[cold]
+    pub(super) fn keep(&mut self, key: DiskKey, request: Request<Buffers>) {
+        self.stopped.new.push((key, request));
+        self.count_kept();
+    }
+
+    /// Looks at a request that has ended, which failed or did so while the queue is stopped. Returns its completion if it
+    /// is one for the guest.
+    #[cold]
+    pub(super) fn judge(
+        &mut self,
+        mut completion: Completion<Buffers>,
+        failed: Option<Box<FailedRequest>>,
+        now: Nanos,
+    ) -> Option<Completion<Buffers>> {
+        let head = completion.token.slot();
+        let was_probe = self.stopped.probe.take_if(|probe| *probe == head).is_some();
+        let failed = failed.and_then(|failed| Some((self.disks.key_of(failed.slot)?, failed)));
+        let Some((key, failed)) = failed else {
+            if was_probe {
+                self.errors.resume();
+            }
+            return Some(completion);
+        };
+        let is_for_guest = self.gives_up() || self.model.is_aborted(head);
+        let action = match self.errors.policy.action(&failed) {
+            Action::Stop if is_for_guest => Action::Report,
+            // What a command was to look at is not there.
+            Action::Ignore if failed.op == Op::Read && completion.buffers.is_own() => Action::Report,
+            action => action,
+        };
+        let FailedRequest { op, offset, len, errno, .. } = *failed;
+        if action == Action::Stop {
+            if self.errors.stop(errno) {
+                self.note(key, op, errno, action);
+            }
+            self.stopped.is = true;
+            self.stopped.probe_at = now + TRY_EVERY;
+            let Completion { token, buffers, .. } = completion;
+            self.stopped.failed.push((key, Request { op, offset, len, buffers, token }));
+            self.count_kept();
+            return None;
+        }
+        self.note(key, op, errno, action);
+        if action == Action::Ignore {
+            completion.result = Ok(());
+        }
+        if was_probe {
+            self.errors.resume();
+        }
+        Some(completion)
+    }
+
+    fn note(&self, DiskKey(key): DiskKey, op: Op, errno: rustix::io::Errno, action: Action) {
+        if let Some(Some(disk)) = self.disks.all.get(key as usize) {
+            disk.note_failure(Failure { export: Arc::clone(&self.errors.export), op, errno, action });
+        }
+    }
+
+    /// Whether requests that fail are for the guest, whatever was asked for: nobody comes who could try them again. That
+    /// is so without a record, and where what is written is logged: then the guest moves to a machine that is not
+    /// given the record.
+    pub(super) fn gives_up(&self) -> bool {
+        let is_kept = self.queue.has_record() && self.queue.memory().log().is_none();
+        self.phase == Phase::Broken || self.stopped.leaving && !is_kept
+    }
+
+    /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one
+    /// request now and then if that may help; if not, all that was kept goes to the engines.
+    #[cold]
+    pub(super) fn attend_stop(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+        let is_stopped = self.errors.is_stopped();
+        self.stopped.is = !self.gives_up()
+            && match self.phase {
+                Phase::Running => is_stopped,
+                // A queue that was found drained stays so until it is told to go on.
+                Phase::Stopping | Phase::Broken => is_stopped || self.stopped.is,
+            };
+        if !self.stopped.is {
+            return self.release(engines, turn.now());
+        }
+        self.end_kept(turn.now());
+        if let Some(alarm) = &self.alarm {
+            self.errors.wake_when_resumed(Arc::clone(alarm).into());
+        }
+        if self.phase == Phase::Running && self.errors.status() == IoStatus::NoSpace {
+            self.probe(engines, turn);
+        }
+    }
+
+    fn probe(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+        if self.stopped.probe.is_some() || self.stopped.failed.is_empty() {
+            return;
+        }
+        if turn.now() >= self.stopped.probe_at {
+            let (key, request) = self.stopped.failed.remove(0);
+            self.stopped.probe = Some(request.token.slot());
+            self.stopped.is = false;
+            self.push_again(engines, key, request, turn.now());
+            self.stopped.is = true;
+            self.count_kept();
+        } else if self.fds.kick.is_some() || self.info.kickless == Kickless::Busy {
+            turn.set_timer(self.stopped.probe_at);
+        }
+    }
+
+    /// Has everything that was kept run: what failed, in the order in which it came, and then what came later.
+    fn release(&mut self, engines: &mut EngineSet, now: Nanos) {
+        let mut failed = mem::take(&mut self.stopped.failed);
+        if !failed.is_empty() && self.gives_up() {
+            // The others must not wait for what these would have shown.
+            self.errors.resume();
+        }
+        failed.sort_by_key(|(_, request)| self.begun[usize::from(request.token.slot())].at);
+        let new = mem::take(&mut self.stopped.new);
+        for (key, request) in failed.into_iter().chain(new) {
+            self.push_again(engines, key, request, now);
+        }
+        self.count_kept();
+    }
+
+    /// Pushes what was kept: on another loop than it came from, perhaps.
+    pub(super) fn push_again(
+        &mut self,
+        engines: &mut EngineSet,
+        key: DiskKey,
+        mut request: Request<Buffers>,
+        now: Nanos,
+    ) {
+        request.token = RequestToken::new(self.source, request.token.slot());
+        self.push(engines, key, request, now);
+    }
+
+    /// Ends requests that were kept and that nothing is to become of: their driver has aborted them, or their disk is gone.
+    fn end_kept(&mut self, now: Nanos) {
+        let had_failed = !self.stopped.failed.is_empty();
+        let (model, disks) = (&self.model, &self.disks);
+        let ends = |(key, request): &mut Kept| model.is_aborted(request.token.slot()) || disks.slot(*key).is_none();
+        let mut ended: Vec<Kept> = self.stopped.failed.extract_if(.., ends).collect();
+        ended.extend(self.stopped.new.extract_if(.., ends));
+        for (_, Request { token, buffers, .. }) in ended {
+            self.refuse(token, buffers, rustix::io::Errno::NODEV, now);
+        }
+        if had_failed && self.stopped.failed.is_empty() && self.stopped.probe.is_none() {
+            self.errors.resume();
+        }
+        self.count_kept();
+    }
+
+    /// Whether all that is in flight is kept, or waits for what is: no disk has any of it.
+    pub(super) fn keeps_all(&self) -> bool {
+        let kept = self.stopped.len() + self.model.waiting();
+        self.stopped.is && !self.gives_up() && usize::from(self.queue.in_flight()) == kept
+    }
+
+    /// Leaves what is kept to the record of what is in flight.
+    pub(super) fn let_go(&mut self) {
+        if self.queue.in_flight() == 0 {
+            return;
+        }
+        self.model.let_go();
+        if !self.stopped.failed.is_empty() {
+            self.errors.resume();
+        }
+        self.stopped = Stopped::default();
+        self.count_kept();
+        self.counters.in_flight.set(0);
+    }
+
+    fn count_kept(&self) {
+        self.counters.waiting.set(self.stopped.len() as u64);
+    }
+}

@@ -1,0 +1,129 @@
+//! Commands that wait because a disk fails: they end when they are aborted, tried again, or nobody could do either.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use egret_disk::{Disk, Driver, Options};
+use egret_export::{DiskSwap, Export, IoStatus, reopen};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+use crate::machine::*;
+use crate::peer::{GET_VRING_BASE, words};
+use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads};
+
+const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+
+/// A disk in memory, that fails to write if it is not well.
+fn memory_disk(is_well: bool) -> (Arc<Disk>, File) {
+    let file = File::from(memfd_create("disk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
+    file.set_len(64 * MIB).unwrap();
+    if !is_well {
+        fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
+    }
+    let driver = Driver::File { filename: format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
+    (Arc::new(Disk::open(&Options::new("memory", driver)).unwrap()), file)
+}
+
+/// Waits until the export is stopped and keeps so many requests.
+fn await_kept(export: &Export, kept: u64) {
+    let begun = Instant::now();
+    while export.errors().status() != IoStatus::Failed || export.stats().waiting != kept {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{kept} are kept: {:?}", export.stats());
+        std::thread::yield_now();
+    }
+}
+
+/// A write on one thread fails, and three commands come after it: the same write on the other thread, one that waits for
+/// both, and a read.
+fn stopped(machine: &mut Machine, export: &Export) {
+    let write = |queue| Sent { queue, place: 0, at: FIRST, cdb: &WRITE, data_out: 512, data_in: 0 };
+    send(machine, &write(REQUESTS));
+    await_kept(export, 1);
+    send(machine, &write(ELSEWHERE));
+    let queue = ELSEWHERE;
+    send(machine, &Sent { queue, place: 1, at: FIRST, cdb: &COMPARE_AND_WRITE, data_out: 1024, data_in: 0 });
+    send(machine, &Sent { queue, place: 2, at: FIRST, cdb: &READ, data_out: 0, data_in: 4096 });
+    await_kept(export, 3);
+    // What needs no disk is answered.
+    send(machine, &Sent { queue: REQUESTS, place: 3, at: FIRST, cdb: &TEST_UNIT_READY, data_out: 0, data_in: 0 });
+    machine.reap(REQUESTS);
+}
+
+/// The responses to the commands that were stopped, each of which has been answered.
+fn responses(machine: &mut Machine) -> [u8; 4] {
+    machine.reap(REQUESTS);
+    for _ in 0..3 {
+        machine.reap(ELSEWHERE);
+    }
+    [(REQUESTS, 0), (ELSEWHERE, 0), (ELSEWHERE, 1), (ELSEWHERE, 2)]
+        .map(|(queue, place)| response(machine, queue, place))
+}
+
+#[test]
+fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_them() {
+    let io = two_threads();
+    for (function, ended) in [(ABORT_TASK, 2), (ABORT_TASK_SET, 2), (UNIT_RESET, 4)] {
+        let (sick, _file) = memory_disk(false);
+        let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
+        let mut machine = Machine::boot(ours, Layout::Split);
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        stopped(&mut machine, &export);
+        // To other threads they go along, and are found there.
+        export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
+        assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 3));
+        assert_eq!(ask(&mut machine, function), 0);
+        assert_eq!(responses(&mut machine), [ended; 4]);
+        assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
+        assert_eq!(ask(&mut machine, QUERY_TASK_SET), 0);
+    }
+}
+
+#[test]
+fn commands_that_wait_for_a_disk_are_done_by_another_wherever_their_queues_are_then() {
+    let io = two_threads();
+    let ((sick, _), (well, _file)) = (memory_disk(false), memory_disk(true));
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, Arc::clone(&sick));
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    stopped(&mut machine, &export);
+    export.run_on(&[io[1].0.clone()]).unwrap();
+    reopen(&[&export], &[DiskSwap { old: sick, new: well }]).unwrap();
+    export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
+    await_kept(&export, 3);
+    export.errors().resume();
+    assert_eq!(responses(&mut machine), [0; 4]);
+    assert_eq!((export.errors().stops(), export.stats().waiting), (1, 0));
+}
+
+#[test]
+fn where_no_record_keeps_what_waits_for_a_disk_its_driver_is_told_before_the_queue_stops() {
+    let io = two_threads();
+    let (sick, _file) = memory_disk(false);
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    stopped(&mut machine, &export);
+    machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
+    machine.reap(REQUESTS);
+    // CHECK CONDITION.
+    assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x80)[10], 2);
+    // The others were tried again then.
+    await_kept(&export, 1);
+    drop((machine, export));
+}
+
+#[test]
+fn a_unit_that_is_taken_away_is_not_waited_for() {
+    let io = two_threads();
+    let (sick, _file) = memory_disk(false);
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    stopped(&mut machine, &export);
+    export.remove_lun(FIRST).unwrap().wait();
+    assert_eq!(responses(&mut machine), [0; 4]);
+    assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
+}
