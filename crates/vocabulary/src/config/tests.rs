@@ -185,7 +185,7 @@ fn an_inline_child_takes_what_it_leaves_unset_and_a_named_one_does_not() {
 fn a_config_is_shown_with_its_defaults_filled_in() {
     let config = config(&["io0"], &[NULL], &[EXPORT]).unwrap();
     let json = serde_json::to_value(&config).unwrap();
-    assert_eq!(json["iothreads"][0]["poll-max-ns"], 32_768);
+    assert_eq!(json["iothreads"][0]["poll-idle-ms"], 7_000);
     assert_eq!(json["blockdevs"][0]["size"], 1 << 30);
     assert_eq!(json["exports"][0]["queue-size"], 128);
 }
