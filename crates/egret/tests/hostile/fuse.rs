@@ -134,6 +134,8 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
         ("as memory", ADD_MEM_REG, region),
         ("as all memory", SET_MEM_TABLE, table),
         ("as a record", SET_INFLIGHT_FD, inflight(8192, 0, 1, 128)),
+        ("as a log", SET_LOG_BASE, u64s(&[4096, 0])),
+        ("for a device's state", SET_DEVICE_STATE_FD, u32s(&[0, 0])),
         ("to be kicked by", SET_VRING_KICK, which.clone()),
         ("to be called by", SET_VRING_CALL, which),
         ("as the channel", SET_BACKEND_REQ_FD, Vec::new()),
