@@ -7,19 +7,20 @@ use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
 
 use support::PATIENCE;
-use support::await_that;
 use support::disk::Disk;
 use support::fate::Fate;
-use support::guest::Guest;
+use support::guest::{Guest, REGION, Region};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
-use support::wire::{SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+use support::wire::{ADD_MEM_REG, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 
@@ -128,6 +129,27 @@ fn a_guest_that_comes_too_early_waits_until_the_other_one_s_rings_are_disabled()
 }
 
 #[test]
+fn a_guest_whose_memory_changes_keeps_the_image_from_one_that_waits_for_it() {
+    let scratch = Scratch::new();
+    let ([here, mut there], _) = two_hosts(&scratch);
+    let mut guest = Guest::boot(&here.socket);
+    let (more, is_over) = (Region::new(0x8000_0000), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let message = more.message(REGION);
+                assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.memory.as_fd()]).expect("an answer"), 0);
+                assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+            }
+            guest.read_honestly();
+        });
+        there.refuses_a_guest();
+        is_over.store(true, Ordering::Relaxed);
+        changes.join().expect("it goes on");
+    });
+}
+
+#[test]
 fn a_daemon_that_is_told_to_end_or_killed_leaves_the_image_to_the_other() {
     let scratch = Scratch::new();
     for kill in [false, true] {
@@ -155,7 +177,7 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     let mut guest = Guest::boot(&here.socket);
     guest.stop();
     assert!(here.is_active());
-    let said = here.server.complaints();
+    let said = await_some("a line in the log", || Some(here.server.complaints()).filter(|said| !said.is_empty()));
     assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
     there.refuses_a_guest();
     assert!(guest.try_start(), "who has it goes on");
