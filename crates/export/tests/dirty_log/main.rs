@@ -293,7 +293,7 @@ fn a_device_whose_rings_run_has_no_state_to_give_and_takes_none() {
     let (ours, _export) = blk(&io, disks(image.path()).remove(0).1);
     let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: true, size: 16 });
     let (pipe, _reader) = UnixStream::pair().unwrap();
-    let mut ask = |vm: &mut Vm, direction: u32| {
+    let ask = |vm: &mut Vm, direction: u32| {
         vm.peer.say(SET_DEVICE_STATE_FD, 0, &words(&[direction, 0]), &[pipe.as_fd()]);
         let (answer, fd) = vm.peer.hear_with().unwrap();
         (answer, fd.is_some())
