@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test soak bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
+.PHONY: build demo test test-release mutants soak bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -22,12 +22,30 @@ guest: deps
 	scripts/make-guest
 	scripts/make-apps
 
-# What takes too long for every change: six thousand losses of power and ends of the daemon, in some minutes.
-soak:
+# What takes too long for every change: six thousand losses of power and ends of the daemon, and thirty thousand
+# migrations, in some minutes each.
+soak: guest
 	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
+	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
+	EGRET_MIGRATIONS=20 $(CARGO) test --locked -p egret --test migration guests::
 
 test: guest
 	$(CARGO) test --locked --workspace --no-fail-fast
+
+# What is released, without the checks of a debug build and as the optimiser has it: the daemon in the tests that start
+# one, and what threads share without locks in its own tests.
+PROCESS_TESTS = access activation descriptors failures hostile libblkio life limits live monitors power qmp reserve takeover
+LOCK_FREE = egret-event-loop egret-scsi egret-virtio egret-vring
+
+test-release: build
+	EGRET_TEST_BINARY=$(CURDIR)/target/release/egret \
+	$(CARGO) test --locked -p egret --no-fail-fast $(PROCESS_TESTS:%=--test %)
+	CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	$(CARGO) test --locked --release --target-dir target/optimised --lib $(LOCK_FREE:%=-p %)
+
+# Whether the tests of these crates would notice a change, one place after another: CRATES="scsi virtio". Hours.
+mutants:
+	scripts/mutants $(or $(CRATES),polling event-loop vring disk scsi virtio)
 
 # egret against qemu-storage-daemon, interleaved, in one run: ratios. BENCH="--quick" shortens it.
 bench: deps build
@@ -56,7 +74,7 @@ lint:
 	scripts/check-msrv
 	scripts/check-dependencies
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS); \
-	else echo "shellcheck is missing: the scripts were not looked at"; fi
+	else echo "shellcheck is missing: the scripts were not looked at"; test -z "$$CI"; fi
 
 # Guest memory and rings under Miri, which sees an access that memory does not allow, and one that races with another's.
 # The clock is the host's, proptest reads files, and a queue that goes away early leaves its map behind for good.

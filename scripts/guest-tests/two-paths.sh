@@ -22,7 +22,11 @@ conflict() {
 writes() { conflict "$1" sg_raw --send 512 --infile /dev/zero "$2" 2a 00 00 00 00 00 00 00 01 00; }
 
 begin "persistent reservations"
-conflict no sg_persist --out --register --param-sark=0xa /dev/sda
+sg_persist --in --report-capabilities /dev/sda >/tmp/said || fail "no capabilities"
+grep -q '(PTPL_C): 1' /tmp/said || { cat /tmp/said; fail "nothing outlasts the power"; }
+conflict no sg_persist --out --register --param-sark=0xa --param-aptpl /dev/sda
+sg_persist --in --report-capabilities /dev/sdb | grep -q '(PTPL_A): 1' ||
+  fail "what was registered does not outlast the power"
 conflict no sg_persist --out --register --param-sark=0xb /dev/sdb
 sg_persist --in --read-full-status /dev/sda | grep -c 'Key=0x' | grep -qx 2 || fail "they have not both registered"
 conflict no sg_persist --out --reserve --param-rk=0xa --prout-type=1 /dev/sda

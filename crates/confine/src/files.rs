@@ -49,6 +49,8 @@ pub enum Use {
     Image,
     /// To make a socket.
     Socket,
+    /// To read a file, and put another in its place.
+    Replace,
 }
 
 impl Use {
@@ -57,6 +59,15 @@ impl Use {
             Self::Image => AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
             // The directory is locked meanwhile, and read for that.
             Self::Socket => AccessFs::MakeSock | AccessFs::RemoveFile | AccessFs::ReadDir,
+            // The directory is opened, to have its new entry on stable storage.
+            Self::Replace => {
+                AccessFs::MakeReg
+                    | AccessFs::RemoveFile
+                    | AccessFs::ReadDir
+                    | AccessFs::ReadFile
+                    | AccessFs::WriteFile
+                    | AccessFs::Truncate
+            }
         }
     }
 }
@@ -90,6 +101,11 @@ impl Files {
         self.beside(path, AccessFs::MakeReg | AccessFs::WriteFile | AccessFs::Truncate);
     }
 
+    /// A file that is read, and that others take the place of: its directory.
+    pub fn replaced(&mut self, path: &Path) {
+        self.beside(path, Use::Replace.access());
+    }
+
     /// A file that is removed at the end: its directory.
     pub fn removed(&mut self, path: &Path) {
         self.beside(path, AccessFs::RemoveFile.into());
@@ -105,7 +121,7 @@ impl Files {
         self.speaks_to_abstract_sockets = true;
     }
 
-    /// A directory for images and sockets that come at run time.
+    /// A directory for images, sockets and reservations that come at run time.
     ///
     /// # Errors
     /// There is none.
@@ -115,7 +131,7 @@ impl Files {
         if !found.is_dir() {
             return Err(failed(std::io::Error::from(std::io::ErrorKind::NotADirectory)));
         }
-        self.add(found, Use::Image.access() | Use::Socket.access());
+        self.add(found, Use::Image.access() | Use::Socket.access() | Use::Replace.access());
         Ok(())
     }
 
@@ -169,13 +185,15 @@ impl Files {
 }
 
 /// What a daemon needs whatever it serves.
-const OF_EVERY_DAEMON: [(&str, Need); 7] = [
+const OF_EVERY_DAEMON: [(&str, Need); 8] = [
     // Limits of block devices; /sys/dev/block leads here.
     ("/sys/devices", Need::Read),
     // How I/O threads fare.
     ("/proc/self", Need::Read),
     // Why there is no io_uring.
     ("/proc/sys/kernel/io_uring_disabled", Need::Read),
+    // Whether the host has lost its power since reservations were stored.
+    ("/proc/sys/kernel/random/boot_id", Need::Read),
     // Users and groups by name.
     ("/etc/nsswitch.conf", Need::Read),
     ("/etc/passwd", Need::Read),

@@ -29,19 +29,29 @@ pub enum ThreadKind {
     Watchdog,
     /// Writes the log.
     Log,
+    /// Keeps the reservations of a logical unit in their file.
+    Reservations,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 7] =
-        [Self::Control, Self::Io, Self::Worker, Self::Session, Self::Metrics, Self::Watchdog, Self::Log];
+    pub const ALL: [Self; 8] = [
+        Self::Control,
+        Self::Io,
+        Self::Worker,
+        Self::Session,
+        Self::Metrics,
+        Self::Watchdog,
+        Self::Log,
+        Self::Reservations,
+    ];
 
     /// The kinds of threads that threads of this kind start.
     pub const fn starts(self) -> &'static [Self] {
         match self {
             Self::Control => &Self::ALL,
             Self::Io | Self::Worker => &[Self::Worker],
-            Self::Session | Self::Metrics | Self::Watchdog | Self::Log => &[],
+            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations => &[],
         }
     }
 
@@ -55,6 +65,7 @@ impl ThreadKind {
             Self::Metrics => "metrics",
             Self::Watchdog => "watchdog",
             Self::Log => "log",
+            Self::Reservations => "reservations",
         }
     }
 }
@@ -152,7 +163,7 @@ macro_rules! call {
     };
 }
 
-use ThreadKind::{Control, Io, Log, Metrics, Session, Watchdog, Worker};
+use ThreadKind::{Control, Io, Log, Metrics, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
 const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log];
@@ -333,7 +344,11 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fstat, &[Session], "what a peer's memory is"),
     call!(SYS_fadvise64, &[Session], "an image that others have written to"),
     call!(SYS_memfd_create, &[Session], "the record of requests in flight"),
-    call!(SYS_ftruncate, &[Session, Control], "the record of requests in flight; growing an image"),
+    call!(
+        SYS_ftruncate,
+        &[Session, Control, Reservations],
+        "the record of requests in flight; growing an image; a file of reservations"
+    ),
     call!(SYS_fcntl, &[Session], "what a peer's memory is", "F_GET_SEALS", int(1, libc::F_GET_SEALS as i64)),
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
     // Metrics.
@@ -364,7 +379,7 @@ pub const RULES: &[Rule] = &[
         without(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC)
     ),
     // Control.
-    call!(SYS_openat, &[Control], "images, within what Landlock leaves"),
+    call!(SYS_openat, &[Control, Reservations], "images and files of reservations, within what Landlock leaves"),
     call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
     call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
     call!(SYS_ioctl, &[Session, Control], "what a device is", "BLKGETSIZE64", int(1, BLKGETSIZE64)),
@@ -382,7 +397,14 @@ pub const RULES: &[Rule] = &[
     call!(SYS_bind, &[Control], "sockets of exports and monitors"),
     call!(SYS_listen, &[Control], "sockets of exports and monitors"),
     call!(SYS_connect, &[Control], "whether somebody listens at a socket that is there"),
-    call!(SYS_flock, &[Control], "making a socket while nobody else does"),
+    call!(
+        SYS_flock,
+        &[Control, Reservations],
+        "making a socket while nobody else does; whose a file of reservations is"
+    ),
+    // Files of reservations.
+    call!(SYS_fsync, &[Reservations], "a file of reservations, and its directory"),
+    call!(SYS_renameat, &[Reservations], "a file of reservations in the place of the one before"),
     call!(SYS_clock_nanosleep, &[Control], "making a socket while nobody else does"),
     call!(
         SYS_getsockopt,

@@ -6,17 +6,18 @@
 //!
 //! Ranges are coarse: the disk is striped over a few counters. A whole-block write costs an atomic addition per stripe
 //! and never waits: where the lock is not to be had it is sent to a worker, which can wait. Disks that have no blocks
-//! larger than a sector have no lock.
+//! larger than a sector have no lock. `tests/block_range_lock.rs` walks through the interleavings with loom.
 
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{AtomicU32, Condvar, Mutex, Ordering};
 
 const STRIPES: usize = 64;
 /// Bytes of neighbouring disk that share a stripe.
-const STRIPE_BYTES: u64 = 1 << 20;
+pub(crate) const STRIPE_BYTES: u64 = 1 << 20;
 /// A stripe is locked exclusively, or about to be.
 const EXCLUSIVE: u32 = 1 << 31;
 
@@ -33,13 +34,13 @@ struct Stripes([AtomicU32; STRIPES]);
 
 impl Default for Stripes {
     fn default() -> Self {
-        Self([const { AtomicU32::new(0) }; STRIPES])
+        Self(std::array::from_fn(|_| AtomicU32::new(0)))
     }
 }
 
 /// The stripes of a range of bytes, ascending and each once; ascending order is what keeps two waiters from waiting
 /// for each other.
-fn stripes(bytes: &Range<u64>) -> impl Iterator<Item = usize> + use<> {
+pub(crate) fn stripes(bytes: &Range<u64>) -> impl Iterator<Item = usize> + use<> {
     let first = bytes.start / STRIPE_BYTES;
     let count = (bytes.end.saturating_sub(1) / STRIPE_BYTES).saturating_sub(first) + 1;
     let start = (first % STRIPES as u64) as usize;
@@ -137,73 +138,5 @@ impl BlockRangeLock {
     fn wake(&self) {
         drop(self.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn many_share_a_range_and_none_while_it_is_locked_exclusively() {
-        let lock = BlockRangeLock::default();
-        assert!(lock.try_lock_shared(&(0..4096)));
-        assert!(lock.try_lock_shared(&(512..1024)));
-        lock.unlock_shared(&(0..4096));
-        lock.unlock_shared(&(512..1024));
-        lock.lock_exclusive(&(0..4096));
-        assert!(!lock.try_lock_shared(&(0..512)));
-        assert!(lock.try_lock_shared(&(STRIPE_BYTES..2 * STRIPE_BYTES)));
-        lock.unlock_exclusive(&(0..4096));
-        assert!(lock.try_lock_shared(&(0..512)));
-    }
-
-    #[test]
-    fn a_lock_that_was_refused_leaves_nothing_behind() {
-        let lock = BlockRangeLock::default();
-        lock.lock_exclusive(&(STRIPE_BYTES..STRIPE_BYTES + 512));
-        assert!(!lock.try_lock_shared(&(0..3 * STRIPE_BYTES)));
-        lock.unlock_exclusive(&(STRIPE_BYTES..STRIPE_BYTES + 512));
-        assert!(lock.is_free());
-    }
-
-    #[test]
-    fn a_range_names_each_of_its_stripes_once_in_ascending_order() {
-        for (range, expected) in [
-            (0..1, vec![0]),
-            (STRIPE_BYTES - 1..STRIPE_BYTES + 1, vec![0, 1]),
-            (63 * STRIPE_BYTES..65 * STRIPE_BYTES, vec![0, 63]),
-            (5..1000 * STRIPE_BYTES, (0..64).collect()),
-        ] {
-            assert_eq!(stripes(&range).collect::<Vec<_>>(), expected, "{range:?}");
-        }
-    }
-
-    #[test]
-    fn an_exclusive_lock_keeps_all_other_threads_out() {
-        let lock = BlockRangeLock::default();
-        let inside = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for worker in 0..4u64 {
-                let (lock, inside) = (&lock, &inside);
-                scope.spawn(move || {
-                    for round in 0..500 {
-                        let start = (round % 3) * STRIPE_BYTES;
-                        let range = start..start + 2 * STRIPE_BYTES;
-                        if (worker + round) % 2 == 0 {
-                            lock.lock_exclusive(&(STRIPE_BYTES..3 * STRIPE_BYTES));
-                            assert_eq!(inside.swap(1000, Ordering::Relaxed), 0);
-                            inside.store(0, Ordering::Relaxed);
-                            lock.unlock_exclusive(&(STRIPE_BYTES..3 * STRIPE_BYTES));
-                        } else {
-                            lock.lock_shared(&range);
-                            assert!(inside.fetch_add(1, Ordering::Relaxed) < 1000);
-                            inside.fetch_sub(1, Ordering::Relaxed);
-                            lock.unlock_shared(&range);
-                        }
-                    }
-                });
-            }
-        });
     }
 }

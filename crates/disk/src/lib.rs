@@ -24,6 +24,9 @@
 
 mod blkdebug;
 mod block_range_lock;
+#[cfg(test)]
+#[path = "block_range_lock/tests.rs"]
+mod block_range_lock_tests;
 mod blocking;
 mod buffers;
 mod disk;
@@ -41,6 +44,12 @@ mod request;
 mod stats;
 mod throttle;
 mod triage;
+
+/// What the lock on ranges of blocks is made of; its test puts loom's in their place.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
+    pub(crate) use std::sync::{Condvar, Mutex};
+}
 
 pub use blkdebug::{DebugEvent, InjectError, IoType, Rules, SetState};
 pub use disk::{Active, Disk, Standing};

@@ -15,7 +15,7 @@ use support::disk::Disk;
 use support::http::get_tcp;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Reaped};
+use support::server::{Options, Program, Reaped, binary};
 
 /// Two descriptors become 3 and 4, of this process unless `LISTEN_PID` says otherwise already: the shell's number is that
 /// of the program that it becomes.
@@ -26,7 +26,7 @@ const HAND_OVER: &str = "exec 3<&0 4>&1 </dev/null >/dev/null; \
 fn with_sockets(names: &str, sockets: [OwnedFd; 2], options: &Options) -> Command {
     let mut command = Command::new("sh");
     let [first, second] = sockets;
-    command.args(["-c", HAND_OVER, env!("CARGO_BIN_EXE_egret"), "serve"]).args(options.as_words());
+    command.args(["-c", HAND_OVER, &binary(), "serve"]).args(options.as_words());
     command.env("LISTEN_FDNAMES", names).env_remove("LISTEN_PID").stdin(first).stdout(second).stderr(Stdio::piped());
     command
 }

@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 
 use support::await_that;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Server};
+use support::server::{Options, Program, Server, binary};
 
 fn ctl(socket: &Path, words: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_egret"));
+    let mut command = Command::new(binary());
     let Output { status, stdout, stderr } = command.arg("ctl").arg(socket).args(words).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }

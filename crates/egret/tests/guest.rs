@@ -214,12 +214,13 @@ fn a_disk_that_two_devices_have_is_reserved_by_one_of_them_from_the_other() {
     }
     let scratch = Scratch::new();
     let sockets = ["one", "two"].map(|name| scratch.path(name));
-    let unit = "writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=disk0";
+    let pr = scratch.path("pr");
+    let unit = format!("writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=disk0,luns.0.pr-file={}", pr.display());
     let options = Options::new()
         .iothread("io0", "")
         .null("disk0", "read-zeroes=on")
-        .export_scsi("one", &sockets[0], unit)
-        .export_scsi("two", &sockets[1], unit);
+        .export_scsi("one", &sockets[0], &unit)
+        .export_scsi("two", &sockets[1], &unit);
     let server = Server::start(&Program::egret(), &options);
     let [one, two] = sockets.each_ref().map(|socket| socket.to_str().expect("our own path"));
     Guest::run(&["--scsi", one, "--scsi", two], &["two-paths.sh"]);

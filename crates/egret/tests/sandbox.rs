@@ -47,6 +47,12 @@ fn daemon(scratch: &Scratch, program: &Program) -> (Server, Qmp) {
             &scratch.path("e0"),
             "writable=on,num-queues=3,iothread.0=io0,iothread.1=io1,iothread.2=io2",
         )
+        .null("null", "")
+        .export_scsi(
+            "e-scsi",
+            &scratch.path("e-scsi"),
+            &format!("luns.0.lun=0,luns.0.node-name=null,luns.0.pr-file={}", scratch.path("pr").display()),
+        )
         .listening(&scratch.path("qmp"))
         .listening(&scratch.path("metrics"))
         .words([

@@ -16,7 +16,7 @@ use support::disk::Disk;
 use support::http::{get, get_tcp, say};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Reaped, Server};
+use support::server::{Options, Program, Reaped, Server, binary};
 use support::{await_some, await_that};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -220,7 +220,7 @@ fn top_prints_what_happens_as_plain_text_where_it_is_asked_to() {
     };
     assert_eq!(words("io0 ")[..2], ["io0", "low-regret"], "{text}");
     assert_eq!(words("e0 ")[..3], ["e0", "3", "io0"], "{text}");
-    let said = Command::new(env!("CARGO_BIN_EXE_egret")).arg("top").arg(&qmp).output().unwrap();
+    let said = Command::new(binary()).arg("top").arg(&qmp).output().unwrap();
     let complaint = "egret: top draws on a terminal, and its output is none; --once prints plain text\n";
     assert_eq!((said.status.code(), String::from_utf8_lossy(&said.stderr).as_ref()), (Some(1), complaint));
     assert!(words("e0 ")[3..].iter().all(|word| word.parse::<f64>().is_ok()), "{text}");
@@ -271,7 +271,7 @@ fn shells_are_told_every_command() {
 
 /// What the command prints.
 fn egret(words: &[&str]) -> String {
-    let said = Command::new(env!("CARGO_BIN_EXE_egret")).args(words).output().unwrap();
+    let said = Command::new(binary()).args(words).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     String::from_utf8(said.stdout).unwrap()
 }

@@ -18,6 +18,7 @@
 
 mod alarm;
 mod budget;
+mod device_state;
 mod errors;
 mod export;
 mod latency;
@@ -41,7 +42,10 @@ pub use errors::{ErrorHandling, ErrorPolicy, IoStatus, OnError, is_nospace};
 pub use export::{Export, ExportConfig, ExportError, Stop};
 pub use latency::Latencies;
 pub use listener::{Address, ListenError};
-pub use luns::{ConfigError, DiscardConfig, LeavingDisk, LogicalUnit, LunConfig, Naa, ScsiExportConfig};
+pub use luns::{
+    Change, ConfigError, DiscardConfig, Keeper, LeavingDisk, LogicalUnit, LunConfig, Naa, NexusId, Registered,
+    ScsiExportConfig,
+};
 pub use moves::Pause;
 pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MAPPINGS;

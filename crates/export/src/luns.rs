@@ -19,7 +19,7 @@ use crate::queues::{RunningQueue, lock};
 use crate::socket::Access;
 use crate::worker::{Kickless, Worker};
 
-pub use egret_scsi::{ConfigError, DiscardConfig, LogicalUnit, LunConfig, Naa};
+pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
 /// The event queue's number.
 const EVENTS: usize = 1;

@@ -18,6 +18,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
+use crate::device_state::Direction;
 use crate::peer_fd::PeerFd;
 use crate::protocol_error::{MESSAGE_TIME, ProtocolError, invalid};
 
@@ -129,6 +130,9 @@ pub(crate) enum Request {
     GetMaxMemSlots,
     AddMemReg(RegionAt, PeerFd),
     RemMemReg(RegionAt),
+    /// Whichever descriptor came along, which is not used.
+    SetDeviceState(Direction),
+    CheckDeviceState,
 }
 
 impl Request {
@@ -136,7 +140,7 @@ impl Request {
     pub(crate) const fn cost(&self) -> u32 {
         match self {
             Self::SetMemTable(_) | Self::AddMemReg(..) | Self::RemMemReg(_) => 16,
-            Self::GetInflight(..) | Self::SetLogBase(..) => 16,
+            Self::GetInflight(..) | Self::SetLogBase(..) | Self::SetDeviceState(..) | Self::CheckDeviceState => 16,
             _ => 1,
         }
     }
@@ -400,6 +404,16 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
         },
         // Front-ends may send a descriptor along, which means nothing.
         REM_MEM_REG => sized(40).map(|()| Request::RemMemReg(region(&body[8..]))),
+        // The one phase that there is.
+        SET_DEVICE_STATE_FD => match (state()?, fds.pop()) {
+            ([0, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Save)),
+            ([1, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Load)),
+            ([direction, phase], Some(_)) => {
+                invalid(format!("{name} of direction {direction} in phase {phase}; there are 0 and 1, in phase 0"))
+            }
+            (_, None) => invalid(format!("{name} without a descriptor")),
+        },
+        CHECK_DEVICE_STATE => empty(Request::CheckDeviceState),
         other => invalid(format!("request {other}, which was not negotiated")),
     }
 }

@@ -17,12 +17,15 @@ use egret_vring::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::budget::ClientBudget;
+use crate::device_state::Transfer;
 use crate::peer_fd::PeerFd;
-use crate::protocol::{Connection, InflightAt, LogAt, Message, RegionAt, Request, RingAt};
+use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
 use crate::vring::{Due, Runs, Vring};
 use crate::worker::{VringFds, Worker};
+
+mod migration;
 
 const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::LOG_SHMFD
@@ -31,7 +34,8 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::CONFIG
     | protocol_feature::INFLIGHT_SHMFD
     | protocol_feature::RESET_DEVICE
-    | protocol_feature::CONFIGURE_MEM_SLOTS;
+    | protocol_feature::CONFIGURE_MEM_SLOTS
+    | protocol_feature::DEVICE_STATE;
 
 /// What this side of the socket has for features, beside the device.
 const TRANSPORT_FEATURES: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
@@ -65,6 +69,7 @@ pub(crate) struct Session<'a> {
     /// Where the client has what is written to its memory noted, while it has LOG_ALL, and what is signalled then.
     log: Option<Arc<DirtyLog>>,
     log_fd: Option<Arc<OwnedFd>>,
+    transfer: Transfer,
     features: u64,
     protocol_features: u64,
 }
@@ -82,6 +87,7 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             log_fd: None,
+            transfer: Transfer::None,
             features: 0,
             protocol_features: 0,
         }
@@ -144,6 +150,11 @@ impl<'a> Session<'a> {
                 self.set_log(at, fd)?;
                 // libvhost-user replies with a number, rust-vmm's front-ends want this, and QEMU's takes either.
                 return self.connection.reply(message, &at.to_bytes()).map(|()| Answered::Replied);
+            }
+            Request::SetDeviceState(direction) => return self.transfer_state(direction, message),
+            Request::CheckDeviceState => {
+                let is_good = self.check_state();
+                return self.connection.reply_u64(message, u64::from(!is_good)).map(|()| Answered::Replied);
             }
             Request::SetOwner => {}
             Request::ResetOwner | Request::ResetDevice => self.reset(),
@@ -358,6 +369,8 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<(), ProtocolError> {
         let vring = &self.vrings[index];
         let Some(at) = vring.addresses() else { return Ok(()) };
+        // Before anything is read of rings and record: nobody writes to them any more who has the disks.
+        self.activate()?;
         let guest = |what, address| match self.memory.guest_address(address) {
             Some(found) => Ok(found),
             None => invalid(format!("queue {index}: {what} at {address:#x}, which is outside its memory")),
@@ -373,7 +386,9 @@ impl<'a> Session<'a> {
             log: self.used_log(index)?,
         };
         let record = self.record(index);
-        let is_known = vring.has_run() || record.as_ref().is_some_and(|record| !record.is_new());
+        // A record that nobody has used comes from a front-end that begins, or whose guest has just arrived and is where the
+        // base says.
+        let is_known = vring.has_run() || record.is_some();
         if !is_known && config.has_lost_its_place(&self.memory).unwrap_or(false) {
             return invalid(format!(
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
@@ -386,7 +401,6 @@ impl<'a> Session<'a> {
             Ok(queue) => queue,
             Err(e) => return invalid(format!("queue {index}: {e}")),
         };
-        self.activate()?;
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
         self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
@@ -402,58 +416,6 @@ impl<'a> Session<'a> {
                 activated => return Ok(activated?),
             }
         }
-    }
-
-    fn set_log(&mut self, at: LogAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        match DirtyLog::map(fd, at.offset, at.size, &self.shared.memory) {
-            Ok(log) => self.log = Some(Arc::new(log)),
-            Err(e) => return invalid(format!("dirty log: {e}")),
-        }
-        self.update_logs()
-    }
-
-    /// Has all queues log where they are to. When this returns, none of them writes to another log any more.
-    fn update_logs(&mut self) -> Result<(), ProtocolError> {
-        let log = self.log.clone().filter(|_| self.features & F_LOG_ALL != 0);
-        if log.is_none() && self.memory.log().is_none() {
-            return Ok(());
-        }
-        // Kept until the queues have let go of it, so that none of them is the last to do so.
-        let before = Arc::clone(&self.memory);
-        self.memory = Arc::new(before.logging(log));
-        (0..self.vrings.len()).try_for_each(|index| self.update_log(index))
-    }
-
-    fn update_log(&mut self, index: usize) -> Result<(), ProtocolError> {
-        if self.vrings[index].is_running() {
-            let (memory, used, signal) = (Arc::clone(&self.memory), self.used_log(index)?, self.log_signal());
-            self.shared.change(index, move |worker| worker.set_log(&memory, used, signal));
-        }
-        Ok(())
-    }
-
-    /// By which address a queue's used ring is logged, if it is to be; and whether the log has room for that and for all of
-    /// memory.
-    fn used_log(&self, index: usize) -> Result<Option<u64>, ProtocolError> {
-        let Some(log) = self.memory.log() else { return Ok(None) };
-        let vring = &self.vrings[index];
-        let (end, memory_end) = (log.end(), self.memory.end());
-        if memory_end > end {
-            return invalid(format!("a dirty log of memory up to {end:#x}, where memory ends at {memory_end:#x}"));
-        }
-        let Some(used) = vring.log() else { return Ok(None) };
-        let len = if self.is_packed() { 4 } else { 6 + 8 * u64::from(vring.size()) };
-        match used.checked_add(len) {
-            Some(used_end) if used_end <= end => Ok(Some(used)),
-            _ => invalid(format!(
-                "queue {index}: its used ring is logged at {used:#x}, and the dirty log ends at {end:#x}"
-            )),
-        }
-    }
-
-    /// What is signalled when the log has changed.
-    fn log_signal(&self) -> Option<Arc<OwnedFd>> {
-        self.log_fd.clone().filter(|_| self.memory.log().is_some())
     }
 
     fn stop_queue(&mut self, index: usize) {

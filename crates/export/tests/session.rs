@@ -4,8 +4,9 @@
 
 mod peer;
 
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use egret_vring::memory::{MemoryRules, Region};
 use egret_vring::ring::InflightConfig;
 
 use peer::*;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 const REPLY_ACK: u64 = 1 << 3;
 const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -136,6 +137,133 @@ fn a_record_is_as_long_as_the_layout_of_the_rings_asks_for() {
         assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(true), "before it is known which");
         peer.agree_but(unwanted);
         assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(packed));
+    }
+}
+
+/// A dirty log of so many bytes, and the message that hands it over.
+fn dirty_log(size: u64) -> (Region, Vec<u8>) {
+    (Region::anonymous(0, size).unwrap(), longs(&[size, 0]))
+}
+
+#[test]
+fn a_dirty_log_is_taken_with_the_answer_that_front_ends_wait_for() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    let (log, message) = dirty_log(4096);
+    for _ in 0..3 {
+        peer.say(SET_LOG_BASE, NEED_REPLY, &message, &[log.file.as_fd()]);
+        assert_eq!(peer.hear(), Some(message.clone()), "one answer, which is no acknowledgement");
+    }
+    let signal = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    peer.say(SET_LOG_FD, NEED_REPLY, &[], &[signal.as_fd()]);
+    assert_eq!(peer.hear(), Some(longs(&[0])));
+}
+
+#[test]
+fn a_dirty_log_that_cannot_be_one_ends_the_session() {
+    let io = IoThread::start();
+    let (log, _) = dirty_log(4096);
+    let (pipe, _writer) = UnixStream::pair().unwrap();
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(4096).unwrap();
+    let wrong: [(&str, Vec<u8>, &[BorrowedFd<'_>]); 10] = [
+        ("of no length", longs(&[0, 0]), &[log.file.as_fd()]),
+        ("longer than its file", longs(&[4097, 0]), &[log.file.as_fd()]),
+        ("behind the end of its file", longs(&[4096, 4096]), &[log.file.as_fd()]),
+        ("of an offset that wraps round", longs(&[4096, u64::MAX]), &[log.file.as_fd()]),
+        ("of all the bytes that there could be", longs(&[u64::MAX, 0]), &[log.file.as_fd()]),
+        ("without a descriptor", longs(&[4096, 0]), &[]),
+        ("described by its address alone", longs(&[4096]), &[log.file.as_fd()]),
+        ("in a socket", longs(&[4096, 0]), &[pipe.as_fd()]),
+        ("in a counter", longs(&[4096, 0]), &[eventfd.as_fd()]),
+        ("on a disk", longs(&[4096, 0]), &[file.as_fd()]),
+    ];
+    for (what, message, fds) in wrong {
+        let (mut peer, _export) = agreed(&io);
+        peer.say(SET_LOG_BASE, NEED_REPLY, &message, fds);
+        // What its answer would be otherwise is longer than an acknowledgement.
+        assert!(peer.hear().is_none_or(|answer| answer == longs(&[1])), "{what}");
+        assert!(peer.hear().is_none(), "{what}");
+    }
+    let (mut peer, _export) = agreed(&io);
+    peer.say(SET_LOG_FD, NEED_REPLY, &[], &[pipe.as_fd()]);
+    assert_eq!((peer.hear(), peer.hear()), (Some(longs(&[1])), None), "a log is signalled by eventfds");
+}
+
+/// Has a device's state transferred, with a channel of the front-end's that cannot be one.
+fn transfer(peer: &mut Peer, direction: u32) -> Option<(u64, Option<File>)> {
+    let (pipe, _reader) = UnixStream::pair().unwrap();
+    peer.say(SET_DEVICE_STATE_FD, 0, &words(&[direction, 0]), &[pipe.as_fd()]);
+    peer.hear_with().map(|(answer, fd)| (answer, fd.map(File::from)))
+}
+
+fn save(peer: &mut Peer) -> Vec<u8> {
+    let (answer, file) = transfer(peer, 0).unwrap();
+    assert_eq!(answer, 0);
+    let mut state = Vec::new();
+    file.unwrap().read_to_end(&mut state).unwrap();
+    assert_eq!(peer.ask_u64(CHECK_DEVICE_STATE), 0);
+    state
+}
+
+fn load(peer: &mut Peer, state: &[u8]) -> u64 {
+    let (answer, file) = transfer(peer, 1).unwrap();
+    assert_eq!(answer, 0);
+    file.unwrap().write_all(state).unwrap();
+    peer.ask_u64(CHECK_DEVICE_STATE)
+}
+
+#[test]
+fn a_device_s_state_moves_to_another_which_has_what_the_driver_has_chosen() {
+    let io = IoThread::start();
+    let (mut source, _first) = agreed(&io);
+    let (mut destination, _second) = agreed(&io);
+    for writeback in [0, 1, 0] {
+        assert_eq!(source.order(SET_CONFIG, &[words(&[32, 1, 0]), vec![writeback]].concat()), Some(0));
+        let state = save(&mut source);
+        assert_eq!(load(&mut destination, &state), 0);
+        assert_eq!(destination.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], writeback);
+    }
+}
+
+#[test]
+fn a_state_that_is_not_one_is_refused_and_the_session_goes_on() {
+    let io = IoThread::start();
+    let (mut peer, _export) = agreed(&io);
+    assert_eq!(peer.ask_u64(CHECK_DEVICE_STATE), 1, "nobody has asked for one");
+    assert_eq!(peer.order(SET_CONFIG, &[words(&[32, 1, 0]), vec![0]].concat()), Some(0));
+    let good = save(&mut peer);
+    let with = |at: usize, byte: u8| {
+        let mut state = good.clone();
+        state[at] = byte;
+        state
+    };
+    let bad = [
+        ("nothing", Vec::new()),
+        ("garbage", vec![0xaa; 100]),
+        ("half of it", good[..9].to_vec()),
+        ("of the future", with(8, 2)),
+        ("of another device", with(10, 8)),
+        ("longer than it is", with(12, 2)),
+        ("longer than any", with(15, 0xff)),
+        ("a cache mode that there is not", with(16, 2)),
+    ];
+    for (what, state) in bad {
+        assert_eq!(load(&mut peer, &state), 1, "{what}");
+        assert_eq!(peer.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], 0, "{what}");
+    }
+    let (_, file) = transfer(&mut peer, 1).unwrap();
+    let mut file = file.unwrap();
+    assert!(file.write_all(&vec![0; 2 << 20]).is_err(), "there is an end to it");
+    assert_eq!(peer.ask_u64(CHECK_DEVICE_STATE), 1);
+    assert_eq!(load(&mut peer, &good), 0);
+    // A phase or a direction that there is not ends the session.
+    for wrong in [[2, 0], [0, 1]] {
+        let (mut peer, _export) = agreed(&io);
+        let (pipe, _reader) = UnixStream::pair().unwrap();
+        peer.say(SET_DEVICE_STATE_FD, 0, &words(&wrong), &[pipe.as_fd()]);
+        assert!(peer.hear().is_none());
     }
 }
 

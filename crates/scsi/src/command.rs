@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use egret_disk::Op;
 
+use crate::kept::Outcome;
+use crate::persist::ReserveOut;
 use crate::sense::{Refusal, Sense};
 use crate::step::{DataOut, DiskOp, Memory, Step, Task};
 use crate::unit::Medium;
@@ -49,9 +51,11 @@ pub(crate) enum Admission {
     Alone(Range<u64>),
     /// That every change has ended which began earlier.
     Quiet,
+    /// To change the reservations.
+    Reserve(ReserveOut),
 }
 
-/// What a command has of the fence.
+/// What a command has of the fence, or of the unit's reservations.
 #[derive(Debug, Default)]
 pub(crate) enum Hold {
     #[default]
@@ -61,6 +65,8 @@ pub(crate) enum Hold {
         ticket: Ticket,
         drained: bool,
     },
+    /// A change of the reservations is being stored.
+    Change(Outcome),
 }
 
 /// What a command may keep for the next: data-in in bytes, and a number of extents. There are as many commands as a

@@ -164,6 +164,9 @@ pub enum ConfigError {
     /// An UNMAP that could not unmap anything.
     #[error("an UNMAP must have room for at least one range")]
     NoDescriptors,
+    /// What was stored is no table of reservations.
+    #[error("these are reservations that no unit can have")]
+    Reservations,
     /// A limit that is less than a block.
     #[error("{what} of {bytes} bytes is less than one block of {block}")]
     Limit {

@@ -141,8 +141,22 @@ impl LogicalUnit {
 
     /// Why the command does not get in, if it does not.
     fn keep_out(&self, command: &mut Command, nexus: &Nexus, waker: &Waker) -> Option<Step> {
-        if matches!(command.admission, Admission::None) {
-            return None;
+        match command.admission {
+            Admission::None => return None,
+            Admission::Reserve(ref asked) => {
+                match self.change_reservations(asked, &mut command.hold, nexus.id(), waker) {
+                    None => return Some(Step::Wait),
+                    Some(Err(refusal)) => {
+                        self.release(command);
+                        return Some(refusal.into());
+                    }
+                    Some(Ok(then)) => {
+                        (command.hold, command.admission) = (Hold::Nothing, then);
+                        return self.keep_out(command, nexus, waker);
+                    }
+                }
+            }
+            _ => {}
         }
         if !self.admit(command, waker) {
             return Some(Step::Wait);
@@ -160,7 +174,7 @@ impl LogicalUnit {
     fn admit(&self, command: &mut Command, waker: &Waker) -> bool {
         if let Hold::Nothing = command.hold {
             let ticket = match &command.admission {
-                Admission::None => return true,
+                Admission::None | Admission::Reserve(_) => return true,
                 Admission::Change(range, lane) => {
                     let Some(pass) = self.fence.enter(*lane, range, waker) else { return false };
                     command.hold = Hold::Pass(pass);
@@ -194,7 +208,8 @@ impl LogicalUnit {
         command.scratch = Vec::new();
         command.admission = Admission::None;
         match std::mem::take(&mut command.hold) {
-            Hold::Nothing => {}
+            // What is being stored takes effect, whether or not anybody waits for it.
+            Hold::Nothing | Hold::Change(_) => {}
             Hold::Pass(pass) => self.fence.leave(pass),
             Hold::Ticket { ticket, .. } => self.fence.release(ticket),
         }

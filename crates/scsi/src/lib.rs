@@ -90,6 +90,7 @@ mod command;
 mod config;
 mod execute;
 mod inquiry;
+mod kept;
 mod medium;
 mod mode;
 mod nexus;
@@ -97,17 +98,32 @@ mod persist;
 mod report;
 mod reservations;
 mod sense;
+mod state;
 mod step;
 #[cfg(test)]
 mod testing;
 mod unit;
 mod work;
 mod write_fence;
+#[cfg(test)]
+#[path = "write_fence/tests.rs"]
+mod write_fence_tests;
+
+/// What the write fence is made of; its test puts loom's in their place.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+
+    /// How many counters there are. With more threads on one logical unit, some share a counter.
+    pub(crate) const LANES: usize = 16;
+}
 
 pub use absent::absent;
 pub use command::Command;
 pub use config::{ConfigError, DiscardConfig, LunConfig, Naa};
+pub use kept::{Change, Keeper, Registered};
 pub use nexus::{Attention, Nexus, NexusId};
 pub use sense::{Code, Key, Pointer, Sense, Status};
+pub use state::{UnitState, UnitStateError};
 pub use step::{DataOut, DiskOp, Done, MAX_SCRATCH, Memory, Step, Task};
 pub use unit::LogicalUnit;

@@ -74,6 +74,9 @@ impl Attention {
         Self::ReservationsReleased,
     ];
 
+    /// The bits of all of them.
+    pub(crate) const MASK: u16 = (1 << Self::ALL.len()) - 1;
+
     fn code(self) -> Code {
         match self {
             Self::PowerOn => Code::POWER_ON,
@@ -161,6 +164,17 @@ impl Nexus {
         let first = Attention::ALL.into_iter().find(|a| pending & *a as u16 != 0)?;
         self.forget(first);
         Some(Sense::new(Key::UnitAttention, first.code()))
+    }
+
+    /// All unit attentions that have not been reported, as bits.
+    pub(crate) fn attentions(&self) -> u16 {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    /// Has these be the unit attentions to report, and no others.
+    pub(crate) fn set_attentions(&self, attentions: u16) {
+        self.pending.store(attentions, Ordering::SeqCst);
+        self.set_flags(Flags::ATTENTION, if attentions == 0 { 0 } else { Flags::ATTENTION });
     }
 
     /// Clears one unit attention.

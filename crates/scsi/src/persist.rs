@@ -1,10 +1,14 @@
 //! PERSISTENT RESERVE IN and OUT, and RESERVE and RELEASE, which they have replaced.
 
+use std::sync::Arc;
+use std::task::Waker;
+
 use crate::call::{Answer, Call};
-use crate::command::Admission;
+use crate::command::{Admission, Hold};
+use crate::kept::{Change, Outcome};
 use crate::nexus::NexusId;
-use crate::reservations::{Refused, Reservations, Type};
-use crate::sense::{Code, Refusal, Sense};
+use crate::reservations::{Notices, Refused, Reservations, Type};
+use crate::sense::{Code, Key, Refusal, Sense};
 use crate::step::Step;
 use crate::unit::{LogicalUnit, State};
 
@@ -23,58 +27,21 @@ const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
 const PREEMPT_AND_ABORT: u8 = 5;
 
-impl LogicalUnit {
-    /// PERSISTENT RESERVE IN (SPC-5).
-    pub(crate) fn reserve_in(&self, call: Call<'_>) -> Answer {
-        let Call { cdb, command, task, .. } = call;
-        let data = &mut command.response;
-        let state = self.state();
-        if state.reservations.is_unit_reserved() {
-            return Err(Refusal::Conflict);
-        }
-        match cdb.byte(1) & 0x1f {
-            0 => read_keys(&state, data),
-            1 => read_reservation(&state, data),
-            2 => {
-                // Length; RESERVE and RELEASE get along with it (CRH), and registering is through this port, for this
-                // power on; no say about which commands are allowed; every type.
-                data.extend([0, 8, 0x10, 0x80]);
-                data.extend(type_mask());
-                data.extend([0, 0]);
-            }
-            _ => read_full_status(&state, data),
-        }
-        drop(state);
-        command.respond(task, usize::from(cdb.u16(7)))
-    }
+/// What a PERSISTENT RESERVE OUT asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct ReserveOut {
+    action: u8,
+    /// `None` for one that there is not.
+    kind: Option<Type>,
+    /// Of one that registers: whether reservations are to outlast a loss of power.
+    aptpl: Option<bool>,
+    key: u64,
+    new: u64,
+}
 
-    /// PERSISTENT RESERVE OUT (SPC-5).
-    pub(crate) fn reserve_out(&self, call: Call<'_>) -> Answer {
-        let Call { cdb, command, task, data } = call;
-        let mut state = self.state();
-        if state.reservations.is_unit_reserved() {
-            return Err(Refusal::Conflict);
-        }
-        let (action, scope, kind) = (cdb.byte(1) & 0x1f, cdb.byte(2) >> 4, cdb.byte(2) & 0xf);
-        let len = cdb.u32(5) as usize;
-        if len != LIST {
-            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
-        }
-        let list = command.take_list(task, data, LIST, LIST)?;
-        let (keys, flags) = (&list, list[20]);
-        let number = |at: usize| keys[at..at + 8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
-        let (key, new) = (number(0), number(8));
-        let nexus = task.nexus.id();
-        let registers = !matches!(action, RESERVE..=PREEMPT_AND_ABORT);
-        if registers {
-            let wrong = [(SPEC_I_PT, 3), (ALL_TG_PT, 2), (APTPL, 0)].into_iter().find(|(mask, _)| flags & mask != 0);
-            if let Some((_, bit)) = wrong {
-                return Err(Sense::list(20).bit(bit).into());
-            }
-        }
-        // Only whole logical units can be reserved. As with types, who reserves nothing may say what it likes.
-        let kind = Type::of(kind).filter(|_| scope == 0);
-        let table = &mut state.reservations;
+impl ReserveOut {
+    fn apply(&self, table: &mut Reservations, nexus: NexusId) -> Result<Notices, Refusal> {
+        let Self { action, kind, aptpl, key, new } = *self;
         let notices = match action {
             REGISTER => table.register(nexus, key, new),
             RESERVE => table.reserve(nexus, key, kind),
@@ -89,14 +56,117 @@ impl LogicalUnit {
             Refused::ZeroKey => Sense::list(8).into(),
             Refused::NoSuchType => Sense::cdb(2).into(),
         })?;
-        // First what keeps others out, then the wait for those who are within: see `WriteFence`.
-        state.settle();
-        state.tell(notices);
-        drop(state);
-        if action == PREEMPT_AND_ABORT {
-            command.admission = Admission::Quiet;
+        table.aptpl = aptpl.unwrap_or(table.aptpl);
+        Ok(notices)
+    }
+}
+
+impl LogicalUnit {
+    /// PERSISTENT RESERVE IN (SPC-5).
+    pub(crate) fn reserve_in(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, .. } = call;
+        let data = &mut command.response;
+        let state = self.state();
+        if state.reservations.is_unit_reserved() {
+            return Err(Refusal::Conflict);
         }
+        match cdb.byte(1) & 0x1f {
+            0 => read_keys(&state, data),
+            1 => read_reservation(&state, data),
+            2 => {
+                // Length; RESERVE and RELEASE get along with it (CRH), and registering is through this port; whether it
+                // can outlast a loss of power (PTPL_C), and does (PTPL_A); no say about which commands are allowed; every
+                // type.
+                let can_last = u8::from(state.keeping.keeper.is_some());
+                data.extend([0, 8, 0x10 | can_last, 0x80 | can_last & u8::from(state.reservations.aptpl)]);
+                data.extend(type_mask());
+                data.extend([0, 0]);
+            }
+            _ => read_full_status(&state, data),
+        }
+        drop(state);
+        command.respond(task, usize::from(cdb.u16(7)))
+    }
+
+    /// PERSISTENT RESERVE OUT (SPC-5).
+    pub(crate) fn reserve_out(&self, call: Call<'_>) -> Answer {
+        let Call { cdb, command, task, data } = call;
+        if self.state().reservations.is_unit_reserved() {
+            return Err(Refusal::Conflict);
+        }
+        let (action, scope, kind) = (cdb.byte(1) & 0x1f, cdb.byte(2) >> 4, cdb.byte(2) & 0xf);
+        let len = cdb.u32(5) as usize;
+        if len != LIST {
+            return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
+        }
+        let list = command.take_list(task, data, LIST, LIST)?;
+        let (keys, flags) = (&list, list[20]);
+        let number = |at: usize| keys[at..at + 8].iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        let (key, new) = (number(0), number(8));
+        let aptpl = if matches!(action, RESERVE..=PREEMPT_AND_ABORT) {
+            None
+        } else {
+            let knows = if self.state().keeping.keeper.is_some() { APTPL } else { 0 };
+            let wrong = { [(SPEC_I_PT, 3), (ALL_TG_PT, 2), (APTPL, 0)] }.into_iter();
+            if let Some((_, bit)) = wrong.filter(|(mask, _)| mask & knows == 0).find(|(mask, _)| flags & mask != 0) {
+                return Err(Sense::list(20).bit(bit).into());
+            }
+            Some(flags & APTPL != 0)
+        };
+        // Only whole logical units can be reserved. As with types, who reserves nothing may say what it likes.
+        let kind = Type::of(kind).filter(|_| scope == 0);
+        command.admission = Admission::Reserve(ReserveOut { action, kind, aptpl, key, new });
         Ok(self.start(command, task.nexus, task.waker))
+    }
+
+    /// Does what a PERSISTENT RESERVE OUT asks for, at once or, where the reservations are kept, when they are stored.
+    /// Returns what is left to be waited for; `None`: it is not done yet, and `waker` is woken when it is worth another
+    /// try.
+    pub(crate) fn change_reservations(
+        &self,
+        asked: &ReserveOut,
+        hold: &mut Hold,
+        nexus: NexusId,
+        waker: &Waker,
+    ) -> Option<Result<Admission, Refusal>> {
+        let then = if asked.action == PREEMPT_AND_ABORT { Admission::Quiet } else { Admission::None };
+        let mut state = self.state();
+        if let Hold::Change(outcome) = hold {
+            match outcome.get() {
+                Some(true) => return Some(Ok(then)),
+                Some(false) => return Some(Err(Sense::new(Key::HardwareError, Code::TARGET_FAILURE).into())),
+                None => {}
+            }
+        }
+        if state.keeping.busy {
+            state.keeping.wait(waker);
+            return None;
+        }
+        if state.reservations.is_unit_reserved() {
+            return Some(Err(Refusal::Conflict));
+        }
+        let Some(keeper) = state.keeping.keeper.clone() else {
+            let notices = match asked.apply(&mut state.reservations, nexus) {
+                Ok(notices) => notices,
+                Err(refusal) => return Some(Err(refusal)),
+            };
+            // First what keeps others out, then the wait for those who are within: see `WriteFence`.
+            state.settle();
+            state.tell(notices);
+            return Some(Ok(then));
+        };
+        let mut next = state.reservations.clone();
+        let notices = match asked.apply(&mut next, nexus) {
+            Ok(notices) => notices,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        state.keeping.busy = true;
+        state.keeping.wait(waker);
+        drop(state);
+        let outcome = Outcome::default();
+        *hold = Hold::Change(Arc::clone(&outcome));
+        keeper.store(next.stored(), Change::new(Arc::clone(&self.state), next, notices, outcome));
+        None
     }
 
     /// RESERVE (6) and (10) (SPC-2): the whole unit, for the nexus that asks.
@@ -111,6 +181,10 @@ impl LogicalUnit {
 
     fn change_holder(&self, change: impl FnOnce(&mut Reservations) -> Result<(), Refused>) -> Answer {
         let mut state = self.state();
+        if state.keeping.busy {
+            // Whoever registers is first, and keeps RESERVE and RELEASE out.
+            return Err(Refusal::Conflict);
+        }
         change(&mut state.reservations).map_err(|_| Refusal::Conflict)?;
         state.settle();
         Ok(Step::good(0))

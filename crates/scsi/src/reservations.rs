@@ -5,7 +5,9 @@
 //!
 //! Nothing here knows a CDB. Every service action returns the unit attentions that it establishes.
 
+use crate::kept::Registered;
 use crate::nexus::{Attention, Flags, NexusId};
+use crate::state::{UnitState, UnitStateError};
 
 /// What a reservation keeps others from (SPC-5, persistent reservations type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +81,11 @@ pub(crate) enum Refused {
 pub(crate) type Notices = Vec<(NexusId, Attention)>;
 
 /// The registrations and reservations of one logical unit.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Reservations {
     generation: u32,
+    /// Whether persistent ones outlast a loss of power, where there is who stores them (APTPL).
+    pub(crate) aptpl: bool,
     registrations: Vec<Registration>,
     held: Option<Reservation>,
     /// Who has reserved the unit by RESERVE; nobody is registered then.
@@ -89,6 +93,34 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
+    /// What was stored; `None` if there cannot be such a table.
+    pub(crate) fn restore(stored: &Registered) -> Option<Self> {
+        let Registered { aptpl, registrations, reservation } = stored;
+        let mut table = Self { aptpl: *aptpl, ..Self::default() };
+        for &(nexus, key) in registrations {
+            if key == 0 || table.is_registered(nexus) {
+                return None;
+            }
+            table.registrations.push(Registration { nexus, key });
+        }
+        if let Some((kind, holder)) = *reservation {
+            let kind = Type::of(kind)?;
+            let is_held = if kind.is_for_all() { !registrations.is_empty() } else { table.is_registered(holder) };
+            table.held = Some(Reservation { kind, holder }).filter(|_| is_held);
+            table.held?;
+        }
+        Some(table)
+    }
+
+    /// What is to be stored of it: what RESERVE has reserved is not.
+    pub(crate) fn stored(&self) -> Registered {
+        Registered {
+            aptpl: self.aptpl,
+            registrations: self.registrations.iter().map(|r| (r.nexus, r.key)).collect(),
+            reservation: self.held.map(|held| (held.kind as u8, held.holder)),
+        }
+    }
+
     /// PRGENERATION: how often the registrations have changed.
     pub(crate) fn generation(&self) -> u32 {
         self.generation
@@ -285,7 +317,47 @@ impl Reservations {
         self.holds(nexus) || held.kind.admits_registrants() && self.is_registered(nexus)
     }
 
-    fn key_of(&self, nexus: NexusId) -> Option<u64> {
+    /// Whether RESERVE has reserved the unit for this nexus.
+    pub(crate) fn has_reserved_unit(&self, nexus: NexusId) -> bool {
+        self.unit_holder == Some(nexus)
+    }
+
+    /// Puts what a nexus had elsewhere in the place of what it has.
+    pub(crate) fn take_over(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
+        let mut new = self.clone();
+        new.registrations.retain(|r| r.nexus != nexus);
+        new.held.take_if(|held| held.holder == nexus);
+        new.unit_holder.take_if(|holder| *holder == nexus);
+        if saved.key != 0 {
+            if new.registrations.is_empty() {
+                new.aptpl = saved.aptpl;
+            }
+            new.generation =
+                if new.registrations.is_empty() { saved.generation } else { new.generation.wrapping_add(1) };
+            new.registrations.push(Registration { nexus, key: saved.key });
+        }
+        let is_theirs = match saved.held {
+            Some(kind) if new.held.is_none_or(|held| held.kind == kind && kind.is_for_all()) => {
+                new.held.get_or_insert(Reservation { kind, holder: nexus });
+                false
+            }
+            Some(_) => true,
+            None => false,
+        };
+        if saved.reserved && new.unit_holder.is_none() {
+            new.unit_holder = Some(nexus);
+        } else if saved.reserved {
+            return Err(UnitStateError::Reserved);
+        }
+        // A unit has either kind of reservations.
+        if is_theirs || new.unit_holder.is_some() && !new.registrations.is_empty() {
+            return Err(UnitStateError::Reserved);
+        }
+        *self = new;
+        Ok(())
+    }
+
+    pub(crate) fn key_of(&self, nexus: NexusId) -> Option<u64> {
         self.registrations.iter().find(|r| r.nexus == nexus).map(|r| r.key)
     }
 

@@ -61,7 +61,10 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(config: LunConfig) -> Self {
-        let unit = LogicalUnit::new(config).unwrap();
+        Self::of(LogicalUnit::new(config).unwrap())
+    }
+
+    pub(crate) fn of(unit: LogicalUnit) -> Self {
         let nexus = unit.attach(nexus(1));
         nexus.take_attention();
         static DISK: LazyLock<Vec<u8>> =

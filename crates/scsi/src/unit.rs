@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{ConfigError, LunConfig};
+use crate::kept::{Keeper, Keeping, Registered};
 use crate::nexus::{Attention, Flags, Nexus, NexusId};
 use crate::reservations::{Notices, Reservations};
 use crate::write_fence::WriteFence;
@@ -21,7 +22,8 @@ pub struct LogicalUnit {
     /// Whether an initiator has all writes refused (SWP).
     write_protect: AtomicBool,
     pub(crate) fence: WriteFence,
-    state: Mutex<State>,
+    /// Shared with a change of the reservations that is being stored.
+    pub(crate) state: Arc<Mutex<State>>,
 }
 
 /// What changes, and rarely.
@@ -29,6 +31,7 @@ pub struct LogicalUnit {
 pub(crate) struct State {
     nexuses: Vec<Arc<Nexus>>,
     pub(crate) reservations: Reservations,
+    pub(crate) keeping: Keeping,
     pub(crate) medium: Medium,
     /// Who prevents the medium's removal.
     pub(crate) preventing: Vec<NexusId>,
@@ -49,18 +52,38 @@ impl LogicalUnit {
     ///
     /// What is wrong with `config`.
     pub fn new(config: LunConfig) -> Result<Self, ConfigError> {
+        Self::with(config, Reservations::default(), None)
+    }
+
+    /// A unit whose persistent reservations outlast a loss of power: those that there are, and who stores what becomes of
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with `config`, or that there cannot be such reservations.
+    pub fn kept(config: LunConfig, registered: &Registered, keeper: Arc<dyn Keeper>) -> Result<Self, ConfigError> {
+        let reservations = Reservations::restore(registered).ok_or(ConfigError::Reservations)?;
+        Self::with(config, reservations, Some(keeper))
+    }
+
+    fn with(
+        config: LunConfig,
+        reservations: Reservations,
+        keeper: Option<Arc<dyn Keeper>>,
+    ) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
             blocks: AtomicU64::new(config.capacity_bytes / u64::from(config.logical_block_bytes)),
             write_cache: AtomicBool::new(config.write_cache),
             write_protect: AtomicBool::new(false),
             fence: WriteFence::default(),
-            state: Mutex::new(State {
+            state: Arc::new(Mutex::new(State {
                 nexuses: Vec::new(),
-                reservations: Reservations::default(),
+                reservations,
+                keeping: Keeping::by(keeper),
                 medium: Medium::Ready,
                 preventing: Vec::new(),
-            }),
+            })),
             config,
         })
     }
@@ -133,8 +156,8 @@ impl LogicalUnit {
     /// otherwise others go on with the unit as it is, and only this nexus is [lost](Self::reset_nexus). Commands are the
     /// caller's, as there.
     pub fn reset_initiator(&self, id: NexusId) {
-        let is_shared = self.state().nexuses.iter().any(|nexus| nexus.id != id);
-        if is_shared { self.reset_nexus(id) } else { self.reset() }
+        let is_only = self.state().is_only(id);
+        if is_only { self.reset() } else { self.reset_nexus(id) }
     }
 
     /// Tells every nexus that something has changed, except for the one that has done it.
@@ -203,6 +226,15 @@ impl State {
             let mask = Flags::NO_READ | Flags::NO_WRITE | Flags::RESERVED | Flags::NOT_READY;
             nexus.set_flags(mask, self.reservations.denied(nexus.id) | not_ready);
         }
+    }
+
+    pub(crate) fn nexus(&self, id: NexusId) -> Option<&Nexus> {
+        self.nexuses.iter().find(|nexus| nexus.id == id).map(|nexus| &**nexus)
+    }
+
+    /// Whether nobody else has the unit.
+    pub(crate) fn is_only(&self, id: NexusId) -> bool {
+        self.nexuses.iter().all(|nexus| nexus.id == id)
     }
 
     pub(crate) fn attend(&self, attention: Attention, except: Option<NexusId>) {

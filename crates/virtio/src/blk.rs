@@ -31,6 +31,7 @@ pub use queue::BlkQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
+use crate::state::{DeviceId, StateError, pack, unpack};
 
 /// Sectors are 512 bytes, whatever the block size (5.2.6).
 pub const SECTOR: u64 = 512;
@@ -201,6 +202,20 @@ impl Device for Blk {
     fn choose(&self, writeback: u8) {
         self.writeback.store(writeback != 0, Ordering::Relaxed);
         self.settle();
+    }
+
+    fn save(&self) -> Vec<u8> {
+        pack(DeviceId::Blk, &[self.choices()])
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), StateError> {
+        match unpack(state, DeviceId::Blk)? {
+            &[choices @ (0 | 1)] => {
+                self.choose(choices);
+                Ok(())
+            }
+            _ => Err(StateError::invalid("a cache mode that there is not")),
+        }
     }
 
     fn model(self: Arc<Self>, _index: u16, size: u16) -> Model {

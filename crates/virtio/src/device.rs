@@ -5,6 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::model::{DiskKey, Model};
+use crate::state::StateError;
 
 /// The feature bit of EVENT_IDX, which a queue is configured with.
 pub const EVENT_IDX: u64 = 1 << virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
@@ -79,6 +80,17 @@ pub trait Device: Send + Sync {
 
     /// Makes the choices that a driver has made with another device in this one's place.
     fn choose(&self, _choices: u8) {}
+
+    /// What another device needs to go on in this one's place ([`StateError`] says what may be wrong with it). Its queues do
+    /// not run.
+    fn save(&self) -> Vec<u8>;
+
+    /// Goes on in the place of a device that has saved this. Its queues do not run.
+    ///
+    /// # Errors
+    ///
+    /// It is not a state of such a device. Nothing has changed.
+    fn load(&self, state: &[u8]) -> Result<(), StateError>;
 
     /// The model of the queue `index`, which has `size` descriptors.
     fn model(self: Arc<Self>, index: u16, size: u16) -> Model;

@@ -23,8 +23,10 @@ pub mod blk;
 mod device;
 mod model;
 pub mod scsi;
+mod state;
 
 pub use device::{Device, DriverError, EVENT_IDX, RING_PACKED};
 pub use model::{
     Completed, ControlModel, DiskKey, EventModel, Malformed, Model, Next, RequestModel, RequestType, Status,
 };
+pub use state::{STATE_HEADER, StateError, state_len};

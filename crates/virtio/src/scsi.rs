@@ -25,6 +25,7 @@ mod control;
 mod events;
 mod luns;
 mod queue;
+mod state;
 mod tasks;
 mod waiting;
 
@@ -46,6 +47,7 @@ pub use queue::ScsiQueue;
 
 use crate::device::{Device, DriverError, EVENT_IDX, RING_PACKED, read_space};
 use crate::model::{DiskKey, Model};
+use crate::state::StateError;
 use control::ControlQueue;
 use events::{Event, EventQueue, Events, What};
 use luns::Table;
@@ -312,6 +314,14 @@ impl Device for Scsi {
         }
         size.store(value, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn save(&self) -> Vec<u8> {
+        state::save(self)
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), StateError> {
+        state::load(self, state)
     }
 
     /// Tells the driver itself, by an event.

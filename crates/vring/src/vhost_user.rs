@@ -49,6 +49,8 @@ requests! {
     GET_MAX_MEM_SLOTS = 36,
     ADD_MEM_REG = 37,
     REM_MEM_REG = 38,
+    SET_DEVICE_STATE_FD = 42,
+    CHECK_DEVICE_STATE = 43,
 }
 
 /// The back-end's own request that says that the configuration space has changed: `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
@@ -81,6 +83,8 @@ pub mod protocol_feature {
     pub const RESET_DEVICE: u64 = 1 << 13;
     /// Memory is added and removed region by region.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
+    /// The back-end has a state, which moves with the guest.
+    pub const DEVICE_STATE: u64 = 1 << 19;
 }
 
 /// Flags in a message's header.
@@ -93,5 +97,5 @@ pub mod flag {
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
-/// In a message that hands over a vring's descriptor: there is none.
+/// In a message that hands over a descriptor, of a vring say: there is none.
 pub const NO_FD: u64 = 1 << 8;

@@ -5,6 +5,7 @@ use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{Descriptor, ObjectError};
 
 use super::FdSetError;
+use super::reservations::PrFileError;
 use crate::process::InheritError;
 
 /// Why a daemon could not be started, or an object could not be brought to life: one line that names the object.
@@ -55,10 +56,27 @@ pub enum StartError {
     Access(String, #[source] std::io::Error),
     /// One of an export's logical units cannot be made.
     #[error("export '{0}': {1}: {2}")]
-    Unit(String, LunAddress, ConfigError),
+    Unit(String, LunAddress, #[source] Box<UnitError>),
+    /// A blockdev whose reservations are kept would be another unit for the guests of another export.
+    #[error(
+        "export '{0}': {1}: guests of another export see blockdev '{2}' otherwise, and reservations that are kept would \
+         not hold for both; let writable, writethrough, logical-block-size, serial, wwn, removable and pr-file be the same"
+    )]
+    TwoUnits(String, LunAddress, String),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),
+}
+
+/// Why there is no such logical unit.
+#[derive(Debug, thiserror::Error)]
+pub enum UnitError {
+    /// What guests would see of it.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Its reservations.
+    #[error(transparent)]
+    PrFile(#[from] PrFileError),
 }
 
 /// Why a running daemon's objects stay as they are; where QEMU has words for it, in QEMU's words.

@@ -6,15 +6,14 @@ use std::sync::Arc;
 use egret_disk::Disk;
 use egret_event_loop::Nanos;
 use egret_export::{
-    Address, ErrorPolicy, Export, ExportConfig, Kickless, LunConfig, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError,
-    ScsiExportConfig,
+    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError, ScsiExportConfig,
 };
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
-use egret_virtio::scsi::{LunAddress, ScsiConfig};
+use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
-use super::scsi::{self, address_of};
+use super::scsi::UnitOptions;
 use super::teardowns::TornDown;
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError, disks};
 use crate::process::InheritError;
@@ -181,7 +180,7 @@ struct Options<'a> {
 #[derive(Debug)]
 enum Device {
     Blk(BlkConfig),
-    Scsi(ScsiConfig, Vec<(LunAddress, LunConfig)>),
+    Scsi(ScsiConfig, Vec<UnitOptions>),
 }
 
 impl<'a> Options<'a> {
@@ -218,10 +217,7 @@ impl<'a> Options<'a> {
             schema::Device::VhostUserScsi(ScsiDevice { luns }) => {
                 let config = ScsiConfig { num_queues: *num_queues, queue_size: *queue_size };
                 let luns = luns.iter().zip(disks);
-                Device::Scsi(
-                    config,
-                    luns.map(|(lun, disk)| (address_of(lun), scsi::config(object, lun, disk))).collect(),
-                )
+                Device::Scsi(config, luns.map(|(lun, disk)| UnitOptions::of(object, lun, disk)).collect())
             }
         };
         Self {
@@ -317,7 +313,7 @@ mod tests {
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 31] = [
+    const OTHERWISE: [(&str, &str, &str); 32] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -354,6 +350,7 @@ mod tests {
         ("luns.0.serial", SCSI, "s"),
         ("luns.0.wwn", SCSI, "0x5000c50015ea71ac"),
         ("luns.0.removable", SCSI, "on"),
+        ("luns.0.pr-file", SCSI, "/pr"),
     ];
 
     /// The keys of a shape, as `key=value` text has them.

@@ -57,8 +57,9 @@ impl Daemon {
     fn start_lun(&mut self, object: &schema::Export, lun: &Lun) -> Result<(), StartError> {
         let disk = Arc::clone(&self.disks[&lun.node_name]);
         check_size(object, &disk)?;
-        let at = scsi::address_of(lun);
-        let unit = self.unit(&object.id, at, &lun.node_name, scsi::config(object, lun, &disk))?;
+        let wanted = scsi::UnitOptions::of(object, lun, &disk);
+        let at = wanted.at;
+        let unit = self.unit(&object.id, &lun.node_name, wanted)?;
         Ok(self.exports[&object.id].add_lun(at, unit, disk)?)
     }
 

@@ -6,6 +6,7 @@
 //! | `disks` | images that are open |
 //! | `exports` | disks offered at an address |
 //! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
+//! | `reservations` | files that reservations are kept in |
 //! | `limits` | limits on disks |
 //! | `fd_sets` | descriptors that were handed over, to open images through |
 //! | `live` | which I/O threads and disks queues use while they run |
@@ -27,6 +28,7 @@ mod io_threads;
 mod limits;
 mod live;
 mod luns;
+mod reservations;
 mod scsi;
 mod statistics;
 mod teardowns;
@@ -36,7 +38,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egret_disk::{Disk, ThrottleGroup};
-use egret_export::LogicalUnit;
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
@@ -51,6 +52,7 @@ pub use failures::{DiskFailure, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
+use scsi::KeptUnit;
 pub use statistics::DiskState;
 use teardowns::Teardowns;
 pub use teardowns::TornDown;
@@ -69,7 +71,7 @@ pub struct Daemon {
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
-    units: BTreeMap<String, Vec<Arc<LogicalUnit>>>,
+    units: BTreeMap<String, Vec<KeptUnit>>,
     teardowns: Teardowns,
     registry: Arc<CounterRegistry>,
     failures: Failures,

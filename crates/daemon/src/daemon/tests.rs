@@ -41,6 +41,7 @@ fn lun(lun: u16, node: &str) -> Lun {
         serial: String::new(),
         wwn: 0,
         removable: false,
+        pr_file: String::new(),
     }
 }
 

@@ -109,6 +109,9 @@ impl Sandbox {
                 files.image(Path::new(&image.filename));
             }
         }
+        for lun in config.exports.iter().flat_map(|export| export.luns()).filter(|lun| !lun.pr_file.is_empty()) {
+            files.replaced(Path::new(&lun.pr_file));
+        }
         for socket in sockets(config, places) {
             files.socket(socket);
         }

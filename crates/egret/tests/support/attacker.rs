@@ -43,6 +43,8 @@ const PACKED_USED: u16 = 1 << 15;
 /// `VHOST_USER_VRING_NOFD_MASK`.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 const SECTOR: u64 = 512;
+/// As virtio-scsi writes it.
+const LUN_0: [u8; 8] = [1, 0, 0x40, 0, 0, 0, 0, 0];
 
 /// What an attacker drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,15 +109,29 @@ pub enum Ask {
         len: u64,
         against_data: bool,
     },
+    /// PERSISTENT RESERVE OUT, with the chain's data as its parameter list.
+    Reserve {
+        action: u8,
+        kind: u8,
+    },
+    /// PERSISTENT RESERVE IN: READ KEYS.
+    ReadKeys,
 }
 
 impl Ask {
     const fn is_data_out(self) -> bool {
-        !matches!(self, Self::Read { .. })
+        !matches!(self, Self::Read { .. } | Self::ReadKeys)
     }
 
     fn header(self, device: Device, len: u64) -> Vec<u8> {
+        // A header for LUN 0 with a CDB of ten bytes, which ends in how long the data is.
+        let ten = |cdb: [u8; 3]| {
+            let [high, low] = (len as u16).to_be_bytes();
+            [&LUN_0[..], &[0; 11], &cdb, &[0, 0, 0, 0, high, low], &[0; 23]].concat()
+        };
         let (blk, cdb, at, len) = match self {
+            Self::Reserve { action, kind } => return ten([0x5f, action, kind]),
+            Self::ReadKeys => return ten([0x5e, 0, 0]),
             Self::Read { at } => (0_u32, [0x88, 0], at, len),
             Self::Write { at } => (1, [0x8a, 0], at, len),
             Self::WriteStable { at } => (1, [0x8a, 1 << 3], at, len),
@@ -137,8 +153,7 @@ impl Ask {
             }
             return header;
         }
-        let mut header = [[1, 0, 0x40, 0, 0, 0, 0, 0], [0; 8]].concat();
-        header.extend([0; 3]);
+        let mut header = [&LUN_0[..], &[0; 11]].concat();
         header.extend(cdb);
         header.extend(sector.to_be_bytes());
         header.extend(sectors.to_be_bytes());
@@ -178,7 +193,7 @@ impl Share {
         self.file.write_all_at(bytes, at - self.guest).expect("our own memory");
     }
 
-    fn get<const N: usize>(&self, at: u64) -> [u8; N] {
+    pub fn get<const N: usize>(&self, at: u64) -> [u8; N] {
         let mut bytes = [0; N];
         self.file.read_exact_at(&mut bytes, at - self.guest).expect("our own memory");
         bytes

@@ -21,6 +21,19 @@ pub struct Program {
     variables: Vec<(&'static str, String)>,
 }
 
+/// What says which egret is tested, if not the one of this build: the one that is released, for instance.
+const OTHER: &str = "EGRET_TEST_BINARY";
+
+/// The egret that is tested.
+pub fn binary() -> String {
+    std::env::var(OTHER).unwrap_or_else(|_| env!("CARGO_BIN_EXE_egret").to_owned())
+}
+
+/// Whether that is the one of this build.
+pub fn is_of_this_build() -> bool {
+    std::env::var_os(OTHER).is_none()
+}
+
 impl Program {
     /// The egret of this build, which may open at run time what tests make.
     pub fn egret() -> Self {
@@ -29,7 +42,7 @@ impl Program {
 
     /// The egret of this build, which opens at run time what is beside its own images and sockets.
     pub fn egret_alone() -> Self {
-        let words = vec![env!("CARGO_BIN_EXE_egret").into(), "serve".into()];
+        let words = vec![binary(), "serve".into()];
         Self { words, ours: true, fates: Vec::new(), variables: Vec::new() }
     }
 
@@ -187,7 +200,7 @@ fn joined(first: String, more: &str) -> String {
 pub fn activated(name: &str, socket: OwnedFd) -> Command {
     const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", HAND_OVER, env!("CARGO_BIN_EXE_egret")]);
+    command.args(["-c", HAND_OVER, &binary()]);
     command.env("LISTEN_FDNAMES", name).stdin(socket).stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }

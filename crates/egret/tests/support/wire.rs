@@ -52,6 +52,7 @@ impl Wire {
             | protocol_feature::REPLY_ACK
             | protocol_feature::CONFIG
             | protocol_feature::INFLIGHT_SHMFD
+            | protocol_feature::LOG_SHMFD
             | protocol_feature::CONFIGURE_MEM_SLOTS;
         wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
         wire

@@ -284,6 +284,25 @@ fn a_guest_that_is_copied_under_load_by_its_log_is_what_it_was_when_its_rings_st
     }
 }
 
+#[test]
+fn a_log_that_is_too_small_ends_the_session_when_a_ring_would_need_it() {
+    let shape = Rings { packed: false, event_idx: true, size: 16 };
+    let io = IoThread::start();
+    for wrong in 0..4 {
+        let (ours, _export) = blk(&io, disks(image().path()).remove(0).1);
+        let mut vm = Vm::boot(ours, shape);
+        let answer = match wrong {
+            // One page less than there are; then the log is of no use to anybody.
+            0 => vm.hand_over_log(LOG_BYTES - 1).map(|_| 0),
+            // A used ring beyond the log, or at the end of all addresses.
+            1 => vm.logs_ring_at(8 * 4096 * LOG_BYTES - 1),
+            2 => vm.logs_ring_at(u64::MAX),
+            _ => vm.logs_ring_at(8 * 4096 * LOG_BYTES - 4096),
+        };
+        assert_eq!(answer.is_some(), wrong == 3, "{wrong}");
+    }
+}
+
 /// Copies pages once more.
 fn copy_pages(vm: &Vm, copy: &mut BTreeMap<u64, Vec<u8>>, which: BTreeSet<u64>) {
     copy.extend(vm.pages().into_iter().filter(|(at, _)| which.contains(at)));

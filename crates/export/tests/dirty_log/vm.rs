@@ -75,10 +75,11 @@ impl Ring {
     }
 }
 
-/// A new log, and its length in bytes.
-pub fn new_log() -> (File, u64) {
-    let size = END.div_ceil(8 * LOG_PAGE);
-    (Region::anonymous(0, size).unwrap().file, size)
+/// How long a log of all memory is.
+pub const LOG_BYTES: u64 = END.div_ceil(8 * LOG_PAGE);
+
+fn new_log() -> (File, u64) {
+    (Region::anonymous(0, LOG_BYTES).unwrap().file, LOG_BYTES)
 }
 
 /// What is in a log.
@@ -185,6 +186,22 @@ impl Vm {
         self.peer.say(SET_LOG_BASE, 0, &longs(&[size, 0]), &[log.as_fd()]);
         assert_eq!(self.peer.hear(), Some(longs(&[size, 0])));
         std::mem::replace(&mut self.log, log)
+    }
+
+    /// Begins to log, in a log of so many bytes. The last answer, unless the session has ended.
+    pub fn hand_over_log(&mut self, size: u64) -> Option<Vec<u8>> {
+        self.set_features(self.features | F_LOG_ALL);
+        let log = Region::anonymous(0, size).unwrap().file;
+        self.peer.say(SET_LOG_BASE, 0, &longs(&[size, 0]), &[log.as_fd()]);
+        self.peer.hear()
+    }
+
+    /// Begins to log, with a ring that is logged at this address. The last answer, unless the session has ended or refuses.
+    pub fn logs_ring_at(&mut self, log: u64) -> Option<u64> {
+        self.start_logging();
+        let QueueConfig { desc, avail, used, .. } = self.queue(0);
+        let body = [words(&[0, VRING_LOG]), longs(&[USER + desc, USER + used, USER + avail, log])].concat();
+        self.peer.order(SET_VRING_ADDR, &body).filter(|answer| *answer == 0)
     }
 
     /// Forgets what is in the log.

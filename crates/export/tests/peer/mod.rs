@@ -1,9 +1,9 @@
 //! What tests of exports share: a loop on a thread of its own, and a front-end.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part of this")]
 
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use egret_disk::{EngineOptions, EngineSet};
@@ -12,7 +12,10 @@ use egret_export::Worker;
 use egret_polling::{Parameters, PolicyKind};
 pub use egret_vring::vhost_user::flag::NEED_REPLY;
 pub use egret_vring::vhost_user::request::*;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
 
 pub const RING_PACKED: u64 = 1 << 34;
 
@@ -77,6 +80,19 @@ impl Peer {
         let mut body = vec![0; u32::from_ne_bytes(header[8..].try_into().unwrap()) as usize];
         self.0.read_exact(&mut body).ok()?;
         Some(body)
+    }
+
+    /// An answer that is a number, and the descriptor that came with it.
+    pub fn hear_with(&mut self) -> Option<(u64, Option<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut message = [0; 20];
+        let got = recvmsg(&self.0, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+        let fd = control.drain().find_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        (got.bytes == message.len()).then(|| (u64::from_ne_bytes(message[12..].try_into().unwrap()), fd))
     }
 
     pub fn ask(&mut self, request: u32, body: &[u8]) -> Option<Vec<u8>> {

@@ -75,7 +75,9 @@ fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_
         export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
         assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 3));
         assert_eq!(ask(&mut machine, function), 0);
-        assert_eq!(responses(&mut machine), [ended; 4]);
+        let [first, others @ ..] = responses(&mut machine);
+        // When the first has ended the export goes on, and the function may find others done.
+        assert!(first == ended && others.iter().all(|other| [ended, 0].contains(other)), "{first}, {others:?}");
         assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
         assert_eq!(ask(&mut machine, QUERY_TASK_SET), 0);
     }

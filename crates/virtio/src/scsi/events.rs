@@ -85,6 +85,19 @@ impl Events {
         self.count(&pending);
     }
 
+    /// Whether there is something that the driver does not know.
+    pub(super) fn are_missed(&self) -> bool {
+        let pending = self.pending();
+        pending.missed || !pending.events.is_empty()
+    }
+
+    /// Says that there were events, and not which.
+    pub(super) fn miss(&self) {
+        let mut pending = self.pending();
+        pending.missed = true;
+        self.count(&pending);
+    }
+
     /// Forgets all.
     pub(super) fn clear(&self) {
         let mut pending = self.pending();
@@ -110,7 +123,9 @@ impl Events {
     }
 
     fn count(&self, pending: &Pending) {
-        self.count.store(pending.events.len() as u32, Ordering::Release);
+        // To have missed some is one to report, where there is no other.
+        let count = pending.events.len().max(pending.missed.into());
+        self.count.store(count as u32, Ordering::Release);
     }
 
     /// How many events there are.

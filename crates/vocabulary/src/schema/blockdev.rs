@@ -14,7 +14,7 @@ use crate::{choices, options, variants};
 pub(super) const LONGEST_NODE_NAME: usize = 31;
 
 /// `PATH_MAX` less its terminator.
-const LONGEST_PATH: usize = 4095;
+pub(super) const LONGEST_PATH: usize = 4095;
 /// No file offset is larger.
 const LARGEST_DISK: u64 = i64::MAX as u64;
 /// The largest number of a set of descriptors: QEMU's.
@@ -254,7 +254,11 @@ static SHAPE: Shape = Shape {
             harmless: Harmless::Off,
             because: "nobody looks whether the page cache is empty",
         },
-        Foreign { name: "pr-manager", harmless: Harmless::No, because: "persistent reservations are not passed on" },
+        Foreign {
+            name: "pr-manager",
+            harmless: Harmless::No,
+            because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
+        },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
     ],
 };

@@ -372,6 +372,10 @@ impl Export {
         if self.num_queues > MOST_SCSI_QUEUES {
             return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
         }
+        if self.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
+            let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";
+            return Err(Problem::Together(line.to_owned()));
+        }
         lun::check(luns)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Problem;
-use super::blockdev::LONGEST_NODE_NAME;
+use super::blockdev::{LONGEST_NODE_NAME, LONGEST_PATH};
 use super::key::{Shape, ValueType};
 use crate::options;
 
@@ -38,6 +38,9 @@ options! {
         wwn: u64, ValueType::Number(0, u64::MAX, ""), unset "made of `serial`";
         /// The guest can eject its medium.
         removable: bool, ValueType::Flag, default "off";
+        /// File that its persistent reservations are kept in, so that they outlast the daemon. It is made if it is not
+        /// there, with another beside it whenever they change. Exports of one blockdev need the same.
+        pr_file: String, ValueType::Text(0, LONGEST_PATH), unset "they end with the daemon";
     }
 }
 
@@ -60,6 +63,12 @@ pub(super) fn check(luns: &[Lun]) -> Result<(), Problem> {
         }
         if !disks.insert(&lun.node_name) {
             return Err(Problem::Together(format!("luns has blockdev '{}' twice", lun.node_name)));
+        }
+        if !lun.pr_file.is_empty() && luns[..at].iter().any(|other| other.pr_file == lun.pr_file) {
+            return Err(Problem::Together(format!(
+                "luns has pr-file '{}' twice: each unit needs its own",
+                lun.pr_file
+            )));
         }
         if lun.wwn != 0 && !matches!(lun.wwn >> 60, 2 | 3 | 5) {
             let (key, wwn) = (format!("luns.{at}.wwn"), format!("{:#x}", lun.wwn));

@@ -43,7 +43,7 @@ const FULL_EXPORT: [&str; 4] = [
      iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.1.vqs.0=1",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
     "vhost-user-scsi,id=e0,addr.type=fd,addr.str=3,num-queues=2,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=16383,\
-     luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on",
+     luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on,luns.1.pr-file=/pr",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b,mode=0660,user=me,\
      group=kvm,allow-uid.0=107,allow-uid.1=me",
 ];
@@ -261,7 +261,8 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
         ),
         (
             "file,node-name=d,filename=x,pr-manager=p",
-            "blockdev 'd': pr-manager=p is QEMU's and not done here: persistent reservations are not passed on",
+            "blockdev 'd': pr-manager=p is QEMU's and not done here: persistent reservations are not passed on; a \
+             logical unit keeps its own, in its pr-file",
         ),
     ] {
         assert_eq!(error::<Blockdev>(text), line);

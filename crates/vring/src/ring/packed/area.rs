@@ -281,3 +281,59 @@ impl Events {
         self.flags().store(flags.to_le(), Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where one is who has gone so far: the counter begins at 1 and changes with each lap (2.8.1).
+    fn after(steps: u32, size: u16) -> Position {
+        let (lap, slot) = (steps / u32::from(size), steps % u32::from(size));
+        Position(slot as u16 | if lap.is_multiple_of(2) { WRAP } else { 0 })
+    }
+
+    /// All sizes that a small ring can have, powers of two or not, and the largest: every place of two laps, every distance.
+    #[test]
+    #[cfg_attr(miri, ignore = "millions of cases, and no memory")]
+    fn a_position_goes_round_its_ring_and_its_wrap_counter_with_it_from_anywhere_by_anything() {
+        for size in (1..=64).chain([255, 256, 1024]) {
+            for steps in 0..2 * u32::from(size) {
+                let here = after(steps, size);
+                assert_eq!(Position::new(here.bits(), size), Ok(here));
+                assert_eq!(here.available() == AVAIL, here.wrap() == 1);
+                assert_eq!(here.used() == OWNER, here.wrap() == 1);
+                for by in 0..=size {
+                    assert_eq!(
+                        here.advance(by, size),
+                        after(steps + u32::from(by), size),
+                        "{steps} and {by} of {size}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Likewise: whoever waits for one of the last `count` places is told, and nobody else (2.8.10).
+    #[test]
+    #[cfg_attr(miri, ignore = "millions of cases, and no memory")]
+    fn a_place_is_passed_by_exactly_the_batches_that_it_is_in() {
+        for size in 1..=24 {
+            for end in 0..2 * u32::from(size) {
+                for count in 0..=size {
+                    // Two laps on a place has the same bits.
+                    let steps = end + 2 * u32::from(size);
+                    let batch = steps - u32::from(count)..steps;
+                    for place in 0..2 * u32::from(size) {
+                        let place = after(place, size);
+                        let expected = batch.clone().any(|steps| after(steps, size) == place);
+                        assert_eq!(
+                            place.is_passed(after(end, size), count, size),
+                            expected,
+                            "{place:?} {end} {count} {size}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -184,6 +184,21 @@ fn arming_sees_what_slipped_in() {
     }
 }
 
+/// 2.7.10, of every event and every batch that a queue can have. Where the batch begins makes no difference, but for where
+/// the indices overflow: it begins at the ends of that, and in between.
+#[test]
+#[cfg_attr(miri, ignore = "millions of cases, and no memory")]
+fn of_all_events_those_are_due_whose_entries_are_in_the_batch() {
+    for old in [0, 1, 0x7fff, 0x8000, u16::MAX - 1024, u16::MAX] {
+        for count in (0..=64).chain([1023, 1024]) {
+            for ahead in 0..=u16::MAX {
+                let event = old.wrapping_add(ahead);
+                assert_eq!(need_event(event, old.wrapping_add(count), old), ahead < count, "{event} {old} {count}");
+            }
+        }
+    }
+}
+
 proptest! {
     /// 2.7.10: notify if and only if `event` is among the entries just published.
     #[test]

@@ -1,0 +1,258 @@
+//! A Linux guest that migrates from QEMU to QEMU, and from daemon to daemon.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::moves;
+use crate::support::await_some;
+use crate::support::qmp::Qmp;
+use crate::support::scratch::Scratch;
+use crate::support::server::{Options, Program, Reaped, Server};
+use crate::support::vm::{cache, can_boot_or_skips, scripts_folder};
+
+/// What the script in the guest writes to, and more.
+const DISK: u64 = 16 << 20;
+/// How long the guest may say nothing: without hardware help, on a busy host.
+const SILENCE: Duration = Duration::from_secs(240);
+
+/// A daemon with three disks: two that are virtio-blk devices, split and packed, and one on virtio-scsi.
+struct Host {
+    server: Option<Server>,
+    options: Options,
+    attach: Vec<String>,
+}
+
+impl Host {
+    fn start(scratch: &Scratch, name: &str, images: &[PathBuf; 3]) -> Self {
+        let sockets = ["split", "packed", "scsi"].map(|kind| scratch.path(&format!("{name}-{kind}")));
+        let more = "writable=on,allow-inactive=on,num-queues=2,iothread.0=io0,iothread.1=io1";
+        let options = Options::new()
+            .iothread("io0", "fd-monitor=io_uring")
+            .iothread("io1", "fd-monitor=epoll")
+            .disk("d0", &images[0], "aio=io_uring,cache.direct=on")
+            .disk("d1", &images[1], "aio=native,cache.direct=on")
+            .disk("d2", &images[2], "aio=threads,cache.direct=on")
+            .export("e0", "d0", &sockets[0], more)
+            .export("e1", "d1", &sockets[1], more)
+            .export_scsi("e2", &sockets[2], &format!("{more},luns.0.lun=0,luns.0.node-name=d2,luns.0.serial=third"));
+        let [split, packed, scsi] = sockets.each_ref().map(|socket| socket.to_str().expect("our own path").to_owned());
+        let props = ["--disk", &split, "--props", "packed=on", "--disk", &packed, "--scsi", &scsi, "--num-queues", "2"];
+        let attach = props.map(str::to_owned).to_vec();
+        Self { server: Some(Server::start(&Program::egret(), &options)), options, attach }
+    }
+
+    fn restart(&mut self) {
+        // Dropping it is SIGKILL.
+        self.server = None;
+        self.server = Some(Server::start(&Program::egret(), &self.options));
+    }
+}
+
+/// A QEMU, with a guest or waiting for one.
+struct Qemu {
+    process: Reaped,
+    qmp: Qmp,
+    console: Receiver<String>,
+    to_guest: ChildStdin,
+}
+
+impl Qemu {
+    fn start(scratch: &Scratch, name: &str, host: &Host, program: Option<&Path>, incoming: Option<&str>) -> Self {
+        let (folder, monitor) = (scripts_folder(), scratch.path(&format!("{name}-monitor")));
+        let mut command = Command::new(folder.join("run-guest"));
+        command.args(&host.attach).arg("--qmp").arg(&monitor).args(["--timeout", "500"]);
+        command.args(["--machine", "pc-q35-10.0"]);
+        if let Some(program) = program {
+            command.arg("--qemu").arg(program);
+        }
+        command.args(incoming.iter().flat_map(|uri| ["--incoming", uri]));
+        let script = folder.join("guest-tests/migrate.sh");
+        let spawned = command.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child: Child = spawned.expect("a script of ours starts");
+        let (said, console) = channel();
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).split(b'\n');
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = said.send(String::from_utf8_lossy(&line).into_owned());
+            }
+        });
+        let to_guest = child.stdin.take().expect("a pipe");
+        let mut process = Reaped(child);
+        await_some("QEMU's monitor", || {
+            let ended = process.0.try_wait().expect("our child");
+            let said: Vec<String> = ended.iter().flat_map(|_| console.try_iter()).collect();
+            assert!(ended.is_none(), "QEMU ended: {said:?}");
+            monitor.exists().then_some(())
+        });
+        // It is there before it is listened on.
+        std::os::unix::net::UnixStream::connect(&monitor)
+            .map(drop)
+            .or_else(|_| {
+                await_some("QEMU to listen", || std::os::unix::net::UnixStream::connect(&monitor).ok().map(drop));
+                Ok::<_, std::io::Error>(())
+            })
+            .expect("it listens");
+        Self { process, qmp: Qmp::connect(&monitor), console, to_guest }
+    }
+
+    fn tell_guest(&mut self, word: &str) {
+        writeln!(self.to_guest, "{word}").expect("it reads");
+    }
+
+    /// What the guest says next that begins so, and the rest of it; `console` gets all that it says.
+    fn await_line(&self, prefix: &str, console: &mut String) -> String {
+        loop {
+            let line = self.console.recv_timeout(SILENCE);
+            let line = line.unwrap_or_else(|_| panic!("the guest did not say '{prefix}':\n{console}"));
+            *console += &line;
+            console.push('\n');
+            let bad = ["EGRET-FAIL", "I/O error", "Kernel panic"].iter().any(|word| line.contains(word));
+            assert!(!bad, "{console}");
+            if let Some(rest) = line.trim_end().strip_prefix(prefix) {
+                return rest.to_owned();
+            }
+        }
+    }
+
+    /// Waits until a migration has ended, one way or the other.
+    fn migrated(&mut self) -> String {
+        await_some("the migration to end", || {
+            let status = self.qmp.run("query-migrate", json!({}))["status"].as_str().expect("a status").to_owned();
+            ["completed", "failed", "cancelled"].contains(&status.as_str()).then_some(status)
+        })
+    }
+
+    fn quit(mut self) {
+        // It may be gone before it has answered.
+        self.qmp.send(json!({"execute": "quit"}).to_string().as_bytes());
+        let _ = self.process.0.wait();
+    }
+
+    /// Has the guest leave, and waits until it has.
+    fn send_away(&mut self, uri: &str) {
+        self.qmp.run("migrate", json!({"uri": uri}));
+        assert_eq!(self.migrated(), "completed", "{}", self.qmp.run("query-migrate", json!({})));
+    }
+
+    fn await_running(&mut self) {
+        await_some("the guest to go on", || {
+            let status: Value = self.qmp.run("query-status", json!({}));
+            (status["status"] == "running").then_some(())
+        });
+    }
+}
+
+/// How a guest gets from one place to another.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Live,
+    /// After a migration that was cancelled.
+    AtTheSecondAttempt,
+    /// Saved to a file, and restored.
+    ByFile,
+    /// The daemon where it goes is killed before it comes, the one where it was when it has left, and the other when it is
+    /// there.
+    WithKills,
+}
+
+#[test]
+fn a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it() {
+    if can_boot_or_skips("a_guest_migrates_to_and_fro_under_load_and_sees_nothing_of_it") {
+        to_and_fro([None, None]);
+    }
+}
+
+/// What is newest changes by the day, and so it is not for every run: `scripts/install-newer-qemu` has the test run.
+#[test]
+fn a_guest_migrates_to_a_newer_qemu_and_back() {
+    let newer = cache().join("qemu-unstable/qemu");
+    if !newer.exists() {
+        let why = "skipped, because there is none: run scripts/install-newer-qemu";
+        let _ = writeln!(std::io::stderr(), "a_guest_migrates_to_a_newer_qemu_and_back: {why}");
+    } else if can_boot_or_skips("a_guest_migrates_to_a_newer_qemu_and_back") {
+        to_and_fro([None, Some(&newer)]);
+    }
+}
+
+/// Has a guest migrate between two daemons, and two QEMUs, each with another.
+fn to_and_fro(programs: [Option<&Path>; 2]) {
+    let scratch = Scratch::new();
+    let images = ["split", "packed", "scsi"].map(|name| scratch.image(name, DISK));
+    let mut hosts = ["a", "b"].map(|name| Host::start(&scratch, name, &images));
+    let mut guest = Qemu::start(&scratch, "q0", &hosts[0], programs[0], None);
+    let mut console = String::new();
+    let ways = [Way::Live, Way::AtTheSecondAttempt, Way::ByFile, Way::WithKills, Way::Live];
+    let count = moves(ways.len());
+    for (round, way) in ways.into_iter().cycle().take(count).enumerate() {
+        guest.await_line("EGRET-ASKS move", &mut console);
+        let (from, to) = (round % 2, (round + 1) % 2);
+        let name = format!("q{}", round + 1);
+        let address = |kind: &str| format!("{kind}:{}", scratch.path(&format!("{name}-guest")).display());
+        let mut arrived = match way {
+            Way::Live => {
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
+                guest.send_away(&address("unix"));
+                arriving
+            }
+            Way::AtTheSecondAttempt => {
+                let gives_up =
+                    Qemu::start(&scratch, &format!("{name}-0"), &hosts[to], programs[to], Some(&address("unix")));
+                guest.qmp.run("migrate-set-parameters", json!({"max-bandwidth": 1 << 20}));
+                guest.qmp.run("migrate", json!({"uri": address("unix")}));
+                await_some("memory to be copied", || {
+                    let status = guest.qmp.run("query-migrate", json!({}));
+                    (status["status"] == "active" && status["ram"]["transferred"].as_u64()? > 1 << 20).then_some(())
+                });
+                guest.qmp.run("migrate_cancel", json!({}));
+                assert_eq!(guest.migrated(), "cancelled");
+                drop(gives_up);
+                guest.qmp.run("migrate-set-parameters", json!({"max-bandwidth": 1 << 30}));
+                let _ = std::fs::remove_file(scratch.path(&format!("{name}-guest")));
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
+                guest.send_away(&address("unix"));
+                arriving
+            }
+            Way::ByFile => {
+                guest.send_away(&address("file"));
+                Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("file")))
+            }
+            Way::WithKills => {
+                let arriving = Qemu::start(&scratch, &name, &hosts[to], programs[to], Some(&address("unix")));
+                hosts[to].restart();
+                guest.send_away(&address("unix"));
+                hosts[from].restart();
+                arriving
+            }
+        };
+        arrived.await_running();
+        if let Way::WithKills = way {
+            hosts[to].restart();
+        }
+        // Its last words may still be on their way.
+        guest.quit();
+        guest = arrived;
+        guest.tell_guest(if round + 1 == count { "enough" } else { "moved" });
+        console += &format!("[{way:?}: moved]\n");
+    }
+    let hashes = ["vda", "vdb", "sda"].map(|disk| guest.await_line(&format!("EGRET-SHA256 {disk} "), &mut console));
+    guest.await_line("EGRET-GUEST-EXIT: 0", &mut console);
+    assert!(console.contains("vda features") && console.contains("sda queues 2"), "{console}");
+    let _ = guest.process.0.wait();
+    for host in hosts {
+        let server = host.server.expect("it runs");
+        assert_eq!(server.complaints(), Vec::<String>::new());
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+    assert_eq!(hashes, images.each_ref().map(|image| hash(image)), "the guest and the host see the same bytes");
+}
+
+/// The hash of a file, as a guest prints it of a disk.
+fn hash(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().expect("coreutils");
+    String::from_utf8(output.stdout).expect("hexadecimal").split(' ').next().expect("a hash").to_owned()
+}

@@ -1,0 +1,159 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::nexus::{Flags, Nexus};
+use crate::testing::{BLOCK, BLOCKS, config};
+
+const A: NexusId = NexusId { initiator: 1, port: 1 };
+const B: NexusId = NexusId { initiator: 2, port: 1 };
+
+fn unit(nexus: NexusId) -> (LogicalUnit, Arc<Nexus>) {
+    let unit = LogicalUnit::new(config()).unwrap();
+    let nexus = unit.attach(nexus);
+    (unit, nexus)
+}
+
+/// What a nexus has elsewhere after it was handed over as bytes.
+fn moved(from: &LogicalUnit, to: &LogicalUnit) -> Result<(), UnitStateError> {
+    to.restore(B, &UnitState::from_bytes(&from.save(A).to_bytes()).unwrap())
+}
+
+#[test]
+fn a_nexus_that_moves_is_told_what_it_was_not_told_yet_and_nothing_else() {
+    let ((from, before), (to, after)) = (unit(A), unit(B));
+    assert_eq!(before.take_attention().unwrap().code, crate::Code::POWER_ON);
+    moved(&from, &to).unwrap();
+    assert_eq!(after.take_attention(), None, "of no power on either");
+    before.attend(Attention::ModeChanged);
+    before.attend(Attention::LunsChanged);
+    moved(&from, &to).unwrap();
+    assert!(after.flags().has(Flags::ATTENTION));
+    assert_eq!(after.take_attention().unwrap().code, crate::Code::LUNS_CHANGED);
+    assert_eq!(after.take_attention().unwrap().code, crate::Code::MODE_CHANGED);
+    assert_eq!(after.take_attention(), None);
+}
+
+#[test]
+fn a_nexus_that_moves_is_told_that_the_unit_has_another_size_there() {
+    let ((from, before), (to, after)) = (unit(A), unit(B));
+    before.take_attention();
+    to.set_capacity((BLOCKS * BLOCK / 2) as u64);
+    moved(&from, &to).unwrap();
+    assert_eq!(after.take_attention().unwrap().code, crate::Code::CAPACITY_CHANGED);
+    assert_eq!(after.take_attention(), None);
+}
+
+#[test]
+fn a_registration_and_the_reservation_that_it_holds_move_along() {
+    let ((from, _), (to, _)) = (unit(A), unit(B));
+    for kind in Type::ALL {
+        let mut state = from.state();
+        state.reservations = Default::default();
+        state.reservations.register(A, 0, 7).unwrap();
+        state.reservations.reserve(A, 7, Some(kind)).unwrap();
+        drop(state);
+        let stranger = to.attach(NexusId { initiator: 9, port: 1 });
+        to.state().reservations = Default::default();
+        moved(&from, &to).unwrap();
+        let state = to.state();
+        assert_eq!(state.reservations.key_of(B), Some(7));
+        assert!(state.reservations.holds(B));
+        assert_eq!(state.reservations.generation(), 1);
+        assert!(stranger.flags().has(Flags::NO_WRITE), "{kind:?} keeps others out");
+    }
+}
+
+#[test]
+fn what_reserve_has_reserved_and_what_is_prevented_move_along() {
+    let ((from, _), (to, _)) = (unit(A), unit(B));
+    from.state().reservations.reserve_unit(A).unwrap();
+    from.state().preventing.push(A);
+    from.set_medium(Medium::Stopped);
+    from.set_write_cache(false);
+    from.set_write_protect(true);
+    moved(&from, &to).unwrap();
+    let state = to.state();
+    assert!(state.reservations.has_reserved_unit(B));
+    assert_eq!((&state.preventing[..], state.medium), (&[B][..], Medium::Stopped));
+    drop(state);
+    assert!(!to.write_cache() && to.write_protect());
+    // A second time, as after a failed attempt.
+    from.state().reservations.release_unit(A).unwrap();
+    from.state().preventing.clear();
+    moved(&from, &to).unwrap();
+    let state = to.state();
+    assert!(!state.reservations.has_reserved_unit(B) && state.preventing.is_empty());
+}
+
+#[test]
+fn what_others_have_reserved_is_theirs() {
+    let ((from, _), (to, _)) = (unit(A), unit(B));
+    let other = NexusId { initiator: 9, port: 1 };
+    from.state().reservations.register(A, 0, 7).unwrap();
+    from.state().reservations.reserve(A, 7, Some(Type::WriteExclusive)).unwrap();
+    to.attach(other);
+    to.state().reservations.register(other, 0, 8).unwrap();
+    moved(&from, &to).unwrap_or_else(|_| panic!("others may be registered"));
+    to.state().reservations = Default::default();
+    to.state().reservations.register(other, 0, 8).unwrap();
+    to.state().reservations.reserve(other, 8, Some(Type::WriteExclusive)).unwrap();
+    assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved));
+    assert_eq!(to.check(B, &from.save(A)), Err(UnitStateError::Reserved));
+    assert_eq!(to.state().reservations.key_of(B), None, "nothing has changed");
+    to.set_medium(Medium::Stopped);
+    from.state().reservations = Default::default();
+    moved(&from, &to).unwrap();
+    assert_eq!(to.state().medium, Medium::Stopped, "it is the other's, too");
+}
+
+proptest! {
+    #[test]
+    fn what_is_read_is_what_would_be_written(bytes in any::<[u8; UnitState::BYTES]>(), sane: bool) {
+        let mut bytes = bytes;
+        if sane {
+            bytes[21] &= 3;
+            bytes[22] &= 0x3f;
+            bytes[23] &= 7;
+            bytes[24] &= 3;
+            bytes[25..].fill(0);
+        }
+        if let Ok(state) = UnitState::from_bytes(&bytes) {
+            prop_assert_eq!(state.to_bytes(), bytes);
+            let (unit, _nexus) = unit(B);
+            unit.restore(B, &state).unwrap();
+            let saved = unit.save(B);
+            prop_assert_eq!((saved.key, saved.held, saved.reserved), (state.key, state.held, state.reserved));
+        }
+    }
+}
+
+/// Stores at once, and remembers what.
+#[derive(Debug, Default)]
+struct Memory(std::sync::Mutex<Vec<crate::Registered>>);
+
+impl crate::Keeper for Memory {
+    fn store(&self, table: crate::Registered, change: Change) {
+        self.0.lock().unwrap().push(table);
+        change.is_stored();
+    }
+}
+
+#[test]
+fn what_moves_is_stored_where_it_arrives() {
+    let (from, _) = unit(A);
+    let memory = Arc::<Memory>::default();
+    let to = LogicalUnit::kept(config(), &crate::Registered::default(), Arc::clone(&memory) as _).unwrap();
+    to.attach(B);
+    moved(&from, &to).unwrap();
+    assert!(memory.0.lock().unwrap().is_empty(), "nothing has changed");
+    from.state().reservations.register(A, 0, 7).unwrap();
+    from.state().reservations.reserve(A, 7, Some(Type::WriteExclusive)).unwrap();
+    from.state().reservations.aptpl = true;
+    moved(&from, &to).unwrap();
+    let stored = crate::Registered { aptpl: true, registrations: vec![(B, 7)], reservation: Some((1, B)) };
+    assert_eq!(memory.0.lock().unwrap()[..], [stored]);
+    to.state().keeping.busy = true;
+    assert_eq!(moved(&from, &to), Err(UnitStateError::Busy));
+}

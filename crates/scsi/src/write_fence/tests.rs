@@ -1,0 +1,203 @@
+//! Outside of what it tests, which `tests/write_fence.rs` has in a crate of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+use std::thread;
+
+use crate::testing::{Woken, await_wake, waker_of_this_thread};
+use crate::write_fence::*;
+
+/// Two places where commands may wait.
+fn places() -> [(Arc<Woken>, Waker); 2] {
+    [(); 2].map(|()| Arc::<Woken>::default()).map(|woken| (Arc::clone(&woken), woken.into()))
+}
+
+#[test]
+fn a_lock_keeps_out_who_overlaps_and_nobody_else() {
+    let fence = WriteFence::default();
+    let ticket = fence.lock(10..20, Waker::noop()).unwrap();
+    assert!(fence.enter(0, &(19..30), Waker::noop()).is_none());
+    assert!(fence.lock(0..11, Waker::noop()).is_none());
+    let beside = fence.enter(0, &(20..30), Waker::noop()).unwrap();
+    let other = fence.lock(0..10, Waker::noop()).unwrap();
+    fence.release(ticket);
+    fence.release(other);
+    fence.leave(fence.enter(0, &(0..30), Waker::noop()).unwrap());
+    fence.leave(beside);
+}
+
+#[test]
+fn a_lock_waits_for_those_within_and_not_for_newcomers() {
+    let fence = WriteFence::default();
+    let early = fence.enter(3, &(0..5), Waker::noop()).unwrap();
+    let ticket = fence.lock(10..20, Waker::noop()).unwrap();
+    assert!(!fence.drained(ticket, Waker::noop()));
+    let late = fence.enter(4, &(30..40), Waker::noop()).unwrap();
+    fence.leave(early);
+    assert!(fence.drained(ticket, Waker::noop()));
+    fence.release(ticket);
+    fence.leave(late);
+}
+
+#[test]
+fn one_wait_follows_another_and_an_abandoned_one_holds_nobody_up() {
+    let fence = WriteFence::default();
+    let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
+    let (first, second) = (fence.lock(10..20, Waker::noop()).unwrap(), fence.queue());
+    assert!(!fence.drained(first, Waker::noop()));
+    fence.leave(within);
+    assert!(!fence.drained(second, Waker::noop()), "the first wait has not been seen to end");
+    assert!(!fence.outlived(second, Waker::noop()));
+    fence.release(first);
+    assert!(fence.drained(second, Waker::noop()));
+    assert!(fence.outlived(second, Waker::noop()));
+}
+
+#[test]
+fn who_is_kept_out_by_a_lock_is_woken_when_it_goes_and_a_place_once_for_all_who_wait_there() {
+    let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+    let ticket = fence.lock(10..20, Waker::noop()).unwrap();
+    for _ in 0..3 {
+        assert!(fence.enter(0, &(19..30), &waker_a).is_none());
+    }
+    assert!(fence.lock(0..11, &waker_b).is_none());
+    fence.leave(fence.enter(1, &(20..30), &waker_b).unwrap());
+    assert_eq!((a.take(), b.take()), (0, 0), "the lock is still there");
+    fence.release(ticket);
+    assert_eq!((a.take(), b.take()), (1, 1));
+    fence.release(fence.lock(0..1, Waker::noop()).unwrap());
+    assert_eq!((a.take(), b.take()), (0, 0), "nobody waits any more");
+}
+
+#[test]
+fn a_drain_is_woken_by_who_leaves_last_and_by_no_newcomer_and_the_next_one_by_its_end() {
+    let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+    let early = [0, 1].map(|lane| fence.enter(lane, &(0..5), Waker::noop()).unwrap());
+    let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.queue());
+    assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+    fence.leave(fence.enter(2, &(30..40), Waker::noop()).unwrap());
+    assert_eq!((a.take(), b.take()), (0, 0), "a newcomer is in nobody's way");
+    let [one, other] = early;
+    fence.leave(one);
+    assert!(a.take() == 1 && !fence.drained(first, &waker_a), "it was the last in its lane");
+    fence.leave(other);
+    assert!(a.take() == 1 && b.take() == 0);
+    assert!(fence.drained(first, &waker_a));
+    assert_eq!((a.take(), b.take()), (0, 1), "it is the next one's turn");
+    assert!(fence.drained(second, &waker_b) && !fence.outlived(second, &waker_b));
+    fence.release(first);
+    assert!(b.take() == 1 && fence.outlived(second, &waker_b));
+    fence.leave(fence.enter(0, &(0..5), Waker::noop()).unwrap());
+    assert_eq!((a.take(), b.take()), (0, 0));
+}
+
+#[test]
+fn a_drain_that_is_given_up_wakes_the_next_and_is_not_woken_any_more() {
+    let (fence, [(a, waker_a), (b, waker_b)]) = (WriteFence::default(), places());
+    let within = fence.enter(0, &(0..5), Waker::noop()).unwrap();
+    let (first, second) = (fence.lock(10..20, &waker_a).unwrap(), fence.lock(20..30, &waker_b).unwrap());
+    assert!(!fence.drained(first, &waker_a) && !fence.drained(second, &waker_b));
+    fence.release(first);
+    assert!(b.take() == 1 && !fence.drained(second, &waker_b));
+    fence.leave(within);
+    assert_eq!((a.take(), b.take()), (0, 1));
+    assert!(fence.drained(second, &waker_b));
+    fence.release(second);
+}
+
+#[test]
+fn there_is_an_end_to_locks_and_to_wakers() {
+    let (fence, [(a, waker_a), _]) = (WriteFence::default(), places());
+    let lock = |at: usize| fence.lock(at as u64..at as u64 + 1, &waker_a);
+    let tickets: Vec<_> = (0..LOCKS).map(|at| lock(at).unwrap()).collect();
+    assert!(lock(LOCKS).is_none() && a.take() == 0);
+    for _ in 0..3 * WAKERS {
+        let elsewhere = Waker::from(Arc::<Woken>::default());
+        assert!(fence.enter(0, &(0..1), &elsewhere).is_none());
+        assert!(fence.book().waiting.len() <= WAKERS);
+    }
+    assert_eq!(a.take(), 1, "it has been told to leave its waker anew");
+    assert!(lock(LOCKS).is_none());
+    fence.release(tickets[7]);
+    assert!(a.take() == 1 && lock(LOCKS).is_some());
+}
+
+/// Threads that sleep until they are woken: one that is forgotten ends the test.
+#[test]
+fn nobody_who_waits_is_forgotten_whoever_leaves_meanwhile() {
+    const ROUNDS: usize = 3000;
+    let fence = &WriteFence::default();
+    thread::scope(|scope| {
+        for lane in 0..2 {
+            scope.spawn(move || {
+                let waker = waker_of_this_thread();
+                for round in 0..ROUNDS as u64 {
+                    let range = round % 4..round % 4 + 2;
+                    let pass = loop {
+                        match fence.enter(lane, &range, &waker) {
+                            Some(pass) => break pass,
+                            None => await_wake(),
+                        }
+                    };
+                    fence.leave(pass);
+                }
+            });
+        }
+        for at in 0..2 {
+            scope.spawn(move || {
+                let waker = waker_of_this_thread();
+                for round in 0..ROUNDS {
+                    // Two that overlap, so that they wait for each other, too.
+                    let ticket = loop {
+                        match fence.lock(at..at + 2, &waker) {
+                            Some(ticket) => break ticket,
+                            None => await_wake(),
+                        }
+                    };
+                    while !fence.drained(ticket, &waker) {
+                        if round % 16 == 0 {
+                            break;
+                        }
+                        await_wake();
+                    }
+                    fence.release(ticket);
+                }
+            });
+        }
+    });
+    let book = fence.book();
+    assert!(book.locks.is_empty() && book.draining.is_none());
+}
+
+#[test]
+fn nothing_changes_a_locked_range_between_its_holder_s_read_and_write() {
+    let (fence, cell) = (WriteFence::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
+    let (fence, cell) = (&fence, &cell);
+    thread::scope(|scope| {
+        for lane in 0..2u64 {
+            scope.spawn(move || {
+                for i in 0..2000 {
+                    let Some(pass) = fence.enter(lane as usize, &(0..1), Waker::noop()) else {
+                        thread::yield_now();
+                        continue;
+                    };
+                    cell[lane as usize].store(i, Ordering::Relaxed);
+                    fence.leave(pass);
+                }
+            });
+        }
+        scope.spawn(move || {
+            for _ in 0..500 {
+                let Some(ticket) = fence.lock(0..1, Waker::noop()) else { continue };
+                while !fence.drained(ticket, Waker::noop()) {
+                    thread::yield_now();
+                }
+                let seen = [&cell[0], &cell[1]].map(|c| c.load(Ordering::Acquire));
+                thread::yield_now();
+                assert_eq!(seen, [&cell[0], &cell[1]].map(|c| c.load(Ordering::Acquire)));
+                fence.release(ticket);
+            }
+        });
+    });
+}
