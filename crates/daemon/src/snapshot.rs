@@ -190,7 +190,7 @@ impl IoThread {
         Self {
             id: object.id.clone(),
             poll_policy: object.policy().to_string(),
-            poll_max_ns: object.parameters().max.0,
+            poll_max_ns: object.parameters().max_for(object.policy()).0,
             window_ns: stats.window.0,
             window_sum_ns: stats.window_sum.0,
             windows_zero: stats.window_zero,

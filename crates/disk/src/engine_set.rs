@@ -275,6 +275,15 @@ impl EngineSet {
         }
     }
 
+    /// Gives back the requests of a slot that wait for its disk's limits: no engine has them, and none will.
+    pub fn withdraw(&mut self, slot: DiskSlot) -> Vec<Request> {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
+        let requests = attached.throttled.withdraw();
+        attached.in_flight -= requests.len() as u32;
+        self.in_flight -= requests.len() as u32;
+        requests
+    }
+
     /// The slot goes on after a drain, under its disk's limits.
     pub fn enable_limits(&mut self, slot: DiskSlot) {
         if let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) {

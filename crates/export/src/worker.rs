@@ -66,6 +66,16 @@ pub enum Kickless {
     Busy,
 }
 
+/// What a queue that is drained for good may leave to the record of what is in flight, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Nothing but what waits for a disk that fails, unless the guest moves: then the record may not move along.
+    Nothing,
+    /// What no engine has, for another back-end that has the record. What an engine has may be the kernel's: late, it would
+    /// write to memory that is not logged any more, or to the disk over what the other back-end has written.
+    NotBegun,
+}
+
 /// What a worker knows of its queue beside the ring.
 pub(crate) struct QueueInfo {
     /// Where it logs what its guest does wrong.
@@ -244,8 +254,8 @@ impl Worker {
     }
 
     /// It is going to be drained for good, not to be attached elsewhere.
-    pub(crate) fn leave(&mut self) {
-        self.stopped.leaving = true;
+    pub(crate) fn leave(&mut self, leave: Leave) {
+        self.stopped.leaving = Some(leave);
     }
 
     /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
@@ -465,7 +475,7 @@ impl Source for Worker {
     fn detached(&mut self, engines: &mut EngineSet) {
         self.alarm = None;
         self.model.set_waker(None);
-        if self.stopped.leaving {
+        if self.stopped.leaving.is_some() {
             self.let_go();
         }
         self.forget_overdue();
@@ -550,6 +560,9 @@ impl Source for Worker {
     }
 
     fn stop(&mut self, engines: &mut EngineSet) {
+        if self.stopped.leaving == Some(Leave::NotBegun) && !self.gives_up() {
+            self.withdraw(engines);
+        }
         self.disks.slots.iter().flatten().for_each(|slot| engines.disable_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;
