@@ -25,7 +25,7 @@ pub struct Replay {
     /// What a block costs, at price 1 [default: what the trace says]
     #[arg(long, value_name = "NS")]
     pub k: Option<u64>,
-    /// No wait spins longer than this [default: 32768]
+    /// No wait spins longer than this [default: each policy's own]
     #[arg(long, value_name = "NS")]
     pub poll_max_ns: Option<u64>,
     /// Print every row as JSON instead of a table
@@ -110,8 +110,10 @@ fn table(named: &Named, rows: &[Row]) -> String {
     let Named { name, trace } = named;
     let mut text = format!("{name}: {} waits", trace.waits.len());
     if let Some(row) = rows.first() {
-        let (k, max) = (time(row.k_ns), time(row.poll_max_ns));
-        text += &format!(", K = {k} at poll-price {}, poll-max-ns {max}", row.price);
+        text += &format!(", K = {} at poll-price {}", time(row.k_ns), row.price);
+        if let Some(max) = row.poll_max_ns {
+            text += &format!(", poll-max-ns {}", time(max));
+        }
     }
     if trace.lost > 0 {
         text += &format!("; {} older ones were lost", trace.lost);

@@ -6,7 +6,7 @@ use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Done, EventKind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
 use crate::LoopCounters;
-use crate::calibrate::{Calibration, Strain};
+use crate::calibrate::{Calibration, Strain, thread_cpu};
 use crate::cost::RunningCost;
 
 /// The policy, what it was told about the last wait, and counters of what came of its windows.
@@ -74,6 +74,7 @@ impl Polling {
     /// How long to spin before the coming wait blocks.
     pub(crate) fn window(&mut self, now: Nanos, in_flight: u32) -> Nanos {
         self.before.in_flight = in_flight;
+        self.before.cpu = self.policy.wants_cpu_time().then(thread_cpu);
         self.before.done = Done { requests: std::mem::take(&mut self.completed), took: now - self.ended };
         let window = self.policy.window(&self.before);
         let counters = &self.counters;

@@ -112,10 +112,9 @@ pub struct Terms {
 
 impl Terms {
     fn setting(&self, trace: &Trace) -> Setting {
-        let default = Parameters::default();
         Setting {
             block: self.k.map_or(trace.block, BlockCost::from_total),
-            parameters: Parameters { price: self.price, max: self.max.unwrap_or(default.max), ..default },
+            parameters: Parameters { price: self.price, max: self.max, ..Parameters::default() },
         }
     }
 

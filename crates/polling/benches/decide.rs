@@ -26,7 +26,7 @@ fn waits(trace: Builtin) -> Vec<(Nanos, u32, EventKind)> {
 fn run(policy: &mut dyn Policy, waits: &[(Nanos, u32, EventKind)]) {
     let mut last = LastWait::default();
     for &(length, in_flight, kind) in waits {
-        let window = policy.window(&Standing { in_flight, done: DONE, last });
+        let window = policy.window(&Standing { in_flight, done: DONE, last, ..Standing::default() });
         let blocked = length > window;
         policy.observe(&Wait { length, spun: length.min(window), blocked, active: black_box(&ACTIVE) });
         last = LastWait { kind, length };

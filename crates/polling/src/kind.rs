@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::low_regret::LowRegret;
 use crate::parameters::{ParameterError, Property};
 use crate::policies::{Busy, Off, PerSourceWindow, SharedWindow, Weighted};
-use crate::{Parameters, Policy};
+use crate::{Nanos, Parameters, Policy};
 
 /// A value of `poll-policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, VariantArray)]
@@ -64,6 +64,16 @@ impl PolicyKind {
         }
     }
 
+    /// The longest window that a policy of this kind chooses where `poll-max-ns` is unset.
+    pub const fn own_max(self) -> Nanos {
+        match self {
+            Self::Off => Nanos::ZERO,
+            Self::Busy => Nanos::MAX,
+            Self::SharedWindow | Self::PerSourceWindow | Self::Weighted => Parameters::QEMU_MAX,
+            Self::LowRegret => LowRegret::LONGEST,
+        }
+    }
+
     /// Whether a policy of this kind heeds `property`.
     pub fn uses(self, property: Property) -> bool {
         self.properties().contains(&property)
@@ -82,7 +92,7 @@ pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy
     parameters.validate_ranges()?;
     Ok(match kind {
         PolicyKind::Off => Box::new(Off),
-        PolicyKind::Busy => Box::new(Busy::new(parameters.max)),
+        PolicyKind::Busy => Box::new(Busy::new(parameters.max_for(kind))),
         PolicyKind::SharedWindow => Box::new(SharedWindow::new(parameters)),
         PolicyKind::PerSourceWindow => Box::new(PerSourceWindow::new(parameters)),
         PolicyKind::Weighted => Box::new(Weighted::new(parameters)),

@@ -9,10 +9,10 @@ use crate::{Nanos, PolicyKind};
 /// Unset and 0 are told apart because QEMU up to 11.0 did so for `poll-shrink`; in all other places 0 for `grow`,
 /// `shrink` or `weight` means the default, as in QEMU. A change of any of them builds a new policy, so what the old
 /// one had learned is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// `poll-max-ns`: no window is longer (`busy` excepted); 0 means never spin.
-    pub max: Nanos,
+    /// `poll-max-ns`: no window is longer (`busy` excepted); 0 means never spin. Unset, it is the policy's own.
+    pub max: Option<Nanos>,
     /// `poll-grow`: what a window is multiplied by when it grows (2).
     pub grow: Option<u64>,
     /// `poll-shrink`: what a window is divided by when it shrinks (2; unset, the two oldest policies start over).
@@ -23,15 +23,9 @@ pub struct Parameters {
     pub price: Option<u32>,
 }
 
-impl Default for Parameters {
-    fn default() -> Self {
-        Self { max: Self::DEFAULT_MAX, grow: None, shrink: None, weight: None, price: None }
-    }
-}
-
 impl Parameters {
-    /// `poll-max-ns` where it is left unset: QEMU's.
-    pub const DEFAULT_MAX: Nanos = Nanos(32_768);
+    /// `poll-max-ns` where it is left unset, to QEMU's policies.
+    pub const QEMU_MAX: Nanos = Nanos(32_768);
     /// The largest `poll-max-ns`, `poll-grow` and `poll-shrink`: QEMU holds them in an `int64_t`.
     pub const LARGEST: u64 = i64::MAX as u64;
     /// The largest `poll-weight`: a 64-bit number cannot be shifted further.
@@ -61,11 +55,16 @@ impl Parameters {
         let check = |property, got: u64, largest| {
             if got > largest { Err(ParameterError::OutOfRange { property, largest, got }) } else { Ok(()) }
         };
-        check(Property::Max, self.max.0, Self::LARGEST)?;
+        check(Property::Max, self.max.map_or(0, |max| max.0), Self::LARGEST)?;
         check(Property::Grow, self.grow.unwrap_or(0), Self::LARGEST)?;
         check(Property::Shrink, self.shrink.unwrap_or(0), Self::LARGEST)?;
         check(Property::Weight, self.weight.unwrap_or(0).into(), Self::LARGEST_WEIGHT.into())?;
         check(Property::Price, self.price.unwrap_or(0).into(), Self::LARGEST_PRICE.into())
+    }
+
+    /// The longest window that a policy of kind `kind` chooses: `poll-max-ns`, or its own bound where that is unset.
+    pub fn max_for(&self, kind: PolicyKind) -> Nanos {
+        self.max.unwrap_or(kind.own_max())
     }
 
     /// `poll-price`, or 1 where it is unset; here 0 means 0.
@@ -168,7 +167,7 @@ mod tests {
     fn what_is_out_of_range_is_said_in_one_line() {
         let parameters = Parameters { weight: Some(64), ..Parameters::default() };
         assert_eq!(message(parameters, PolicyKind::Weighted), "poll-weight must be 0..=63, got 64");
-        let parameters = Parameters { max: Nanos::MAX, ..Parameters::default() };
+        let parameters = Parameters { max: Some(Nanos::MAX), ..Parameters::default() };
         assert_eq!(
             message(parameters, PolicyKind::Off),
             "poll-max-ns must be 0..=9223372036854775807, got 18446744073709551615"

@@ -43,6 +43,9 @@ pub struct Standing {
     pub in_flight: u32,
     /// What was done since the last wait; nothing in a replay, for a trace does not tell.
     pub done: Done,
+    /// CPU time that the thread has had so far, where the policy [wanted to know](Policy::wants_cpu_time) and the thread
+    /// can tell.
+    pub cpu: Option<Nanos>,
     /// How the wait before this one ended.
     pub last: LastWait,
 }
@@ -132,6 +135,11 @@ pub trait Policy: Send {
 
     /// Whether its windows depend on what blocking costs, which takes 10 to 50 ms to measure.
     fn weighs_block_cost(&self) -> bool;
+
+    /// Whether the coming [`window`](Self::window) is to be told the thread's CPU time, for which the loop asks the kernel.
+    fn wants_cpu_time(&self) -> bool {
+        false
+    }
 
     /// Learns what blocking costs on this thread, at its start and whenever the loop knows better.
     ///

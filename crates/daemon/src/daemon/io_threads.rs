@@ -149,7 +149,7 @@ impl RunningIoThread {
         let Options {
             name,
             monitor,
-            policy: _,
+            policy: kind,
             parameters,
             idle_after,
             aio_max_batch,
@@ -157,8 +157,9 @@ impl RunningIoThread {
             thread_pool_max,
             cpus,
         } = options;
+        let window_max = parameters.max_for(kind);
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
-        let options = LoopOptions { name: name.clone(), monitor, policy, window_max: parameters.max, idle_after };
+        let options = LoopOptions { name: name.clone(), monitor, policy, window_max, idle_after };
         let engines = move |ring| {
             if let Some(cpus) = &cpus
                 && let Err(e) = bind_this_thread(Some(cpus))
@@ -187,7 +188,7 @@ impl RunningIoThread {
         let counters = IoThreadCounters { thread_id, turns, engines, stalls: Arc::default() };
         let new = Self { handle, counters, thread: Some(thread) };
         if let Some(cost) = new.handle.call(|target| target.block_cost()).ok().flatten() {
-            let (k, max) = (cost.total(parameters.price_or_default()), parameters.max);
+            let (k, max) = (cost.total(parameters.price_or_default()), window_max);
             if k > max {
                 // Known, and often meant: the cap is QEMU's default. Worth a line where somebody looks for one.
                 tracing::info!("iothread '{}': blocking costs {k}, and poll-max-ns lets it spin for {max}", object.id);
@@ -232,7 +233,9 @@ impl RunningIoThread {
             ref cpus,
         } = new;
         if (now.policy, now.parameters) != (policy, parameters) {
-            self.handle.set_policy(new.build_policy()?, parameters.max).map_err(|e| failed(e.to_string()))?;
+            self.handle
+                .set_policy(new.build_policy()?, parameters.max_for(policy))
+                .map_err(|e| failed(e.to_string()))?;
         }
         if now.idle_after != idle_after {
             self.handle.send(move |target| target.set_idle_after(idle_after));

@@ -140,6 +140,7 @@ fn in_force(object: &IoThread) -> Map<String, Value> {
     };
     // QEMU shows these whatever the policy.
     for (key, property) in [
+        ("poll-max-ns", Property::Max),
         ("poll-grow", Property::Grow),
         ("poll-shrink", Property::Shrink),
         ("poll-weight", Property::Weight),

@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -96,11 +95,7 @@ impl Mounted {
         let folder = tempfile::tempdir().expect("a folder");
         let silent = Silent::default();
         let session = spawn_mount2(silent.clone(), folder.path(), &[MountOption::RW]);
-        let session = session
-            .inspect_err(|error| {
-                let _ = writeln!(io::stderr(), "{test}: skipped, because it needs FUSE: {error}");
-            })
-            .ok()?;
+        let session = session.inspect_err(|error| egret_needs::lacks(test, format_args!("FUSE: {error}"))).ok()?;
         let file = File::options().read(true).write(true).open(folder.path().join("memory")).expect("our own file");
         let share = Share { file, guest: DATA, len: MIB };
         Some(Self { silent, share, _session: ManuallyDrop::new(session), folder })

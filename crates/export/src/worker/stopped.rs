@@ -20,7 +20,7 @@ use egret_event_loop::{Nanos, Turn};
 use egret_virtio::DiskKey;
 use egret_vring::memory::Buffers;
 
-use super::{Kickless, Leave, Phase, Worker};
+use super::{Leave, Phase, Worker};
 use crate::errors::IoStatus;
 
 /// How often a queue tries whether there is space again.
@@ -47,6 +47,15 @@ pub(super) struct Stopped {
 type Kept = (DiskKey, Request<Buffers>);
 
 impl Stopped {
+    /// By head, whether its request is kept.
+    pub(super) fn kept_heads(&self, size: u16) -> Vec<bool> {
+        let mut kept = vec![false; size.into()];
+        for (_, request) in self.failed.iter().chain(&self.new) {
+            kept[usize::from(request.token.slot())] = true;
+        }
+        kept
+    }
+
     fn len(&self) -> usize {
         self.failed.len() + self.new.len()
     }
@@ -173,8 +182,8 @@ impl Worker {
             self.push_again(engines, key, request, turn.now());
             self.stopped.is = true;
             self.count_kept();
-        } else if self.fds.kick.is_some() || self.info.kickless == Kickless::Busy {
-            turn.set_timer(self.stopped.probe_at);
+        } else {
+            self.wake_at(turn, self.stopped.probe_at);
         }
     }
 

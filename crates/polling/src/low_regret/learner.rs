@@ -44,6 +44,21 @@ enum Reason {
     Trusted,
     Probe,
     Trial(Arm),
+    /// It is not for this learner to say.
+    Overruled,
+    /// Nor is it to learn from what comes of it.
+    Ignored,
+}
+
+/// What a learner has to say about a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Say {
+    /// Its window is the one.
+    Now,
+    /// Another habit is in force, and it learns from what comes of that.
+    Later,
+    /// Another habit is tried.
+    None,
 }
 
 impl Decision {
@@ -64,16 +79,18 @@ impl Learner {
         }
     }
 
-    /// How long the coming wait is to be spun for, after one of class `last`.
-    pub(super) fn decide(&mut self, last: Class) -> Decision {
+    /// How long the coming wait is to be spun for, after one of class `last`, if it is for this learner to say.
+    pub(super) fn decide(&mut self, last: Class, say: Say) -> Decision {
         let break_even = self.price.break_even();
         let advice = self.experts.advice(last, break_even);
         let trusted = self.experts.trusted(&advice);
-        let (window, reason) = match self.trial.arm() {
-            Arm::AsUsual if trusted < break_even && self.probe_is_due() => (break_even, Reason::Probe),
-            Arm::AsUsual => (trusted, Reason::Trusted),
-            Arm::Block => (0, Reason::Trial(Arm::Block)),
-            Arm::Spin => (self.price.reach(), Reason::Trial(Arm::Spin)),
+        let (window, reason) = match (say, self.trial.arm()) {
+            (Say::None, _) => (trusted, Reason::Ignored),
+            (Say::Later, _) => (trusted, Reason::Overruled),
+            (Say::Now, Arm::AsUsual) if trusted < break_even && self.probe_is_due() => (break_even, Reason::Probe),
+            (Say::Now, Arm::AsUsual) => (trusted, Reason::Trusted),
+            (Say::Now, Arm::Block) => (0, Reason::Trial(Arm::Block)),
+            (Say::Now, Arm::Spin) => (self.price.reach(), Reason::Trial(Arm::Spin)),
         };
         Decision { advice, trusted, window, reason }
     }
@@ -87,11 +104,11 @@ impl Learner {
             self.until_probe = 1;
         }
         // A wait that was slept through for the sake of a trial is none that any experts should count on.
-        let is_usual = decision.reason != Reason::Trial(Arm::Block);
+        let is_usual = !matches!(decision.reason, Reason::Trial(Arm::Block) | Reason::Ignored);
         if is_usual {
             self.experts.learn(&decision.advice, last, length, &self.price);
         }
-        if self.depth != Depth::Many {
+        if self.depth != Depth::Many && !matches!(decision.reason, Reason::Overruled | Reason::Ignored) {
             let may_block = |length| self.depth == Depth::One && self.price.may_pay_to_block(length);
             if let Some(added) = self.trial.take(wait.length.0.min(LONGEST), wait.blocked, may_block) {
                 self.learn_added(added);

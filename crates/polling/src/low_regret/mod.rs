@@ -12,23 +12,26 @@
 //! | `context.rs` | what the loop knows before a wait, sorted into a few contexts |
 //! | `experts.rs` | four experts on the next window, and which of them has been cheapest of late |
 //! | `trial.rs` | what a block adds to a wait, found by experiment |
-//! | `always_spin.rs` | what spinning for every wait takes off a request, found by experiment |
+//! | `slice.rs` | what some requests in a row came to, CPU and time |
+//! | `habits.rs` | to follow that, to block at once, or to spin to the end: which serves requests at the least cost |
 //! | `learner.rs` | all of this for one context |
 
-mod always_spin;
 mod buckets;
 mod context;
 mod experts;
+mod habits;
 mod histogram;
 mod learner;
 mod price;
+mod slice;
 mod trial;
 
-use self::always_spin::AlwaysSpin;
+use self::buckets::LONGEST;
 use self::context::{Class, Context};
-use self::learner::{Decision, Learner};
+use self::habits::Habits;
+use self::learner::{Decision, Learner, Say};
 use self::price::Price;
-use crate::{BlockCost, Contention, Nanos, Parameters, Policy, Slot, Standing, Wait};
+use crate::{BlockCost, Contention, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait};
 
 /// While the window is too short to see it, one wait in so many is spun for until spinning has cost a block.
 ///
@@ -42,7 +45,7 @@ pub(crate) struct LowRegret {
     is_off: bool,
     /// One for each context.
     learners: Vec<Learner>,
-    always_spin: AlwaysSpin,
+    habits: Habits,
     /// How long the last wait truly was.
     last: Class,
     /// The wait that `window` was asked about and `observe` will tell of.
@@ -51,12 +54,16 @@ pub(crate) struct LowRegret {
 }
 
 impl LowRegret {
+    /// The longest window, if nobody says otherwise: half of the longest wait that is told from a longer one.
+    pub(crate) const LONGEST: Nanos = Nanos(LONGEST / 2);
+
     pub(crate) fn new(parameters: &Parameters) -> Self {
-        let price = Price::new(parameters.max, parameters.price_or_default());
+        let max = parameters.max_for(PolicyKind::LowRegret);
+        let price = Price::new(max, parameters.price_or_default());
         Self {
-            is_off: parameters.max == Nanos::ZERO,
+            is_off: max == Nanos::ZERO,
             learners: Context::depths().map(|depth| Learner::new(depth, price.clone())).collect(),
-            always_spin: AlwaysSpin::new(price),
+            habits: Habits::new(price),
             last: Class::default(),
             coming: Context::default(),
             decision: Decision::default(),
@@ -70,32 +77,42 @@ impl Policy for LowRegret {
             return Nanos::ZERO;
         }
         self.coming = Context::of(before);
-        self.always_spin.resume(before);
-        self.decision = self.learners[self.coming.index()].decide(self.last);
-        Nanos(self.always_spin.window().unwrap_or(self.decision.window))
+        self.habits.resume(before);
+        let ruled = self.habits.window();
+        let say = match ruled {
+            None => Say::Now,
+            Some(_) if self.habits.is_trial() => Say::None,
+            Some(_) => Say::Later,
+        };
+        self.decision = self.learners[self.coming.index()].decide(self.last, say);
+        Nanos(ruled.unwrap_or(self.decision.window))
     }
 
     fn observe(&mut self, wait: &Wait<'_>) {
         if self.is_off {
             return;
         }
-        self.always_spin.observe(wait);
+        self.habits.observe(wait);
         self.last = self.learners[self.coming.index()].observe(&self.decision, self.last, wait);
     }
 
     fn forget(&mut self, _slot: Slot) {}
 
     fn window_now(&self) -> Nanos {
-        Nanos(self.always_spin.trusted().unwrap_or(self.decision.trusted()))
+        Nanos(self.habits.trusted().unwrap_or(self.decision.trusted()))
     }
 
     fn weighs_block_cost(&self) -> bool {
         true
     }
 
+    fn wants_cpu_time(&self) -> bool {
+        self.habits.wants_cpu_time()
+    }
+
     fn set_block_cost(&mut self, cost: BlockCost) {
         self.learners.iter_mut().for_each(|learner| learner.set_block(cost));
-        self.always_spin.set_block(cost);
+        self.habits.set_block(cost);
     }
 
     fn contend(&mut self, evidence: Contention) {
@@ -112,7 +129,7 @@ mod tests {
 
     /// `low-regret` at K = 30 us.
     fn policy(max: u64) -> LowRegret {
-        let mut policy = LowRegret::new(&Parameters { max: Nanos(max), ..Parameters::default() });
+        let mut policy = LowRegret::new(&Parameters { max: Some(Nanos(max)), ..Parameters::default() });
         policy.set_block_cost(BlockCost::from_total(Nanos(30_000)));
         policy
     }

@@ -12,6 +12,10 @@ const DEAREST: u64 = 16 * UNIT;
 /// slept where a spin would have paid.
 const HARM: u64 = 2;
 
+/// How long somebody spins who means to spin to the end: a millisecond, or so many blocks where those are dearer.
+const ENDLESS: u64 = 1_000_000;
+const ENDLESS_BLOCKS: u64 = 16;
+
 /// The terms on which spinning and blocking compete.
 #[derive(Clone, Debug)]
 pub(super) struct Price {
@@ -73,11 +77,19 @@ impl Price {
         length.min(LONGEST)
     }
 
-    /// What it costs to be on a core for `awake` and to block so often while `elapsed` goes by. Contention is no part of
-    /// it: whom the core is kept from is late, and that is in `elapsed`.
-    pub(super) fn served(&self, awake: u64, blocks: u32, elapsed: u64) -> u64 {
-        let blocks = self.cost.cpu.0.min(LONGEST) * u64::from(blocks);
-        awake + blocks + elapsed.saturating_mul(self.latency_price.into())
+    /// What a block takes of the CPU.
+    pub(super) fn block_cpu(&self) -> u64 {
+        self.cost.cpu.0.min(LONGEST)
+    }
+
+    /// What a nanosecond of latency is worth.
+    pub(super) fn of_latency(&self) -> f64 {
+        f64::from(self.latency_price)
+    }
+
+    /// A window for who means to spin to the end: a wait that is longer has none in sight.
+    pub(super) fn endless(&self) -> u64 {
+        (ENDLESS_BLOCKS * self.block).max(ENDLESS).min(self.longest)
     }
 
     /// Learns what a block costs, and takes its latency for what it adds to a wait.

@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_window_never_starts_above_the_maximum() {
-        let parameters = Parameters { max: Nanos(3_000), ..Parameters::default() };
+        let parameters = Parameters { max: Some(Nanos(3_000)), ..Parameters::default() };
         assert_eq!(windows(&mut SharedWindow::new(&parameters), &[2_000, 2_000]), [3_000, 3_000]);
     }
 }

@@ -1,7 +1,7 @@
 //! A weighted interval per source and one window (QEMU 11.1, `poll-weight`).
 
 use super::per_slot::PerSlot;
-use crate::{Nanos, Parameters, Policy, Slot, Standing, Wait};
+use crate::{Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait};
 
 /// Follows, per source, a moving average of the time between events, and spins for the largest that is not hopeless.
 pub(crate) struct Weighted {
@@ -16,7 +16,7 @@ pub(crate) struct Weighted {
 impl Weighted {
     pub(crate) fn new(parameters: &Parameters) -> Self {
         Self {
-            max: parameters.max,
+            max: parameters.max_for(PolicyKind::Weighted),
             grow: parameters.grow_or_default(),
             shrink: parameters.shrink_or_default(),
             weight: parameters.weight_or_default(),

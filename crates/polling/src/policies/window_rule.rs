@@ -27,7 +27,7 @@ impl WindowRule {
             None => Shrink::ToZero,
             Some(_) => Shrink::By(parameters.shrink_or_default()),
         };
-        Self { max: parameters.max, grow: parameters.grow_or_default(), shrink }
+        Self { max: parameters.max.unwrap_or(Parameters::QEMU_MAX), grow: parameters.grow_or_default(), shrink }
     }
 
     /// The window that follows `window` after a wait of `length`.

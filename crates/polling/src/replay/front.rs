@@ -43,7 +43,7 @@ fn draw(svg: &mut String, rows: &[Row], fixed: &[Row]) -> fmt::Result {
             row.trace,
             row.k_ns as f64 / 1_000.0,
             row.price,
-            row.poll_max_ns
+            row.poll_max_ns.map_or_else(|| "unset".to_owned(), |max| max.to_string())
         );
         text(svg, (LEFT, 28.0), "start", "font-size=\"15\"", &title)?;
     }

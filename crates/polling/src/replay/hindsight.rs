@@ -40,7 +40,7 @@ impl Hindsight {
         let mut best = (Nanos::ZERO, self.fixed(Nanos::ZERO));
         for (index, &length) in self.sorted.iter().enumerate() {
             // A window between two waits costs more than the shorter of them and finds no more.
-            if length > setting.parameters.max.0 {
+            if setting.parameters.max.is_some_and(|max| length > max.0) {
                 break;
             }
             if self.sorted.get(index + 1) == Some(&length) {
@@ -66,8 +66,8 @@ impl Hindsight {
 }
 
 /// Windows worth drawing: none, then eight an octave from 250 ns to `max` or 10 ms.
-pub(super) fn ladder(max: Nanos) -> impl Iterator<Item = Nanos> {
-    let last = max.0.min(10_000_000);
+pub(super) fn ladder(max: Option<Nanos>) -> impl Iterator<Item = Nanos> {
+    let last = max.unwrap_or(Nanos::MAX).0.min(10_000_000);
     let steps = (0..).map(|step| (250.0 * (f64::from(step) / 8.0).exp2()) as u64);
     let between = steps.take_while(move |&window| window < last).map(Nanos);
     std::iter::once(Nanos::ZERO).chain(between).chain((last > 0).then_some(Nanos(last)))

@@ -94,7 +94,7 @@ mod tests {
 
     fn setting(max: u64) -> Setting {
         let block = BlockCost { cpu: Nanos(4), latency: Nanos(3) };
-        Setting { block, parameters: Parameters { max: Nanos(max), price: Some(2), ..Parameters::default() } }
+        Setting { block, parameters: Parameters { max: Some(Nanos(max)), price: Some(2), ..Parameters::default() } }
     }
 
     /// Waits of 2, 3 and 20 with K = 4 + 2 x 3 = 10: done by hand below.

@@ -51,8 +51,9 @@ pub struct Row {
     pub k_ns: u64,
     /// `poll-price` within it.
     pub price: u32,
-    /// `poll-max-ns`, which binds all but the offline optimum and `busy`.
-    pub poll_max_ns: u64,
+    /// `poll-max-ns`, which binds all but the offline optimum and `busy`; unset, each policy has its own bound, and the
+    /// best fixed window none.
+    pub poll_max_ns: Option<u64>,
     /// Waits in the trace.
     pub waits: u64,
     /// Spinning, plus K for every block.
@@ -99,7 +100,7 @@ impl Row {
             },
             k_ns: k.0,
             price: setting.parameters.price_or_default(),
-            poll_max_ns: setting.parameters.max.0,
+            poll_max_ns: setting.parameters.max.map(|max| max.0),
             waits: tally.waits,
             cost_ns: cost,
             competitive_ratio: ratio(offline_optimum.cost(k)),

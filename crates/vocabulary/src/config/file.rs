@@ -265,7 +265,7 @@ iothread = \"io0\"
     #[test]
     fn a_file_means_the_same_objects_as_a_command_line() {
         let config = ConfigFile::read("egret.toml", GOOD).unwrap().config().unwrap();
-        assert_eq!(config.iothreads[0].poll_max_ns, 0x4000);
+        assert_eq!(config.iothreads[0].poll_max_ns, Some(0x4000));
         assert_eq!(config.blockdevs[0].cache.direct, Some(true));
         assert_eq!(config.exports[0].iothread, ["io0"]);
     }

@@ -27,8 +27,9 @@ options! {
     pub struct IoThread {
         /// Name of the object, and of its thread in `top -H`.
         id: String, ValueType::Name(usize::MAX);
-        /// No wait spins longer than this; 0 never spins. The policy `busy` ignores it.
-        poll_max_ns: u64, ValueType::Number(0, LARGEST, "ns"), default Parameters::DEFAULT_MAX.0;
+        /// No wait spins longer than this; 0 never spins. The policy `busy` ignores it. Left unset, it is the policy's own:
+        /// 32768 for those of QEMU, and for `low-regret` what a request costs decides.
+        poll_max_ns: Option<u64>, ValueType::Number(0, LARGEST, "ns"), unset "the policy's own";
         /// What a polling window is multiplied by when it grows; 0 is the default.
         poll_grow: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_GROW;
         /// What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset,
@@ -153,7 +154,7 @@ impl IoThread {
     pub fn effective(&self, property: Property) -> Option<u64> {
         let or = |value: Option<u64>, default| Some(value.filter(|&value| value != 0).unwrap_or(default));
         match property {
-            Property::Max => Some(self.poll_max_ns),
+            Property::Max => Some(self.parameters().max_for(self.policy()).0.min(LARGEST)),
             Property::Grow => or(self.poll_grow, DEFAULT_GROW),
             Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
             Property::Shrink => or(self.poll_shrink, DEFAULT_SHRINK),
@@ -165,7 +166,7 @@ impl IoThread {
     /// What the policy is built with.
     pub fn parameters(&self) -> Parameters {
         Parameters {
-            max: Nanos(self.poll_max_ns),
+            max: self.poll_max_ns.map(Nanos),
             grow: self.poll_grow,
             shrink: self.poll_shrink,
             weight: self.poll_weight,

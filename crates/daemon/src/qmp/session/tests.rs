@@ -166,7 +166,7 @@ fn a_property_of_a_thread_is_set_to_its_default_by_0_and_shown_as_it_is_in_force
     assert!(text(10).contains("fd-monitor cannot be changed while the thread runs"));
     let thread = &answers[11]["return"][0];
     assert_eq!((&thread["id"], &thread["poll-policy"]), (&json!("io0"), &json!("low-regret")));
-    assert_eq!((&thread["poll-max-ns"], &thread["poll-price"]), (&json!(32_768), &json!(1)));
+    assert_eq!((&thread["poll-max-ns"], &thread["poll-price"]), (&json!(8_388_607), &json!(1)));
     assert!(thread["thread-id"].as_i64().unwrap() > 0);
 }
 

@@ -1,0 +1,314 @@
+//! Which habit serves requests at the least cost, found by what they come to.
+//!
+//! What a block does to the waits after it shows in no single one of them. With several requests in flight they gather
+//! meanwhile, and a later look finds more of them ended; a client that is left to sleep once sleeps more deeply from there
+//! on; and who serves the disk may want the core. So what is compared here is the price of a request, CPU and time
+//! together, under one habit and under another, in turns.
+
+use super::price::Price;
+use super::slice::{Sample, Slice, Tally};
+use crate::{BlockCost, Standing, Wait};
+
+/// How to wait; to try another is one more line here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Habit {
+    /// As single waits would have it: the experts decide.
+    Learned,
+    /// Every wait is spun for so long; not at all, and it is slept through.
+    Window(u64),
+    /// Every wait is spun for to its end, within reason.
+    Endless,
+}
+
+const HABITS: [Habit; 5] =
+    [Habit::Learned, Habit::Window(0), Habit::Window(4_000), Habit::Window(16_000), Habit::Endless];
+/// The first is in force at first.
+const LEARNED: usize = 0;
+
+/// What a slice has at least, in a trial: requests, and nanoseconds. Somebody else has the core for a millisecond or more
+/// at a time, and a trial must not miss that.
+const TRIAL: (u32, u64) = (8, 1_000_000);
+/// The same between trials, and how long it is at most with fewer requests than that.
+const RESTING: (u32, u64) = (32, 1_000_000);
+const AT_MOST: u64 = 10_000_000;
+/// A wait so long is none between two requests of one load: it begins a slice anew.
+const PAUSE: u64 = 15_000_000;
+/// Waits with hardly any requests between them come to nothing.
+const MOST_WAITS: u32 = 256;
+
+/// Slices of a trial, and those before it that do not count: clients and disks adapt.
+const SLICES: u32 = 8;
+const SETTLING: u32 = 2;
+/// So many slices of the habit in force there have to be before another is compared with it.
+const ENOUGH: f64 = 4.0;
+
+/// What a trial cost is at most this part of all costs until the next of its kind.
+const PATIENCE: f64 = 256.0;
+/// The same where the load has changed, and what is known may not hold any more: at first. Twice as much each time that
+/// nothing comes of it, and half as much again after each second without.
+const IMPATIENCE: f64 = 8.0;
+const CALM: u64 = 1_000_000_000;
+/// Nanoseconds between two trials of a kind: at first, at most where more of them may tell, and at most.
+const SOONEST: u64 = 25_000_000;
+const UNCLEAR: u64 = 200_000_000;
+const LATEST: u64 = 1_000_000_000;
+
+/// A load has changed where so many slices in a row are strange.
+const ODD: u32 = 3;
+/// So much spinning in vain in a slice, and nobody spins to the end.
+const IN_VAIN: u32 = 2;
+
+/// A habit that is not in force, and when it is tried again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rival {
+    /// What the last trial cost beyond what the habit in force would have.
+    excess: f64,
+    /// All costs since.
+    spent: f64,
+    /// Nanoseconds since, and how many there are to be.
+    rested: u64,
+    gap: u64,
+    /// The load has changed since.
+    stale: bool,
+    /// What it came to in its trials.
+    own: Tally,
+}
+
+impl Rival {
+    fn is_due(&self, impatience: f64) -> bool {
+        let patience = if self.stale { impatience } else { PATIENCE };
+        self.spent >= self.excess * patience && (self.stale || self.rested >= self.gap)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    rival: usize,
+    /// Slices so far.
+    slices: u32,
+    /// What they came to, those to settle too, and how many requests they served.
+    served: f64,
+    requests: f64,
+}
+
+/// The habit in force, and the trials of the others.
+pub(super) struct Habits {
+    price: Price,
+    /// In [`HABITS`].
+    in_force: usize,
+    slice: Slice,
+    /// The slice is long enough: it ends with the coming wait, for which the thread's CPU time is asked.
+    is_full: bool,
+    /// The thread's CPU time when the slice began.
+    cpu: Option<u64>,
+    trial: Option<Trial>,
+    rivals: [Rival; HABITS.len()],
+    /// What the habit in force came to, between trials.
+    own: Tally,
+    /// How many slices in a row were far from that, and what they came to.
+    odd: u32,
+    strange: Tally,
+    /// Of the last trial: what it leaves behind is part of what it cost.
+    tried: Option<usize>,
+    impatience: f64,
+    /// Nanoseconds since the load last changed.
+    calm: u64,
+}
+
+impl Habits {
+    pub(super) fn new(price: Price) -> Self {
+        Self {
+            price,
+            in_force: LEARNED,
+            slice: Slice::default(),
+            is_full: false,
+            cpu: None,
+            trial: None,
+            rivals: Default::default(),
+            own: Tally::default(),
+            odd: 0,
+            strange: Tally::default(),
+            tried: None,
+            impatience: IMPATIENCE,
+            calm: 0,
+        }
+    }
+
+    fn now(&self) -> usize {
+        self.trial.map_or(self.in_force, |trial| trial.rival)
+    }
+
+    fn window_of(&self, habit: usize) -> Option<u64> {
+        match HABITS[habit] {
+            Habit::Learned => None,
+            Habit::Window(window) => Some(window.min(self.price.longest())),
+            Habit::Endless => Some(self.price.endless()),
+        }
+    }
+
+    /// The window of the coming wait, if it is not for the experts to say.
+    pub(super) fn window(&self) -> Option<u64> {
+        self.window_of(self.now())
+    }
+
+    /// Whether the coming wait is part of a trial: it is none of those that single waits should be judged by.
+    pub(super) fn is_trial(&self) -> bool {
+        self.now() != self.in_force
+    }
+
+    /// The window that is trusted, whatever is tried at the moment.
+    pub(super) fn trusted(&self) -> Option<u64> {
+        self.window_of(self.in_force)
+    }
+
+    /// Whether the coming [`resume`](Self::resume) is to be told the thread's CPU time.
+    pub(super) fn wants_cpu_time(&self) -> bool {
+        self.is_full
+    }
+
+    /// Takes in what was done since the last wait.
+    pub(super) fn resume(&mut self, before: &Standing) {
+        self.slice.add_done(before);
+        if self.is_full {
+            self.close(before.cpu.map(|cpu| cpu.0));
+        }
+    }
+
+    /// Takes in a wait.
+    pub(super) fn observe(&mut self, wait: &Wait<'_>) {
+        if wait.length.0 > PAUSE {
+            self.begin_slice(None);
+            return;
+        }
+        let in_vain = wait.blocked && HABITS[self.now()] == Habit::Endless;
+        let slice = &mut self.slice;
+        slice.add_wait(wait);
+        slice.vain += u32::from(in_vain);
+        let (requests, nanoseconds) = if self.trial.is_some() { TRIAL } else { RESTING };
+        let elapsed = slice.elapsed();
+        self.is_full = slice.requests >= requests && elapsed >= nanoseconds
+            || slice.requests >= TRIAL.0 && elapsed >= AT_MOST
+            || slice.waits >= MOST_WAITS && slice.requests < TRIAL.0
+            || slice.vain >= IN_VAIN;
+    }
+
+    fn begin_slice(&mut self, cpu: Option<u64>) {
+        self.slice = Slice::default();
+        self.cpu = cpu;
+        self.is_full = false;
+    }
+
+    fn close(&mut self, cpu: Option<u64>) {
+        let slice = self.slice;
+        let spent = cpu.zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
+        self.begin_slice(cpu);
+        if slice.vain >= IN_VAIN {
+            self.stop_spinning(&slice);
+        } else if slice.requests > 0 {
+            let sample = slice.per_request(spent, &self.price);
+            match self.trial {
+                None => self.rest(&slice, sample),
+                Some(trial) => self.go_on(trial, &slice, sample),
+            }
+        }
+    }
+
+    /// Between trials: keeps the books, sees whether the load has changed, and begins the next one when it is due.
+    fn rest(&mut self, slice: &Slice, sample: Sample) {
+        if self.own.slices() >= ENOUGH && self.own.is_strange(sample) {
+            self.odd += 1;
+            self.strange.add(sample);
+            if let Some(tried) = self.tried {
+                let more = (sample.served - self.own.served()).max(0.0);
+                self.rivals[tried].excess += more * f64::from(slice.requests);
+            }
+        } else {
+            (self.odd, self.tried, self.strange) = (0, None, Tally::default());
+        }
+        self.own.add(sample);
+        self.calm += slice.elapsed();
+        if self.calm >= CALM {
+            self.calm = 0;
+            self.impatience = (self.impatience / 2.0).max(IMPATIENCE);
+        }
+        if self.odd == ODD {
+            self.odd = 0;
+            self.own = std::mem::take(&mut self.strange);
+            self.look_again();
+            self.impatience = (self.impatience * 2.0).min(PATIENCE);
+        }
+        for rival in &mut self.rivals {
+            rival.spent += sample.added.min(sample.served) * f64::from(slice.requests);
+            rival.rested += slice.elapsed();
+        }
+        if self.own.slices() < ENOUGH || self.odd > 0 {
+            return;
+        }
+        let due = |&habit: &usize| habit != self.in_force && self.rivals[habit].is_due(self.impatience);
+        let longest_ago = (0..HABITS.len()).filter(due).max_by_key(|&habit| self.rivals[habit].rested);
+        self.trial = longest_ago.map(|rival| {
+            if self.rivals[rival].stale {
+                self.rivals[rival].own = Tally::default();
+            }
+            Trial { rival, slices: 0, served: 0.0, requests: 0.0 }
+        });
+    }
+
+    /// What was found may not hold any more.
+    fn look_again(&mut self) {
+        self.rivals.iter_mut().for_each(|rival| rival.stale = true);
+        (self.calm, self.tried) = (0, None);
+    }
+
+    /// Nobody spins to the end of waits that have none in sight.
+    fn stop_spinning(&mut self, slice: &Slice) {
+        let endless = self.now();
+        self.trial = None;
+        if self.in_force == endless {
+            self.in_force = LEARNED;
+            self.look_again();
+        }
+        let rival = &mut self.rivals[endless];
+        let gap = (rival.gap * 2).clamp(SOONEST, LATEST);
+        *rival = Rival { excess: slice.elapsed() as f64, gap, ..Rival::default() };
+    }
+
+    /// A slice of a trial.
+    fn go_on(&mut self, mut trial: Trial, slice: &Slice, sample: Sample) {
+        let requests = f64::from(slice.requests);
+        trial.requests += requests;
+        trial.served += sample.served * requests;
+        trial.slices += 1;
+        self.trial = Some(trial);
+        if trial.slices > SETTLING {
+            let own = &mut self.rivals[trial.rival].own;
+            own.add(sample);
+            if trial.slices == SETTLING + SLICES || self.own.against(own).is_hopeless() {
+                self.decide(&trial);
+            }
+        }
+    }
+
+    fn decide(&mut self, trial: &Trial) {
+        self.trial = None;
+        let rival = &mut self.rivals[trial.rival];
+        let difference = self.own.against(&rival.own);
+        rival.excess = (trial.served - self.own.served() * trial.requests).max(0.0);
+        self.tried = difference.is_loss().then_some(trial.rival);
+        let latest = if difference.is_clear() { LATEST } else { UNCLEAR };
+        rival.gap = if rival.stale { SOONEST } else { (rival.gap * 2).clamp(SOONEST, latest) };
+        (rival.spent, rival.rested, rival.stale) = (0.0, 0, false);
+        if difference.is_gain() {
+            self.own = rival.own;
+            self.in_force = trial.rival;
+            // What the others were compared with is in force no more; and it was worth it to look.
+            self.look_again();
+            self.impatience = IMPATIENCE;
+        }
+    }
+
+    /// Learns what a block costs.
+    pub(super) fn set_block(&mut self, cost: BlockCost) {
+        self.price.set_block(cost);
+    }
+}
