@@ -98,9 +98,9 @@ proptest! {
     }
 
     #[test]
-    fn zero_for_grow_shrink_or_weight_is_the_default(max in 0..100_000_u64, events in vec(event(), 0..100)) {
+    fn zero_for_grow_shrink_or_weight_is_as_good_as_unset(max in 0..100_000_u64, events in vec(event(), 0..100)) {
         let zero = Parameters { max: Some(Nanos(max)), grow: Some(0), shrink: Some(0), weight: Some(0), price: None };
-        let default = Parameters { max: Some(Nanos(max)), grow: Some(2), shrink: Some(2), weight: Some(3), price: None };
+        let default = Parameters { max: Some(Nanos(max)), ..Parameters::default() };
         for &kind in PolicyKind::ALL {
             prop_assert_eq!(windows(kind, &zero, &events), windows(kind, &default, &events));
         }

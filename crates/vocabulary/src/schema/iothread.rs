@@ -22,7 +22,7 @@ const DEFAULT_PRICE: u64 = 1;
 options! {
     /// An event loop on a thread of its own.
     ///
-    /// Where 0 stands for the default, as in QEMU, it is kept as 0: a policy may tell 0 from unset.
+    /// Where 0 stands for the default, as in QEMU, it is kept as 0.
     #[serde(remote = "Self")]
     pub struct IoThread {
         /// Name of the object, and of its thread in `top -H`.
@@ -32,7 +32,7 @@ options! {
         poll_max_ns: Option<u64>, ValueType::Number(0, LARGEST, "ns"), unset "the policy's own";
         /// What a polling window is multiplied by when it grows; 0 is the default.
         poll_grow: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_GROW;
-        /// What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset,
+        /// What a polling window is divided by when it shrinks; 0 is the default. Where it is 0 or left unset,
         /// `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.
         poll_shrink: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_SHRINK;
         /// A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.
@@ -150,13 +150,13 @@ impl IoThread {
     }
 
     /// A polling property as it is in force: 0 and unset are the default, except that a price of 0 is one, and that an
-    /// unset `poll-shrink` has no number where windows start over (`None`).
+    /// unset `poll-shrink`, or 0, has no number where windows start over (`None`).
     pub fn effective(&self, property: Property) -> Option<u64> {
         let or = |value: Option<u64>, default| Some(value.filter(|&value| value != 0).unwrap_or(default));
         match property {
             Property::Max => Some(self.parameters().max_for(self.policy()).0.min(LARGEST)),
             Property::Grow => or(self.poll_grow, DEFAULT_GROW),
-            Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
+            Property::Shrink if self.poll_shrink.is_none_or(|by| by == 0) && self.policy().starts_over() => None,
             Property::Shrink => or(self.poll_shrink, DEFAULT_SHRINK),
             Property::Weight => or(self.poll_weight.map(u64::from), DEFAULT_WEIGHT),
             Property::Price => Some(self.poll_price.map_or(DEFAULT_PRICE, u64::from)),
