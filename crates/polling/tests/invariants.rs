@@ -2,8 +2,8 @@
 #![allow(missing_docs)]
 
 use egret_polling::{
-    Active, BlockCost, Contention, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
-    build,
+    Active, BlockCost, Contention, Done, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing,
+    Wait, build,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -59,7 +59,9 @@ fn play(policy: &mut dyn Policy, events: &[Event]) -> Vec<Nanos> {
     for event in events {
         match event {
             Event::Wait { length, wakeup, in_flight, active, kind } => {
-                let window = policy.window(&Standing { in_flight: *in_flight, last, ..Standing::default() });
+                let done = Done { requests: *in_flight, took: Nanos(*wakeup) };
+                let cpu = policy.wants_cpu_time().then_some(Nanos(length.rotate_left(7)));
+                let window = policy.window(&Standing { in_flight: *in_flight, done, cpu, last });
                 windows.push(window);
                 let (blocked, spun) = (*length > window.0, window.min(Nanos(*length)));
                 let length = if blocked { Nanos(*length) + Nanos(*wakeup) } else { Nanos(*length) };
