@@ -44,7 +44,8 @@ options! {
         /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
         /// thread none has more of them than it leaves free, so that one that hangs leaves half.
         thread_pool_max: u32, ValueType::Number(1, LARGEST_POOL, "threads"), default 64;
-        /// When to spin and for how long. Egret's own.
+        /// When to spin and for how long. Left unset, it is `weighted` where one of QEMU's `poll-grow`, `poll-shrink` and
+        /// `poll-weight` is set. Egret's own.
         #[serde(with = "as_word::optional")]
         poll_policy: Option<PolicyKind>, ValueType::Word(words::<PolicyKind>), unset IoThread::DEFAULT_POLICY;
         /// Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.
@@ -81,8 +82,8 @@ const FOREIGN_OBJECTS: &[&str] = &[
 object!(IoThread, "iothread", "id", &SHAPE);
 
 impl IoThread {
-    /// `poll-policy` where it is left unset.
-    pub const DEFAULT_POLICY: PolicyKind = PolicyKind::Weighted;
+    /// `poll-policy` where it is left unset, and none of QEMU's properties asks for QEMU's own.
+    pub const DEFAULT_POLICY: PolicyKind = PolicyKind::LowRegret;
 
     /// An I/O thread with every property left at its default.
     pub fn new(id: impl Into<String>) -> Self {
@@ -109,7 +110,14 @@ impl IoThread {
 
     /// The policy in force.
     pub fn policy(&self) -> PolicyKind {
-        self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
+        let unset = if self.asks_for_qemus() { PolicyKind::Weighted } else { Self::DEFAULT_POLICY };
+        self.poll_policy.unwrap_or(unset)
+    }
+
+    /// Whether no policy is named, and a property is set that shapes QEMU's: a line that was written for QEMU means that one.
+    pub fn asks_for_qemus(&self) -> bool {
+        let is_set = [self.poll_grow.is_some(), self.poll_shrink.is_some(), self.poll_weight.is_some()];
+        self.poll_policy.is_none() && is_set.contains(&true)
     }
 
     /// The same with one property changed; null takes back what was said of it. Another policy forgets the properties that it has no use for.
