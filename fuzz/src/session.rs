@@ -18,8 +18,11 @@ use egret_polling::{Parameters, PolicyKind};
 use egret_vring::memory::MemoryRules;
 use egret_vring::ring::{DriverConfig, InflightConfig};
 use egret_vring::vhost_user::flag::NEED_REPLY;
-use egret_vring::vhost_user::protocol_feature::{CONFIG, CONFIGURE_MEM_SLOTS, INFLIGHT_SHMFD, MQ, REPLY_ACK};
+use egret_vring::vhost_user::protocol_feature::{
+    CONFIG, CONFIGURE_MEM_SLOTS, DEVICE_STATE, INFLIGHT_SHMFD, LOG_SHMFD, MQ, REPLY_ACK,
+};
 use egret_vring::vhost_user::request::*;
+use egret_vring::vhost_user::{F_LOG_ALL, VRING_LOG};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -33,6 +36,8 @@ const MEMORY: &str = "fuzz-session";
 /// The name of every thread that serves it begins so.
 const THREAD: &str = "fuzz";
 const QUEUES: u16 = 2;
+/// The length of its dirty log, which is enough for its memory.
+const LOG: u64 = 0x1000;
 /// How far the peer has its memory mapped above where its guest has it.
 const USER: u64 = 0x7f00_0000_0000;
 
@@ -120,6 +125,7 @@ struct Peer {
     socket: UnixStream,
     memory: [File; 2],
     record: File,
+    log: File,
     signals: [OwnedFd; 3],
     config: DriverConfig,
     index: u16,
@@ -141,6 +147,7 @@ impl Peer {
             socket,
             memory: REGIONS.map(|(_, len)| memory(len)),
             record: memory(place.bytes()),
+            log: memory(LOG),
             signals: [(); 3].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd")),
             config,
             index: config.base,
@@ -172,7 +179,8 @@ impl Peer {
             }
             10 => {
                 let at = REGIONS[0].0 + u64::from(input.u16() % 0x2000) + input.one_of(&[USER, USER, 0]);
-                self.message(SET_VRING_ADDR, &self.addresses(index(input), at), input);
+                let log = input.one_of(&[None, None, Some(0), Some(at.wrapping_sub(USER)), Some(u64::MAX)]);
+                self.message(SET_VRING_ADDR, &self.addresses(index(input), at, log), input);
             }
             11 => {
                 let (queues, size) = (input.u16() % 4, input.one_of(&[32_u16, 16, 1, 0, 1024, u16::MAX]));
@@ -195,7 +203,16 @@ impl Peer {
                 let at = u64::from(input.u16() % 0x800);
                 self.record.write_all_at(input.bytes(32), at).expect("our own memory");
             }
-            _ => match input.u8() % 4 {
+            _ => match input.u8() % 8 {
+                4 => self.log(input),
+                5 => {
+                    let state = state(input.one_of(&[0, 1, 1, 2]), input.one_of(&[0, 0, 0, 1]));
+                    self.message(SET_DEVICE_STATE_FD, &state, input);
+                }
+                6 => {
+                    let len = input.one_of(&[0_u16, 0x1000, 0x800]);
+                    self.log.set_len(len.into()).expect("our own memory");
+                }
                 0 => {
                     let len = u64::from(input.one_of(&[0_u16, 0x1000, 0x4000]));
                     self.memory[usize::from(input.u8() % 2)].set_len(len).expect("our own memory");
@@ -206,12 +223,38 @@ impl Peer {
         }
     }
 
+    fn features(&self) -> u64 {
+        let has = |feature: bool, bit: u32| u64::from(feature) << bit;
+        has(self.config.packed, 34) | has(self.config.event_idx, 29) | 1 << 32 | 1 << 30 | 1 << 28
+    }
+
+    /// Sends what begins a migration, or ends one: all of it, or a part.
+    fn log(&mut self, input: &mut Input<'_>) {
+        let what = input.u8();
+        if what & 1 == 0 {
+            let (len, offset) = (input.one_of(&[LOG, LOG, 16, 0, u64::MAX]), input.one_of(&[0, 0, 0, 8, u64::MAX]));
+            let body = [len, offset].map(u64::to_ne_bytes).concat();
+            let _ = self.send(&message(SET_LOG_BASE, 0, &body), &[self.log.as_fd()]);
+        }
+        if what & 2 == 0 {
+            let all = if what & 16 == 0 { F_LOG_ALL } else { 0 };
+            let _ = self.send(&message(SET_FEATURES, NEED_REPLY, &(self.features() | all).to_ne_bytes()), &[]);
+        }
+        if what & 4 == 0 {
+            let _ = self.send(&message(SET_LOG_FD, 0, &[]), &[self.signals[0].as_fd()]);
+        }
+        if what & 8 == 0 {
+            let (at, log) = (REGIONS[0].0, (what & 16 == 0).then_some(self.config.queue(REGIONS[0].0).used));
+            let body = self.addresses(index(input), at + USER, log);
+            let _ = self.send(&message(SET_VRING_ADDR, NEED_REPLY, &body), &[]);
+        }
+    }
+
     /// Sends all that starts a queue, as a monitor does.
     fn boot(&mut self, input: &mut Input<'_>) {
-        let has = |feature: bool, bit: u32| u64::from(feature) << bit;
-        let features = has(self.config.packed, 34) | has(self.config.event_idx, 29) | 1 << 32 | 1 << 30 | 1 << 28;
-        let _ = self.send(&message(SET_FEATURES, 0, &features.to_ne_bytes()), &[]);
-        let protocol_features = CONFIGURE_MEM_SLOTS | INFLIGHT_SHMFD | CONFIG | REPLY_ACK | MQ;
+        let _ = self.send(&message(SET_FEATURES, 0, &self.features().to_ne_bytes()), &[]);
+        let protocol_features =
+            CONFIGURE_MEM_SLOTS | INFLIGHT_SHMFD | CONFIG | REPLY_ACK | MQ | LOG_SHMFD | DEVICE_STATE;
         let _ = self.send(&message(SET_PROTOCOL_FEATURES, 0, &protocol_features.to_ne_bytes()), &[]);
         let regions = REGIONS.iter().flat_map(|&(at, len)| region(at, len, at + USER, 0));
         let table: Vec<u8> = [2_u32, 0].into_iter().flat_map(u32::to_ne_bytes).chain(regions).collect();
@@ -221,7 +264,7 @@ impl Peer {
         let base = self.config.queue(REGIONS[0].0).base;
         let _ = self.send(&message(SET_VRING_NUM, 0, &state(index, self.config.size.into())), &[]);
         let _ = self.send(&message(SET_VRING_BASE, 0, &state(index, base)), &[]);
-        let _ = self.send(&message(SET_VRING_ADDR, 0, &self.addresses(index, REGIONS[0].0 + USER)), &[]);
+        let _ = self.send(&message(SET_VRING_ADDR, 0, &self.addresses(index, REGIONS[0].0 + USER, None)), &[]);
         for (request, signal) in [14, 13, 12].into_iter().zip(&self.signals) {
             let _ = self.send(&message(request, 0, &u64::from(index).to_ne_bytes()), &[signal.as_fd()]);
         }
@@ -270,7 +313,7 @@ impl Peer {
         let natural = match request {
             SET_VRING_KICK..=SET_VRING_ERR | SET_BACKEND_REQ_FD => 1,
             SET_MEM_TABLE => usize::from(body[0]),
-            SET_INFLIGHT_FD | ADD_MEM_REG => 1,
+            SET_INFLIGHT_FD | ADD_MEM_REG | SET_DEVICE_STATE_FD => 1,
             _ => 0,
         };
         let count = if how & 6 == 6 { usize::from(how >> 4) } else { natural };
@@ -301,10 +344,10 @@ impl Peer {
         }
     }
 
-    fn addresses(&self, index: u32, at: u64) -> Vec<u8> {
+    fn addresses(&self, index: u32, at: u64, log: Option<u64>) -> Vec<u8> {
         let ring = self.config.queue(at);
-        let head = [index.to_ne_bytes(), [0; 4]].concat();
-        let rest = [ring.desc, ring.used, ring.avail, 0].into_iter().flat_map(u64::to_ne_bytes);
+        let head = state(index, if log.is_some() { VRING_LOG } else { 0 });
+        let rest = [ring.desc, ring.used, ring.avail, log.unwrap_or(0)].into_iter().flat_map(u64::to_ne_bytes);
         head.into_iter().chain(rest).collect()
     }
 
@@ -396,6 +439,26 @@ mod tests {
         };
         let ends: &[u8] = if packed { &[0] } else { &[1, 0] };
         [&begin[..], &[1, 0], &read, &chain, ends, &bad, ends].concat()
+    }
+
+    /// A queue that is logged, while it breaks and when the log is gone.
+    fn logged(packed: bool) -> Vec<u8> {
+        let program = broken_in_flight(packed);
+        // What begins it, and its first step.
+        let (begin, rest) = program.split_at(7);
+        let (log, torn) = ([15, 4, 0, 0, 0, 0], [15, 6, 0]);
+        [begin, &log, rest, &torn, &[1, 0], &log].concat()
+    }
+
+    #[test]
+    fn the_corpus_has_queues_that_are_logged() {
+        for (packed, name) in [(false, "logged-split"), (true, "logged-packed")] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/session").join(name);
+            if std::env::var_os("EGRET_BLESS").is_some() {
+                std::fs::write(&path, logged(packed)).unwrap();
+            }
+            assert!(std::fs::read(&path).unwrap() == logged(packed), "run this with EGRET_BLESS=1");
+        }
     }
 
     fn await_that(mut holds: impl FnMut() -> bool) {

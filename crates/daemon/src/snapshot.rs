@@ -117,6 +117,9 @@ pub struct Queue {
     pub iothread: String,
     /// Requests taken in and not ended.
     pub in_flight: u64,
+    /// Of those, requests that wait because the export is stopped for an error.
+    #[serde(default)]
+    pub waiting: u64,
     /// Requests that ended, by kind; kinds that there were none of are left out.
     pub operations: BTreeMap<String, Operations>,
     /// How long requests took: so many nanoseconds at most, and more than the entry before; so many of them.
@@ -238,6 +241,7 @@ impl Queue {
         Self {
             iothread,
             in_flight: stats.in_flight,
+            waiting: stats.waiting,
             operations: RequestType::ALL.into_iter().filter_map(counted).collect(),
             latency: stats.latency().iter().flat_map(|latency| latency.buckets()).collect(),
             calls: stats.calls,

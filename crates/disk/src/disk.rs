@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
 
+use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
 use crate::failure::{Failure, Failures};
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
@@ -39,6 +40,8 @@ pub struct Disk {
     pub(crate) able: Able,
     pub(crate) throttle: Throttle,
     pub(crate) failures: Failures,
+    /// Errors that are injected on purpose.
+    pub(crate) blkdebug: Option<Box<Blkdebug>>,
     /// Why the page cache has lost writes, if it has.
     lost: OnceLock<Errno>,
     /// How many have it active.

@@ -45,7 +45,7 @@ pub struct EngineSet {
     engines: Engines,
     slots: Vec<Option<Attached>>,
     /// Completions without an engine.
-    answers: VecDeque<(u32, Completion)>,
+    answers: VecDeque<(u32, Ended)>,
     /// Jobs on their way from an engine that refused them to the workers; empty between calls.
     refused: Vec<Job>,
     /// A read that began alone, kept until the batch is complete.
@@ -163,6 +163,11 @@ impl EngineSet {
     fn start(&mut self, slot: u32, request: Request) {
         self.end_alone();
         let attached = self.slots[slot as usize].as_ref().expect("the slot is attached");
+        if let Some(blkdebug) = &attached.disk.blkdebug
+            && let Some(errno) = blkdebug.strike(&request)
+        {
+            return self.answers.push_back((slot, injected(slot, request, errno)));
+        }
         let mut job = Job::new(slot, request);
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if self.in_flight == 1 && attached.probe.is_some() && PageCacheProbe::suits(&job) => {
@@ -182,7 +187,8 @@ impl EngineSet {
             Verdict::Answered(result) => {
                 self.counters.answered.add(1);
                 let Request { token, buffers, .. } = job.request;
-                self.answers.push_back((slot, Completion { token, result, buffers }));
+                let completion = Completion { token, result, buffers };
+                self.answers.push_back((slot, Ended { completion, failed: None }));
                 return;
             }
         };
@@ -203,7 +209,7 @@ impl EngineSet {
         let kind = attached.kind;
         if PageCacheProbe::read(&mut attached.probe, &attached.disk, &job.request) {
             self.counters.cached.add(1);
-            self.answers.push_back((job.slot, completion(job, Ok(()))));
+            self.answers.push_back((job.slot, Ended { completion: completion(job, Ok(())), failed: None }));
         } else {
             self.give(kind, job);
         }
@@ -269,6 +275,15 @@ impl EngineSet {
         }
     }
 
+    /// Gives back the requests of a slot that wait for its disk's limits: no engine has them, and none will.
+    pub fn withdraw(&mut self, slot: DiskSlot) -> Vec<Request> {
+        let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) else { return Vec::new() };
+        let requests = attached.throttled.withdraw();
+        attached.in_flight -= requests.len() as u32;
+        self.in_flight -= requests.len() as u32;
+        requests
+    }
+
     /// The slot goes on after a drain, under its disk's limits.
     pub fn enable_limits(&mut self, slot: DiskSlot) {
         if let Some(Some(attached)) = self.slots.get_mut(slot.0 as usize) {
@@ -300,9 +315,9 @@ impl Backend for EngineSet {
                 left = Some(slot);
             }
         };
-        while let Some((slot, completion)) = answers.pop_front() {
+        while let Some((slot, ended)) = answers.pop_front() {
             settle(slots, slot);
-            done(Ended { completion, failed: None });
+            done(ended);
         }
         for kind in EngineKind::ALL {
             let Some(engine) = engines.get(kind) else { continue };
@@ -403,6 +418,14 @@ fn failure(slots: &[Option<Attached>], job: &Job, errno: Errno) -> Option<Box<Fa
     }
     attached.disk.check_lost_writes(op, errno);
     Some(Box::new(FailedRequest { slot: DiskSlot(job.slot), op, offset, len, errno }))
+}
+
+/// A request that ends with an error on purpose: its engine does not see it, and the page cache has lost nothing.
+#[cold]
+fn injected(slot: u32, request: Request, errno: Errno) -> Ended {
+    let Request { op, offset, len, token, buffers } = request;
+    let failed = FailedRequest { slot: DiskSlot(slot), op, offset, len, errno };
+    Ended { completion: Completion { token, result: Err(errno), buffers }, failed: Some(Box::new(failed)) }
 }
 
 fn completion(job: Job, result: Result<(), Errno>) -> Completion {

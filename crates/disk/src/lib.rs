@@ -22,6 +22,7 @@
 //! A disk may be in a [`ThrottleGroup`], which limits what its disks do together: requests beyond that wait in front of
 //! triage.
 
+mod blkdebug;
 mod block_range_lock;
 #[cfg(test)]
 #[path = "block_range_lock/tests.rs"]
@@ -50,6 +51,7 @@ mod sync {
     pub(crate) use std::sync::{Condvar, Mutex};
 }
 
+pub use blkdebug::{DebugEvent, InjectError, IoType, Rules, SetState};
 pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};

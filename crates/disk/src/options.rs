@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use egret_event_loop::Nanos;
 
+use crate::blkdebug::Rules;
+
 /// Everything [`Disk::open`](crate::Disk::open) needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -35,6 +37,8 @@ pub struct Options {
     pub allow_inactive: bool,
     /// Whether the page cache drops what it has of the image when it becomes active.
     pub drop_cache: bool,
+    /// Errors that are injected on purpose.
+    pub blkdebug: Rules,
 }
 
 impl Options {
@@ -53,6 +57,7 @@ impl Options {
             locking: Locking::default(),
             allow_inactive: false,
             drop_cache: true,
+            blkdebug: Rules::default(),
         }
     }
 }

@@ -153,6 +153,41 @@ fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobo
     }
 }
 
+#[test]
+fn errors_are_injected_where_they_are_asked_for_until_the_disk_is_reopened_without_them() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let sick = "driver=blkdebug,node-name=sick,image=d0,inject-error.0.event=none,inject-error.0.iotype=write,\
+                inject-error.0.sector=8,inject-error.0.errno=28,inject-error.0.once=on,\
+                inject-error.1.event=flush_to_disk,inject-error.1.iotype=read";
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .disk("d0", &scratch.image("disk", MIB), "")
+        .words(["--blockdev", sick])
+        .export("e0", "sick", &socket, "writable=on,werror=enospc");
+    let _server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
+    // It finds no space, and tries again by itself.
+    disk.first().write(4096, &[2; 4096]).unwrap();
+    let told = qmp.event("BLOCK_IO_ERROR");
+    assert_eq!((&told["action"], &told["node-name"]), (&json!("stop"), &json!("sick")));
+    assert_eq!(disk.first().read(4096, 4096).unwrap(), [2; 4096]);
+    disk.first().flush().unwrap();
+    disk.first().read(0, 4096).unwrap_err();
+    disk.first().flush().unwrap();
+    let told = qmp.event("BLOCK_IO_ERROR");
+    assert_eq!((&told["action"], &told["reason"]), (&json!("report"), &json!("Input/output error")));
+    let well = json!({"driver": "blkdebug", "node-name": "sick", "image": "d0"});
+    qmp.run("blockdev-reopen", json!({"options": [well]}));
+    disk.first().flush().unwrap();
+    assert_eq!(disk.first().read(0, 4096).unwrap(), [1; 4096]);
+    let wrong = json!({"driver": "blkdebug", "node-name": "w", "image": "d0", "inject-error": [{"event": "l2_load"}]});
+    let refused = qmp.fail("blockdev-add", wrong);
+    assert!(refused.contains("l2_load") && refused.contains("flush_to_disk"), "{refused}");
+}
+
 /// Has the next such requests fail.
 fn inject(disk: &FaultDisk, iotype: IoType, errno: ErrnoName, times: u64) {
     let effect = Effect::Errno(errno);

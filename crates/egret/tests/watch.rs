@@ -57,9 +57,7 @@ fn prometheus(program: &str, test: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).chain([cached]).map(|dir| dir.join(program)).find(|path| path.exists());
     if found.is_none() {
-        let why = format!("{test}: skipped: there is no {program}; run scripts/install-test-deps");
-        assert!(std::env::var_os("CI").is_none(), "{why}");
-        let _ = writeln!(std::io::stderr(), "{why}");
+        egret_needs::lacks(test, format_args!("{program}: run scripts/install-test-deps"));
     }
     found
 }

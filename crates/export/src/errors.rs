@@ -11,10 +11,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 
 use egret_disk::{Action, FailedRequest, Op};
+use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
 
 use crate::queues::lock;
@@ -40,6 +41,8 @@ pub struct ErrorPolicy {
     pub rerror: OnError,
     /// If they do anything else.
     pub werror: OnError,
+    /// How long a request may take before that is told, if it is to be told at all.
+    pub timeout: Option<Nanos>,
 }
 
 impl ErrorPolicy {
@@ -90,12 +93,24 @@ pub struct ErrorHandling {
     stops: AtomicU64,
     /// Wake the queues that keep requests.
     waiters: Mutex<Vec<Waker>>,
+    /// How many queues have requests that are overdue; and how old the oldest was when there were some, until somebody
+    /// asks.
+    overdue: Mutex<(u32, Option<Nanos>)>,
+    bell: OnceLock<EventNotifier>,
 }
 
 impl ErrorHandling {
     pub(crate) fn new(export: &str, policy: ErrorPolicy) -> Arc<Self> {
         let status = AtomicU8::new(IoStatus::Ok as u8);
-        Arc::new(Self { export: export.into(), policy, status, stops: AtomicU64::new(0), waiters: Mutex::default() })
+        Arc::new(Self {
+            export: export.into(),
+            policy,
+            status,
+            stops: AtomicU64::new(0),
+            waiters: Mutex::default(),
+            overdue: Mutex::default(),
+            bell: OnceLock::new(),
+        })
     }
 
     /// Whether the export is stopped, and why.
@@ -134,6 +149,32 @@ impl ErrorHandling {
         woken.into_iter().for_each(Waker::wake);
     }
 
+    /// Has a notifier set when requests are overdue, from here on; the first one to be named is.
+    pub fn watch_overdue(&self, bell: &EventNotifier) {
+        let _ = self.bell.set(bell.clone());
+    }
+
+    /// How old the oldest request was when the first were found overdue: once each time that there are some after there
+    /// were none.
+    pub fn take_overdue(&self) -> Option<Nanos> {
+        lock(&self.overdue).1.take()
+    }
+
+    /// A queue has requests that are overdue.
+    pub(crate) fn begin_overdue(&self, oldest: Nanos) {
+        let mut overdue = lock(&self.overdue);
+        overdue.0 += 1;
+        if overdue.0 == 1 {
+            overdue.1 = Some(oldest);
+            self.bell.get().into_iter().for_each(EventNotifier::set);
+        }
+    }
+
+    /// It has none any more.
+    pub(crate) fn end_overdue(&self) {
+        lock(&self.overdue).0 -= 1;
+    }
+
     /// Has a queue woken when the export goes on; at once if it is not stopped.
     pub(crate) fn wake_when_resumed(&self, waker: Waker) {
         let mut waiters = lock(&self.waiters);
@@ -159,7 +200,7 @@ mod tests {
         let other = if op == Op::Read { OnError::Stop } else { OnError::Report };
         let (rerror, werror) = if op == Op::Read { (on_error, other) } else { (other, on_error) };
         let failed = FailedRequest { slot: DiskSlot::default(), op, offset: 0, len: 512, errno };
-        ErrorPolicy { rerror, werror }.action(&failed)
+        ErrorPolicy { rerror, werror, timeout: None }.action(&failed)
     }
 
     #[test]

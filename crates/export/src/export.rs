@@ -62,7 +62,7 @@ pub enum ExportError {
     NoLun(String, LunAddress),
     /// Its disk is somebody else's at present.
     #[error("export '{0}': {1}")]
-    Disk(String, #[source] OpenError),
+    Disk(String, #[source] Box<OpenError>),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),

@@ -84,7 +84,7 @@ impl Export {
         let mut active = match queues.active {
             Some(_) => Some(disk.activate().map_err(|e| {
                 scsi.abandon(&lun);
-                ExportError::Disk(self.shared.id.clone(), e)
+                ExportError::Disk(self.shared.id.clone(), e.into())
             })?),
             None => None,
         };

@@ -21,6 +21,7 @@ use rustix::net::{
 use crate::device_state::Direction;
 use crate::peer_fd::PeerFd;
 use crate::protocol_error::{MESSAGE_TIME, ProtocolError, invalid};
+use crate::worker::Leave;
 
 /// Regions in a memory table, and the most descriptors that one message carries.
 pub(crate) const MAX_REGIONS_IN_TABLE: usize = 8;
@@ -106,7 +107,8 @@ pub(crate) enum Request {
     SetLogBase(LogAt, PeerFd),
     SetLogFd(PeerFd),
     SetVringBase(u32, u32),
-    GetVringBase(u32),
+    /// The queue, and whether it may leave requests to the record of what is in flight.
+    GetVringBase(u32, Leave),
     SetVringKick(u32, Option<PeerFd>),
     SetVringCall(u32, Option<PeerFd>),
     SetVringErr(u32, Option<PeerFd>),
@@ -375,7 +377,8 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
             ((), None) => invalid(format!("{name} without a descriptor")),
         },
         SET_VRING_BASE => state().map(|[index, base]| Request::SetVringBase(index, base)),
-        GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index)),
+        GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index, Leave::Nothing)),
+        GET_VRING_BASE_SKIP_DRAIN => state().map(|[index, _]| Request::GetVringBase(index, Leave::NotBegun)),
         SET_VRING_KICK => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringKick(index, fd)),
         SET_VRING_CALL => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringCall(index, fd)),
         SET_VRING_ERR => ring_fd(&mut fds).map(|(index, fd)| Request::SetVringErr(index, fd)),

@@ -17,7 +17,7 @@ use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
 use crate::stats::QueueCounters;
-use crate::worker::{Disks, Kickless, QueueInfo, VringFds, Worker};
+use crate::worker::{Disks, Kickless, Leave, QueueInfo, VringFds, Worker};
 
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
@@ -191,7 +191,7 @@ impl Shared {
     }
 
     /// Takes a worker back from its loop; [`has_stopped`](Self::has_stopped) is to be called when it has arrived.
-    pub(crate) fn stop(&self, queue: usize) -> Leaving<Worker> {
+    pub(crate) fn stop(&self, queue: usize, leave: Leave) -> Leaving<Worker> {
         let mut queues = lock(&self.queues);
         queues.stopping += 1;
         if let Some(at) = queues.stranded.iter().position(|(stranded, _)| *stranded == queue) {
@@ -202,7 +202,7 @@ impl Shared {
                 let on = &queues.loops[queue];
                 on.send(move |target| {
                     if let Some(worker) = target.source(id) {
-                        worker.leave();
+                        worker.leave(leave);
                         // It may have requests to give up.
                         target.wake(id);
                     }

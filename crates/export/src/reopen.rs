@@ -45,7 +45,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     // From here on nobody activates or deactivates the old ones.
     for DiskSwap { old, new } in disks {
         let id = || exports.first().map_or_else(String::new, |export| export.id().to_owned());
-        new.share_locks_of(old).map_err(|e| ExportError::Disk(id(), e))?;
+        new.share_locks_of(old).map_err(|e| ExportError::Disk(id(), e.into()))?;
     }
     let mut swaps = Vec::new();
     for (export, queues) in exports.iter().zip(&locked) {

@@ -23,7 +23,7 @@ use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
 use crate::vring::{Due, Runs, Vring};
-use crate::worker::{VringFds, Worker};
+use crate::worker::{Leave, VringFds, Worker};
 
 mod migration;
 
@@ -35,7 +35,12 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MQ
     | protocol_feature::INFLIGHT_SHMFD
     | protocol_feature::RESET_DEVICE
     | protocol_feature::CONFIGURE_MEM_SLOTS
-    | protocol_feature::DEVICE_STATE;
+    | protocol_feature::DEVICE_STATE
+    | protocol_feature::GET_VRING_BASE_INFLIGHT
+    | protocol_feature::GET_VRING_BASE_SKIP_DRAIN;
+
+const INFLIGHT: u64 = protocol_feature::GET_VRING_BASE_INFLIGHT;
+const SKIP_DRAIN: u64 = protocol_feature::GET_VRING_BASE_SKIP_DRAIN;
 
 /// What this side of the socket has for features, beside the device.
 const TRANSPORT_FEATURES: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
@@ -135,8 +140,8 @@ impl<'a> Session<'a> {
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
             Request::GetConfig { offset, size, flags } => return reply(&self.read_config(offset, size, flags)),
-            Request::GetVringBase(index) => {
-                let base = self.get_base(index)?;
+            Request::GetVringBase(index, leave) => {
+                let base = self.get_base(index, leave)?;
                 let state = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
                 return self.connection.reply(message, &state).map(|()| Answered::Replied);
             }
@@ -262,9 +267,14 @@ impl<'a> Session<'a> {
         vring.base().unwrap_or(if self.is_packed() { PACKED_BASE } else { 0 })
     }
 
-    fn get_base(&mut self, index: u32) -> Result<u32, ProtocolError> {
+    fn get_base(&mut self, index: u32, leave: Leave) -> Result<u32, ProtocolError> {
         self.vring(index)?;
-        self.stop_queue(index as usize);
+        // A front-end that knows of no other way means this one.
+        let leave = match self.protocol_features & (INFLIGHT | SKIP_DRAIN) {
+            INFLIGHT => Leave::NotBegun,
+            _ => leave,
+        };
+        self.stop_queues(index as usize..index as usize + 1, leave);
         self.describe(index, |vring| vring.stop())?;
         self.settle();
         Ok(self.base(&self.vrings[index as usize]))
@@ -419,15 +429,15 @@ impl<'a> Session<'a> {
     }
 
     fn stop_queue(&mut self, index: usize) {
-        self.stop_queues(index..index + 1);
+        self.stop_queues(index..index + 1, Leave::Nothing);
     }
 
     /// Stops some queues: all drain side by side.
-    fn stop_queues(&mut self, which: Range<usize>) {
+    fn stop_queues(&mut self, which: Range<usize>, leave: Leave) {
         let mut draining: Vec<(usize, Leaving<Worker>)> = Vec::new();
         for index in which {
             if self.vrings[index].pause() {
-                draining.push((index, self.shared.stop(index)));
+                draining.push((index, self.shared.stop(index, leave)));
             }
         }
         for (index, leaving) in draining {
@@ -447,7 +457,7 @@ impl<'a> Session<'a> {
     }
 
     fn stop_all(&mut self) {
-        self.stop_queues(0..self.vrings.len());
+        self.stop_queues(0..self.vrings.len(), Leave::Nothing);
     }
 
     fn reset(&mut self) {

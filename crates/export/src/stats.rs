@@ -38,6 +38,8 @@ pub struct QueueCounters {
     pub in_flight: Counter,
     /// Of those, requests that wait because the export is stopped for an error.
     pub waiting: Counter,
+    /// Of those in flight, requests that take longer than they may before that is told.
+    pub overdue: Counter,
     /// Notifications sent to the guest.
     pub calls: Counter,
     /// Batches of used requests that the guest did not want to be notified of.
@@ -93,6 +95,7 @@ impl QueueCounters {
         }
         sum.in_flight += self.in_flight.get();
         sum.waiting += self.waiting.get();
+        sum.overdue += self.overdue.get();
         sum.calls += self.calls.get();
         sum.calls_spared += self.calls_spared.get();
         sum.broken += self.broken.get();
@@ -108,6 +111,8 @@ pub struct QueueStats {
     pub in_flight: u64,
     /// Of those, requests that wait because the export is stopped for an error.
     pub waiting: u64,
+    /// Of those in flight, requests that take longer than they may before that is told.
+    pub overdue: u64,
     /// Notifications sent to the guest.
     pub calls: u64,
     /// Batches of used requests that the guest did not want to be notified of.
@@ -163,6 +168,7 @@ impl QueueStats {
         }
         self.in_flight += other.in_flight;
         self.waiting += other.waiting;
+        self.overdue += other.overdue;
         self.calls += other.calls;
         self.calls_spared += other.calls_spared;
         self.broken += other.broken;

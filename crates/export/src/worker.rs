@@ -1,5 +1,6 @@
 //! A queue worker: one guest's queue, run by one loop.
 
+mod overdue;
 mod stopped;
 
 use std::fmt::Display;
@@ -14,6 +15,7 @@ use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
 use rustix::io::Errno;
 
+use self::overdue::Overdue;
 use self::stopped::Stopped;
 use crate::alarm::Alarm;
 use crate::errors::ErrorHandling;
@@ -62,6 +64,16 @@ pub enum Kickless {
     Timer,
     /// Its I/O thread does not sleep while it runs.
     Busy,
+}
+
+/// What a queue that is drained for good may leave to the record of what is in flight, if it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Nothing but what waits for a disk that fails, unless the guest moves: then the record may not move along.
+    Nothing,
+    /// What no engine has, for another back-end that has the record. What an engine has may be the kernel's: late, it would
+    /// write to memory that is not logged any more, or to the disk over what the other back-end has written.
+    NotBegun,
 }
 
 /// What a worker knows of its queue beside the ring.
@@ -128,6 +140,10 @@ pub struct Worker {
     /// What the export does about errors, and what the queue keeps while it is stopped for one.
     errors: Arc<ErrorHandling>,
     stopped: Stopped,
+    /// What it knows of requests that are overdue, if there is a time for them.
+    overdue: Option<Overdue>,
+    /// The loop's timer for it, in the past if there is none. One for a queue without a kick descriptor is apart.
+    timer: Nanos,
     counters: Arc<QueueCounters>,
 }
 
@@ -200,8 +216,10 @@ impl Worker {
             is_behind: false,
             look_at: Nanos::ZERO,
             unpublished: false,
+            overdue: errors.policy.timeout.map(Overdue::new),
             errors,
             stopped: Stopped::default(),
+            timer: Nanos::ZERO,
             counters,
         }
     }
@@ -236,8 +254,8 @@ impl Worker {
     }
 
     /// It is going to be drained for good, not to be attached elsewhere.
-    pub(crate) fn leave(&mut self) {
-        self.stopped.leaving = true;
+    pub(crate) fn leave(&mut self, leave: Leave) {
+        self.stopped.leaving = Some(leave);
     }
 
     /// Has the queue log elsewhere what is written, as [`Queue::set_log`] does, and signal that.
@@ -310,6 +328,43 @@ impl Worker {
         self.end_request(Completion { token, result: Err(why), buffers }, now);
     }
 
+    /// Takes available chains in.
+    #[inline]
+    fn take_in(&mut self, engines: &mut EngineSet, now: Nanos) {
+        self.check_truncation();
+        self.is_behind = false;
+        if self.phase != Phase::Running {
+            return;
+        }
+        let (mut bytes, mut iovecs) = (0, 0);
+        // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
+        // the queue is polled before the loop waits.
+        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() {
+            match self.queue.pop(&mut self.chain) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(e) => return self.break_queue(&e),
+            }
+            let (head, of_chain) = (self.chain.head(), self.chain.iovecs());
+            bytes += self.chain.bytes();
+            // A chain without iovecs has a cost, too.
+            iovecs += of_chain.max(1);
+            match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
+                Ok(Next::Submit(key, request)) => {
+                    self.begin(head, of_chain, now);
+                    self.push(engines, key, request, now);
+                }
+                Ok(Next::Complete(completed)) => self.end(&completed, Nanos::ZERO),
+                Ok(Next::Wait) => self.begin(head, of_chain, now),
+                Err(why) => {
+                    self.queue.abandon(head);
+                    return self.break_queue(&why);
+                }
+            }
+        }
+        self.is_behind = self.queue.is_available();
+    }
+
     /// Goes on with a chain whose request has ended.
     #[inline]
     fn end_request(&mut self, completion: Completion<Buffers>, now: Nanos) {
@@ -361,6 +416,17 @@ impl Worker {
         }
     }
 
+    /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
+    #[cold]
+    fn wake_at(&mut self, turn: &mut Turn<'_, Self>, deadline: Nanos) {
+        let is_polled = self.fds.kick.is_none() && self.info.kickless == Kickless::Timer;
+        let is_set = self.timer > turn.now() && self.timer <= deadline;
+        if !is_polled && !is_set {
+            self.timer = deadline;
+            turn.set_timer(deadline);
+        }
+    }
+
     /// Sets the timer by which a queue without a kick descriptor is polled.
     #[cold]
     fn look_again(&mut self, turn: &mut Turn<'_, Self>) {
@@ -399,7 +465,7 @@ impl Source for Worker {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.source = id.index();
         // The last loop's timer is not this one's.
-        self.look_at = Nanos::ZERO;
+        (self.look_at, self.timer) = (Nanos::ZERO, Nanos::ZERO);
         self.alarm = self.home.clone().map(|home| Alarm::new(home, id));
         self.model.set_waker(self.alarm.clone().map(Into::into));
         Source::resume(self, engines);
@@ -409,9 +475,10 @@ impl Source for Worker {
     fn detached(&mut self, engines: &mut EngineSet) {
         self.alarm = None;
         self.model.set_waker(None);
-        if self.stopped.leaving {
+        if self.stopped.leaving.is_some() {
             self.let_go();
         }
+        self.forget_overdue();
         self.disks.detach(engines);
     }
 
@@ -430,38 +497,10 @@ impl Source for Worker {
         if self.fds.kick.is_none() {
             self.look_again(turn);
         }
-        self.check_truncation();
-        self.is_behind = false;
-        if self.phase != Phase::Running {
-            return;
+        self.take_in(engines, turn.now());
+        if self.overdue.is_some() {
+            self.watch(turn);
         }
-        let (mut bytes, mut iovecs) = (0, 0);
-        // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
-        // the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() {
-            match self.queue.pop(&mut self.chain) {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(e) => return self.break_queue(&e),
-            }
-            let (head, of_chain) = (self.chain.head(), self.chain.iovecs());
-            bytes += self.chain.bytes();
-            // A chain without iovecs has a cost, too.
-            iovecs += of_chain.max(1);
-            match self.model.begin(self.queue.memory(), &mut self.chain, self.source) {
-                Ok(Next::Submit(key, request)) => {
-                    self.begin(head, of_chain, turn.now());
-                    self.push(engines, key, request, turn.now());
-                }
-                Ok(Next::Complete(completed)) => self.end(&completed, Nanos::ZERO),
-                Ok(Next::Wait) => self.begin(head, of_chain, turn.now()),
-                Err(why) => {
-                    self.queue.abandon(head);
-                    return self.break_queue(&why);
-                }
-            }
-        }
-        self.is_behind = self.queue.is_available();
     }
 
     fn complete(&mut self, Ended { completion, failed }: Ended, now: Nanos) -> bool {
@@ -521,6 +560,9 @@ impl Source for Worker {
     }
 
     fn stop(&mut self, engines: &mut EngineSet) {
+        if self.stopped.leaving == Some(Leave::NotBegun) && !self.gives_up() {
+            self.withdraw(engines);
+        }
         self.disks.slots.iter().flatten().for_each(|slot| engines.disable_limits(*slot));
         if self.phase == Phase::Running {
             self.phase = Phase::Stopping;

@@ -261,7 +261,7 @@ fn a_run_of_which_nothing_ended_yet_has_a_report() {
 #[test]
 fn a_browser_draws_the_report_and_answers_the_reader() {
     let Some(program) = browser::installed() else {
-        eprintln!("skipped: a_browser_draws_the_report_and_answers_the_reader: no Chromium");
+        egret_needs::this_test_lacks("Chromium");
         return;
     };
     let directory = tempfile::tempdir().expect("a directory");

@@ -11,7 +11,7 @@ use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
-    Raw, UnixAddr, default_memory_max,
+    UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -201,14 +201,17 @@ impl Config {
                 Some(_) => blockdev.error(problem),
                 None => ObjectError { subject: format!("blockdev {}", described(blockdev)), problem },
             })?;
-            if let Driver::Raw(Raw { file: Child::Node(name) }) = &blockdev.driver {
+            if let Some((key, Child::Node(name))) = blockdev.driver.child() {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
-                reference("file", "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
+                reference(key, "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
             }
         }
         let endless = nodes.iter().find(|(blockdev, _)| self.resolve(blockdev, &nodes).is_none());
         match endless {
-            Some((blockdev, _)) => Err(blockdev.error(Problem::Together("file leads back to itself".to_owned()))),
+            Some((blockdev, _)) => {
+                let key = blockdev.driver.child().map_or("file", |(key, _)| key);
+                Err(blockdev.error(Problem::Together(format!("{key} leads back to itself"))))
+            }
             None => Ok(()),
         }
     }

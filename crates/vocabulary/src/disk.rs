@@ -8,7 +8,9 @@
 //! - a discard gets through only if every layer lets it;
 //! - a stack is read-only if any layer is.
 
-use crate::schema::{Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, Null, Raw};
+use crate::schema::{
+    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Null, Raw, SetState,
+};
 
 /// A disk, as an export opens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub struct Disk<'a> {
     pub bottom: Bottom<'a>,
     /// What the layers together come to.
     pub settings: Settings,
+    /// The errors that its layers inject, and their states.
+    pub errors: Vec<(&'a [InjectError], &'a [SetState])>,
 }
 
 /// What is at the bottom of a disk.
@@ -116,14 +120,21 @@ impl<'a> Disk<'a> {
             None => (blockdev, Settings::top(blockdev)),
         };
         let mut settings = layer;
-        let mut named = Vec::new();
+        let (mut named, mut errors) = (Vec::new(), Vec::new());
         let bottom = loop {
-            match &at.driver {
+            let below = match &at.driver {
                 Driver::File(image) => break Bottom::File(image),
                 Driver::HostDevice(image) => break Bottom::HostDevice(image),
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
-                Driver::Raw(Raw { file: Child::Inline(child) }) => (at, layer) = (child, layer.inline(child)),
-                Driver::Raw(Raw { file: Child::Node(name) }) => {
+                Driver::Raw(Raw { file: child }) => child,
+                Driver::Blkdebug(Blkdebug { image, inject_error, set_state }) => {
+                    errors.push((&inject_error[..], &set_state[..]));
+                    image
+                }
+            };
+            match below {
+                Child::Inline(child) => (at, layer) = (child, layer.inline(child)),
+                Child::Node(name) => {
                     if named.contains(&name) {
                         return None;
                     }
@@ -133,6 +144,6 @@ impl<'a> Disk<'a> {
             }
             settings = settings.over(layer);
         };
-        Some(Self { bottom, settings })
+        Some(Self { bottom, settings, errors })
     }
 }

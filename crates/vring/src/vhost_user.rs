@@ -51,6 +51,7 @@ requests! {
     REM_MEM_REG = 38,
     SET_DEVICE_STATE_FD = 42,
     CHECK_DEVICE_STATE = 43,
+    GET_VRING_BASE_SKIP_DRAIN = 45,
 }
 
 /// The back-end's own request that says that the configuration space has changed: `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
@@ -85,6 +86,10 @@ pub mod protocol_feature {
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     /// The back-end has a state, which moves with the guest.
     pub const DEVICE_STATE: u64 = 1 << 19;
+    /// A ring may stop with requests in flight, which are in the front-end's record of them: it moves with the guest.
+    pub const GET_VRING_BASE_INFLIGHT: u64 = 1 << 20;
+    /// A ring that is to stop so has a request of its own, and with the usual one it stops when all requests have ended.
+    pub const GET_VRING_BASE_SKIP_DRAIN: u64 = 1 << 23;
 }
 
 /// Flags in a message's header.

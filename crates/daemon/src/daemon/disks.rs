@@ -7,11 +7,13 @@
 
 use std::sync::Arc;
 
-use egret_disk::{Disk, Driver, Locking, Options};
+use egret_disk::{DebugEvent, Disk, Driver, InjectError, IoType, Locking, Options, Rules, SetState};
 use egret_event_loop::Nanos;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
 use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
+
+use rustix::io::Errno;
 
 use super::io_threads::batch;
 use super::{ChangeError, Daemon, StartError};
@@ -243,7 +245,7 @@ pub(super) fn locks(config: &Config, name: &str) -> Locks {
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
 pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: Locks) -> Options {
-    let disk::Disk { bottom, settings } = *disk;
+    let disk::Disk { bottom, settings, ref errors } = *disk;
     let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let driver = match bottom {
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
@@ -273,6 +275,43 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
         locking,
         allow_inactive: locks == Locks::Active,
         drop_cache,
+        blkdebug: rules(errors),
+    }
+}
+
+/// What the layers of a disk have go wrong.
+fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> Rules {
+    let inject_error = |error: &schema::InjectError| {
+        let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
+        let iotype = iotype.map(|iotype| match iotype {
+            schema::IoType::Read => IoType::Read,
+            schema::IoType::Write => IoType::Write,
+            schema::IoType::WriteZeroes => IoType::WriteZeroes,
+            schema::IoType::Discard => IoType::Discard,
+            schema::IoType::Flush => IoType::Flush,
+        });
+        let errno = Errno::from_raw_os_error(errno.into());
+        InjectError { event: debug_event(event), state, iotype, errno, sector, once }
+    };
+    let set_state = |change: &schema::SetState| {
+        let schema::SetState { event, state, new_state } = *change;
+        SetState { event: debug_event(event), state, new_state }
+    };
+    Rules {
+        inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
+        set_state: layers.iter().flat_map(|(_, changes)| changes.iter().map(set_state)).collect(),
+    }
+}
+
+const fn debug_event(event: schema::DebugEvent) -> DebugEvent {
+    match event {
+        schema::DebugEvent::None => DebugEvent::None,
+        schema::DebugEvent::ReadAio => DebugEvent::ReadAio,
+        schema::DebugEvent::WriteAio => DebugEvent::WriteAio,
+        schema::DebugEvent::Pwritev => DebugEvent::Pwritev,
+        schema::DebugEvent::PwritevZero => DebugEvent::PwritevZero,
+        schema::DebugEvent::FlushToOs => DebugEvent::FlushToOs,
+        schema::DebugEvent::FlushToDisk => DebugEvent::FlushToDisk,
     }
 }
 
@@ -290,7 +329,9 @@ pub(super) fn described(disk: &Disk) -> String {
 #[cfg(test)]
 mod tests {
     use egret_vocabulary::keyval;
-    use egret_vocabulary::schema::{Object as _, ValueType};
+    use egret_vocabulary::schema::{
+        InjectError as InjectErrorShape, Object as _, SetState as SetStateShape, ValueType,
+    };
 
     use super::*;
 
@@ -339,5 +380,26 @@ mod tests {
                 assert_ne!(opened(&format!("{text},{name}={value}")), opened(&text), "{driver}: {name}");
             }
         }
+    }
+
+    #[test]
+    fn each_key_of_an_injected_error_and_of_a_state_changes_what_goes_wrong() {
+        let least = "blkdebug,node-name=d,image.driver=null-co,inject-error.0.event=none,set-state.0.event=none,\
+                     set-state.0.new-state=2";
+        for (list, shape) in [("inject-error", InjectErrorShape::KEYS), ("set-state", SetStateShape::KEYS)] {
+            for key in shape {
+                let value = match (key.name, key.kind) {
+                    ("event", _) => "flush_to_disk",
+                    ("iotype", _) => "write",
+                    (_, ValueType::Flag) => "on",
+                    _ => "7",
+                };
+                let name = format!("{list}.0.{}", key.name);
+                let others = least.split(',').filter(|part| !part.starts_with(&format!("{name}=")));
+                let text = others.collect::<Vec<_>>().join(",");
+                assert_ne!(opened(&format!("{text},{name}={value}")), opened(least), "{name}");
+            }
+        }
+        assert_ne!(opened(&format!("{least},image.size=1M")), opened(least));
     }
 }

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use egret_disk::Disk;
+use egret_event_loop::Nanos;
 use egret_export::{
     Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError, ScsiExportConfig,
 };
@@ -145,6 +146,7 @@ impl Daemon {
                 Export::start_scsi(config, loops)?
             }
         };
+        export.errors().watch_overdue(self.failures.bell());
         self.registry.register_export(&export);
         self.exports.insert(object.id.clone(), export);
         Ok(())
@@ -196,6 +198,7 @@ impl<'a> Options<'a> {
             logical_block_size: _,
             rerror,
             werror,
+            request_timeout,
             num_queues,
             queue_size,
             // `iothread_of` knows which of the two counts.
@@ -232,7 +235,11 @@ impl<'a> Options<'a> {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
             },
-            errors: ErrorPolicy { rerror: on_error(*rerror), werror: on_error(*werror) },
+            errors: ErrorPolicy {
+                rerror: on_error(*rerror),
+                werror: on_error(*werror),
+                timeout: request_timeout.map(|seconds| Nanos::from_millis(1000 * u64::from(seconds))),
+            },
         }
     }
 }
@@ -283,7 +290,6 @@ fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfi
 #[cfg(test)]
 mod tests {
     use egret_disk::{Driver, Options as DiskOptions};
-    use egret_event_loop::Nanos;
     use egret_vocabulary::keyval;
     use egret_vocabulary::schema::{Object as _, Shape, ValueType};
 
@@ -307,7 +313,7 @@ mod tests {
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 31] = [
+    const OTHERWISE: [(&str, &str, &str); 32] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -320,6 +326,7 @@ mod tests {
         ("logical-block-size", BLK, "4096"),
         ("rerror", BLK, "stop"),
         ("werror", BLK, "enospc"),
+        ("request-timeout", BLK, "30"),
         ("num-queues", BLK, "2"),
         ("queue-size", BLK, "256"),
         ("iothread", SCSI, "a"),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{Action, Failure, Op};
-use egret_event_loop::EventNotifier;
-use egret_export::is_nospace;
+use egret_event_loop::{EventNotifier, Nanos};
+use egret_export::{Export, is_nospace};
 
 use super::Daemon;
 
@@ -61,6 +61,26 @@ impl fmt::Display for DiskFailure {
     }
 }
 
+/// Requests that take longer than their export's `request-timeout`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestTimeout {
+    /// The export.
+    pub export: String,
+    /// How many requests.
+    pub requests: u64,
+    /// For how long the oldest has been in flight.
+    pub oldest: Nanos,
+}
+
+/// One line for the log.
+impl fmt::Display for RequestTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { export, requests, oldest } = self;
+        let seconds = Duration::from(*oldest).as_secs_f64();
+        write!(f, "export '{export}': {requests} requests do not end, the oldest for {seconds:.1} s")
+    }
+}
+
 /// What is known of failures.
 pub(super) struct Failures {
     bell: EventNotifier,
@@ -81,7 +101,16 @@ impl Failures {
 }
 
 impl Daemon {
-    /// Readable when [`failures`](Self::failures) may have news.
+    /// The exports that have requests that are overdue, since this was last asked.
+    pub fn request_timeouts(&self) -> Vec<RequestTimeout> {
+        let told = |(id, export): (&String, &Export)| {
+            let oldest = export.errors().take_overdue()?;
+            Some(RequestTimeout { export: id.clone(), requests: export.stats().overdue, oldest })
+        };
+        self.exports.iter().filter_map(told).collect()
+    }
+
+    /// Readable when [`failures`](Self::failures) or [`request_timeouts`](Self::request_timeouts) may have news.
     pub fn failures_bell(&self) -> BorrowedFd<'_> {
         self.failures.bell.as_fd()
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use egret_export::{DiskSwap, Export, Pause, reopen};
+use egret_export::{DiskSwap, Export, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _, Raw};
+use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
 use super::disks::{locks, make_stable, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
@@ -79,16 +79,20 @@ impl Daemon {
         &self.disks
     }
 
-    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes:
-    /// who names them knows that.
+    /// Opens the images once more whose options `changed` changes, and of the `named` nodes those that have lost writes or
+    /// have an export wait because they failed: who names them knows that.
     fn reopened(&self, changed: &Config, named: &[String]) -> Result<Vec<DiskSwap>, StartError> {
         let mut swaps = Vec::new();
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
             let options = options(name, &disk, written, locks(changed, name));
-            let is_lost = old.has_lost_writes() && lies_over(&changed.blockdevs, name, named);
-            if is_lost || options != *old.options() {
+            let is_stopped = |(id, export): (&String, &Export)| {
+                let status = export.errors().status();
+                status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))
+            };
+            let has_failed = old.has_lost_writes() || self.exports.iter().any(is_stopped);
+            if has_failed && lies_over(&changed.blockdevs, name, named) || options != *old.options() {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }
         }
@@ -115,21 +119,17 @@ fn lies_over(tops: &[Blockdev], name: &str, named: &[String]) -> bool {
         if named.iter().any(|name| name == node.name()) {
             return true;
         }
-        match &node.driver {
-            Driver::Raw(Raw { file: Child::Inline(child) }) => node = child,
-            Driver::Raw(Raw { file: Child::Node(below) }) => return lies_over(tops, below, named),
-            _ => return false,
+        match node.driver.child() {
+            Some((_, Child::Inline(child))) => node = child,
+            Some((_, Child::Node(below))) => return lies_over(tops, below, named),
+            None => return false,
         }
     }
 }
 
 /// The node of this name, at the top or inside another.
 fn node<'a>(blockdev: &'a Blockdev, name: &str) -> Option<&'a Blockdev> {
-    match &blockdev.driver {
-        _ if blockdev.name() == name => Some(blockdev),
-        Driver::Raw(Raw { file: Child::Inline(child) }) => node(child, name),
-        _ => None,
-    }
+    if blockdev.name() == name { Some(blockdev) } else { node(blockdev.inline_child()?, name) }
 }
 
 /// As [`node`].
@@ -137,9 +137,9 @@ fn node_mut<'a>(blockdev: &'a mut Blockdev, name: &str) -> Option<&'a mut Blockd
     if blockdev.name() == name {
         return Some(blockdev);
     }
-    match &mut blockdev.driver {
-        Driver::Raw(Raw { file: Child::Inline(child) }) => node_mut(child, name),
-        _ => None,
+    match blockdev.driver.child_mut()? {
+        (_, Child::Inline(child)) => node_mut(child, name),
+        (_, Child::Node(_)) => None,
     }
 }
 
@@ -154,7 +154,10 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }
-        (Driver::Raw(Raw { file: old }), Driver::Raw(Raw { file: new })) => match (&mut *old, &mut *new) {
+        _ => {}
+    }
+    if let (Some((key, old)), Some((_, new))) = (old.driver.child_mut(), new.driver.child_mut()) {
+        match (&mut *old, &mut *new) {
             (Child::Inline(old), Child::Inline(new)) => {
                 keeps(old.node_name == new.node_name, "node-name")?;
                 replace(old, (**new).clone())?;
@@ -162,12 +165,11 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
             }
             // By its name, it stays as it is.
             (Child::Inline(child), Child::Node(name)) => {
-                keeps(child.node_name.as_ref() == Some(name), "file")?;
+                keeps(child.node_name.as_ref() == Some(name), key)?;
                 new.clone_from(old);
             }
-            _ => keeps(old == new, "file")?,
-        },
-        _ => {}
+            _ => keeps(old == new, key)?,
+        }
     }
     *old = new;
     Ok(())

@@ -77,6 +77,13 @@ pub static FAMILIES: &[Family] = &[
         samples: |view, out| view.queues(out, |queue| queue.waiting.get()),
     },
     Family {
+        name: "egret_export_overdue",
+        kind: MetricType::Gauge,
+        labels: QUEUE,
+        help: "Of those in flight, requests that take longer than the export's `request-timeout`.",
+        samples: |view, out| view.queues(out, |queue| queue.overdue.get()),
+    },
+    Family {
         name: "egret_export_stopped",
         kind: MetricType::Gauge,
         labels: &["export"],

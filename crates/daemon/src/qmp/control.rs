@@ -331,6 +331,11 @@ impl Control {
             tracing::warn!("{failure}");
             self.announce(&Event::BlockIoError(failure));
         }
+        let timeouts = self.daemon.as_ref().map(Daemon::request_timeouts);
+        for timeout in timeouts.unwrap_or_default() {
+            tracing::warn!("{timeout}");
+            self.announce(&Event::RequestTimeout(timeout));
+        }
     }
 
     fn announce_stalls(&mut self) {

@@ -1,14 +1,14 @@
 //! Events: what happens without having been asked for.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use egret_disk::{Action, Op};
 use egret_export::is_nospace;
 use egret_virtio::scsi::LunAddress;
 use serde_json::{Value, json};
 
-use crate::DiskFailure;
 use crate::watchdog::Stall;
+use crate::{DiskFailure, RequestTimeout};
 
 /// Something that every monitor is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum Event {
     },
     /// A request failed in a disk's engine.
     BlockIoError(DiskFailure),
+    /// Requests take longer than they should.
+    RequestTimeout(RequestTimeout),
     /// A logical unit has gone: its disk is free.
     LunDeleted {
         /// Its export.
@@ -65,6 +67,12 @@ pub(super) const EVENTS: &[(&str, &str, &str)] = &[
         "A logical unit has gone from the export `id`: its requests have ended and its disk is free.",
     ),
     (
+        "EGRET_REQUEST_TIMEOUT",
+        r#"{"id", "requests", "seconds"}"#,
+        "Requests of the export `id` have been in flight for longer than its `request-timeout`, the oldest for `seconds`. \
+         They go on, and nothing more is told before all of them have ended.",
+    ),
+    (
         "SHUTDOWN",
         r#"{"guest": false, "reason"}"#,
         "The daemon ends, because of `quit` (`host-qmp-quit`) or a signal (`host-signal`).",
@@ -94,6 +102,10 @@ impl Event {
             ),
             Self::LunDeleted { id, at, node_name } => {
                 ("EGRET_LUN_DELETED", json!({ "id": id, "target": at.target, "lun": at.lun, "node-name": node_name }))
+            }
+            Self::RequestTimeout(RequestTimeout { export, requests, oldest }) => {
+                let seconds = Duration::from(*oldest).as_secs_f64();
+                ("EGRET_REQUEST_TIMEOUT", json!({ "id": export, "requests": requests, "seconds": seconds }))
             }
             Self::Stall(Stall { id, thread_id, phase, stood, over }) => (
                 if *over { "EGRET_IOTHREAD_RESUMED" } else { "EGRET_IOTHREAD_STALLED" },

@@ -13,6 +13,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::{Able, Backing, Disk, Standing};
+use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
 use crate::error::{OpenCause, OpenError};
 use crate::failure::Failures;
@@ -174,6 +175,7 @@ impl Disk {
             able: Able::everything(),
             throttle: Throttle::default(),
             failures: Failures::default(),
+            blkdebug: Blkdebug::new(&options.blkdebug).map(Box::new),
             lost: OnceLock::new(),
             users: Mutex::default(),
             standing: Arc::new(Standing { size: size.into(), is_active: (!options.allow_inactive).into() }),

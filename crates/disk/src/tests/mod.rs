@@ -301,7 +301,7 @@ impl LoopDevice {
             other => {
                 let why =
                     other.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stderr).trim().to_owned());
-                println!("skipped: a loop device needs losetup and root ({why})");
+                egret_needs::this_test_lacks(format_args!("losetup, and root, for a loop device: {why}"));
                 None
             }
         }

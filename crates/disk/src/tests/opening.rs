@@ -206,7 +206,7 @@ fn qemu_io(path: &Path, extra: &[&str], line: &str) -> Option<(bool, String)> {
     match run {
         Ok(run) => Some((run.status.success(), String::from_utf8_lossy(&run.stderr).into_owned())),
         Err(e) => {
-            println!("skipped: qemu-io: {e}");
+            egret_needs::this_test_lacks(format_args!("qemu-io: {e}"));
             None
         }
     }
@@ -238,7 +238,7 @@ fn an_image_that_qemu_uses_is_refused() {
         .stdout(std::process::Stdio::piped())
         .spawn();
     let Ok(mut qemu) = spawned else {
-        println!("skipped: qemu-io is missing");
+        egret_needs::this_test_lacks("qemu-io");
         return;
     };
     // It answers when it has opened the image.

@@ -67,6 +67,11 @@ impl ThrottledQueue {
         again
     }
 
+    /// Gives all that wait back: the limits do not count them.
+    pub(crate) fn withdraw(mut self, into: &mut Vec<Request>) {
+        self.waiting.iter_mut().for_each(|waiting| into.extend(waiting.drain(..)));
+    }
+
     /// Gives all that wait to `released`, whatever the limits say; they count all the same.
     pub(crate) fn release_all(mut self, released: &mut VecDeque<Request>) {
         let Self { member, id, waiting, asked, .. } = &mut self;

@@ -57,6 +57,15 @@ impl ThrottledSlot {
         true
     }
 
+    /// Gives back all that has not begun.
+    pub(crate) fn withdraw(&mut self) -> Vec<Request> {
+        let mut requests = Vec::from(std::mem::take(&mut self.released));
+        if let Some(queue) = self.queue.take() {
+            queue.withdraw(&mut requests);
+        }
+        requests
+    }
+
     /// Requests wait again.
     pub(crate) fn enable_limits(&mut self) {
         self.limits_disabled = false;

@@ -51,6 +51,8 @@ pub struct Flow {
     pub bytes: f64,
     /// Requests now.
     pub in_flight: u64,
+    /// Whether some of them wait because the export is stopped for an error.
+    pub stopped: bool,
     /// How long requests took, in nanoseconds; `None` if none ended.
     pub p50_ns: Option<u64>,
     pub p99_ns: Option<u64>,
@@ -122,6 +124,7 @@ fn flow(name: &str, before: &Queue, now: &Queue, seconds: f64) -> Flow {
         iops: over(since(sum.requests, then.requests), seconds),
         bytes: over(since(sum.bytes, then.bytes), seconds),
         in_flight: now.in_flight,
+        stopped: now.waiting > 0,
         p50_ns: latency.quantile(0.5),
         p99_ns: latency.quantile(0.99),
         errors: over(since(sum.errors, then.errors), seconds),

@@ -33,7 +33,8 @@ pub fn flow_cells(flow: &Flow) -> [String; FLOWS.len()] {
         flow.iothread.clone(),
         format!("{:.0}", flow.iops),
         format!("{:.1}", flow.bytes / 1e6),
-        flow.in_flight.to_string(),
+        // Which is wider than what stands above it, so that it is seen.
+        if flow.stopped { format!("{} stopped", flow.in_flight) } else { flow.in_flight.to_string() },
         micros(flow.p50_ns),
         micros(flow.p99_ns),
         format!("{:.0}", flow.errors),

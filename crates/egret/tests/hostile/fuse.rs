@@ -3,7 +3,6 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -96,11 +95,7 @@ impl Mounted {
         let folder = tempfile::tempdir().expect("a folder");
         let silent = Silent::default();
         let session = spawn_mount2(silent.clone(), folder.path(), &[MountOption::RW]);
-        let session = session
-            .inspect_err(|error| {
-                let _ = writeln!(io::stderr(), "{test}: skipped, because it needs FUSE: {error}");
-            })
-            .ok()?;
+        let session = session.inspect_err(|error| egret_needs::lacks(test, format_args!("FUSE: {error}"))).ok()?;
         let file = File::options().read(true).write(true).open(folder.path().join("memory")).expect("our own file");
         let share = Share { file, guest: DATA, len: MIB };
         Some(Self { silent, share, _session: ManuallyDrop::new(session), folder })
@@ -139,6 +134,8 @@ fn a_descriptor_that_does_not_answer_holds_up_its_own_session_alone() {
         ("as memory", ADD_MEM_REG, region),
         ("as all memory", SET_MEM_TABLE, table),
         ("as a record", SET_INFLIGHT_FD, inflight(8192, 0, 1, 128)),
+        ("as a log", SET_LOG_BASE, u64s(&[4096, 0])),
+        ("for a device's state", SET_DEVICE_STATE_FD, u32s(&[0, 0])),
         ("to be kicked by", SET_VRING_KICK, which.clone()),
         ("to be called by", SET_VRING_CALL, which),
         ("as the channel", SET_BACKEND_REQ_FD, Vec::new()),

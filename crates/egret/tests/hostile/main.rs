@@ -14,6 +14,7 @@ mod broken;
 mod budgets;
 mod fuse;
 mod log;
+mod migration;
 mod scene;
 mod scsi;
 mod signals;

@@ -280,6 +280,7 @@ impl Attacker {
     }
 
     fn start(&mut self) {
+        let addresses = self.addresses(0);
         let Self { wire, signals, data, control, variant, .. } = self;
         let queue = variant.queue();
         let mut must = |request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]| {
@@ -289,11 +290,10 @@ impl Attacker {
             must(ADD_MEM_REG, &share.message(), &[share.file.as_fd()]);
         }
         let base = if variant.packed { 0x8000_8000 } else { 0 };
-        let at = CONTROL + USER;
         let which = u64s(&[queue.into()]);
         must(SET_VRING_NUM, &u32s(&[queue, SIZE.into()]), &[]);
         must(SET_VRING_BASE, &u32s(&[queue, base]), &[]);
-        must(SET_VRING_ADDR, &[u32s(&[queue, 0]), u64s(&[at, at + USED, at + AVAILABLE, 0])].concat(), &[]);
+        must(SET_VRING_ADDR, &addresses, &[]);
         must(SET_VRING_ERR, &which, &[signals.error.as_fd()]);
         must(SET_VRING_CALL, &which, &[signals.call.as_fd()]);
         match &signals.kick {
@@ -301,6 +301,19 @@ impl Attacker {
             None => must(SET_VRING_KICK, &u64s(&[u64::from(queue) | NO_DESCRIPTOR]), &[]),
         }
         must(SET_VRING_ENABLE, &u32s(&[queue, 1]), &[]);
+    }
+
+    /// The features that it has agreed on.
+    pub fn features(&self) -> u64 {
+        let packed = if self.variant.packed { F_RING_PACKED } else { 0 };
+        F_VERSION_1 | F_INDIRECT_DESC | F_PROTOCOL_FEATURES | packed
+    }
+
+    /// The payload of `SET_VRING_ADDR`. By the same address as the guest has it the used ring is logged, if it is.
+    pub fn addresses(&self, flags: u32) -> Vec<u8> {
+        let at = CONTROL + USER;
+        let places = [at, at + USED, at + AVAILABLE, CONTROL + USED];
+        [u32s(&[self.variant.queue(), flags]), u64s(&places)].concat()
     }
 
     /// The payload of messages that name the queue and nothing else.

@@ -12,8 +12,7 @@ use super::server::Program;
 pub fn has_strace_or_skips(test: &str) -> bool {
     let there = std::process::Command::new("strace").arg("--version").output().is_ok();
     if !there {
-        // Not by `eprintln!`, which the test harness keeps to itself.
-        let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("{test}: skipped, it needs strace\n"));
+        egret_needs::lacks(test, "strace");
     }
     there
 }

@@ -1,7 +1,6 @@
 //! Directories and images that vanish when the test ends, however it ends.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use egret_faultdisk::FaultDisk;
@@ -69,8 +68,7 @@ pub fn is_root() -> bool {
 pub fn is_root_or_skips(test: &str, what: &str) -> bool {
     let root = is_root();
     if !root {
-        // Not by `eprintln!`, which the test harness keeps to itself.
-        let _ = writeln!(io::stderr(), "{test}: skipped, because it needs root {what}");
+        egret_needs::lacks(test, format_args!("root {what}"));
     }
     root
 }

@@ -40,8 +40,8 @@ impl Wire {
         Self { stream }
     }
 
-    /// Connects and agrees on `features` as far as they are offered, on acknowledged messages, memory slots and in-flight
-    /// records.
+    /// Connects and agrees on `features` as far as they are offered, on acknowledged messages, memory slots, in-flight
+    /// records, and what a migration asks for.
     pub fn agree(socket: &Path, features: u64) -> Self {
         let mut wire = Self::connect(socket);
         wire.send(SET_OWNER, &[], &[]).expect("a message");
@@ -53,6 +53,7 @@ impl Wire {
             | protocol_feature::CONFIG
             | protocol_feature::INFLIGHT_SHMFD
             | protocol_feature::LOG_SHMFD
+            | protocol_feature::DEVICE_STATE
             | protocol_feature::CONFIGURE_MEM_SLOTS;
         wire.send(SET_PROTOCOL_FEATURES, &u64s(&[protocol & wanted]), &[]).expect("a message");
         wire

@@ -20,7 +20,7 @@ use egret_event_loop::{Nanos, Turn};
 use egret_virtio::DiskKey;
 use egret_vring::memory::Buffers;
 
-use super::{Kickless, Phase, Worker};
+use super::{Leave, Phase, Worker};
 use crate::errors::IoStatus;
 
 /// How often a queue tries whether there is space again.
@@ -33,7 +33,7 @@ pub(super) struct Stopped {
     /// the export is stopped it is not.
     pub(super) is: bool,
     /// The queue is drained for good.
-    pub(super) leaving: bool,
+    pub(super) leaving: Option<Leave>,
     /// Requests that failed.
     failed: Vec<Kept>,
     /// Requests that came meanwhile.
@@ -47,6 +47,15 @@ pub(super) struct Stopped {
 type Kept = (DiskKey, Request<Buffers>);
 
 impl Stopped {
+    /// By head, whether its request is kept.
+    pub(super) fn kept_heads(&self, size: u16) -> Vec<bool> {
+        let mut kept = vec![false; size.into()];
+        for (_, request) in self.failed.iter().chain(&self.new) {
+            kept[usize::from(request.token.slot())] = true;
+        }
+        kept
+    }
+
     fn len(&self) -> usize {
         self.failed.len() + self.new.len()
     }
@@ -115,10 +124,28 @@ impl Worker {
 
     /// Whether requests that fail are for the guest, whatever was asked for: nobody comes who could try them again. That
     /// is so without a record, and where what is written is logged: then the guest moves to a machine that is not
-    /// given the record.
+    /// given the record, unless it is said to be.
     pub(super) fn gives_up(&self) -> bool {
-        let is_kept = self.queue.has_record() && self.queue.memory().log().is_none();
-        self.phase == Phase::Broken || self.stopped.leaving && !is_kept
+        let is_lost = |leave| match leave {
+            Leave::Nothing => !self.queue.has_record() || self.queue.memory().log().is_some(),
+            Leave::NotBegun => !self.queue.has_record(),
+        };
+        self.phase == Phase::Broken || self.stopped.leaving.is_some_and(is_lost)
+    }
+
+    /// Keeps what no engine has begun, and what is to come: all of it is left to the record.
+    pub(super) fn withdraw(&mut self, engines: &mut EngineSet) {
+        self.stopped.is = true;
+        for key in (0..self.disks.slots.len() as u32).map(DiskKey) {
+            let Some(slot) = self.disks.slot(key) else { continue };
+            for Request { op, offset, len, buffers, token } in engines.withdraw(slot) {
+                let buffers = self.queue.take_back(buffers);
+                self.stopped.new.push((key, Request { op, offset, len, buffers, token }));
+            }
+        }
+        let follow_ups = mem::take(&mut self.follow_ups);
+        self.stopped.new.extend(follow_ups);
+        self.count_kept();
     }
 
     /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one
@@ -155,8 +182,8 @@ impl Worker {
             self.push_again(engines, key, request, turn.now());
             self.stopped.is = true;
             self.count_kept();
-        } else if self.fds.kick.is_some() || self.info.kickless == Kickless::Busy {
-            turn.set_timer(self.stopped.probe_at);
+        } else {
+            self.wake_at(turn, self.stopped.probe_at);
         }
     }
 

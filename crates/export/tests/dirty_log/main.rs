@@ -1,12 +1,14 @@
 //! Every page that a device writes is in its front-end's dirty log, and no other: by comparison of all of the guest's
 //! memory, of each device, layout and engine.
 
+mod left;
 #[path = "../peer/mod.rs"]
 mod peer;
 mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use egret_virtio::scsi::{LunAddress, ScsiConfig};
 use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Piece;
 
-use peer::IoThread;
+use peer::{CHECK_DEVICE_STATE, IoThread, SET_DEVICE_STATE_FD, words};
 use vm::*;
 
 const MIB: u64 = 1 << 20;
@@ -282,6 +284,31 @@ fn a_guest_that_is_copied_under_load_by_its_log_is_what_it_was_when_its_rings_st
             assert_eq!(differ.collect::<Vec<_>>(), [0; 0]);
         }
     }
+}
+
+#[test]
+fn a_device_whose_rings_run_has_no_state_to_give_and_takes_none() {
+    let io = IoThread::start();
+    let image = image();
+    let (ours, _export) = blk(&io, disks(image.path()).remove(0).1);
+    let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: true, size: 16 });
+    let (pipe, _reader) = UnixStream::pair().unwrap();
+    let ask = |vm: &mut Vm, direction: u32| {
+        vm.peer.say(SET_DEVICE_STATE_FD, 0, &words(&[direction, 0]), &[pipe.as_fd()]);
+        let (answer, fd) = vm.peer.hear_with().unwrap();
+        (answer, fd.is_some())
+    };
+    for direction in [0, 1] {
+        assert_eq!(ask(&mut vm, direction), (0x101, false), "it failed, and there is no descriptor");
+        assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 1);
+    }
+    vm.stop();
+    assert_eq!(ask(&mut vm, 1), (0, true));
+    vm.start_again(0);
+    assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 1, "they run again");
+    vm.stop();
+    assert_eq!(ask(&mut vm, 0), (0, true));
+    assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 0);
 }
 
 #[test]

@@ -108,6 +108,11 @@ pub struct Vm {
 
 impl Vm {
     pub fn boot(stream: UnixStream, shape: Rings) -> Self {
+        Self::boot_recorded(stream, shape, None)
+    }
+
+    /// One with a record of what is in flight.
+    pub fn boot_recorded(stream: UnixStream, shape: Rings, record: Option<&Region>) -> Self {
         let mut peer = Peer(stream);
         let mut features = peer.ask_u64(GET_FEATURES) & !F_LOG_ALL;
         if !shape.packed {
@@ -120,6 +125,10 @@ impl Vm {
         let protocol = peer.ask_u64(GET_PROTOCOL_FEATURES);
         peer.say(SET_PROTOCOL_FEATURES, 0, &protocol.to_ne_bytes(), &[]);
         let queues = peer.ask_u64(GET_QUEUE_NUM);
+        if let Some(Region { size, file, .. }) = record {
+            let message = longs(&[*size, 0, u64::from(shape.size) << 16 | queues]);
+            peer.say(SET_INFLIGHT_FD, 0, &message, &[file.as_fd()]);
+        }
         let region = |at, size| {
             let region = Region::anonymous(at, size).unwrap();
             let file = region.file.try_clone().unwrap();
@@ -224,6 +233,13 @@ impl Vm {
     pub fn stop_logging(&mut self) {
         self.set_features(self.features);
         (0..self.queues()).for_each(|index| self.address(index, None));
+    }
+
+    /// Has a ring that was stopped go on.
+    pub fn start_again(&mut self, index: u32) {
+        let name = longs(&[index.into()]);
+        self.peer.say(SET_VRING_KICK, NEED_REPLY, &name, &[self.rings[index as usize].kick.as_fd()]);
+        assert_eq!(self.peer.hear(), Some(longs(&[0])));
     }
 
     /// Waits until each queue's loop has come past what it was at.

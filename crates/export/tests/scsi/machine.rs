@@ -228,7 +228,7 @@ pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (Unix
         device: ScsiConfig { num_queues, queue_size: 128 },
         luns: vec![(FIRST, unit("first"), disk)],
         kickless: Kickless::default(),
-        errors: ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop },
+        errors: ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout: None },
         memory: MemoryRules::default(),
     };
     let loops = io.iter().map(|io| io.0.clone()).collect();

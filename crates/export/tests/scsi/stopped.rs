@@ -75,7 +75,10 @@ fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_
         export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
         assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 3));
         assert_eq!(ask(&mut machine, function), 0);
-        assert_eq!(responses(&mut machine), [ended; 4]);
+        let [rest @ .., read] = responses(&mut machine);
+        assert_eq!(rest, [ended; 3]);
+        // The other queue may have gone on, and have read, before it is told.
+        assert!([0, ended].contains(&read), "{read}");
         assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
         assert_eq!(ask(&mut machine, QUERY_TASK_SET), 0);
     }

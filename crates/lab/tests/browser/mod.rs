@@ -22,15 +22,12 @@ pub struct Browser {
     _profile: TempDir,
 }
 
-/// The browser that is installed, if one is. With `CI=true` one has to be.
+/// The browser that is installed, if one is.
 pub fn installed() -> Option<&'static str> {
-    let found = PROGRAMS.into_iter().find(|name| {
+    PROGRAMS.into_iter().find(|name| {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&directories).any(|directory| directory.join(name).is_file())
-    });
-    let must = std::env::var("CI").is_ok_and(|value| value == "true");
-    assert!(found.is_some() || !must, "no Chromium: scripts/install-test-deps brings it");
-    found
+    })
 }
 
 impl Browser {

@@ -22,6 +22,16 @@ fn three(config: LunConfig) -> (Rig, [Arc<Nexus>; 3]) {
     (rig, nexuses)
 }
 
+/// SPC-5, registering: REGISTER wants the key that is there, REGISTER AND IGNORE EXISTING KEY does not.
+#[test]
+fn a_register_with_another_key_than_the_registered_one_conflicts_and_one_that_ignores_it_does_not() {
+    let (mut rig, [a, ..]) = three(config());
+    assert_eq!(out(&mut rig, &a, REGISTER, 0, 7, 8).status, Status::ReservationConflict);
+    assert_eq!(read(&mut rig, 0)[8..16], 1_u64.to_be_bytes());
+    out(&mut rig, &a, 6, 0, 7, 8).good();
+    assert_eq!(read(&mut rig, 0)[8..16], 8_u64.to_be_bytes());
+}
+
 /// SPC-5, READ KEYS service action.
 #[test]
 fn read_keys_returns_generation_and_keys_as_far_as_there_is_room() {

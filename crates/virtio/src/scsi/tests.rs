@@ -2,6 +2,7 @@
 
 mod hostile;
 mod managed;
+mod moved;
 mod scratch;
 mod shared;
 mod told;

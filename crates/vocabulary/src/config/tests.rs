@@ -134,6 +134,34 @@ fn two_writers_of_one_disk_are_allowed_with_a_warning() {
 }
 
 #[test]
+fn exports_of_one_disk_agree_on_when_it_is_locked() {
+    let e1 = "id=e1,node-name=d0,addr.type=unix,addr.path=/b";
+    let [e0, both] = [EXPORT, e1].map(|export| format!("{export},allow-inactive=on"));
+    assert_eq!(
+        error(&[], &[NULL], &[&e0, e1]),
+        "export 'e0': allow-inactive=on, and export 'e1' of blockdev 'd0' has off: all exports of one blockdev have the \
+         same"
+    );
+    assert_eq!(config(&[], &[NULL], &[&e0, &both]).unwrap().warnings(), Vec::<String>::new());
+}
+
+#[test]
+fn a_disk_that_two_hosts_may_have_is_warned_of_if_it_is_cached() {
+    let export = format!("{EXPORT},allow-inactive=on");
+    let warnings = |disk: &str| config(&[], &[disk], &[&export]).unwrap().warnings();
+    let cached = "raw,node-name=d0,file.driver=file,file.filename=/x";
+    assert_eq!(
+        warnings(cached),
+        [
+            "export 'e0': allow-inactive=on, and blockdev 'd0' has cache.direct=off: two hosts agree on what is in the image \
+          for certain only with cache.direct=on"
+        ]
+    );
+    assert_eq!(warnings(&format!("{cached},cache.direct=on")), Vec::<String>::new());
+    assert_eq!(config(&[], &[cached], &[EXPORT]).unwrap().warnings(), Vec::<String>::new());
+}
+
+#[test]
 fn an_inline_child_takes_what_it_leaves_unset_and_a_named_one_does_not() {
     let outer = "cache.direct=on,cache.no-flush=on,discard=unmap,auto-read-only=off";
     let inline = format!("raw,node-name=i,{outer},file.driver=file,file.filename=x,file.node-name=below");

@@ -8,7 +8,7 @@ use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::{object, with_defaults};
 use super::words::{as_word, words};
-use crate::{options, variants};
+use crate::{choices, options, variants};
 
 /// Longest `node-name`, in bytes: QEMU's.
 pub(super) const LONGEST_NODE_NAME: usize = 31;
@@ -75,6 +75,8 @@ variants! {
         "null-aio" => NullAio(Null);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
+        /// The disk below, with errors that are injected on purpose.
+        "blkdebug" => Blkdebug(Blkdebug);
     }
     foreign FOREIGN_DRIVERS, because "Egret serves raw files and block devices"
 }
@@ -120,6 +122,109 @@ options! {
     }
 }
 
+options! {
+    /// Errors that are injected on purpose, over another disk.
+    pub struct Blkdebug {
+        /// The disk below: a node-name, or a blockdev of its own (`image.driver=...,image.filename=...`).
+        image: Child, ValueType::Child(LONGEST_NODE_NAME, || &SHAPE);
+        /// Errors to inject (`inject-error.0.event=none,inject-error.0.iotype=write,inject-error.0.errno=28`).
+        inject_error: Vec<InjectError>, ValueType::List(&INJECT_ERROR), unset "none";
+        /// Changes of the state (`set-state.0.event=flush_to_disk,set-state.0.new-state=2`), which is 1 at first.
+        set_state: Vec<SetState>, ValueType::List(&SET_STATE), unset "none";
+    }
+}
+
+options! {
+    /// An error to be injected.
+    #[derive(Copy)]
+    pub struct InjectError {
+        /// What makes it active, from then on; `none` is so from the beginning.
+        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        /// The state in which the event does that.
+        state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
+        /// Which requests it is for.
+        iotype: Option<IoType>, ValueType::Word(IoType::words), unset "all";
+        /// The error, by its number: 5 is EIO, and 28 ENOSPC.
+        errno: u16, ValueType::Number(1, 4095, ""), default 5;
+        /// The sector of 512 bytes that a request must touch.
+        sector: Option<u64>, ValueType::Number(0, LARGEST_DISK / 512, ""), unset "any";
+        /// Inject it once, and never again.
+        once: bool, ValueType::Flag, default "off";
+    }
+}
+
+options! {
+    /// A change of the state.
+    #[derive(Copy)]
+    pub struct SetState {
+        /// What brings it about.
+        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        /// The state in which it does.
+        state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
+        /// The state from then on.
+        new_state: u32, ValueType::Number(0, u32::MAX as u64, "");
+    }
+}
+
+choices! {
+    /// What QEMU's `blkdebug` is told of, as far as a raw disk does it.
+    pub enum DebugEvent {
+        /// Nothing: from the beginning.
+        "none" => None;
+        /// A read begins.
+        "read_aio" => ReadAio;
+        /// A write begins.
+        "write_aio" => WriteAio;
+        /// Likewise, one layer above.
+        "pwritev" => Pwritev;
+        /// A write of zeroes begins.
+        "pwritev_zero" => PwritevZero;
+        /// A flush begins.
+        "flush_to_os" => FlushToOs;
+        /// A flush reaches the disk.
+        "flush_to_disk" => FlushToDisk;
+    }
+}
+
+choices! {
+    /// What a request does.
+    pub enum IoType {
+        /// It reads.
+        "read" => Read;
+        /// It writes.
+        "write" => Write;
+        /// It writes zeroes.
+        "write-zeroes" => WriteZeroes;
+        /// It discards.
+        "discard" => Discard;
+        /// It flushes.
+        "flush" => Flush;
+    }
+}
+
+static INJECT_ERROR: Shape = Shape::of(InjectError::KEYS);
+static SET_STATE: Shape = Shape::of(SetState::KEYS);
+
+impl Driver {
+    /// The blockdev below, and the key that says which it is; `None` for a disk of its own.
+    pub const fn child(&self) -> Option<(&'static str, &Child)> {
+        match self {
+            Self::Raw(Raw { file }) => Some(("file", file)),
+            Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+        }
+    }
+
+    /// As [`child`](Self::child), to be changed.
+    pub const fn child_mut(&mut self) -> Option<(&'static str, &mut Child)> {
+        match self {
+            Self::Raw(Raw { file }) => Some(("file", file)),
+            Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+        }
+    }
+}
+
 /// A disk below another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -162,7 +267,6 @@ static CACHE: Shape = Shape::of(Cache::KEYS);
 
 /// QEMU's other drivers.
 const FOREIGN_DRIVERS: &[&str] = &[
-    "blkdebug",
     "blklogwrites",
     "blkreplay",
     "blkverify",
@@ -227,9 +331,9 @@ impl Blockdev {
 
     /// The name of the blockdev that this one lies over, if that was made elsewhere.
     pub fn child_name(&self) -> Option<&str> {
-        match &self.driver {
-            Driver::Raw(Raw { file: Child::Node(name) }) => Some(name),
-            _ => None,
+        match self.driver.child()? {
+            (_, Child::Node(name)) => Some(name),
+            (_, Child::Inline(_)) => None,
         }
     }
 }
@@ -252,9 +356,9 @@ impl Blockdev {
 
     /// The blockdev below that is written inside this one.
     pub fn inline_child(&self) -> Option<&Self> {
-        match &self.driver {
-            Driver::Raw(Raw { file: Child::Inline(child) }) => Some(child),
-            _ => None,
+        match self.driver.child()? {
+            (_, Child::Inline(child)) => Some(child),
+            (_, Child::Node(_)) => None,
         }
     }
 

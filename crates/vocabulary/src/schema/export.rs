@@ -27,6 +27,8 @@ const SMALLEST_QUEUE: u64 = 4;
 const LARGEST_QUEUE: u64 = 1024;
 const SMALLEST_BLOCK: u64 = 512;
 const LARGEST_BLOCK: u64 = 2 << 20;
+/// A day.
+const MOST_SECONDS: u64 = 86400;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
 const LONGEST_SERIAL: usize = 20;
 
@@ -62,6 +64,9 @@ options! {
         rerror: OnError, ValueType::Word(OnError::words), default OnError::Report;
         /// Likewise when a write, a flush, a discard or a write of zeroes fails.
         werror: OnError, ValueType::Word(OnError::words), default OnError::Report;
+        /// How long a request may be in flight, in seconds, before the log and monitors are told (EGRET_REQUEST_TIMEOUT):
+        /// once for as long as there are such requests. They go on. Egret's own.
+        request_timeout: Option<u32>, ValueType::Number(1, MOST_SECONDS, "seconds"), unset "nobody is told";
         /// Request queues.
         num_queues: u16, ValueType::Number(1, MOST_QUEUES, "queues"), default 1;
         /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A

@@ -34,7 +34,10 @@ mod tests;
 
 pub use access::{Access, Mode};
 pub use add_fd::AddFd;
-pub use blockdev::{Blockdev, Cache, Child, Driver, FdSetNumber, Image, LARGEST_FD_SET, Null, Raw, fd_set_number};
+pub use blockdev::{
+    Blkdebug, Blockdev, Cache, Child, DebugEvent, Driver, FdSetNumber, Image, InjectError, IoType, LARGEST_FD_SET,
+    Null, Raw, SetState, fd_set_number,
+};
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub use export::{

@@ -25,18 +25,21 @@ fn iothread(text: &str) -> Result<IoThread, ObjectError> {
 }
 
 /// What `$kind` is in the reference, and an object of that kind that sets every key it can.
-const FULL: [&str; 4] = [
+const FULL: [&str; 5] = [
     "file,node-name=d0,filename=/d,aio=native,aio-max-batch=4,locking=off,cache.direct=on,cache.no-flush=on,\
      read-only=on,auto-read-only=off,discard=unmap,detect-zeroes=unmap",
     "null-aio,node-name=n0,size=64K,latency-ns=10000,read-zeroes=on",
     "raw,node-name=r0,file=d0",
+    "blkdebug,node-name=b0,image=d0,inject-error.0.event=write_aio,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
+     inject-error.0.errno=28,inject-error.0.sector=7,inject-error.0.once=on,inject-error.1.event=none,\
+     set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new-state=2",
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
 
 const FULL_EXPORT: [&str; 4] = [
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,writable=on,writethrough=yes,\
      logical-block-size=4k,num-queues=3,queue-size=256,serial=abc,fixed-iothread=off,\
-     memory-max=1.5G,memory-files=any,iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
+     memory-max=1.5G,memory-files=any,rerror=ignore,werror=stop,request-timeout=30,iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
      iothread-vq-mapping.1.iothread=b,iothread-vq-mapping.1.vqs.0=1",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=fd,addr.str=3,iothread=a",
     "vhost-user-scsi,id=e0,addr.type=fd,addr.str=3,num-queues=2,luns.0.lun=0,luns.0.node-name=d0,luns.1.lun=16383,\
@@ -72,7 +75,7 @@ fn every_object_survives_the_way_through_json() {
     for text in FULL_EXPORT {
         there_and_back::<Export>(text);
     }
-    let nested = there_and_back::<Blockdev>(FULL[3]);
+    let nested = there_and_back::<Blockdev>(FULL[4]);
     assert_eq!(
         nested["file"],
         json!({"driver": "host_device", "filename": "/dev/x", "aio": "threads", "aio-max-batch": 0, "locking": "auto",
@@ -115,7 +118,7 @@ fn the_tables_and_the_structs_have_the_same_keys() {
         assert_eq!(have, want);
     }
     check::<IoThread>(&FULL_IOTHREAD);
-    check::<Blockdev>(&FULL[..3]);
+    check::<Blockdev>(&FULL[..4]);
     check::<Export>(&FULL_EXPORT);
 }
 
@@ -222,7 +225,10 @@ fn an_unknown_key_names_the_nearest_known_one() {
         ),
         ("file,node-name=d", "blockdev 'd': filename is missing"),
         ("node-name=d", "blockdev 'd': driver is missing"),
-        ("flie,node-name=d", "blockdev 'd': driver must be file, host_device, null-co, null-aio or raw, got 'flie'"),
+        (
+            "flie,node-name=d",
+            "blockdev 'd': driver must be file, host_device, null-co, null-aio, raw or blkdebug, got 'flie'",
+        ),
         (
             "raw,node-name=d,file.driver=file,file.filname=x",
             "blockdev 'd': unknown key 'file.filname'; did you mean 'filename'?",

@@ -264,7 +264,7 @@ fn huge_pages_that_are_gone_are_replaced_like_others() {
     use rustix::fs::{MemfdFlags, memfd_create};
     const HUGE: u64 = 2 << 20;
     let Ok(file) = memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB) else {
-        eprintln!("skipped: the kernel has no hugetlbfs");
+        egret_needs::this_test_lacks("a kernel with hugetlbfs");
         return;
     };
     rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
@@ -436,7 +436,7 @@ fn what_lives_in_the_kernels_memory_is_guest_memory_and_other_files_only_where_t
             file.set_len(PAGE).unwrap();
             shared.with(of(file)).unwrap();
         }
-        Err(e) => eprintln!("tmpfs is skipped: {e}"),
+        Err(e) => egret_needs::this_test_lacks(format_args!("a tmpfs at /dev/shm: {e}")),
     }
     let devices = ["/dev/zero", "/dev/null", "/proc/self/exe", "/proc/self/mem"];
     for file in devices.map(|path| fs::File::open(path).unwrap()).into_iter().chain(file_on_disk()) {

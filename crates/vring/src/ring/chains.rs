@@ -19,6 +19,10 @@ impl Chains {
         self.count
     }
 
+    pub(super) fn is_in_flight(&self, head: u16) -> bool {
+        self.taken.get(usize::from(head)).is_some_and(|taken| *taken > 0)
+    }
+
     /// The chain at `head`, which is less than the queue's size, takes `taken` descriptors: one at least.
     #[inline]
     pub(super) fn begin(&mut self, head: u16, taken: u16) -> Result<(), RingError> {

@@ -147,6 +147,11 @@ impl Queue {
         self.chains.count()
     }
 
+    /// Whether the chain at `head` was popped and not used yet.
+    pub fn is_in_flight(&self, head: u16) -> bool {
+        self.chains.is_in_flight(head)
+    }
+
     /// What broke the queue. It stays broken: it pops no more, but takes used chains.
     pub fn broken(&self) -> Option<RingError> {
         self.broken

@@ -1,0 +1,28 @@
+//! What a test needs and this machine may not have: root, a program, a device.
+//!
+//! One rule for all tests: a user who lacks something reads which tests were left out, and why; continuous integration,
+//! where nobody reads what a test that passes has to say, fails.
+
+#![forbid(unsafe_code)]
+
+use std::fmt::Display;
+use std::io::Write as _;
+
+/// Says that `test` is left out, because it needs something: `root for a loop device`, `strace`.
+///
+/// # Panics
+/// Where `CI` is set.
+pub fn lacks(test: &str, what: impl Display) {
+    let line = format!("{test}: skipped: it needs {what}");
+    assert!(std::env::var_os("CI").is_none(), "{line}");
+    // Not by `eprintln!`, which the test harness keeps to itself.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// [`lacks`], of the test that this thread runs.
+///
+/// # Panics
+/// As [`lacks`].
+pub fn this_test_lacks(what: impl Display) {
+    lacks(std::thread::current().name().unwrap_or("a test"), what);
+}

@@ -1,0 +1,63 @@
+//! A device that goes on in the place of another.
+
+use egret_scsi::Attention;
+use proptest::prelude::*;
+
+use super::*;
+use crate::StateError;
+
+/// Another of the same kind, at the other end of a migration.
+fn twin() -> Arc<Scsi> {
+    let scsi = Scsi::new(ScsiConfig { num_queues: 2, queue_size: 64 }, "twin").unwrap();
+    for address in [FIRST, FAR] {
+        scsi.add(scsi.prepare(address, unit()).unwrap()).unwrap();
+    }
+    scsi
+}
+
+#[test]
+fn a_driver_that_moves_is_told_what_it_was_not_told_yet_and_finds_the_sizes_that_it_has_chosen() {
+    let (from, to) = (device(), twin());
+    from.write_config(config::SENSE_SIZE, &32u32.to_le_bytes()).unwrap();
+    from.lun(FAR).unwrap().nexus.attend(Attention::ModeChanged);
+    from.events.raise(Event { address: FAR, what: What::Resized });
+    let state = from.save();
+    to.load(&state).unwrap();
+    assert_eq!(to.sense_size.load(Ordering::Relaxed), 32);
+    // Which events they were is not known any more; that there were some is.
+    assert_eq!(to.events.len(), 1);
+    // The same again: a driver that moves back finds everything.
+    assert_eq!(to.save(), state);
+}
+
+#[test]
+fn a_state_of_units_that_are_not_here_is_refused_and_changes_nothing() {
+    let (from, to) = (device(), twin());
+    from.write_config(config::SENSE_SIZE, &32u32.to_le_bytes()).unwrap();
+    to.remove(FAR).unwrap();
+    let before = to.save();
+    assert_eq!(to.load(&from.save()), Err(StateError::Invalid("target 9, lun 300 is not here".to_owned())));
+    assert_eq!(to.save(), before);
+    let mut future = from.save();
+    future[8] = 2;
+    assert_eq!(to.load(&future), Err(StateError::Version(2)));
+    // One of virtio-blk.
+    let mut other = from.save();
+    other[10] = 2;
+    assert_eq!(to.load(&other), Err(StateError::Device { found: 2, expected: 8 }));
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_taken_for_a_state_is_one(at in 0..104usize, byte: u8, cut in 0..105usize) {
+        let (from, to) = (device(), twin());
+        let mut state = from.save();
+        prop_assert_eq!(state.len(), 104);
+        state[at] = byte;
+        state.truncate(cut.max(1));
+        if to.load(&state).is_ok() {
+            // What is not a number of ours: another order of the units, or one of them twice.
+            prop_assert_eq!(to.save().len(), state.len());
+        }
+    }
+}
