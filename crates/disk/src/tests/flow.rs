@@ -1,5 +1,9 @@
 //! How requests go through the engines: batches, limits, attaching and detaching, announcements.
 
+use std::os::fd::AsRawFd;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
 use super::*;
 
 fn null(latency: Nanos, read_zeroes: bool) -> Options {
@@ -198,4 +202,29 @@ fn a_null_disk_completes_when_its_latency_is_over() {
     rig.engines.reap(Nanos(9000), &mut |c| done.push(c.completion.token.0));
     assert_eq!(done, [early, late]);
     assert_eq!((rig.engines.deadline(), rig.engines.in_flight()), (None, 0));
+}
+
+#[test]
+fn a_request_that_failed_comes_back_as_it_was_asked_for_and_one_that_makes_no_sense_does_not() {
+    const MIB: u64 = 1 << 20;
+    let file = memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, MIB).unwrap();
+    fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
+    let filename = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+    let options =
+        Options { detect_zeroes: crate::DetectZeroes::On, ..Options::new("sealed", Driver::File { filename }) };
+    for aio in [Aio::Threads, Aio::IoUring] {
+        let mut rig = Rig::new(&Options { aio, ..options.clone() });
+        let zeroes = Op::WriteZeroes { unmap: false, fua: true };
+        let asked = [(Op::Write { fua: true }, 7), (Op::Write { fua: true }, 0), (Op::Write { fua: false }, 7)];
+        for (op, byte) in asked {
+            let token = rig.push(op, 4096, 4096, Some(Memory::new(4096, 0).filled(&[byte; 4096])));
+            assert_eq!(rig.finish(token).0, Err(Errno::PERM));
+        }
+        assert_eq!(rig.run(zeroes, 4096, 4096), Err(Errno::PERM));
+        assert_eq!(rig.run(zeroes, 2 * MIB, 4096), Err(Errno::INVAL));
+        let failed = rig.failed.iter().map(|failed| (failed.op, failed.offset, failed.len, failed.errno));
+        let all = asked.map(|(op, _)| op).into_iter().chain([zeroes]);
+        assert!(failed.eq(all.map(|op| (op, 4096, 4096, Errno::PERM))), "{aio}: {:?}", rig.failed);
+    }
 }

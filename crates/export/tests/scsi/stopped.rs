@@ -1,16 +1,18 @@
 //! Commands that wait because a disk fails: they end when they are aborted, tried again, or nobody could do either.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{Disk, Driver, Options};
 use egret_export::{DiskSwap, Export, IoStatus, reopen};
+use egret_vring::memory::Region;
+use egret_vring::ring::InflightConfig;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, words};
+use crate::peer::{GET_VRING_BASE, SET_INFLIGHT_FD, longs, words};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads};
 
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -129,4 +131,31 @@ fn a_unit_that_is_taken_away_is_not_waited_for() {
     export.remove_lun(FIRST).unwrap().wait();
     assert_eq!(responses(&mut machine), [0; 4]);
     assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
+}
+
+#[test]
+fn what_a_record_keeps_holds_up_no_command_of_another_queue_and_goes_on_when_its_queue_does() {
+    let io = two_threads();
+    let ((sick, _), (well, _file)) = (memory_disk(false), memory_disk(true));
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, Arc::clone(&sick));
+    let mut machine = Machine::new(ours, Layout::Split);
+    let record = Region::anonymous(0, InflightConfig { queues: 4, queue_size: 16, packed: false }.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
+    machine.start_rings();
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    stopped(&mut machine, &export);
+    machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
+    assert!(!machine.rings[REQUESTS as usize].driver.has_used(), "nobody is told");
+    // The others go on, and the same error stops the first of them.
+    await_kept(&export, 1);
+    reopen(&[&export], &[DiskSwap { old: sick, new: well }]).unwrap();
+    export.errors().resume();
+    for _ in 0..3 {
+        machine.reap(ELSEWHERE);
+    }
+    assert_eq!([0, 1, 2].map(|place| response(&machine, ELSEWHERE, place)), [0; 3]);
+    machine.rings[REQUESTS as usize].kick();
+    assert_eq!(machine.start_ring(REQUESTS), Some(0));
+    machine.reap(REQUESTS);
+    assert_eq!(response(&machine, REQUESTS, 0), 0);
 }
