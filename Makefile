@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test test-release mutants soak bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
+.PHONY: build demo test test-release mutants soak soak-at-random bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -23,11 +23,17 @@ guest: deps
 	scripts/make-apps
 
 # What takes too long for every change: six thousand losses of power and ends of the daemon, and thirty thousand
-# migrations, in some minutes each.
+# migrations, in some minutes each; and then a soak for HOURS=1.
 soak: guest
 	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
 	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
 	EGRET_MIGRATIONS=20 $(CARGO) test --locked -p egret --test migration guests::
+	$(MAKE) soak-at-random
+
+# Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did.
+soak-at-random:
+	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') \
+	$(CARGO) test --locked -p egret --test soak -- --nocapture
 
 test: guest
 	$(CARGO) test --locked --workspace --no-fail-fast

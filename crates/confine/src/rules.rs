@@ -343,7 +343,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_ioctl, &[Session], "a peer that does not read", "TIOCOUTQ", int(1, libc::TIOCOUTQ as i64)),
     call!(SYS_fstat, &[Session], "what a peer's memory is"),
     call!(SYS_fadvise64, &[Session], "an image that others have written to"),
-    call!(SYS_memfd_create, &[Session], "the record of requests in flight"),
+    call!(SYS_memfd_create, &[Session], "the record of requests in flight, the state of a device"),
     call!(
         SYS_ftruncate,
         &[Session, Control, Reservations],

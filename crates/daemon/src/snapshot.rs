@@ -39,10 +39,12 @@ pub struct IoThread {
     pub window_ns: u64,
     /// How long all waits together were allowed to spin, each counted as at most a second.
     pub window_sum_ns: u64,
-    /// Waits that were not to spin at all.
-    pub windows_zero: u64,
-    /// Waits that were allowed at least 7/8 of the longest that they may spin.
-    pub windows_near_max: u64,
+    /// Times that the interval of a source, or a window, started over from nothing (QEMU's policies).
+    pub windows_reset: u64,
+    /// Time during which waits were allowed at least 7/8 of the longest that they may spin.
+    pub window_near_max_ns: u64,
+    /// All time, from the first wait to the last.
+    pub elapsed_ns: u64,
     /// Turns of its loop.
     pub turns: u64,
     /// Times there was nothing to do.
@@ -193,8 +195,9 @@ impl IoThread {
             poll_max_ns: object.parameters().max_for(object.policy()).0,
             window_ns: stats.window.0,
             window_sum_ns: stats.window_sum.0,
-            windows_zero: stats.window_zero,
-            windows_near_max: stats.window_near_max,
+            windows_reset: stats.resets,
+            window_near_max_ns: stats.near_max.0,
+            elapsed_ns: stats.elapsed.0,
             turns,
             waits,
             hits,

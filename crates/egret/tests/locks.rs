@@ -12,14 +12,14 @@ use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
 
 use support::PATIENCE;
-use support::await_that;
 use support::disk::Disk;
 use support::fate::Fate;
-use support::guest::Guest;
+use support::guest::{Guest, REGION, Region};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
-use support::wire::{SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+use support::wire::{ADD_MEM_REG, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
+use support::{await_some, await_that};
 
 const MIB: u64 = 1 << 20;
 
@@ -128,6 +128,27 @@ fn a_guest_that_comes_too_early_waits_until_the_other_one_s_rings_are_disabled()
 }
 
 #[test]
+fn a_guest_keeps_its_image_when_its_memory_or_a_descriptor_changes() {
+    let scratch = Scratch::new();
+    let image = scratch.image("disk", 16 * MIB);
+    let export =
+        |options: Options| options.export("e0", "d0", &scratch.path("here-e0"), "writable=on,allow-inactive=on");
+    // It says so when it cannot let go of the image.
+    let broken = Program::egret().with(Fate::fails(libc::SYS_fdatasync, libc::EIO));
+    let here = Host::start_as(&scratch, "here", &image, &broken, export);
+    let mut guest = Guest::boot(&here.socket);
+    let more = Region::new(0x8000_0000);
+    let message = more.message(REGION);
+    assert_eq!(guest.wire.order(ADD_MEM_REG, &message, &[more.memory.as_fd()]).expect("an answer"), 0);
+    assert_eq!(guest.wire.order(REM_MEM_REG, &message, &[]).expect("an answer"), 0);
+    assert!(guest.try_kick_anew());
+    guest.read_honestly();
+    assert_eq!(here.server.complaints(), Vec::<String>::new());
+    guest.stop();
+    await_that("it to let go, or to say so", || !here.server.complaints().is_empty());
+}
+
+#[test]
 fn a_daemon_that_is_told_to_end_or_killed_leaves_the_image_to_the_other() {
     let scratch = Scratch::new();
     for kill in [false, true] {
@@ -155,7 +176,7 @@ fn an_image_whose_last_writes_could_not_be_written_out_is_left_to_nobody() {
     let mut guest = Guest::boot(&here.socket);
     guest.stop();
     assert!(here.is_active());
-    let said = here.server.complaints();
+    let said = await_some("a line in the log", || Some(here.server.complaints()).filter(|said| !said.is_empty()));
     assert!(said[0].contains("blockdev 'd0' stays locked: the last flush failed"), "{said:?}");
     there.refuses_a_guest();
     assert!(guest.try_start(), "who has it goes on");

@@ -22,6 +22,10 @@ use support::server::{Options, Program, Server};
 
 const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
+/// Of a block.
+const SECTORS: usize = BLOCK as usize / SECTOR;
+/// Memory of a request: what COMPARE AND WRITE compares, and what it writes.
+const SLOT: u64 = 2 * BLOCK;
 const BLOCKS: usize = 64;
 /// Requests at a time.
 const BATCH: usize = 16;
@@ -33,37 +37,74 @@ const ZEROES: u64 = 0;
 /// What the sectors of a block may hold.
 #[derive(Clone, Debug)]
 struct Account {
-    /// What is stable: one version, or several where a loss of power has torn the block.
+    /// What is stable: one version, or several where a loss of power has torn the block, or a discard has left a choice.
     stable: Vec<u64>,
-    /// What was written since, in order.
-    since: Vec<u64>,
+    /// What was written since, in order; a discard leaves zeroes, or what there was.
+    since: Vec<Change>,
     /// How many of those writes have ended well.
     acknowledged: usize,
+    /// What each sector reads as now, where that is known.
+    now: Option<Vec<u64>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Written(u64),
+    Discarded,
 }
 
 impl Account {
-    fn holds(stable: Vec<u64>) -> Self {
-        Self { stable, since: Vec::new(), acknowledged: 0 }
+    /// What was found on the disk, sector by sector.
+    fn holds(found: Vec<u64>) -> Self {
+        Self { stable: found.clone(), since: Vec::new(), acknowledged: 0, now: Some(found) }
     }
 
     /// So many writes since are stable.
     fn settle(&mut self, count: usize) {
-        if let Some(last) = self.since.drain(..count).next_back() {
-            self.stable = vec![last];
+        for change in self.since.drain(..count) {
+            match change {
+                Change::Written(version) => self.stable = vec![version],
+                Change::Discarded => self.stable.push(ZEROES),
+            }
         }
         self.acknowledged -= count;
     }
 
+    /// All of it that was sent has ended well.
+    fn acknowledge(&mut self) {
+        self.acknowledged = self.since.len();
+        self.now = match self.since.last() {
+            Some(Change::Written(version)) => Some(vec![*version; SECTORS]),
+            _ => None,
+        };
+    }
+
     fn may_be(&self, version: u64) -> bool {
-        self.stable.contains(&version) || self.since.contains(&version)
+        let leaves = |change: &Change| match change {
+            Change::Written(written) => *written == version,
+            Change::Discarded => version == ZEROES,
+        };
+        self.stable.contains(&version) || self.since.iter().any(leaves)
     }
 }
 
 /// One request of a batch.
 #[derive(Clone, Copy)]
 enum Sent {
-    Write { block: usize, is_stable: bool },
+    Change { block: usize, kind: Kind, is_stable: bool },
     Flush,
+}
+
+/// How a block is changed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Write,
+    /// With FUA.
+    Stable,
+    Zeroes,
+    Discard,
+    Same,
+    CompareAndWrite,
 }
 
 /// A client that knows what the disk may hold.
@@ -74,17 +115,32 @@ struct Client {
     /// What was acknowledged as stable, and how.
     flushes: u64,
     stable_writes: u64,
+    /// What else was acknowledged: discards, WRITE SAME and COMPARE AND WRITE.
+    others: [u64; 3],
 }
 
 impl Client {
     fn new(seed: u64) -> Self {
-        let accounts = vec![Account::holds(vec![ZEROES]); BLOCKS];
-        Self { accounts, version: ZEROES, random: seed, flushes: 0, stable_writes: 0 }
+        let accounts = vec![Account::holds(vec![ZEROES; SECTORS]); BLOCKS];
+        Self { accounts, version: ZEROES, random: seed, flushes: 0, stable_writes: 0, others: [0; 3] }
     }
 
     fn random(&mut self, below: u64) -> u64 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.random >> 33) % below
+    }
+
+    /// How to change a block next: with COMPARE AND WRITE only where it is known what there is.
+    fn kind(&mut self, block: usize, device: Device) -> Kind {
+        let is_known = self.accounts[block].now.is_some();
+        match (self.random(9), device) {
+            (0, _) => Kind::Zeroes,
+            (1, _) => Kind::Stable,
+            (2, _) => Kind::Discard,
+            (3, Device::Scsi) => Kind::Same,
+            (4 | 5, Device::Scsi) if is_known => Kind::CompareAndWrite,
+            _ => Kind::Write,
+        }
     }
 
     /// Sends batches of writes, zeroes and flushes until the disk fails, or so many times.
@@ -111,19 +167,42 @@ impl Client {
             }
             // No two requests of a batch are for one block: which of them comes last would be chance.
             let block = blocks.swap_remove(self.random(blocks.len() as u64) as usize);
-            let (at, data) = (block as u64 * BLOCK, DATA + slot * BLOCK);
-            let kind = self.random(6);
-            let version = if kind == 0 { ZEROES } else { self.version + 1 };
+            let (at, data) = (block as u64 * BLOCK, DATA + slot * SLOT);
+            let kind = self.kind(block, device);
             self.version += 1;
-            self.accounts[block].since.push(version);
-            attacker.data[0].put(data, &contents(block, version));
+            let change = match kind {
+                Kind::Zeroes => Change::Written(ZEROES),
+                Kind::Discard => Change::Discarded,
+                _ => Change::Written(self.version),
+            };
+            let account = &mut self.accounts[block];
+            account.since.push(change);
+            let before = account.now.take();
+            let new = contents(block, self.version);
+            let memory = &attacker.data[0];
             match kind {
-                0 => attacker.ask(Ask::WriteZeroes { at, len: BLOCK }, &[]),
-                1 => attacker.ask(Ask::WriteStable { at }, &[(data, BLOCK as u32)]),
-                _ => attacker.ask(Ask::Write { at }, &[(data, BLOCK as u32)]),
+                Kind::Discard if device == Device::Scsi => memory.put(data, &unmap(at, attacker.block)),
+                Kind::CompareAndWrite => {
+                    let before = before.unwrap_or_default();
+                    let before =
+                        before.iter().flat_map(|version| contents(block, *version).split_off(BLOCK as usize - SECTOR));
+                    memory.put(data, &before.chain(new).collect::<Vec<u8>>());
+                }
+                _ => memory.put(data, &new),
             }
-            let is_stable = is_write_through || (kind == 1 && device == Device::Scsi);
-            batch.push(Sent::Write { block, is_stable });
+            match kind {
+                Kind::Zeroes => attacker.ask(Ask::WriteZeroes { at, len: BLOCK }, &[]),
+                Kind::Discard if device == Device::Blk => attacker.ask(Ask::Discard { at, len: BLOCK }, &[]),
+                Kind::Discard => attacker.ask(Ask::Unmap, &[(data, UNMAP as u32)]),
+                Kind::Stable => attacker.ask(Ask::WriteStable { at }, &[(data, BLOCK as u32)]),
+                Kind::Same => attacker.ask(Ask::WriteSame { at, len: BLOCK }, &[(data, attacker.block as u32)]),
+                Kind::CompareAndWrite => attacker.ask(Ask::CompareAndWrite { at }, &[(data, SLOT as u32)]),
+                Kind::Write => attacker.ask(Ask::Write { at }, &[(data, BLOCK as u32)]),
+            }
+            // What a discard leaves is nothing to rely on, and so it need not be stable.
+            let is_stable =
+                (is_write_through && kind != Kind::Discard) || (kind == Kind::Stable && device == Device::Scsi);
+            batch.push(Sent::Change { block, kind, is_stable });
         }
         attacker.publish();
         attacker.await_all();
@@ -134,9 +213,15 @@ impl Client {
             self.accounts.iter_mut().zip(before).for_each(|(account, count)| account.settle(count));
         }
         for (sent, _) in ended.iter().filter(|(_, is_well)| *is_well) {
-            let &Sent::Write { block, is_stable } = sent else { continue };
+            let &Sent::Change { block, kind, is_stable } = sent else { continue };
             let account = &mut self.accounts[block];
-            account.acknowledged = account.since.len();
+            account.acknowledge();
+            match kind {
+                Kind::Discard => self.others[0] += 1,
+                Kind::Same => self.others[1] += 1,
+                Kind::CompareAndWrite => self.others[2] += 1,
+                _ => {}
+            }
             if is_stable {
                 self.stable_writes += 1;
                 account.settle(account.acknowledged);
@@ -163,6 +248,15 @@ impl Client {
 /// A block of a version: each sector says which block and which version it is of.
 fn contents(block: usize, version: u64) -> Vec<u8> {
     [block as u64, version].map(u64::to_le_bytes).concat().repeat(BLOCK as usize / 16)
+}
+
+/// The length of UNMAP's parameter list for one range (SBC-4, UNMAP parameter list).
+const UNMAP: usize = 24;
+
+/// That list, for a block.
+fn unmap(at: u64, block: u64) -> Vec<u8> {
+    let (first, count) = (at / block, (BLOCK / block) as u32);
+    [&[0, 22, 0, 16, 0, 0, 0, 0], &first.to_be_bytes()[..], &count.to_be_bytes(), &[0; 4]].concat()
 }
 
 /// The version that a sector is of.
@@ -210,16 +304,19 @@ fn lose_power(test: &str, backing: Backing, end: End) {
                 for variant in Variant::ALL {
                     for _ in 0..losses() {
                         round += 1;
-                        let options = format!("aio={aio},cache.direct={direct}");
-                        let write_through = format!("writable=on,writethrough={writethrough}");
+                        // In turns, so that each combination has both.
+                        let block = if round % 2 == 0 { BLOCK } else { SECTOR as u64 };
+                        let options = format!("aio={aio},cache.direct={direct},discard=unmap");
+                        let export = format!("writable=on,writethrough={writethrough},logical-block-size={block}");
                         let socket = scratch.path(&format!("e{round}"));
-                        run(&disk, backing, end, &mut client, variant, &options, &write_through, &socket);
+                        run(&disk, backing, end, &mut client, variant, &options, &export, block, &socket);
                     }
                 }
             }
         }
     }
     assert!(client.flushes > 0 && client.stable_writes > 0, "something was promised");
+    assert!(client.others.iter().all(|count| *count > 0), "of everything there was some: {:?}", client.others);
 }
 
 #[allow(clippy::too_many_arguments, reason = "each is one thing that differs between two losses")]
@@ -231,6 +328,7 @@ fn run(
     variant: Variant,
     options: &str,
     export: &str,
+    block: u64,
     socket: &Path,
 ) {
     let (device, path) = match backing {
@@ -250,7 +348,8 @@ fn run(
         }
     };
     let server = Server::start(&Program::egret(), &options);
-    let mut attacker = Attacker::boot(socket, variant, BATCH as u64 * BLOCK);
+    let mut attacker = Attacker::boot(socket, variant, BATCH as u64 * SLOT);
+    attacker.block = block;
     attacker.read_honestly();
     let is_write_through = export.contains("writethrough=on");
     match end {

@@ -98,7 +98,7 @@ fn what_cannot_be_replayed_is_refused_in_one_line() {
         ),
         (
             &["waits.txt", "--policy", "weigthed"],
-            "invalid value 'weigthed' for '--policy <POLICY>': poll-policy must be one of off, busy, shared-window, \
+            "invalid value 'weigthed' for '--policy <POLICY>': poll-policy must be one of off, busy, fixed, shared-window, \
              per-source-window, weighted, low-regret; got 'weigthed', did you mean 'weighted'?",
         ),
         (&["waits.txt", "--price", "1001"], "poll-price must be 0..=1000, got 1001"),

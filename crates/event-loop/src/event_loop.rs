@@ -376,8 +376,7 @@ impl<S: Source> EventLoop<S> {
             return;
         }
         self.last_demotion = self.now;
-        let Self { sources, polling, .. } = self;
-        sources.demote_idle(self.now, self.idle_after, |index| polling.forget(slot(index)));
+        self.sources.demote_idle(self.now, self.idle_after);
     }
 
     fn watch_backend(&mut self) -> io::Result<()> {

@@ -5,15 +5,21 @@ use std::sync::Arc;
 use egret_polling::trace::{Record, Recorder};
 use egret_polling::{Active, BlockCost, Done, EventKind, LastWait, Nanos, Policy, Slot, Standing, Wait};
 
-use crate::LoopCounters;
 use crate::calibrate::{Calibration, Strain, thread_cpu};
 use crate::cost::RunningCost;
+use crate::{LoopCounters, clock};
 
 /// The policy, what it was told about the last wait, and counters of what came of its windows.
 pub(crate) struct Polling {
     policy: Box<dyn Policy>,
     window_max: Nanos,
     before: Standing,
+    /// The policy is told of turns without a wait, too.
+    every_turn: bool,
+    /// What the policy had counted by the last turn.
+    resets: u64,
+    /// The window of this wait is near the largest.
+    near_max: bool,
     /// Requests that came back since the last wait, and when that ended.
     pub(crate) completed: u32,
     ended: Nanos,
@@ -26,11 +32,14 @@ pub(crate) struct Polling {
 impl Polling {
     pub(crate) fn new(policy: Box<dyn Policy>, window_max: Nanos) -> Self {
         Self {
+            every_turn: policy.observes_every_turn(),
+            resets: 0,
+            near_max: false,
             policy,
             window_max,
             before: Standing::default(),
             completed: 0,
-            ended: Nanos::ZERO,
+            ended: clock::now(),
             observed: Vec::new(),
             cost: None,
             recorder: None,
@@ -43,8 +52,15 @@ impl Polling {
         if let Some(cost) = self.block_cost() {
             policy.set_block_cost(cost);
         }
+        self.every_turn = policy.observes_every_turn();
+        self.resets = 0;
         self.policy = policy;
         self.window_max = window_max;
+    }
+
+    /// Whether the policy, or a recording, is to be told of turns without a wait.
+    pub(crate) fn observes_every_turn(&self) -> bool {
+        self.every_turn || self.recorder.is_some()
     }
 
     /// Tells the policy what a block costs, and keeps an eye on it from here on.
@@ -80,9 +96,8 @@ impl Polling {
         let counters = &self.counters;
         counters.window.set(window.0);
         counters.window_sum.add_time(window.min(Nanos::from_millis(1_000)));
-        counters.window_zero.add(u64::from(window == Nanos::ZERO));
         let near = Nanos(self.window_max.0 - self.window_max.0 / 8);
-        counters.window_near_max.add(u64::from(window > Nanos::ZERO && window >= near));
+        self.near_max = window > Nanos::ZERO && window >= near;
         window
     }
 
@@ -98,6 +113,11 @@ impl Polling {
         let length = end - start;
         self.ended = end;
         let counters = &self.counters;
+        let turn = self.before.done.took + length;
+        counters.elapsed.add_time(turn);
+        if self.near_max {
+            counters.near_max.add_time(turn);
+        }
         counters.waits.add(1);
         if blocked {
             counters.spin_wasted.add_time(spun);
@@ -115,6 +135,30 @@ impl Polling {
             recorder.push(Record::new(&self.before, &wait, kind));
         }
         self.before.last = LastWait { kind, length };
+        self.count_resets();
+    }
+
+    /// Learns that these sources are active, and that there was nothing to wait for.
+    pub(crate) fn observe_no_wait(&mut self, active: impl Iterator<Item = Active>) {
+        self.observed.clear();
+        self.observed.extend(active);
+        let wait = Wait { length: Nanos::ZERO, spun: Nanos::ZERO, blocked: false, active: &self.observed };
+        if self.every_turn {
+            self.policy.observe(&wait);
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.push(Record::new(&self.before, &wait, EventKind::Other));
+        }
+        self.count_resets();
+    }
+
+    /// QEMU's policies are those that reset something.
+    fn count_resets(&mut self) {
+        if self.every_turn {
+            let resets = self.policy.resets();
+            self.counters.resets.add(resets - self.resets);
+            self.resets = resets;
+        }
     }
 
     /// Now and then: tells the policy how the thread fares; nothing to policies that were told no price.

@@ -136,16 +136,14 @@ impl<S: Source> Sources<S> {
         }
     }
 
-    /// Leaves those to the monitor that have had no event for so long, so that a turn costs what the active ones cost;
-    /// each is told to `forget`.
-    pub(crate) fn demote_idle(&mut self, now: Nanos, idle_after: Nanos, mut forget: impl FnMut(u32)) {
+    /// Leaves those to the monitor that have had no event for so long, so that a turn costs what the active ones cost.
+    pub(crate) fn demote_idle(&mut self, now: Nanos, idle_after: Nanos) {
         let Self { entries, active, .. } = self;
         active.retain(|&index| {
             let Some(entry) = &mut entries[index as usize] else { return false };
             let stays = now - entry.last_event < idle_after || !entry.arm();
             if !stays {
                 entry.active = false;
-                forget(index);
             }
             stays
         });

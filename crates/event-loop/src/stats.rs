@@ -51,8 +51,9 @@ pub struct LoopCounters {
     pub blocks: Counter,
     pub asleep: Counter,
     pub window_sum: Counter,
-    pub window_zero: Counter,
-    pub window_near_max: Counter,
+    pub resets: Counter,
+    pub near_max: Counter,
+    pub elapsed: Counter,
     pub window: Counter,
 }
 
@@ -82,8 +83,9 @@ impl LoopCounters {
             blocks: self.blocks.get(),
             asleep: self.asleep.time(),
             window_sum: self.window_sum.time(),
-            window_zero: self.window_zero.get(),
-            window_near_max: self.window_near_max.get(),
+            resets: self.resets.get(),
+            near_max: self.near_max.time(),
+            elapsed: self.elapsed.time(),
             window: self.window.time(),
         }
     }
@@ -112,10 +114,12 @@ pub struct LoopStats {
     pub asleep: Nanos,
     /// Sum of the windows of all waits, each counted as at most a second.
     pub window_sum: Nanos,
-    /// Waits whose window was zero.
-    pub window_zero: u64,
-    /// Waits whose window was at least 7/8 of the largest allowed.
-    pub window_near_max: u64,
+    /// Times that the interval of a source, or a window, started over from nothing.
+    pub resets: u64,
+    /// Time during which the window was at least 7/8 of the largest allowed.
+    pub near_max: Nanos,
+    /// All time, from the first wait to the last.
+    pub elapsed: Nanos,
     /// The window of the last wait.
     pub window: Nanos,
 }

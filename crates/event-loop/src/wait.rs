@@ -13,6 +13,14 @@ const MONITOR_AT_LEAST_EVERY: Nanos = Nanos::from_micros(50);
 /// How many looks go by between two readings of the clock while spinning.
 const LOOKS_PER_CLOCK_READ: u32 = 8;
 
+/// How a wait came to its end.
+enum Waited {
+    /// There was something to do from the start.
+    Not,
+    Awake,
+    Asleep,
+}
+
 impl<S: Source> EventLoop<S> {
     /// Looks at everything that can be seen without a system call.
     fn look(&mut self) -> bool {
@@ -41,14 +49,18 @@ impl<S: Source> EventLoop<S> {
         self.now = start;
         if self.look() || self.is_due(start) {
             self.flush()?;
-            return self.ask_monitor();
+            self.ask_monitor()?;
+            if self.polling.observes_every_turn() {
+                self.observe(start, Nanos::ZERO, Waited::Not);
+            }
+            return Ok(());
         }
         let in_flight = self.backend.in_flight();
         let window = self.polling.window(start, in_flight);
         let found = window > Nanos::ZERO && self.spin(start, window)?;
         let spun = self.now - start;
         let slept = !found && self.block()?;
-        self.observe(start, spun, slept, in_flight > 0);
+        self.observe(start, spun, if slept { Waited::Asleep } else { Waited::Awake });
         self.polling.look_at_strain(self.now);
         Ok(())
     }
@@ -127,11 +139,15 @@ impl<S: Source> EventLoop<S> {
     }
 
     /// The active list, as the policy is told of it.
-    fn observe(&mut self, start: Nanos, spun: Nanos, blocked: bool, in_flight: bool) {
+    fn observe(&mut self, start: Nanos, spun: Nanos, waited: Waited) {
         let Self { polling, sources, completed, now, .. } = self;
         let queues = sources.active().map(|(index, ready)| Active { slot: slot(index), kind: EventKind::Queue, ready });
         let engines = Active { slot: slot(BACKEND), kind: EventKind::Completion, ready: *completed };
-        let engines = (in_flight || *completed).then_some(engines);
-        polling.observe(start, *now, spun, blocked, queues.chain(engines));
+        let active = queues.chain([engines]);
+        match waited {
+            Waited::Not => polling.observe_no_wait(active),
+            Waited::Awake => polling.observe(start, *now, spun, false, active),
+            Waited::Asleep => polling.observe(start, *now, spun, true, active),
+        }
     }
 }

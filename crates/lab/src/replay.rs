@@ -106,7 +106,7 @@ pub struct Terms {
     pub price: Option<u32>,
     /// `poll-max-ns`.
     pub max: Option<Nanos>,
-    /// Which policies; none of them is all.
+    /// Which policies; none of them is all but `fixed`.
     pub policies: Vec<PolicyKind>,
 }
 
@@ -123,8 +123,10 @@ impl Terms {
     /// # Errors
     /// A property out of its range.
     pub fn replay(&self, named: &Named) -> Result<Vec<Row>, ReplayError> {
-        let policies = if self.policies.is_empty() { PolicyKind::ALL } else { &self.policies };
-        Ok(replay(&named.name, &named.trace, &self.setting(&named.trace), policies)?)
+        // The best fixed window has a row of its own.
+        let all = || PolicyKind::ALL.iter().copied().filter(|&kind| kind != PolicyKind::Fixed).collect();
+        let policies = if self.policies.is_empty() { all() } else { self.policies.clone() };
+        Ok(replay(&named.name, &named.trace, &self.setting(&named.trace), &policies)?)
     }
 
     /// Those rows as a picture (SVG): CPU to the right, latency upwards, and the line of every fixed window.

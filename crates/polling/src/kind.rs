@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::low_regret::LowRegret;
 use crate::parameters::{ParameterError, Property};
-use crate::policies::{Busy, Off, PerSourceWindow, SharedWindow, Weighted};
+use crate::policies::{Busy, Fixed, Off, PerSourceWindow, SharedWindow, Weighted};
 use crate::{Nanos, Parameters, Policy};
 
 /// A value of `poll-policy`.
@@ -20,6 +20,8 @@ pub enum PolicyKind {
     Off,
     /// `busy`: never blocks.
     Busy,
+    /// `fixed`: spins for `poll-max-ns`, always.
+    Fixed,
     /// `shared-window`: QEMU up to 9.2, one window per I/O thread.
     SharedWindow,
     /// `per-source-window`: QEMU 10.0 to 11.0, a window per source.
@@ -39,6 +41,7 @@ impl PolicyKind {
         match self {
             Self::Off => "off",
             Self::Busy => "busy",
+            Self::Fixed => "fixed",
             Self::SharedWindow => "shared-window",
             Self::PerSourceWindow => "per-source-window",
             Self::Weighted => "weighted",
@@ -49,18 +52,18 @@ impl PolicyKind {
     /// The properties that a policy of this kind heeds.
     const fn properties(self) -> &'static [Property] {
         match self {
-            Self::Off | Self::Busy => &[Property::Max],
+            Self::Off | Self::Busy | Self::Fixed => &[Property::Max],
             Self::SharedWindow | Self::PerSourceWindow => &[Property::Max, Property::Grow, Property::Shrink],
             Self::Weighted => &[Property::Max, Property::Grow, Property::Shrink, Property::Weight],
             Self::LowRegret => &[Property::Max, Property::Price],
         }
     }
 
-    /// Whether a window that shrinks is gone at once where `poll-shrink` is unset, and not divided by a default.
+    /// Whether a window that shrinks is gone at once where `poll-shrink` is unset or 0, and not divided by a default.
     pub const fn starts_over(self) -> bool {
         match self {
             Self::SharedWindow | Self::PerSourceWindow => true,
-            Self::Off | Self::Busy | Self::Weighted | Self::LowRegret => false,
+            Self::Off | Self::Busy | Self::Fixed | Self::Weighted | Self::LowRegret => false,
         }
     }
 
@@ -68,7 +71,7 @@ impl PolicyKind {
     pub const fn own_max(self) -> Nanos {
         match self {
             Self::Off => Nanos::ZERO,
-            Self::Busy => Nanos::MAX,
+            Self::Busy | Self::Fixed => Nanos::MAX,
             Self::SharedWindow | Self::PerSourceWindow | Self::Weighted => Parameters::QEMU_MAX,
             Self::LowRegret => LowRegret::LONGEST,
         }
@@ -93,6 +96,7 @@ pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy
     Ok(match kind {
         PolicyKind::Off => Box::new(Off),
         PolicyKind::Busy => Box::new(Busy::new(parameters.max_for(kind))),
+        PolicyKind::Fixed => Box::new(Fixed::new(parameters.max_for(kind))),
         PolicyKind::SharedWindow => Box::new(SharedWindow::new(parameters)),
         PolicyKind::PerSourceWindow => Box::new(PerSourceWindow::new(parameters)),
         PolicyKind::Weighted => Box::new(Weighted::new(parameters)),
@@ -153,7 +157,7 @@ mod tests {
     fn an_unknown_name_is_answered_with_the_names() {
         assert_eq!(
             "weigthed".parse::<PolicyKind>().unwrap_err().to_string(),
-            "poll-policy must be one of off, busy, shared-window, per-source-window, weighted, low-regret; \
+            "poll-policy must be one of off, busy, fixed, shared-window, per-source-window, weighted, low-regret; \
              got 'weigthed'"
         );
     }

@@ -6,8 +6,7 @@ use crate::{Nanos, PolicyKind};
 
 /// An I/O thread's polling properties, as its owner wrote them.
 ///
-/// Unset and 0 are told apart because QEMU up to 11.0 did so for `poll-shrink`; in all other places 0 for `grow`,
-/// `shrink` or `weight` means the default, as in QEMU. A change of any of them builds a new policy, so what the old
+/// 0 for `grow`, `shrink` or `weight` means the default, as in QEMU; that of `shrink` was to start over, up to 11.0. A change of any of them builds a new policy, so what the old
 /// one had learned is gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
@@ -15,7 +14,7 @@ pub struct Parameters {
     pub max: Option<Nanos>,
     /// `poll-grow`: what a window is multiplied by when it grows (2).
     pub grow: Option<u64>,
-    /// `poll-shrink`: what a window is divided by when it shrinks (2; unset, the two oldest policies start over).
+    /// `poll-shrink`: what a window is divided by when it shrinks (2; unset or 0, the two oldest policies start over).
     pub shrink: Option<u64>,
     /// `poll-weight`: a new interval counts `2^-weight` in the average (3).
     pub weight: Option<u32>,

@@ -136,6 +136,17 @@ pub trait Policy: Send {
     /// Whether its windows depend on what blocking costs, which takes 10 to 50 ms to measure.
     fn weighs_block_cost(&self) -> bool;
 
+    /// Whether it is to observe the turns, too, before which there was nothing to wait for, as QEMU does: each is a wait of no
+    /// length, with no [`window`](Self::window) before it.
+    fn observes_every_turn(&self) -> bool {
+        false
+    }
+
+    /// How often the interval of a source, or a window, has been set to nothing because waits were too long.
+    fn resets(&self) -> u64 {
+        0
+    }
+
     /// Whether the coming [`window`](Self::window) is to be told the thread's CPU time, for which the loop asks the kernel.
     fn wants_cpu_time(&self) -> bool {
         false

@@ -2,8 +2,8 @@
 #![allow(missing_docs)]
 
 use egret_polling::{
-    Active, BlockCost, Contention, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait,
-    build,
+    Active, BlockCost, Contention, Done, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing,
+    Wait, build,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -59,7 +59,9 @@ fn play(policy: &mut dyn Policy, events: &[Event]) -> Vec<Nanos> {
     for event in events {
         match event {
             Event::Wait { length, wakeup, in_flight, active, kind } => {
-                let window = policy.window(&Standing { in_flight: *in_flight, last, ..Standing::default() });
+                let done = Done { requests: *in_flight, took: Nanos(*wakeup) };
+                let cpu = policy.wants_cpu_time().then_some(Nanos(length.rotate_left(7)));
+                let window = policy.window(&Standing { in_flight: *in_flight, done, cpu, last });
                 windows.push(window);
                 let (blocked, spun) = (*length > window.0, window.min(Nanos(*length)));
                 let length = if blocked { Nanos(*length) + Nanos(*wakeup) } else { Nanos(*length) };
@@ -98,9 +100,9 @@ proptest! {
     }
 
     #[test]
-    fn zero_for_grow_shrink_or_weight_is_the_default(max in 0..100_000_u64, events in vec(event(), 0..100)) {
+    fn zero_for_grow_shrink_or_weight_is_as_good_as_unset(max in 0..100_000_u64, events in vec(event(), 0..100)) {
         let zero = Parameters { max: Some(Nanos(max)), grow: Some(0), shrink: Some(0), weight: Some(0), price: None };
-        let default = Parameters { max: Some(Nanos(max)), grow: Some(2), shrink: Some(2), weight: Some(3), price: None };
+        let default = Parameters { max: Some(Nanos(max)), ..Parameters::default() };
         for &kind in PolicyKind::ALL {
             prop_assert_eq!(windows(kind, &zero, &events), windows(kind, &default, &events));
         }

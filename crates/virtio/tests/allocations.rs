@@ -12,8 +12,8 @@ use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::scsi::{LunAddress, Scsi, ScsiConfig};
 use egret_virtio::{Device, Model, Next};
-use egret_vring::memory::{GuestMemory, Region};
-use egret_vring::ring::{Chain, Driver, DriverConfig, Inflight, InflightConfig, Piece};
+use egret_vring::memory::{DirtyLog, GuestMemory, MemoryRules, Region};
+use egret_vring::ring::{Chain, Driver, DriverConfig, Inflight, InflightConfig, Piece, QueueConfig};
 
 const RING: u64 = 0;
 const HEADER: u64 = 0x1_0000;
@@ -68,15 +68,22 @@ fn nothing_is_allocated_per_request() {
     for (packed, indirect, is_recorded) in
         [(false, None, true), (false, Some(8), false), (true, None, true), (true, Some(8), false)]
     {
-        for case in [blk(), scsi()] {
-            count(case, packed, indirect, is_recorded);
+        for is_logged in [false, true] {
+            for case in [blk(), scsi()] {
+                count(case, packed, indirect, is_recorded, is_logged);
+            }
         }
     }
 }
 
-fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
+fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool, is_logged: bool) {
     let Case { mut model, requests, answer } = case;
-    let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
+    let memory = GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap();
+    let log = is_logged.then(|| {
+        let file = Region::anonymous(0, 4096).unwrap().file;
+        Arc::new(DirtyLog::map(file, 0, 4096, &MemoryRules::default()).unwrap())
+    });
+    let memory = Arc::new(memory.logging(log));
     let config = DriverConfig { size: 64, packed, event_idx: true, indirect, base: if packed { 0x8000 } else { 0 } };
     let mut driver = Driver::new(&memory, RING, config).unwrap();
     let record = is_recorded.then(|| {
@@ -84,7 +91,9 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool) {
         let file = Region::anonymous(0, config.bytes()).unwrap().file;
         Inflight::map(file, 0, config.bytes(), config).unwrap().queue(0).unwrap()
     });
-    let mut queue = driver.queue().start_recorded(&memory, record).unwrap();
+    let config = driver.queue();
+    let config = QueueConfig { log: is_logged.then_some(config.used), ..config };
+    let mut queue = config.start_recorded(&memory, record).unwrap();
     for (slot, (header, _)) in (0..).zip(&requests) {
         assert!(memory.write(HEADER + 256 * slot, header));
     }

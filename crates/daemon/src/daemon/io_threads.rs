@@ -145,6 +145,12 @@ pub(super) struct RunningIoThread {
 impl RunningIoThread {
     pub(super) fn start(object: &IoThread) -> Result<Self, StartError> {
         let options = Options::of(object);
+        if object.asks_for_qemus() {
+            let id = &object.id;
+            tracing::info!(
+                "iothread '{id}': it polls as QEMU does (weighted), whose properties are set; poll-policy names others"
+            );
+        }
         let policy = options.build_policy()?;
         let Options {
             name,

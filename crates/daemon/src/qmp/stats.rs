@@ -69,7 +69,7 @@ mod tests {
         }
         let all: Snapshot = serde_json::from_value(ask(&mut daemon, serde_json::json!({})).unwrap()).unwrap();
         assert_eq!(all.iothreads.iter().map(|thread| &*thread.id).collect::<Vec<_>>(), ["io"]);
-        assert!(all.iothreads[0].turns > 0 && all.iothreads[0].poll_policy == "weighted");
+        assert!(all.iothreads[0].turns > 0 && all.iothreads[0].poll_policy == "low-regret");
         let told = |snapshot: &Snapshot| -> Vec<_> {
             snapshot.exports.iter().map(|export| (export.id.clone(), export.queues.len())).collect()
         };

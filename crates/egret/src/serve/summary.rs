@@ -50,15 +50,15 @@ pub fn waits(daemon: &Daemon) -> String {
         let _ = writeln!(
             text,
             "iothread {name}: {} waits, {:.1}% ended spinning; spun {:.1} ms in vain and {:.1} ms not; slept {} times; \
-             window {:.1} us on average, {:.1}% zero, {:.1}% near the maximum; {} kicks, {} spared",
+             window {:.1} us on average, {} resets, {:.1}% of the time near the maximum; {} kicks, {} spared",
             stats.waits,
             percent(stats.hits),
             stats.spin_wasted.0 as f64 / 1e6,
             stats.spin_found.0 as f64 / 1e6,
             stats.blocks,
             stats.window_sum.0 as f64 / waits / 1e3,
-            percent(stats.window_zero),
-            percent(stats.window_near_max),
+            stats.resets,
+            100.0 * stats.near_max.0 as f64 / stats.elapsed.0.max(1) as f64,
             stats.kicks,
             stats.kicks_spared,
         );

@@ -109,6 +109,22 @@ pub enum Ask {
         len: u64,
         against_data: bool,
     },
+    /// What was written there need not be kept: of virtio-blk, which has this as a request.
+    Discard {
+        at: u64,
+        len: u64,
+    },
+    /// UNMAP, with the chain's data as its parameter list.
+    Unmap,
+    /// WRITE SAME (16): the chain's data, a logical block, over all of `len` bytes.
+    WriteSame {
+        at: u64,
+        len: u64,
+    },
+    /// COMPARE AND WRITE: the first half of the chain's data is compared, the second written.
+    CompareAndWrite {
+        at: u64,
+    },
     /// PERSISTENT RESERVE OUT, with the chain's data as its parameter list.
     Reserve {
         action: u8,
@@ -123,7 +139,8 @@ impl Ask {
         !matches!(self, Self::Read { .. } | Self::ReadKeys)
     }
 
-    fn header(self, device: Device, len: u64) -> Vec<u8> {
+    /// The header of a request about `len` bytes of data, on a disk with such logical blocks.
+    fn header(self, device: Device, len: u64, block: u64) -> Vec<u8> {
         // A header for LUN 0 with a CDB of ten bytes, which ends in how long the data is.
         let ten = |cdb: [u8; 3]| {
             let [high, low] = (len as u16).to_be_bytes();
@@ -131,6 +148,7 @@ impl Ask {
         };
         let (blk, cdb, at, len) = match self {
             Self::Reserve { action, kind } => return ten([0x5f, action, kind]),
+            Self::Unmap => return ten([0x42, 0, 0]),
             Self::ReadKeys => return ten([0x5e, 0, 0]),
             Self::Read { at } => (0_u32, [0x88, 0], at, len),
             Self::Write { at } => (1, [0x8a, 0], at, len),
@@ -139,12 +157,16 @@ impl Ask {
             Self::Flush => (4, [0x91, 0], 0, 0),
             // WRITE SAME (16) without a buffer.
             Self::WriteZeroes { at, len } => (13, [0x93, 1], at, len),
+            Self::Discard { at, len } => (11, [u8::MAX; 2], at, len),
+            Self::WriteSame { at, len } => (u32::MAX, [0x93, 0], at, len),
+            Self::CompareAndWrite { at } => (u32::MAX, [0x89, 0], at, len / 2),
             Self::Verify { at, len, against_data } => (u32::MAX, [0x8f, u8::from(against_data) << 1], at, len),
         };
-        let (sector, sectors) = (at / SECTOR, (len / SECTOR) as u32);
+        let unit = if device == Device::Blk { SECTOR } else { block };
+        let (sector, sectors) = (at / unit, (len / unit) as u32);
         if device == Device::Blk {
             let mut header = [&blk.to_le_bytes()[..], &[0; 4]].concat();
-            let is_ranged = matches!(self, Self::WriteZeroes { .. });
+            let is_ranged = matches!(self, Self::WriteZeroes { .. } | Self::Discard { .. });
             header.extend(if is_ranged { 0_u64.to_le_bytes() } else { sector.to_le_bytes() });
             if is_ranged {
                 header.extend(sector.to_le_bytes());
@@ -156,6 +178,7 @@ impl Ask {
         let mut header = [&LUN_0[..], &[0; 11]].concat();
         header.extend(cdb);
         header.extend(sector.to_be_bytes());
+        // COMPARE AND WRITE has a byte for it, which is the last of these.
         header.extend(sectors.to_be_bytes());
         header.resize(51, 0);
         header
@@ -249,6 +272,8 @@ pub struct Attacker {
     pub signals: Signals,
     /// What it shares beside its rings.
     pub data: Vec<Share>,
+    /// The logical block of the disk, in bytes.
+    pub block: u64,
     control: Share,
     variant: Variant,
     /// The descriptors of the ring, by place: an address, a length and flags.
@@ -274,7 +299,19 @@ impl Attacker {
         let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
         let control = Share::new(CONTROL, CONTROL_LEN);
         let (ring, made, published, seen) = (vec![(0, 0, 0); SIZE.into()], 0, 0, 0);
-        let mut new = Self { wire, signals, data, control, variant, ring, made, published, seen, first_flags: None };
+        let mut new = Self {
+            wire,
+            signals,
+            data,
+            block: SECTOR,
+            control,
+            variant,
+            ring,
+            made,
+            published,
+            seen,
+            first_flags: None,
+        };
         new.start();
         new
     }
@@ -326,7 +363,7 @@ impl Attacker {
     pub fn ask(&mut self, ask: Ask, buffers: &[(u64, u32)]) {
         let len = buffers.iter().map(|&(_, len)| u64::from(len)).sum();
         let number = self.made % u64::from(SIZE);
-        let header = ask.header(self.variant.device, len);
+        let header = ask.header(self.variant.device, len, self.block);
         let (header_at, status_at) = (CONTROL + HEADERS + HEADER * number, CONTROL + STATUSES + STATUS * number);
         self.control.put(header_at, &header);
         self.control.put(status_at, &[0xFF; 12]);
@@ -476,11 +513,11 @@ impl Attacker {
         }
     }
 
-    /// Reads a sector honestly, which shows that the queue works.
+    /// Reads a block honestly, which shows that the queue works.
     pub fn read_honestly(&mut self) {
         // A new initiator is told first that the unit was powered on.
         for is_last in [self.variant.device == Device::Blk, true] {
-            self.ask(Ask::Read { at: 0 }, &[(DATA, 512)]);
+            self.ask(Ask::Read { at: 0 }, &[(DATA, self.block as u32)]);
             self.publish();
             self.await_all();
             if is_last {

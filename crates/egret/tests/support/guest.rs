@@ -110,6 +110,11 @@ impl Guest {
     pub fn try_start(&mut self) -> bool {
         let base = self.offered.into();
         assert_eq!(self.wire.order(SET_VRING_BASE, &u32s(&[0, base]), &[]).expect("an answer"), 0);
+        self.try_kick_anew()
+    }
+
+    /// Hands over the kick descriptor, also of a queue that runs; false if the daemon refuses.
+    pub fn try_kick_anew(&mut self) -> bool {
         !self.wire.refuses(SET_VRING_KICK, &u64s(&[0]), &[self.kick.as_fd()])
     }
 

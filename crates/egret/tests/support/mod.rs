@@ -15,6 +15,7 @@
 //! | [`fate`] | system calls that fail, or never return |
 //! | [`calls`] | the system calls of a daemon's threads, against what they may do |
 //! | [`puppet`] | a thread of a daemon that does what a test wants |
+//! | [`survivor`] | a client that survives its daemon, and verifies what it reads |
 //! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
@@ -30,6 +31,7 @@ pub mod puppet;
 pub mod qmp;
 pub mod scratch;
 pub mod server;
+pub mod survivor;
 pub mod vm;
 pub mod wire;
 

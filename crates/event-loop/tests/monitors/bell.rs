@@ -11,7 +11,7 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{BlockCost, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{BlockCost, EventKind, Nanos, Policy, Slot, Standing, Wait};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
@@ -48,6 +48,29 @@ impl Policy for Weighing {
     }
     fn set_block_cost(&mut self, cost: BlockCost) {
         let _ = self.0.send(cost);
+    }
+}
+
+/// A policy in the likeness of QEMU's, which passes on what it observes: how long the wait was, and the kinds of sources on the
+/// active list.
+pub struct EveryTurn(pub Sender<(Nanos, Vec<EventKind>)>);
+
+impl Policy for EveryTurn {
+    fn window(&mut self, _before: &Standing) -> Nanos {
+        Nanos::ZERO
+    }
+    fn observe(&mut self, wait: &Wait<'_>) {
+        let _ = self.0.send((wait.length, wait.active.iter().map(|source| source.kind).collect()));
+    }
+    fn forget(&mut self, _slot: Slot) {}
+    fn window_now(&self) -> Nanos {
+        Nanos::ZERO
+    }
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
+    fn observes_every_turn(&self) -> bool {
+        true
     }
 }
 

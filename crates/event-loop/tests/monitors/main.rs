@@ -9,10 +9,10 @@ use std::sync::mpsc::channel;
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
-use egret_polling::Nanos;
+use egret_polling::{EventKind, Nanos};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-use bell::{Bell, Echo, Fixed, Heard, PATIENCE, Weighing, bell, hear_work, on_every_loop, options};
+use bell::{Bell, Echo, EveryTurn, Fixed, Heard, PATIENCE, Weighing, bell, hear_work, on_every_loop, options};
 
 #[test]
 fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
@@ -339,6 +339,29 @@ fn a_policy_that_weighs_blocks_is_told_what_they_cost_and_for_others_nobody_meas
     assert_eq!(handle.call(|target| target.block_cost()).unwrap(), None);
     handle.set_policy(Box::new(Weighing(tell)), Nanos::ZERO).unwrap();
     told.recv_timeout(PATIENCE).expect("a loop that is given it later");
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_policy_of_qemu_sees_turns_without_a_wait_too_and_engines_from_the_first_of_them() {
+    let (tell, told) = channel();
+    let options = LoopOptions { policy: Box::new(EveryTurn(tell)), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let (bell, _outside, hear) = bell();
+    let id = handle.attach(bell).unwrap();
+    // What is woken within a turn is there before the next wait.
+    handle.send(move |target| target.wake(id));
+    let mut waits = std::iter::from_fn(|| told.recv_timeout(PATIENCE).ok());
+    let is_none = |(length, active): &(Nanos, Vec<EventKind>)| {
+        assert!(
+            active.contains(&EventKind::Completion),
+            "nothing is in flight, and engines are looked at all the same"
+        );
+        *length == Nanos::ZERO
+    };
+    assert!(waits.any(|wait| is_none(&wait)), "a turn without a wait");
+    drop(hear);
     handle.send(EventLoop::stop);
     thread.join().unwrap();
 }

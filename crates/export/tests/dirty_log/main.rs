@@ -8,6 +8,7 @@ mod vm;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -293,22 +294,27 @@ fn a_device_whose_rings_run_has_no_state_to_give_and_takes_none() {
     let (ours, _export) = blk(&io, disks(image.path()).remove(0).1);
     let mut vm = Vm::boot(ours, Rings { packed: false, event_idx: true, size: 16 });
     let (pipe, _reader) = UnixStream::pair().unwrap();
-    let mut ask = |vm: &mut Vm, direction: u32| {
+    let ask = |vm: &mut Vm, direction: u32| {
         vm.peer.say(SET_DEVICE_STATE_FD, 0, &words(&[direction, 0]), &[pipe.as_fd()]);
         let (answer, fd) = vm.peer.hear_with().unwrap();
-        (answer, fd.is_some())
+        (answer, fd.map(fs::File::from))
     };
     for direction in [0, 1] {
-        assert_eq!(ask(&mut vm, direction), (0x101, false), "it failed, and there is no descriptor");
+        let (answer, file) = ask(&mut vm, direction);
+        assert_eq!((answer, file.is_none()), (0x101, true), "it failed, and there is no descriptor");
         assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 1);
     }
     vm.stop();
-    assert_eq!(ask(&mut vm, 1), (0, true));
-    vm.start_again(0);
-    assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 1, "they run again");
-    vm.stop();
-    assert_eq!(ask(&mut vm, 0), (0, true));
+    let mut state = Vec::new();
+    ask(&mut vm, 0).1.unwrap().read_to_end(&mut state).unwrap();
     assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), 0);
+    for runs in [false, true] {
+        ask(&mut vm, 1).1.unwrap().write_all(&state).unwrap();
+        if runs {
+            vm.start_again(0);
+        }
+        assert_eq!(vm.peer.ask_u64(CHECK_DEVICE_STATE), u64::from(runs));
+    }
 }
 
 #[test]

@@ -56,8 +56,8 @@ impl Metric {
             Self::Duration => "duration",
             Self::Transactions => "transactions",
             Self::Window => "mean window",
-            Self::WindowsReset => "windows of 0",
-            Self::WindowsNearMax => "windows near the maximum",
+            Self::WindowsReset => "resets",
+            Self::WindowsNearMax => "time near the maximum",
         }
     }
 
@@ -99,7 +99,7 @@ impl Metric {
             Self::Duration => "duration_s",
             Self::Transactions => "transactions_per_s",
             Self::Window => "window_mean_ns",
-            Self::WindowsReset => "windows_zero_percent",
+            Self::WindowsReset => "windows_reset_percent",
             Self::WindowsNearMax => "windows_near_max_percent",
         }
     }

@@ -165,9 +165,9 @@ pub enum Metric {
     Transactions,
     /// How long Egret's I/O threads meant to spin before they slept, in nanoseconds: the mean over their waits.
     Window,
-    /// The share of these windows that were 0, in percent.
+    /// How often the interval of a source, or a window, started over from 0 (QEMU's policies), in percent of all waits.
     WindowsReset,
-    /// The share of these windows that were near the largest allowed, in percent.
+    /// The share of the time that the window was near the largest allowed, in percent.
     WindowsNearMax,
 }
 
@@ -208,6 +208,8 @@ pub enum Published {
     S0Cpu,
     /// QEMU's `poll-weight`.
     S1Weight,
+    /// What `poll-weight` did to the window.
+    S1Window,
     /// A plug around every bio: the host's busy time.
     S3Busy,
     /// A plug around every bio: the hottest symbols.

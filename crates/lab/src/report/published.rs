@@ -13,6 +13,9 @@ impl Published {
             Self::S0Iops => "QEMU's adaptive polling, old against new policy (mailing list, 2026): IOPS",
             Self::S0Cpu => "QEMU's adaptive polling, old against new policy (mailing list, 2026): CPU of an I/O thread",
             Self::S1Weight => "QEMU's poll-weight (cover letter of the same series)",
+            Self::S1Window => {
+                "QEMU's poll-weight, first version of the series: 4k random reads, depth 8, two I/O threads"
+            }
             Self::S3Busy => "A plug around every bio, Linux, 2026: change of the host's busy time",
             Self::S3Symbols => "A plug around every bio, Linux, 2026: the hottest symbols",
             Self::S4Devices => "QEMU with 1 and 100 devices, one of them busy",
@@ -24,6 +27,7 @@ impl Published {
             Self::S0Iops => include_str!("../../assets/published/s0_iops.csv"),
             Self::S0Cpu => include_str!("../../assets/published/s0_cpu.csv"),
             Self::S1Weight => include_str!("../../assets/published/s1_weight.csv"),
+            Self::S1Window => include_str!("../../assets/published/s1_window.csv"),
             Self::S3Busy => include_str!("../../assets/published/s3_busy.csv"),
             Self::S3Symbols => include_str!("../../assets/published/s3_symbols.csv"),
             Self::S4Devices => include_str!("../../assets/published/s4_devices.csv"),
@@ -33,7 +37,7 @@ impl Published {
     /// What is to be said of the comparison.
     fn remark(self) -> Option<&'static str> {
         match self {
-            Self::S0Iops | Self::S0Cpu | Self::S1Weight => {
+            Self::S0Iops | Self::S0Cpu | Self::S1Weight | Self::S1Window => {
                 Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
             }
             Self::S3Busy => {
@@ -49,6 +53,7 @@ impl Published {
             Self::S0Iops => s0_iops(analysis),
             Self::S0Cpu => s0_cpu(analysis),
             Self::S1Weight => s1_weight(analysis),
+            Self::S1Window => s1_window(analysis),
             Self::S3Busy => Vec::new(),
             Self::S3Symbols => s3_symbols(analysis),
             Self::S4Devices => s4_devices(analysis),
@@ -168,6 +173,23 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         (format!("{}, difference to the baseline", metric.name()), Box::new(value))
     };
     [Metric::Iops, Metric::CpuPerIo].map(column).into()
+}
+
+fn s1_window<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
+    let column = |metric: Metric| -> Column<'a> {
+        let value = move |row: &Row<'_>| {
+            let weight = row.field("weight");
+            let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
+            let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
+            let of_load = |load: &Load| {
+                let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
+                analysis.summary(key, metric).map(|summary| figure(summary.median))
+            };
+            analysis.loads.iter().rev().copied().find_map(of_load)
+        };
+        (format!("{}, {}", metric.name(), metric.unit()), Box::new(value))
+    };
+    [Metric::Window, Metric::WindowsReset, Metric::WindowsNearMax].map(column).into()
 }
 
 fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {

@@ -159,9 +159,9 @@ pub struct Polling {
     pub blocks: u64,
     /// The mean window, in nanoseconds.
     pub mean_window_ns: Option<f64>,
-    /// The share of windows that were 0.
+    /// Resets of a source's interval, or of a window, for each wait.
     pub windows_reset: Option<f64>,
-    /// The share of windows near the maximum.
+    /// The share of the time that the window was near the maximum.
     pub windows_near_max: Option<f64>,
 }
 

@@ -25,8 +25,8 @@ struct Counted {
     blocks: u64,
     spin_found_ns: u64,
     spin_wasted_ns: u64,
-    /// Of windows: their sum, those that were 0, and those near the maximum.
-    windows: Option<[u64; 3]>,
+    /// Of windows: their sum, and resets; the time that they were near the maximum, and all time.
+    windows: Option<[u64; 4]>,
 }
 
 impl Telemetry {
@@ -70,7 +70,7 @@ impl Counted {
     fn of(answer: &Value) -> Self {
         let threads = answer["iothreads"].as_array().map(Vec::as_slice).unwrap_or_default();
         let sum = |key: &str| threads.iter().map(|thread| thread[key].as_u64()).sum::<Option<u64>>();
-        let windows = ["window-sum-ns", "windows-zero", "windows-near-max"].map(sum);
+        let windows = ["window-sum-ns", "windows-reset", "window-near-max-ns", "elapsed-ns"].map(sum);
         Self {
             waits: sum("waits").unwrap_or(0),
             hits: sum("hits").unwrap_or(0),
@@ -78,7 +78,7 @@ impl Counted {
             spin_found_ns: sum("spin-found-ns").unwrap_or(0),
             spin_wasted_ns: sum("spin-wasted-ns").unwrap_or(0),
             windows: match windows {
-                [Some(sum), Some(zero), Some(near_max)] => Some([sum, zero, near_max]),
+                [Some(sum), Some(resets), Some(near_max), Some(elapsed)] => Some([sum, resets, near_max, elapsed]),
                 _ => None,
             },
         }
@@ -87,17 +87,15 @@ impl Counted {
     /// Polling between two looks, and the time spun with and without success.
     fn since(&self, before: &Self) -> (Polling, u64, u64) {
         let waits = self.waits.saturating_sub(before.waits);
-        let window = |place: usize| {
-            let (now, before) = (self.windows?[place], before.windows?[place]);
-            (waits > 0).then(|| now.saturating_sub(before) as f64 / waits as f64)
-        };
+        let counted = |place: usize| Some(self.windows?[place].saturating_sub(before.windows?[place]));
+        let share = |place: usize, of: u64| (of > 0).then(|| Some(counted(place)? as f64 / of as f64)).flatten();
         let polling = Polling {
             waits,
             hits: self.hits.saturating_sub(before.hits),
             blocks: self.blocks.saturating_sub(before.blocks),
-            mean_window_ns: window(0),
-            windows_reset: window(1),
-            windows_near_max: window(2),
+            mean_window_ns: share(0, waits),
+            windows_reset: share(1, waits),
+            windows_near_max: share(2, counted(3).unwrap_or(0)),
         };
         let found = self.spin_found_ns.saturating_sub(before.spin_found_ns);
         (polling, found, self.spin_wasted_ns.saturating_sub(before.spin_wasted_ns))
@@ -113,8 +111,9 @@ mod tests {
                                  "spin-wasted-ns": 10 });
         if windows {
             thread["window-sum-ns"] = json!(waits * 100);
-            thread["windows-zero"] = json!(waits / 4);
-            thread["windows-near-max"] = json!(0);
+            thread["windows-reset"] = json!(waits / 4);
+            thread["window-near-max-ns"] = json!(waits * 30);
+            thread["elapsed-ns"] = json!(waits * 120);
         }
         Counted::of(&json!({ "iothreads": [thread.clone(), thread] }))
     }
@@ -124,6 +123,7 @@ mod tests {
         let (polling, found, wasted) = counted(100, 500, true).since(&counted(60, 100, true));
         assert_eq!((polling.waits, polling.hits, polling.blocks), (80, 40, 20));
         assert_eq!((polling.mean_window_ns, polling.windows_reset), (Some(100.0), Some(0.25)));
+        assert_eq!(polling.windows_near_max, Some(0.25));
         assert_eq!((found, wasted), (800, 0));
         let (polling, _, _) = counted(100, 500, false).since(&counted(60, 100, false));
         assert_eq!(polling.mean_window_ns, None);

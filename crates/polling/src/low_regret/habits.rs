@@ -176,14 +176,16 @@ impl Habits {
 
     /// Takes in a wait.
     pub(super) fn observe(&mut self, wait: &Wait<'_>) {
+        let in_vain = wait.blocked && HABITS[self.now()] == Habit::Endless;
+        self.slice.vain += u32::from(in_vain);
         if wait.length.0 > PAUSE {
+            let vain = self.slice.vain;
             self.begin_slice(None);
+            (self.slice.vain, self.is_full) = (vain, vain >= IN_VAIN);
             return;
         }
-        let in_vain = wait.blocked && HABITS[self.now()] == Habit::Endless;
         let slice = &mut self.slice;
         slice.add_wait(wait);
-        slice.vain += u32::from(in_vain);
         let (requests, nanoseconds) = if self.trial.is_some() { TRIAL } else { RESTING };
         let elapsed = slice.elapsed();
         self.is_full = slice.requests >= requests && elapsed >= nanoseconds

@@ -46,6 +46,14 @@ impl Policy for PerSourceWindow {
     fn weighs_block_cost(&self) -> bool {
         false
     }
+
+    fn observes_every_turn(&self) -> bool {
+        true
+    }
+
+    fn resets(&self) -> u64 {
+        self.rule.resets()
+    }
 }
 
 #[cfg(test)]

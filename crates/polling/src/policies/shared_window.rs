@@ -33,6 +33,14 @@ impl Policy for SharedWindow {
     fn weighs_block_cost(&self) -> bool {
         false
     }
+
+    fn observes_every_turn(&self) -> bool {
+        true
+    }
+
+    fn resets(&self) -> u64 {
+        self.rule.resets()
+    }
 }
 
 #[cfg(test)]
@@ -54,14 +62,28 @@ mod tests {
     }
 
     #[test]
-    fn a_hopeless_wait_resets_the_window_when_poll_shrink_is_unset() {
-        let mut policy = SharedWindow::new(&Parameters::default());
-        assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769, 9_000]), [4_000, 8_000, 0, 4_000]);
+    fn a_hopeless_wait_resets_the_window_when_poll_shrink_is_unset_or_zero() {
+        for shrink in [None, Some(0)] {
+            let mut policy = SharedWindow::new(&Parameters { shrink, ..Parameters::default() });
+            assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769, 9_000]), [4_000, 8_000, 0, 4_000]);
+        }
     }
 
     #[test]
-    fn a_hopeless_wait_divides_the_window_when_poll_shrink_is_set_and_zero_means_two() {
-        for (shrink, after) in [(0, 4_000), (2, 4_000), (4, 2_000)] {
+    fn a_wait_as_long_as_the_maximum_neither_grows_a_window_nor_shrinks_it() {
+        let mut policy = SharedWindow::new(&Parameters::default());
+        assert_eq!(windows(&mut policy, &[32_768, 9_000, 32_768, 32_767]), [0, 4_000, 4_000, 8_000]);
+    }
+
+    #[test]
+    fn there_is_nothing_to_learn_from_an_event_that_was_there_already() {
+        let mut policy = SharedWindow::new(&Parameters::default());
+        assert_eq!(windows(&mut policy, &[0, 9_000, 0, 0]), [0, 4_000, 4_000, 4_000]);
+    }
+
+    #[test]
+    fn a_hopeless_wait_divides_the_window_when_poll_shrink_is_set() {
+        for (shrink, after) in [(1, 8_000), (2, 4_000), (4, 2_000)] {
             let parameters = Parameters { shrink: Some(shrink), ..Parameters::default() };
             let mut policy = SharedWindow::new(&parameters);
             assert_eq!(windows(&mut policy, &[9_000, 9_000, 32_769]), [4_000, 8_000, after]);

@@ -11,6 +11,8 @@ pub(crate) struct Weighted {
     weight: u32,
     intervals: PerSlot,
     window: Nanos,
+    /// How often an interval has been forgotten.
+    resets: u64,
 }
 
 impl Weighted {
@@ -22,12 +24,15 @@ impl Weighted {
             weight: parameters.weight_or_default(),
             intervals: PerSlot::default(),
             window: Nanos::ZERO,
+            resets: 0,
         }
     }
 
     /// An interval longer than any window will be is forgotten: waiting for it is the monitor's business.
     fn keep(&mut self, slot: Slot, interval: Nanos) -> Nanos {
-        let kept = if interval > self.max { Nanos::ZERO } else { interval };
+        let is_hopeless = interval > self.max;
+        self.resets += u64::from(is_hopeless);
+        let kept = if is_hopeless { Nanos::ZERO } else { interval };
         self.intervals.set(slot, kept);
         kept
     }
@@ -74,6 +79,14 @@ impl Policy for Weighted {
     fn weighs_block_cost(&self) -> bool {
         false
     }
+
+    fn observes_every_turn(&self) -> bool {
+        true
+    }
+
+    fn resets(&self) -> u64 {
+        self.resets
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +118,22 @@ mod tests {
         let (intervals, windows) = one_source(&[8_000, 16_000, 40_000, 40_000]);
         assert_eq!(intervals, [8_000, 9_000, 12_875, 16_266]);
         assert_eq!(windows, [8_000, 16_000, 16_000, 32_000]);
+    }
+
+    #[test]
+    fn events_that_were_there_already_pull_the_interval_down_and_the_window_after_it() {
+        let (intervals, windows) = one_source(&[16_000, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(intervals, [16_000, 14_000, 12_250, 10_719, 9_380, 8_208, 7_182]);
+        assert_eq!(windows, [16_000, 16_000, 16_000, 16_000, 16_000, 16_000, 8_000]);
+    }
+
+    #[test]
+    fn an_interval_that_is_forgotten_is_a_reset_and_a_window_that_shrinks_is_none() {
+        let mut policy = Weighted::new(&Parameters::default());
+        for (length, resets) in [(16_000, 0), (40_000, 0), (300_000, 1), (300_000, 2), (1_000, 2)] {
+            policy.observe(&wait(length, &[active(0, true)]));
+            assert_eq!(policy.resets(), resets);
+        }
     }
 
     #[test]

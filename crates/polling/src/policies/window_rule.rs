@@ -1,4 +1,7 @@
 //! How QEMU moved a window up to 11.0, once per thread and later once per source.
+//!
+//! `util/aio-posix.c` of qemu.git: `aio_poll` at f2465433 has it for the thread, `adjust_polling_time` at 0462a32b for each
+//! handler.
 
 use crate::{Nanos, Parameters};
 
@@ -8,7 +11,7 @@ const FIRST: Nanos = Nanos(4_000);
 /// What to do with the window after a wait so long that spinning for it is out of the question.
 #[derive(Clone, Copy)]
 enum Shrink {
-    /// `poll-shrink` was left unset: QEMU started over.
+    /// `poll-shrink` was left unset, or 0: QEMU started over.
     ToZero,
     By(u64),
 }
@@ -19,27 +22,43 @@ pub(crate) struct WindowRule {
     max: Nanos,
     grow: u64,
     shrink: Shrink,
+    resets: u64,
 }
 
 impl WindowRule {
     pub(crate) fn new(parameters: &Parameters) -> Self {
         let shrink = match parameters.shrink {
-            None => Shrink::ToZero,
-            Some(_) => Shrink::By(parameters.shrink_or_default()),
+            None | Some(0) => Shrink::ToZero,
+            Some(divisor) => Shrink::By(divisor),
         };
-        Self { max: parameters.max.unwrap_or(Parameters::QEMU_MAX), grow: parameters.grow_or_default(), shrink }
+        Self {
+            max: parameters.max.unwrap_or(Parameters::QEMU_MAX),
+            grow: parameters.grow_or_default(),
+            shrink,
+            resets: 0,
+        }
+    }
+
+    /// How often a window has been set to nothing.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets
     }
 
     /// The window that follows `window` after a wait of `length`.
-    pub(crate) fn next(&self, window: Nanos, length: Nanos) -> Nanos {
+    pub(crate) fn next(&mut self, window: Nanos, length: Nanos) -> Nanos {
         if length <= window {
             return window;
         }
         if length > self.max {
-            return match self.shrink {
+            let shrunk = match self.shrink {
                 Shrink::ToZero => Nanos::ZERO,
                 Shrink::By(divisor) => Nanos(window.0 / divisor),
             };
+            self.resets += u64::from(shrunk == Nanos::ZERO);
+            return shrunk;
+        }
+        if length == self.max {
+            return window;
         }
         let grown = if window == Nanos::ZERO { FIRST } else { Nanos(window.0.saturating_mul(self.grow)) };
         grown.min(self.max)

@@ -1,7 +1,7 @@
 //! One policy on one trace.
 
 use crate::trace::{Ready, Trace};
-use crate::{Active, LastWait, Nanos, Policy, Standing, Wait};
+use crate::{Active, EventKind, LastWait, Nanos, Policy, Standing, Wait};
 
 /// What a policy's windows came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,16 +33,19 @@ pub(super) fn run(policy: &mut dyn Policy, trace: &Trace, wakeup: Nanos) -> Tall
     let mut active = ActiveList::default();
     let mut last = LastWait::default();
     for (record, length) in trace.waits.iter().zip(trace.true_lengths()) {
+        let active = active.after(length, &record.ready);
+        if record.length == Nanos::ZERO {
+            // No wait, and no more than the loop tells of it.
+            if policy.observes_every_turn() {
+                policy.observe(&Wait { length, spun: length, blocked: false, active });
+            }
+            continue;
+        }
         let in_flight = record.in_flight;
         let window = policy.window(&Standing { in_flight, last, ..Standing::default() });
         let blocked = tally.add(length, window);
         let seen = if blocked { length + wakeup } else { length };
-        policy.observe(&Wait {
-            length: seen,
-            spun: length.min(window),
-            blocked,
-            active: active.after(length, &record.ready),
-        });
+        policy.observe(&Wait { length: seen, spun: length.min(window), blocked, active });
         last = LastWait { kind: record.ended_by, length: seen };
     }
     tally
@@ -50,13 +53,16 @@ pub(super) fn run(policy: &mut dyn Policy, trace: &Trace, wakeup: Nanos) -> Tall
 
 /// The active list, followed through a trace.
 ///
-/// A source is on it from its first event until [`IDLE`](Self::IDLE) without one, which is what the loop does too.
+/// A guest's queue is on it from its first event until [`IDLE`](Self::IDLE) without one, and engines are always, which is
+/// what the loop does too.
 #[derive(Default)]
 struct ActiveList {
     sources: Vec<Active>,
     /// When each of `sources` was last ready.
     last_ready: Vec<Nanos>,
     clock: Nanos,
+    /// When somebody last looked for those without an event.
+    looked: Nanos,
 }
 
 impl ActiveList {
@@ -80,14 +86,18 @@ impl ActiveList {
                 }
             }
         }
-        self.drop_idle();
+        if self.clock - self.looked >= Nanos(Self::IDLE.0 / 4) {
+            self.looked = self.clock;
+            self.drop_idle();
+        }
         &self.sources
     }
 
     fn drop_idle(&mut self) {
         let mut index = 0;
         while index < self.sources.len() {
-            if self.clock - self.last_ready[index] > Self::IDLE {
+            let is_engine = self.sources[index].kind == EventKind::Completion;
+            if !is_engine && self.clock - self.last_ready[index] >= Self::IDLE {
                 self.sources.swap_remove(index);
                 self.last_ready.swap_remove(index);
             } else {
@@ -100,7 +110,7 @@ impl ActiveList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EventKind, Slot};
+    use crate::Slot;
 
     fn ready(slots: &[u32]) -> Ready {
         let mut ready = Ready::default();

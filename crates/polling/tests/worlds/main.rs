@@ -173,12 +173,18 @@ fn in_a_world_that_stays_as_it_is_trials_cost_less_than_a_fiftieth() {
 
 #[test]
 fn a_thread_whose_load_has_gone_does_not_burn() {
+    for (rate, at_random) in [(300, true), (50, true), (50, false), (10, false)] {
+        load_goes(Load::Open { every: 1_000 * MS / rate, at_random });
+    }
+}
+
+fn load_goes(load: Load) {
     let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
     let mut running = Running::new(blocking(LOOP, 1), policy.as_mut());
     running.run(1_000 * MS);
     let busy = running.run(100 * MS);
     assert!(busy.spun * 10 > busy.elapsed * 7, "or there is nothing to stop: {busy:?}");
-    running.change(per_second(LOOP, 50));
-    let spun = running.run(2_000 * MS).spun;
-    assert!(spun <= 10 * MS, "spun for {spun} ns of two seconds");
+    running.change(World { load, ..LOOP });
+    let spun = running.run(4_000 * MS).spun;
+    assert!(spun <= 60 * MS, "spun for {spun} ns of four seconds under {load:?}");
 }

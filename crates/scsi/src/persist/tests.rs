@@ -32,6 +32,18 @@ fn a_register_with_another_key_than_the_registered_one_conflicts_and_one_that_ig
     assert_eq!(read(&mut rig, 0)[8..16], 8_u64.to_be_bytes());
 }
 
+/// SPC-5, basic PERSISTENT RESERVE OUT parameter list: eight bytes, the most significant first.
+#[test]
+fn a_key_is_all_of_its_eight_bytes() {
+    let mut rig = Rig::new(config());
+    let nexus = rig.nexus.clone();
+    for (before, key) in [(0, 0x0102_0304_0506_0708), (0x0102_0304_0506_0708, 0xff00_0000_0000_0000)] {
+        out(&mut rig, &nexus, REGISTER, 0, before, key).good();
+        assert_eq!(read(&mut rig, 0)[8..16], key.to_be_bytes());
+    }
+    assert_eq!(out(&mut rig, &nexus, RESERVE, 1, 0, 0).status, Status::ReservationConflict);
+}
+
 /// SPC-5, READ KEYS service action.
 #[test]
 fn read_keys_returns_generation_and_keys_as_far_as_there_is_room() {

@@ -104,6 +104,9 @@ fn what_others_have_reserved_is_theirs() {
     assert_eq!(to.state().reservations.key_of(B), None, "nothing has changed");
     to.set_medium(Medium::Stopped);
     from.state().reservations = Default::default();
+    from.state().reservations.reserve_unit(A).unwrap();
+    assert_eq!(moved(&from, &to), Err(UnitStateError::Reserved), "a unit has either kind of reservations");
+    from.state().reservations.release_unit(A).unwrap();
     moved(&from, &to).unwrap();
     assert_eq!(to.state().medium, Medium::Stopped, "it is the other's, too");
 }

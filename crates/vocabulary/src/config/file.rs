@@ -352,8 +352,8 @@ iothread = \"io0\"
         let config = ConfigFile::read("egret.toml", GOOD).unwrap().config().unwrap();
         let text = effective(&config);
         for line in [
-            "poll-policy = \"weighted\"",
-            "poll-weight = 3",
+            "poll-policy = \"low-regret\"",
+            "poll-price = 1",
             "poll-idle-ms = 7000",
             "aio = \"threads\"",
             "queue-size = 128",

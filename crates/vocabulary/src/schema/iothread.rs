@@ -22,7 +22,7 @@ const DEFAULT_PRICE: u64 = 1;
 options! {
     /// An event loop on a thread of its own.
     ///
-    /// Where 0 stands for the default, as in QEMU, it is kept as 0: a policy may tell 0 from unset.
+    /// Where 0 stands for the default, as in QEMU, it is kept as 0.
     #[serde(remote = "Self")]
     pub struct IoThread {
         /// Name of the object, and of its thread in `top -H`.
@@ -32,7 +32,7 @@ options! {
         poll_max_ns: Option<u64>, ValueType::Number(0, LARGEST, "ns"), unset "the policy's own";
         /// What a polling window is multiplied by when it grows; 0 is the default.
         poll_grow: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_GROW;
-        /// What a polling window is divided by when it shrinks; 0 is the default. Where it is left unset,
+        /// What a polling window is divided by when it shrinks; 0 is the default. Where it is 0 or left unset,
         /// `shared-window` and `per-source-window` start over from 0, as the QEMU versions they come from do.
         poll_shrink: Option<u64>, ValueType::Number(0, LARGEST, ""), unset DEFAULT_SHRINK;
         /// A new interval counts 2^-weight in a source's average (`weighted`); 0 is the default.
@@ -44,7 +44,8 @@ options! {
         /// Most worker threads: for `aio=threads`, and for what other engines cannot do. Of several disks on the I/O
         /// thread none has more of them than it leaves free, so that one that hangs leaves half.
         thread_pool_max: u32, ValueType::Number(1, LARGEST_POOL, "threads"), default 64;
-        /// When to spin and for how long. Egret's own.
+        /// When to spin and for how long. Left unset, it is `weighted` where one of QEMU's `poll-grow`, `poll-shrink` and
+        /// `poll-weight` is set. Egret's own.
         #[serde(with = "as_word::optional")]
         poll_policy: Option<PolicyKind>, ValueType::Word(words::<PolicyKind>), unset IoThread::DEFAULT_POLICY;
         /// Nanoseconds of CPU that one nanosecond of latency is worth (`low-regret`). Egret's own.
@@ -81,8 +82,8 @@ const FOREIGN_OBJECTS: &[&str] = &[
 object!(IoThread, "iothread", "id", &SHAPE);
 
 impl IoThread {
-    /// `poll-policy` where it is left unset.
-    pub const DEFAULT_POLICY: PolicyKind = PolicyKind::Weighted;
+    /// `poll-policy` where it is left unset, and none of QEMU's properties asks for QEMU's own.
+    pub const DEFAULT_POLICY: PolicyKind = PolicyKind::LowRegret;
 
     /// An I/O thread with every property left at its default.
     pub fn new(id: impl Into<String>) -> Self {
@@ -109,7 +110,14 @@ impl IoThread {
 
     /// The policy in force.
     pub fn policy(&self) -> PolicyKind {
-        self.poll_policy.unwrap_or(Self::DEFAULT_POLICY)
+        let unset = if self.asks_for_qemus() { PolicyKind::Weighted } else { Self::DEFAULT_POLICY };
+        self.poll_policy.unwrap_or(unset)
+    }
+
+    /// Whether no policy is named, and a property is set that shapes QEMU's: a line that was written for QEMU means that one.
+    pub fn asks_for_qemus(&self) -> bool {
+        let is_set = [self.poll_grow.is_some(), self.poll_shrink.is_some(), self.poll_weight.is_some()];
+        self.poll_policy.is_none() && is_set.contains(&true)
     }
 
     /// The same with one property changed; null takes back what was said of it. Another policy forgets the properties that it has no use for.
@@ -150,13 +158,13 @@ impl IoThread {
     }
 
     /// A polling property as it is in force: 0 and unset are the default, except that a price of 0 is one, and that an
-    /// unset `poll-shrink` has no number where windows start over (`None`).
+    /// unset `poll-shrink`, or 0, has no number where windows start over (`None`).
     pub fn effective(&self, property: Property) -> Option<u64> {
         let or = |value: Option<u64>, default| Some(value.filter(|&value| value != 0).unwrap_or(default));
         match property {
             Property::Max => Some(self.parameters().max_for(self.policy()).0.min(LARGEST)),
             Property::Grow => or(self.poll_grow, DEFAULT_GROW),
-            Property::Shrink if self.poll_shrink.is_none() && self.policy().starts_over() => None,
+            Property::Shrink if self.poll_shrink.is_none_or(|by| by == 0) && self.policy().starts_over() => None,
             Property::Shrink => or(self.poll_shrink, DEFAULT_SHRINK),
             Property::Weight => or(self.poll_weight.map(u64::from), DEFAULT_WEIGHT),
             Property::Price => Some(self.poll_price.map_or(DEFAULT_PRICE, u64::from)),

@@ -145,6 +145,9 @@ fn what_is_left_out_means_what_the_tables_say() {
     check::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s", Some("vhost-user-blk"), |_| {});
     let scsi = "vhost-user-scsi,id=e,luns.0.lun=0,luns.0.node-name=d,addr.type=unix,addr.path=/s";
     check::<Export>(scsi, Some("vhost-user-scsi"), |_| {});
+    for (text, policy) in [("id=io0", PolicyKind::LowRegret), ("id=io0,poll-shrink=0", PolicyKind::Weighted)] {
+        assert_eq!(read::<IoThread>(text).unwrap().policy(), policy, "{text}");
+    }
     assert_eq!(read::<IoThread>("id=io0").unwrap(), IoThread::new("io0"));
     let addr = Addr::Unix(UnixAddr { path: "/s".to_owned() });
     assert_eq!(

@@ -1,0 +1,32 @@
+//! One window for every wait.
+
+use crate::{Nanos, Policy, Slot, Standing, Wait};
+
+/// Spins for so long, always, and then blocks: what the lab draws the line with that learning has to beat.
+pub(crate) struct Fixed {
+    window: Nanos,
+}
+
+impl Fixed {
+    pub(crate) fn new(window: Nanos) -> Self {
+        Self { window }
+    }
+}
+
+impl Policy for Fixed {
+    fn window(&mut self, _before: &Standing) -> Nanos {
+        self.window
+    }
+
+    fn observe(&mut self, _wait: &Wait<'_>) {}
+
+    fn forget(&mut self, _slot: Slot) {}
+
+    fn window_now(&self) -> Nanos {
+        self.window
+    }
+
+    fn weighs_block_cost(&self) -> bool {
+        false
+    }
+}
