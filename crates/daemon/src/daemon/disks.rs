@@ -2,8 +2,8 @@
 //!
 //! Open are those that are exported, and those that no other blockdev lies over: a blockdev below another is opened
 //! with that one. An image is open for writing while an export writes, or always where `auto-read-only=off` asks for
-//! that, and locked while it is exported, or while its exports' rings run: as in QEMU, a blockdev that nobody uses keeps nobody else from its image,
-//! another blockdev of this daemon's among them.
+//! that, and locked while it is exported, or while its exports' rings run: as in QEMU, a blockdev that nobody uses keeps
+//! nobody else from its image, another blockdev of this daemon's among them.
 
 use std::sync::Arc;
 
