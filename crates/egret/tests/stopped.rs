@@ -9,7 +9,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use egret_faultdisk::{Effect, Fault, IoType, Order, Survivors};
+use egret_faultdisk::{Effect, ErrnoName, Fault, IoType, Order, Survivors};
+use egret_lab::disks::LoopDevice;
 use egret_loadgen::client::{Client, ClientOptions};
 use egret_loadgen::load::{self, Span, Spec};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -227,6 +228,47 @@ fn a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_whe
         assert_eq!(stats[0]["stats"]["failed_wr_operations"], 0, "{aio}");
         assert!(server.terminate().success());
     }
+}
+
+#[test]
+fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_lets_it_go_on() {
+    let test = "a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_lets_it_go_on";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let device = LoopDevice::over(&faulty.path()).unwrap();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=off").export(
+        "e0",
+        "d0",
+        &socket,
+        "writable=on,werror=stop",
+    );
+    let _server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap();
+    let effect = Effect::Errno(ErrnoName::Eio);
+    let once = Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect };
+    faulty.tell(Order::Inject(once)).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| disk.first().flush().unwrap());
+        // The second time for what the first has lost: the disk itself is well.
+        for _ in 0..2 {
+            let told = qmp.event("BLOCK_IO_ERROR");
+            assert_eq!((&told["action"], &told["operation"]), (&json!("stop"), &json!("write")));
+            assert!(told["reason"].as_str().unwrap().contains("no flush succeeds before blockdev-reopen"), "{told}");
+            resume(&mut qmp);
+        }
+        qmp.event("BLOCK_IO_ERROR");
+        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path()});
+        qmp.run("blockdev-reopen", json!({"options": [node]}));
+        assert!(!client.is_finished());
+        resume(&mut qmp);
+        client.join().unwrap();
+    });
 }
 
 #[test]
