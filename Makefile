@@ -40,7 +40,8 @@ test: guest
 
 # What is released, without the checks of a debug build and as the optimiser has it: the daemon in the tests that start
 # one, and what threads share without locks in its own tests.
-PROCESS_TESTS = access activation descriptors failures hostile libblkio life limits live monitors power qmp reserve takeover
+PROCESS_TESTS = access activation descriptors examples failures hostile libblkio life limits live monitors power qmp reserve soak \
+                takeover
 LOCK_FREE = egret-event-loop egret-scsi egret-virtio egret-vring
 
 test-release: build
