@@ -7,7 +7,7 @@
 
 use super::price::Price;
 use super::slice::{Sample, Slice, Tally};
-use crate::{BlockCost, Standing, Wait};
+use crate::{BlockCost, EventKind, Standing, Wait};
 
 /// How to wait; to try another is one more line here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ const RESTING: (u32, u64) = (32, 1_000_000);
 const AT_MOST: u64 = 10_000_000;
 /// A wait so long is none between two requests of one load: it begins a slice anew.
 const PAUSE: u64 = 15_000_000;
+/// To spin for so long for what is no request is nothing to learn from.
+const SHORT: u64 = 100_000;
 /// Waits with hardly any requests between them come to nothing.
 const MOST_WAITS: u32 = 256;
 
@@ -99,6 +101,8 @@ pub(super) struct Habits {
     slice: Slice,
     /// The slice is long enough: it ends with the coming wait, for which the thread's CPU time is asked.
     is_full: bool,
+    /// The last wait was spun for to its end, and was not short.
+    spun_to_end: bool,
     /// The thread's CPU time when the slice began.
     cpu: Option<u64>,
     trial: Option<Trial>,
@@ -122,6 +126,7 @@ impl Habits {
             in_force: LEARNED,
             slice: Slice::default(),
             is_full: false,
+            spun_to_end: false,
             cpu: None,
             trial: None,
             rivals: Default::default(),
@@ -169,6 +174,11 @@ impl Habits {
     /// Takes in what was done since the last wait.
     pub(super) fn resume(&mut self, before: &Standing) {
         self.slice.add_done(before);
+        // A timer ended it, or a message, and no request did: who spins for those never sleeps where they come often.
+        if self.spun_to_end && before.last.kind == EventKind::Other && before.done.requests == 0 {
+            self.slice.vain += 1;
+            self.is_full |= self.slice.vain >= IN_VAIN;
+        }
         if self.is_full {
             self.close(before.cpu.map(|cpu| cpu.0));
         }
@@ -176,7 +186,9 @@ impl Habits {
 
     /// Takes in a wait.
     pub(super) fn observe(&mut self, wait: &Wait<'_>) {
-        let in_vain = wait.blocked && HABITS[self.now()] == Habit::Endless;
+        let endless = HABITS[self.now()] == Habit::Endless;
+        let in_vain = endless && wait.blocked;
+        self.spun_to_end = endless && !wait.blocked && wait.spun.0 > SHORT;
         self.slice.vain += u32::from(in_vain);
         if wait.length.0 > PAUSE {
             let vain = self.slice.vain;

@@ -4,7 +4,9 @@
 
 mod world;
 
-use egret_polling::{BlockCost, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
+use egret_polling::{
+    BlockCost, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build,
+};
 use world::{Client, Disk, Load, Running, Wakeup, World};
 
 const MS: u64 = 1_000_000;
@@ -187,4 +189,22 @@ fn load_goes(load: Load) {
     running.change(World { load, ..LOOP });
     let spun = running.run(4_000 * MS).spun;
     assert!(spun <= 60 * MS, "spun for {spun} ns of four seconds under {load:?}");
+}
+
+#[test]
+fn a_thread_that_only_timers_wake_sleeps_until_they_do() {
+    let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
+    let mut running = Running::new(blocking(LOOP, 1), policy.as_mut());
+    running.run(1_000 * MS);
+    let busy = running.run(100 * MS);
+    assert!(busy.spun * 10 > busy.elapsed * 7, "or there is nothing to stop: {busy:?}");
+    let timer = Nanos(MS);
+    let last = LastWait { kind: EventKind::Other, length: timer };
+    let spins = (0..4_000).map(|_| {
+        let window = policy.window(&Standing { last, ..Standing::default() });
+        policy.observe(&Wait { length: timer, spun: window.min(timer), blocked: window < timer, active: &[] });
+        window.min(timer).0
+    });
+    let spun: u64 = spins.sum();
+    assert!(spun <= 60 * MS, "spun for {spun} ns of four seconds");
 }
