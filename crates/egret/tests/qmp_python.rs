@@ -58,6 +58,7 @@ qom-get path=/objects/io0 property=poll-policy
 query-iothreads
 blockdev-add driver=file node-name=d0 filename=PLACE/image cache={"direct":false}
 block-export-add type=vhost-user-blk id=e0 node-name=d0 iothread=io0 writable=true addr={"type":"unix","path":"PLACE/e0"}
+block-export-resume id=e0
 query-block-exports
 blockdev-reopen options=[{"driver":"file","node-name":"d0","filename":"PLACE/image","discard":"unmap"}]
 egret-move-queue id=e0 queue=0 iothread=io1

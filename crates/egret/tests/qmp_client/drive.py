@@ -46,7 +46,8 @@ async def main():
     export = {"type": "vhost-user-blk", "id": "e0", "node-name": "d0", "iothread": "io0", "writable": True,
               "addr": {"type": "unix", "path": f"{PLACE}/e0.sock"}}
     await drive("block-export-add", export)
-    assert (await drive("query-block-exports"))[0]["id"] == "e0"
+    await drive("block-export-resume", {"id": "e0"})
+    assert (await drive("query-block-exports"))[0]["io-status"] == "ok"
     reopened = {"driver": "file", "node-name": "d0", "filename": f"{PLACE}/disk.img", "discard": "unmap"}
     assert "pause-ns" in await drive("blockdev-reopen", {"options": [reopened]})
     limits = {"bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 100000, "iops_rd": 0, "iops_wr": 0}
