@@ -100,7 +100,7 @@ pub struct SetState {
 
 /// What is to go wrong on a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct DebugRules {
     /// Errors.
     pub inject_error: Vec<InjectError>,
     /// States.
@@ -110,7 +110,7 @@ pub struct Rules {
 /// A disk's rules, and how far they have come.
 #[derive(Debug)]
 pub(crate) struct Blkdebug {
-    rules: Rules,
+    rules: DebugRules,
     progress: Mutex<Progress>,
 }
 
@@ -125,7 +125,7 @@ struct Progress {
 
 impl Blkdebug {
     /// `None` if nothing is to go wrong.
-    pub(crate) fn new(rules: &Rules) -> Option<Self> {
+    pub(crate) fn new(rules: &DebugRules) -> Option<Self> {
         if rules.inject_error.is_empty() {
             return None;
         }
@@ -191,7 +191,7 @@ mod tests {
 
     /// The errors of requests for these sectors, one after the other.
     fn struck(inject_error: &[InjectError], set_state: &[SetState], asked: &[(Op, u64)]) -> Vec<Option<Errno>> {
-        let rules = Rules { inject_error: inject_error.to_vec(), set_state: set_state.to_vec() };
+        let rules = DebugRules { inject_error: inject_error.to_vec(), set_state: set_state.to_vec() };
         let blkdebug = Blkdebug::new(&rules).unwrap();
         let strike = |&(op, sector): &(Op, u64)| {
             let len = if op == Op::Flush { 0 } else { 1024 };

@@ -51,7 +51,7 @@ mod sync {
     pub(crate) use std::sync::{Condvar, Mutex};
 }
 
-pub use blkdebug::{DebugEvent, InjectError, IoType, Rules, SetState};
+pub use blkdebug::{DebugEvent, DebugRules, InjectError, IoType, SetState};
 pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};

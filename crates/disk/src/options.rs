@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use egret_event_loop::Nanos;
 
-use crate::blkdebug::Rules;
+use crate::blkdebug::DebugRules;
 
 /// Everything [`Disk::open`](crate::Disk::open) needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Options {
     /// Whether the page cache drops what it has of the image when it becomes active.
     pub drop_cache: bool,
     /// Errors that are injected on purpose.
-    pub blkdebug: Rules,
+    pub blkdebug: DebugRules,
 }
 
 impl Options {
@@ -57,7 +57,7 @@ impl Options {
             locking: Locking::default(),
             allow_inactive: false,
             drop_cache: true,
-            blkdebug: Rules::default(),
+            blkdebug: DebugRules::default(),
         }
     }
 }

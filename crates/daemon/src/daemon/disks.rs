@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use egret_disk::{DebugEvent, Disk, Driver, InjectError, IoType, Locking, Options, Rules, SetState};
+use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Locking, Options, SetState};
 use egret_event_loop::Nanos;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
@@ -280,7 +280,7 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
 }
 
 /// What the layers of a disk have go wrong.
-fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> Rules {
+fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> DebugRules {
     let inject_error = |error: &schema::InjectError| {
         let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
         let iotype = iotype.map(|iotype| match iotype {
@@ -297,7 +297,7 @@ fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> Rules {
         let schema::SetState { event, state, new_state } = *change;
         SetState { event: debug_event(event), state, new_state }
     };
-    Rules {
+    DebugRules {
         inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
         set_state: layers.iter().flat_map(|(_, changes)| changes.iter().map(set_state)).collect(),
     }
