@@ -98,12 +98,11 @@ fn begin(input: &mut Input<'_>) -> (Peer, Export) {
         id: format!("{THREAD}-e0"),
         address: Address::Fd(theirs.into()),
         access: Access::default(),
-        device,
         memory: MemoryRules::default(),
         kickless: Kickless::default(),
         errors: ErrorPolicy::default(),
     };
-    let export = Export::start(config, disk, vec![IO.clone()]).expect("an export");
+    let export = Export::start(config, device, disk, vec![IO.clone()]).expect("an export");
     (Peer::new(ours, input), export)
 }
 

@@ -56,6 +56,7 @@ pub use disk::{Active, Disk, Standing};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::{Action, Failure};
+pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
 pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};

@@ -59,14 +59,14 @@ impl Usage {
 
 /// How long an image may be locked before that is an error. Long enough for what a dead daemon's disk has to end, and for
 /// a supervisor that counts how often the next one fails.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 3000 });
+pub const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 3000 });
 /// How often one looks meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+pub const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Takes the locks of a reader, or of a writer; a disk's guest lets others read, and nothing else. Waits for them, but not
 /// for ever.
 pub(crate) fn lock(file: &File, path: &Path, usage: Usage) -> Result<(), OpenCause> {
-    let patience_ends = Instant::now() + PATIENCE;
+    let patience_ends = Instant::now() + LOCK_PATIENCE;
     loop {
         match try_lock(file, path, usage) {
             Err(OpenCause::Locked { .. }) if Instant::now() < patience_ends => thread::sleep(LOOK_AGAIN),

@@ -4,12 +4,15 @@
 //! answers. It is not touched. A back-end may give a channel of its own instead, and ours is memory: it never blocks, and is
 //! no longer than we have made it.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use egret_virtio::{Device, STATE_HEADER, StateError, state_len};
 use egret_vring::memory::{GuestMemory, MemoryError, Region};
 use egret_vring::vhost_user::NO_FD;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{SealFlags, fcntl_add_seals};
+
+use crate::memory_file::memory_file;
 
 /// The longest state: of some thirty thousand logical units.
 const LONGEST: usize = 1 << 20;
@@ -50,7 +53,7 @@ pub(crate) enum TransferError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    System(#[from] std::io::Error),
+    System(#[from] io::Error),
 }
 
 /// The state of a device, to be read.
@@ -61,13 +64,13 @@ pub(crate) fn save(device: &dyn Device) -> Result<OwnedFd, TransferError> {
     }
     let file = channel(state.len())?;
     map(file.as_fd(), state.len())?.write(0, &state);
-    fcntl_add_seals(&file, SealFlags::WRITE).map_err(std::io::Error::from)?;
+    fcntl_add_seals(&file, SealFlags::WRITE).map_err(io::Error::from)?;
     Ok(file)
 }
 
 /// Where a state is to be written.
 pub(crate) fn begin_to_load() -> Result<OwnedFd, TransferError> {
-    channel(LONGEST)
+    Ok(channel(LONGEST)?)
 }
 
 /// Has the device go on with what was written.
@@ -85,15 +88,8 @@ pub(crate) fn load(device: &dyn Device, file: &OwnedFd) -> Result<(), TransferEr
     Ok(device.load(&state)?)
 }
 
-/// Memory of that length, which it keeps.
-fn channel(len: usize) -> Result<OwnedFd, TransferError> {
-    let made = || -> rustix::io::Result<OwnedFd> {
-        let file = memfd_create("egret-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, len as u64)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-        Ok(file)
-    };
-    Ok(made().map_err(std::io::Error::from)?)
+fn channel(len: usize) -> io::Result<OwnedFd> {
+    memory_file("egret-state", len as u64, SealFlags::empty())
 }
 
 /// Mapped, because a file's position is its reader's and writer's.

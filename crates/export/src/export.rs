@@ -23,7 +23,7 @@ use crate::socket::Access;
 use crate::stats::{QueueCounters, QueueStats};
 use crate::worker::{Kickless, Worker};
 
-/// How an export is to be.
+/// How an export is to be, whatever its device is.
 #[derive(Debug)]
 pub struct ExportConfig {
     /// Its name, for the log and the thread.
@@ -32,8 +32,6 @@ pub struct ExportConfig {
     pub address: Address,
     /// Who may connect there.
     pub access: Access,
-    /// What the guest sees.
-    pub device: BlkConfig,
     /// What its clients may hand over as guest memory.
     pub memory: MemoryRules,
     /// What becomes of queues that their client asks to be polled.
@@ -94,16 +92,6 @@ impl Stop {
     }
 }
 
-/// What the configurations of all devices' exports have.
-pub(crate) struct Common {
-    pub(crate) id: String,
-    pub(crate) address: Address,
-    pub(crate) access: Access,
-    pub(crate) memory: MemoryRules,
-    pub(crate) kickless: Kickless,
-    pub(crate) errors: ErrorPolicy,
-}
-
 /// The device, for what is done to it from outside.
 #[derive(Clone)]
 pub(crate) enum DeviceType {
@@ -130,20 +118,23 @@ impl Export {
     /// # Panics
     ///
     /// If there is no loop.
-    pub fn start(config: ExportConfig, disk: Arc<Disk>, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ExportConfig { id, address, access, device, memory, kickless, errors } = config;
-        let blk = Blk::new(device).map_err(|e| ExportError::Device(id.clone(), e))?;
-        let common = Common { id, address, access, memory, kickless, errors };
-        Self::listen(common, DeviceType::Blk(blk), vec![Some(disk)], loops)
+    pub fn start(
+        config: ExportConfig,
+        device: BlkConfig,
+        disk: Arc<Disk>,
+        loops: Vec<LoopHandle<Worker>>,
+    ) -> Result<Self, ExportError> {
+        let blk = Blk::new(device).map_err(|e| ExportError::Device(config.id.clone(), e))?;
+        Self::listen(config, DeviceType::Blk(blk), vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
-        common: Common,
+        config: ExportConfig,
         kind: DeviceType,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
-        let Common { id, address, access, memory, kickless, errors } = common;
+        let ExportConfig { id, address, access, memory, kickless, errors } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
         let stop = Stop(EventNotifier::new().map_err(system)?);

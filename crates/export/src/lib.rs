@@ -24,6 +24,7 @@ mod export;
 mod latency;
 mod listener;
 mod luns;
+mod memory_file;
 mod moves;
 mod peer_fd;
 mod peer_log;
@@ -44,7 +45,6 @@ pub use latency::Latencies;
 pub use listener::{Address, ListenError};
 pub use luns::{
     Change, ConfigError, DiscardConfig, Keeper, LeavingDisk, LogicalUnit, LunConfig, Naa, NexusId, Registered,
-    ScsiExportConfig,
 };
 pub use moves::Pause;
 pub use reopen::{DiskSwap, reopen};

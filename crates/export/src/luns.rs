@@ -10,43 +10,19 @@ use egret_disk::{Active, Disk};
 use egret_event_loop::{LoopHandle, SourceId};
 use egret_virtio::DiskKey;
 use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
-use egret_vring::memory::MemoryRules;
 
-use crate::errors::ErrorPolicy;
-use crate::export::{Common, DeviceType, Export, ExportError};
-use crate::listener::Address;
+use crate::export::{DeviceType, Export, ExportConfig, ExportError};
 use crate::queues::{RunningQueue, lock};
-use crate::socket::Access;
-use crate::worker::{Kickless, Worker};
+use crate::worker::Worker;
 
 pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
 /// The event queue's number.
 const EVENTS: usize = 1;
 
-/// How an export of a virtio-scsi device is to be.
-#[derive(Debug)]
-pub struct ScsiExportConfig {
-    /// Its name, for the log and the thread.
-    pub id: String,
-    /// Where clients find it.
-    pub address: Address,
-    /// Who may connect there.
-    pub access: Access,
-    /// What the guest sees of it.
-    pub device: ScsiConfig,
-    /// The logical units that it begins with, which other exports of the same disk may have, too.
-    pub luns: Vec<(LunAddress, Arc<LogicalUnit>, Arc<Disk>)>,
-    /// What its clients may hand over as guest memory.
-    pub memory: MemoryRules,
-    /// What becomes of queues that their client asks to be polled.
-    pub kickless: Kickless,
-    /// What is done about requests that fail.
-    pub errors: ErrorPolicy,
-}
-
 impl Export {
-    /// Begins to listen. Request queue `i` runs on the loop `i % loops.len()`, and what else there is on the first.
+    /// Begins to listen, with some logical units, which other exports of the same disks may have, too. Request queue `i` runs on
+    /// the loop `i % loops.len()`, and what else there is on the first.
     ///
     /// # Errors
     ///
@@ -55,9 +31,14 @@ impl Export {
     /// # Panics
     ///
     /// If there is no loop.
-    pub fn start_scsi(config: ScsiExportConfig, loops: Vec<LoopHandle<Worker>>) -> Result<Self, ExportError> {
-        let ScsiExportConfig { id, address, access, device, luns, memory, kickless, errors } = config;
-        let scsi = Scsi::new(device, &id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
+    pub fn start_scsi(
+        config: ExportConfig,
+        device: ScsiConfig,
+        luns: Vec<(LunAddress, Arc<LogicalUnit>, Arc<Disk>)>,
+        loops: Vec<LoopHandle<Worker>>,
+    ) -> Result<Self, ExportError> {
+        let id = &config.id;
+        let scsi = Scsi::new(device, id).map_err(|e| ExportError::Scsi(id.clone(), e))?;
         let mut disks = Vec::new();
         for (at, unit, disk) in luns {
             let added = scsi.prepare(at, unit).and_then(|lun| {
@@ -66,8 +47,7 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        let common = Common { id, address, access, memory, kickless, errors };
-        Self::listen(common, DeviceType::Scsi(scsi), disks, loops)
+        Self::listen(config, DeviceType::Scsi(scsi), disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.

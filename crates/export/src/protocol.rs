@@ -353,6 +353,10 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
             _ => invalid(format!("{name} with the wrong number of descriptors")),
         }
     };
+    let fd = |fds: &mut Vec<PeerFd>| match fds.pop() {
+        Some(fd) => Ok(fd),
+        None => invalid(format!("{name} without a descriptor")),
+    };
     let empty = |request| sized(0).map(|()| request);
     match number {
         GET_FEATURES => empty(Request::GetFeatures),
@@ -366,16 +370,15 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
             let [_, desc, used, avail, log] = longs(body);
             Request::SetVringAddr(index, RingAt { desc, used, avail }, (flags & VRING_LOG != 0).then_some(log))
         }),
-        SET_LOG_BASE => match (sized(16)?, fds.pop()) {
-            ((), Some(fd)) => {
-                Ok(Request::SetLogBase(LogAt { size: longs::<2>(body)[0], offset: longs::<2>(body)[1] }, fd))
-            }
-            ((), None) => invalid(format!("{name} without a descriptor")),
-        },
-        SET_LOG_FD => match (sized(0)?, fds.pop()) {
-            ((), Some(fd)) => Ok(Request::SetLogFd(fd)),
-            ((), None) => invalid(format!("{name} without a descriptor")),
-        },
+        SET_LOG_BASE => {
+            sized(16)?;
+            let [size, offset] = longs(body);
+            fd(&mut fds).map(|fd| Request::SetLogBase(LogAt { size, offset }, fd))
+        }
+        SET_LOG_FD => {
+            sized(0)?;
+            fd(&mut fds).map(Request::SetLogFd)
+        }
         SET_VRING_BASE => state().map(|[index, base]| Request::SetVringBase(index, base)),
         GET_VRING_BASE => state().map(|[index, _]| Request::GetVringBase(index, Leave::Nothing)),
         GET_VRING_BASE_SKIP_DRAIN => state().map(|[index, _]| Request::GetVringBase(index, Leave::NotBegun)),
@@ -389,32 +392,28 @@ fn parse(number: u32, body: &[u8], mut fds: Vec<PeerFd>) -> Result<Request, Prot
             [index, on @ (0 | 1)] => Ok(Request::SetVringEnable(index, on == 1)),
             [_, other] => invalid(format!("{name} {other}; it must be 0 or 1")),
         },
-        SET_BACKEND_REQ_FD => match fds.pop() {
-            Some(fd) => Ok(Request::SetBackendReqFd(fd)),
-            None => invalid(format!("{name} without a descriptor")),
-        },
+        SET_BACKEND_REQ_FD => fd(&mut fds).map(Request::SetBackendReqFd),
         GET_CONFIG | SET_CONFIG => config(number, body),
         GET_INFLIGHT_FD => InflightAt::parse(name, body).map(|at| Request::GetInflight(at, body.len())),
-        SET_INFLIGHT_FD => match (InflightAt::parse(name, body)?, fds.pop()) {
-            (at, Some(fd)) => Ok(Request::SetInflight(at, fd)),
-            (_, None) => invalid(format!("{name} without a descriptor")),
-        },
+        SET_INFLIGHT_FD => {
+            let at = InflightAt::parse(name, body)?;
+            fd(&mut fds).map(|fd| Request::SetInflight(at, fd))
+        }
         RESET_DEVICE => empty(Request::ResetDevice),
         GET_MAX_MEM_SLOTS => empty(Request::GetMaxMemSlots),
-        ADD_MEM_REG => match (sized(40)?, fds.pop()) {
-            ((), Some(fd)) => Ok(Request::AddMemReg(region(&body[8..]), fd)),
-            ((), None) => invalid(format!("{name} without a descriptor")),
-        },
+        ADD_MEM_REG => {
+            sized(40)?;
+            fd(&mut fds).map(|fd| Request::AddMemReg(region(&body[8..]), fd))
+        }
         // Front-ends may send a descriptor along, which means nothing.
         REM_MEM_REG => sized(40).map(|()| Request::RemMemReg(region(&body[8..]))),
         // The one phase that there is.
-        SET_DEVICE_STATE_FD => match (state()?, fds.pop()) {
-            ([0, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Save)),
-            ([1, 0], Some(_)) => Ok(Request::SetDeviceState(Direction::Load)),
-            ([direction, phase], Some(_)) => {
+        SET_DEVICE_STATE_FD => match (state()?, fd(&mut fds)?) {
+            ([0, 0], _) => Ok(Request::SetDeviceState(Direction::Save)),
+            ([1, 0], _) => Ok(Request::SetDeviceState(Direction::Load)),
+            ([direction, phase], _) => {
                 invalid(format!("{name} of direction {direction} in phase {phase}; there are 0 and 1, in phase 0"))
             }
-            (_, None) => invalid(format!("{name} without a descriptor")),
         },
         CHECK_DEVICE_STATE => empty(Request::CheckDeviceState),
         other => invalid(format!("request {other}, which was not negotiated")),

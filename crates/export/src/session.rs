@@ -7,17 +7,19 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
 use egret_event_loop::Leaving;
 use egret_virtio::{EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{DirtyLog, GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_vring::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::SealFlags;
 
 use crate::budget::ClientBudget;
 use crate::device_state::Transfer;
+use crate::memory_file::memory_file;
 use crate::peer_fd::PeerFd;
 use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
@@ -56,11 +58,6 @@ const MAX_MEMORY_SLOTS: usize = 64;
 
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
-
-/// How long a client waits for disks that somebody else has locked, before its session ends.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-/// How often one looks meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
@@ -309,9 +306,7 @@ impl<'a> Session<'a> {
         // Before the client has chosen a layout the record is made as long as for packed rings, which is enough for both.
         let config = InflightConfig { packed: self.is_packed() || self.features == 0, ..self.inflight_config(of)? };
         let size = config.bytes();
-        let file = memfd_create("egret-inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, size)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let file = memory_file("egret-inflight", size, SealFlags::SEAL)?;
         Ok((InflightAt { size, offset: 0, ..of }, file))
     }
 

@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Access, Address, BindError, ErrorPolicy, Export, ExportConfig, ExportError, Kickless, ListenError};
-use egret_virtio::blk::BlkConfig;
-use egret_vring::memory::{MemoryRules, Region};
+use egret_export::{Address, BindError, Export, ExportError, ListenError};
+use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
 
 use peer::*;
@@ -28,31 +27,7 @@ const MIB: u64 = 1 << 20;
 fn export(io: &IoThread, address: Address) -> Result<Export, ExportError> {
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
     let disk = Arc::new(Disk::open(&Options::new("null", driver)).unwrap());
-    let device = BlkConfig {
-        capacity_bytes: disk.size(),
-        logical_block_size: 512,
-        physical_block_size: 512,
-        num_queues: 3,
-        queue_size: 128,
-        read_only: false,
-        serial: "egret".into(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
-    };
-    Export::start(
-        ExportConfig {
-            id: "e0".into(),
-            address,
-            access: Access::default(),
-            device,
-            memory: MemoryRules::default(),
-            kickless: Kickless::default(),
-            errors: ErrorPolicy::default(),
-        },
-        disk,
-        vec![io.0.clone()],
-    )
+    Export::start(export_config(address), blk_config(disk.size(), 3), disk, vec![io.0.clone()])
 }
 
 /// A front-end connected to a new export.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use egret_disk::Disk;
 use egret_event_loop::Nanos;
-use egret_export::{
-    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError, ScsiExportConfig,
-};
+use egret_export::{Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
 use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
@@ -135,15 +133,12 @@ impl Daemon {
         }
         let budget = self.memory.part(memory, "export", "its memory-max");
         let memory = MemoryRules { files: memory_files, budget: Some(budget) };
+        let config = ExportConfig { id, address, access, memory, kickless, errors };
         let export = match device {
-            Device::Blk(device) => {
-                let config = ExportConfig { id, address, access, device, memory, kickless, errors };
-                Export::start(config, Arc::clone(&disks[0]), loops)?
-            }
+            Device::Blk(device) => Export::start(config, device, Arc::clone(&disks[0]), loops)?,
             Device::Scsi(device, luns) => {
-                let luns = self.units(&id, luns, disks)?;
-                let config = ScsiExportConfig { id, address, access, device, luns, kickless, memory, errors };
-                Export::start_scsi(config, loops)?
+                let luns = self.units(&config.id, luns, disks)?;
+                Export::start_scsi(config, device, luns, loops)?
             }
         };
         export.errors().watch_overdue(self.failures.bell());

@@ -14,9 +14,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use egret_confine::{Bounds, ThreadKind, Use, refusal};
+use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
 use egret_export::{Change, Keeper, LunConfig, Naa, NexusId, Registered};
 use rustix::fs::{CWD, FlockOperation, flock, renameat};
 use rustix::io::Errno;
@@ -27,10 +28,6 @@ const VERSION: u32 = 1;
 
 /// More than any file of reservations has, in bytes.
 const LONGEST: u64 = 1 << 20;
-
-/// How long the lock of a daemon that is dying is waited for, and how often it is tried.
-const PATIENCE: Duration = Duration::from_secs(3);
-const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -242,7 +239,7 @@ impl PrFile {
 
     /// The file, locked, if there is one.
     fn lock(&self) -> Result<Option<File>, Cause> {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + LOCK_PATIENCE;
         loop {
             let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
             let file = match OpenOptions::new().read(true).custom_flags(flags).open(&self.path) {
@@ -258,7 +255,7 @@ impl PrFile {
                 // Another may have taken its place before it was locked.
                 Ok(()) if self.path.metadata().is_ok_and(|now| now.ino() == found.ino()) => return Ok(Some(file)),
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(TRY_AGAIN),
+                Err(Errno::WOULDBLOCK) if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
                 Err(Errno::WOULDBLOCK) => return Err(Cause::Locked),
                 Err(e) => return Err(self.explain("locked", e.into())),
             }

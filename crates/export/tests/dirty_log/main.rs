@@ -17,13 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_disk::{Aio, Disk, Driver, Locking, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Access, Address, Export, ExportConfig, Kickless, LogicalUnit, LunConfig, ScsiExportConfig};
-use egret_virtio::blk::BlkConfig;
+use egret_export::{Address, Export, LogicalUnit, LunConfig};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
-use egret_vring::memory::{GuestMemory, MemoryRules};
+use egret_vring::memory::GuestMemory;
 use egret_vring::ring::Piece;
 
-use peer::{CHECK_DEVICE_STATE, IoThread, SET_DEVICE_STATE_FD, words};
+use peer::{CHECK_DEVICE_STATE, IoThread, SET_DEVICE_STATE_FD, blk_config, export_config, words};
 use vm::*;
 
 const MIB: u64 = 1 << 20;
@@ -54,44 +53,30 @@ fn image() -> tempfile::NamedTempFile {
 
 fn blk(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let device = BlkConfig {
-        capacity_bytes: DISK,
-        logical_block_size: 512,
-        physical_block_size: 512,
-        num_queues: 2,
-        queue_size: 128,
-        read_only: false,
-        serial: "egret".into(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
-    };
-    let config = ExportConfig {
-        id: "e0".into(),
-        address: Address::Fd(theirs.into()),
-        access: Access::default(),
-        device,
-        memory: MemoryRules::default(),
-        kickless: Kickless::default(),
-        errors: egret_export::ErrorPolicy::default(),
-    };
-    (ours, Export::start(config, disk, vec![io.0.clone()]).unwrap())
+    let config = export_config(Address::Fd(theirs.into()));
+    (ours, Export::start(config, blk_config(DISK, 2), disk, vec![io.0.clone()]).unwrap())
 }
 
 fn scsi(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let unit = LunConfig { capacity_bytes: DISK, serial: "first".into(), ..LunConfig::default() };
-    let config = ScsiExportConfig {
-        id: "e0".into(),
-        address: Address::Fd(theirs.into()),
-        access: Access::default(),
-        device: ScsiConfig { num_queues: 2, queue_size: 128 },
-        luns: vec![(FIRST, Arc::new(LogicalUnit::new(unit).unwrap()), disk)],
-        kickless: Kickless::default(),
-        errors: egret_export::ErrorPolicy::default(),
-        memory: MemoryRules::default(),
-    };
-    (ours, Export::start_scsi(config, vec![io.0.clone()]).unwrap())
+    let luns = vec![(FIRST, Arc::new(LogicalUnit::new(unit).unwrap()), disk)];
+    let device = ScsiConfig { num_queues: 2, queue_size: 128 };
+    let config = export_config(Address::Fd(theirs.into()));
+    (ours, Export::start_scsi(config, device, luns, vec![io.0.clone()]).unwrap())
+}
+
+/// Has a guest for each engine and each kind of rings.
+fn everywhere(export: fn(&IoThread, Arc<Disk>) -> (UnixStream, Export), mut test: impl FnMut(&mut Vm, Rings, &Export)) {
+    let image = image();
+    for (name, disk) in disks(image.path()) {
+        for shape in Rings::all() {
+            println!("{name} {shape:?}");
+            let io = IoThread::start();
+            let (ours, export) = export(&io, Arc::clone(&disk));
+            test(&mut Vm::boot(ours, shape), shape, &export);
+        }
+    }
 }
 
 /// A chain to be made available: what the device reads, and what it may write.
@@ -253,38 +238,31 @@ fn load(rings: &mut [Ring], memory: &GuestMemory, stop: &AtomicBool, mut random:
 
 #[test]
 fn a_guest_that_is_copied_under_load_by_its_log_is_what_it_was_when_its_rings_stopped() {
-    let image = image();
-    for (name, disk) in disks(image.path()) {
-        for shape in Rings::all() {
-            println!("{name} {shape:?}");
-            let io = IoThread::start();
-            let (ours, _export) = blk(&io, Arc::clone(&disk));
-            let mut vm = Vm::boot(ours, shape);
-            let mut rings = std::mem::take(&mut vm.rings);
-            let (memory, stop) = (Arc::clone(&vm.memory), AtomicBool::new(false));
-            let copied = std::thread::scope(|scope| {
-                let driver = scope.spawn(|| load(&mut rings, &memory, &stop, Random(7)));
-                // One that is cancelled.
-                vm.start_logging();
-                vm.stop_logging();
-                vm.start_logging();
-                let mut copy = vm.pages();
-                for _ in 0..10 {
-                    let log = vm.set_log();
-                    copy_pages(&vm, &mut copy, read_log(&log));
-                }
-                stop.store(true, Ordering::Relaxed);
-                let by_driver = driver.join().unwrap();
-                vm.stop();
-                let by_device = read_log(&vm.log);
-                copy_pages(&vm, &mut copy, by_device);
-                copy_pages(&vm, &mut copy, by_driver);
-                copy
-            });
-            let differ = vm.pages().into_iter().filter(|(at, page)| *page != copied[at]).map(|(at, _)| at);
-            assert_eq!(differ.collect::<Vec<_>>(), [0; 0]);
-        }
-    }
+    everywhere(blk, |vm, _, _| {
+        let mut rings = std::mem::take(&mut vm.rings);
+        let (memory, stop) = (Arc::clone(&vm.memory), AtomicBool::new(false));
+        let copied = std::thread::scope(|scope| {
+            let driver = scope.spawn(|| load(&mut rings, &memory, &stop, Random(7)));
+            // One that is cancelled.
+            vm.start_logging();
+            vm.stop_logging();
+            vm.start_logging();
+            let mut copy = vm.pages();
+            for _ in 0..10 {
+                let log = vm.set_log();
+                copy_pages(vm, &mut copy, read_log(&log));
+            }
+            stop.store(true, Ordering::Relaxed);
+            let by_driver = driver.join().unwrap();
+            vm.stop();
+            let by_device = read_log(&vm.log);
+            copy_pages(vm, &mut copy, by_device);
+            copy_pages(vm, &mut copy, by_driver);
+            copy
+        });
+        let differ = vm.pages().into_iter().filter(|(at, page)| *page != copied[at]).map(|(at, _)| at);
+        assert_eq!(differ.collect::<Vec<_>>(), [0; 0]);
+    });
 }
 
 #[test]
@@ -343,41 +321,27 @@ fn copy_pages(vm: &Vm, copy: &mut BTreeMap<u64, Vec<u8>>, which: BTreeSet<u64>) 
 
 #[test]
 fn every_page_that_a_disk_of_virtio_blk_writes_is_logged_and_no_other() {
-    let image = image();
-    for (name, disk) in disks(image.path()) {
-        for shape in Rings::all() {
-            println!("{name} {shape:?}");
-            let io = IoThread::start();
-            let (ours, _export) = blk(&io, Arc::clone(&disk));
-            let mut vm = Vm::boot(ours, shape);
-            vm.start_logging();
-            let mut random = Random(u64::from(shape.size));
-            for _ in 0..20 {
-                let chains = (0..3).map(|_| blk_request(&mut random)).collect();
-                serve(&mut vm, &mut random, chains, || ());
-            }
+    everywhere(blk, |vm, shape, _| {
+        vm.start_logging();
+        let mut random = Random(u64::from(shape.size));
+        for _ in 0..20 {
+            let chains = (0..3).map(|_| blk_request(&mut random)).collect();
+            serve(vm, &mut random, chains, || ());
         }
-    }
+    });
 }
 
 #[test]
 fn every_page_that_a_disk_of_virtio_scsi_writes_is_logged_and_no_other() {
-    let image = image();
-    for (name, disk) in disks(image.path()) {
-        for shape in Rings::all() {
-            println!("{name} {shape:?}");
-            let io = IoThread::start();
-            let (ours, export) = scsi(&io, Arc::clone(&disk));
-            let mut vm = Vm::boot(ours, shape);
-            vm.start_logging();
-            let mut random = Random(u64::from(shape.size));
-            for round in 0..20 {
-                let mut chains: Vec<Chain> = (0..3).map(|_| scsi_request(&mut random)).collect();
-                chains.push(event_buffer(&mut random));
-                serve(&mut vm, &mut random, chains, || {
-                    assert!(export.resize_lun(FIRST, DISK - 512 * ((round + 1) % 2)).unwrap());
-                });
-            }
+    everywhere(scsi, |vm, shape, export| {
+        vm.start_logging();
+        let mut random = Random(u64::from(shape.size));
+        for round in 0..20 {
+            let mut chains: Vec<Chain> = (0..3).map(|_| scsi_request(&mut random)).collect();
+            chains.push(event_buffer(&mut random));
+            serve(vm, &mut random, chains, || {
+                assert!(export.resize_lun(FIRST, DISK - 512 * ((round + 1) % 2)).unwrap());
+            });
         }
-    }
+    });
 }

@@ -8,8 +8,10 @@ use std::os::unix::net::UnixStream;
 
 use egret_disk::{EngineOptions, EngineSet};
 use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
-use egret_export::Worker;
+use egret_export::{Access, Address, ErrorPolicy, ExportConfig, Kickless, Worker};
 use egret_polling::{Parameters, PolicyKind};
+use egret_virtio::blk::BlkConfig;
+use egret_vring::memory::MemoryRules;
 pub use egret_vring::vhost_user::flag::NEED_REPLY;
 pub use egret_vring::vhost_user::request::*;
 use rustix::net::{
@@ -46,6 +48,34 @@ impl Drop for IoThread {
     fn drop(&mut self) {
         self.0.send(EventLoop::stop);
         self.1.take().unwrap().join().unwrap();
+    }
+}
+
+/// An export that is found there, and is as usual.
+pub fn export_config(address: Address) -> ExportConfig {
+    ExportConfig {
+        id: "e0".into(),
+        address,
+        access: Access::default(),
+        memory: MemoryRules::default(),
+        kickless: Kickless::default(),
+        errors: ErrorPolicy::default(),
+    }
+}
+
+/// A disk of virtio-blk without anything particular.
+pub fn blk_config(capacity_bytes: u64, num_queues: u16) -> BlkConfig {
+    BlkConfig {
+        capacity_bytes,
+        logical_block_size: 512,
+        physical_block_size: 512,
+        num_queues,
+        queue_size: 128,
+        read_only: false,
+        serial: "egret".into(),
+        writethrough: false,
+        discard: None,
+        write_zeroes: None,
     }
 }
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver, Options};
 use egret_event_loop::Nanos;
-use egret_export::{Access, Address, ErrorPolicy, Export, Kickless, LogicalUnit, LunConfig, OnError, ScsiExportConfig};
+use egret_export::{Address, ErrorPolicy, Export, ExportConfig, LogicalUnit, LunConfig, OnError};
 use egret_virtio::scsi::{LunAddress, ScsiConfig};
-use egret_vring::memory::{GuestMemory, MemoryRules, Region};
+use egret_vring::memory::{GuestMemory, Region};
 use egret_vring::ring::{self, DriverConfig, PACKED_BASE, Piece, Used};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::peer::{
     GET_QUEUE_NUM, IoThread, Peer, RING_PACKED, SET_MEM_TABLE, SET_VRING_ADDR, SET_VRING_BASE, SET_VRING_CALL,
-    SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, longs, words,
+    SET_VRING_ENABLE, SET_VRING_ERR, SET_VRING_KICK, SET_VRING_NUM, export_config, longs, words,
 };
 
 pub const MIB: u64 = 1 << 20;
@@ -221,18 +221,11 @@ pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
 /// With that many request queues, dealt out to these threads.
 pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let config = ScsiExportConfig {
-        id: "e0".into(),
-        address: Address::Fd(theirs.into()),
-        access: Access::default(),
-        device: ScsiConfig { num_queues, queue_size: 128 },
-        luns: vec![(FIRST, unit("first"), disk)],
-        kickless: Kickless::default(),
-        errors: ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout: None },
-        memory: MemoryRules::default(),
-    };
+    let errors = ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout: None };
+    let config = ExportConfig { errors, ..export_config(Address::Fd(theirs.into())) };
+    let (device, luns) = (ScsiConfig { num_queues, queue_size: 128 }, vec![(FIRST, unit("first"), disk)]);
     let loops = io.iter().map(|io| io.0.clone()).collect();
-    (ours, Export::start_scsi(config, loops).unwrap())
+    (ours, Export::start_scsi(config, device, luns, loops).unwrap())
 }
 
 pub const ABORT_TASK: u8 = 0;
