@@ -12,7 +12,7 @@ use egret_vring::ring::InflightConfig;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, SET_INFLIGHT_FD, longs, words};
+use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, longs, words};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads};
 
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -40,7 +40,8 @@ fn await_kept(export: &Export, kept: u64) {
 
 /// A write on one thread fails, and three commands come after it: the same write on the other thread, one that waits for
 /// both, and a read.
-fn stopped(machine: &mut Machine, export: &Export) {
+fn stop(machine: &mut Machine, export: &Export) {
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     let write = |queue| Sent { queue, place: 0, at: FIRST, cdb: &WRITE, data_out: 512, data_in: 0 };
     send(machine, &write(REQUESTS));
     await_kept(export, 1);
@@ -52,6 +53,35 @@ fn stopped(machine: &mut Machine, export: &Export) {
     // What needs no disk is answered.
     send(machine, &Sent { queue: REQUESTS, place: 3, at: FIRST, cdb: &TEST_UNIT_READY, data_out: 0, data_in: 0 });
     machine.reap(REQUESTS);
+}
+
+/// A machine whose commands wait.
+fn stopped(io: &[IoThread; 2], sick: Arc<Disk>) -> (Machine, Export) {
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
+    let mut machine = Machine::boot(ours, Layout::Split);
+    stop(&mut machine, &export);
+    (machine, export)
+}
+
+/// Likewise, and a record says what is in flight.
+fn stopped_with_record(io: &[IoThread; 2], sick: Arc<Disk>) -> (Machine, Export) {
+    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
+    let mut machine = Machine::new(ours, Layout::Split);
+    let record = Region::anonymous(0, InflightConfig { queues: 4, queue_size: 16, packed: false }.bytes()).unwrap();
+    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
+    machine.start_rings();
+    stop(&mut machine, &export);
+    (machine, export)
+}
+
+/// Stops the queue of the write that failed; its driver is told.
+fn is_told_when_the_queue_stops(machine: &mut Machine, export: &Export) {
+    machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
+    machine.reap(REQUESTS);
+    // CHECK CONDITION.
+    assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x80)[10], 2);
+    // The others were tried again then.
+    await_kept(export, 1);
 }
 
 /// The responses to the commands that were stopped, each of which has been answered.
@@ -69,10 +99,7 @@ fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_
     let io = two_threads();
     for (function, ended) in [(ABORT_TASK, 2), (ABORT_TASK_SET, 2), (UNIT_RESET, 4)] {
         let (sick, _file) = memory_disk(false);
-        let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
-        let mut machine = Machine::boot(ours, Layout::Split);
-        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-        stopped(&mut machine, &export);
+        let (mut machine, export) = stopped(&io, sick);
         // To other threads they go along, and are found there.
         export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
         assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 3));
@@ -90,10 +117,7 @@ fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_
 fn commands_that_wait_for_a_disk_are_done_by_another_wherever_their_queues_are_then() {
     let io = two_threads();
     let ((sick, _), (well, _file)) = (memory_disk(false), memory_disk(true));
-    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, Arc::clone(&sick));
-    let mut machine = Machine::boot(ours, Layout::Split);
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    stopped(&mut machine, &export);
+    let (mut machine, export) = stopped(&io, Arc::clone(&sick));
     export.run_on(&[io[1].0.clone()]).unwrap();
     reopen(&[&export], &[DiskSwap { old: sick, new: well }]).unwrap();
     export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
@@ -107,16 +131,20 @@ fn commands_that_wait_for_a_disk_are_done_by_another_wherever_their_queues_are_t
 fn where_no_record_keeps_what_waits_for_a_disk_its_driver_is_told_before_the_queue_stops() {
     let io = two_threads();
     let (sick, _file) = memory_disk(false);
-    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
-    let mut machine = Machine::boot(ours, Layout::Split);
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    stopped(&mut machine, &export);
-    machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
-    machine.reap(REQUESTS);
-    // CHECK CONDITION.
-    assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x80)[10], 2);
-    // The others were tried again then.
-    await_kept(&export, 1);
+    let (mut machine, export) = stopped(&io, sick);
+    is_told_when_the_queue_stops(&mut machine, &export);
+    drop((machine, export));
+}
+
+#[test]
+fn a_driver_whose_guest_migrates_is_told_what_waits_for_a_disk_because_its_record_may_not_move_along() {
+    let io = two_threads();
+    let (sick, _file) = memory_disk(false);
+    let (mut machine, export) = stopped_with_record(&io, sick);
+    let log = Region::anonymous(0, 4096).unwrap();
+    machine.peer.say(SET_LOG_BASE, 0, &longs(&[log.size, 0]), &[log.file.as_fd()]);
+    assert!(machine.peer.hear().is_some(), "it has agreed on LOG_ALL");
+    is_told_when_the_queue_stops(&mut machine, &export);
     drop((machine, export));
 }
 
@@ -124,10 +152,7 @@ fn where_no_record_keeps_what_waits_for_a_disk_its_driver_is_told_before_the_que
 fn a_unit_that_is_taken_away_is_not_waited_for() {
     let io = two_threads();
     let (sick, _file) = memory_disk(false);
-    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, sick);
-    let mut machine = Machine::boot(ours, Layout::Split);
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    stopped(&mut machine, &export);
+    let (mut machine, export) = stopped(&io, sick);
     export.remove_lun(FIRST).unwrap().wait();
     assert_eq!(responses(&mut machine), [0; 4]);
     assert_eq!((export.errors().status(), export.stats().in_flight), (IoStatus::Ok, 0));
@@ -137,13 +162,7 @@ fn a_unit_that_is_taken_away_is_not_waited_for() {
 fn what_a_record_keeps_holds_up_no_command_of_another_queue_and_goes_on_when_its_queue_does() {
     let io = two_threads();
     let ((sick, _), (well, _file)) = (memory_disk(false), memory_disk(true));
-    let (ours, export) = listening_on(&[&io[0], &io[1]], 2, Arc::clone(&sick));
-    let mut machine = Machine::new(ours, Layout::Split);
-    let record = Region::anonymous(0, InflightConfig { queues: 4, queue_size: 16, packed: false }.bytes()).unwrap();
-    machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 4]), &[record.file.as_fd()]);
-    machine.start_rings();
-    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
-    stopped(&mut machine, &export);
+    let (mut machine, export) = stopped_with_record(&io, Arc::clone(&sick));
     machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
     assert!(!machine.rings[REQUESTS as usize].driver.has_used(), "nobody is told");
     // The others go on, and the same error stops the first of them.
