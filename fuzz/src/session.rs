@@ -429,8 +429,13 @@ mod tests {
         let chain = chain
             .into_iter()
             .zip(0_u16..)
-            .flat_map(|((addr, len, flags), at)| bytes(packed, at, addr, len, flags, if packed { 0 } else { at + 1 }));
-        let chain: Vec<u8> = chain.collect();
+            .map(|((addr, len, flags), at)| bytes(packed, at, addr, len, flags, if packed { 0 } else { at + 1 }));
+        let mut chain: Vec<_> = chain.collect();
+        if packed {
+            // The first descriptor makes the chain available, and the queue may be looked at before it is kicked.
+            chain.reverse();
+        }
+        let chain = chain.concat();
         let [read, bad] = if packed {
             [vec![13, 3], [vec![13, 1], bytes(packed, 3, 0x7fff, 512, write, 1)].concat()]
         } else {
