@@ -1,0 +1,9 @@
+//! An I/O thread's engine against servers that are right, wrong, slow and gone.
+
+mod allocations;
+mod lies;
+mod outages;
+mod requests;
+mod rig;
+mod server;
+mod several;
