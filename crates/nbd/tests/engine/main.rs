@@ -1,6 +1,5 @@
 //! An I/O thread's engine against servers that are right, wrong, slow and gone.
 
-mod allocations;
 mod lies;
 mod outages;
 mod requests;

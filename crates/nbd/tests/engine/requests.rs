@@ -118,7 +118,8 @@ fn each_operation_is_asked_for_as_the_server_knows_it() {
     let nothing = [].as_slice();
     let (fua, hole) = (command_flag::FUA, command_flag::NO_HOLE);
     // What the server is asked for, with flags.
-    let cases: &[(Says, Op, &[(u16, u16)])] = &[
+    type Case<'a> = (Says, Op, &'a [(u16, u16)]);
+    let cases: &[Case<'_>] = &[
         (all, Op::Flush, &[(command::FLUSH, 0)]),
         (all.without(export_flag::SEND_FLUSH), Op::Flush, nothing),
         (all, Op::Discard, &[(command::TRIM, 0)]),

@@ -96,6 +96,7 @@ impl Rig {
     /// How a request ended, and its memory.
     pub fn wait(&mut self, id: u64) -> (Result<(), Errno>, Vec<u8>) {
         let begun = Instant::now();
+        self.submit();
         while !self.done.contains_key(&id) {
             assert!(begun.elapsed() < HANGS, "request {id} hangs");
             self.turn(HANGS);

@@ -137,7 +137,8 @@ impl Peer {
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        // Who was lied to may have left in the middle of it.
+        let _ = self.stream.write_all(bytes);
     }
 
     /// The next request, and its data.
