@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,8 @@ pub enum ConnectError {
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
     /// The name leads nowhere.
-    #[error("cannot look up '{0}': {1}")]
-    Lookup(String, #[source] io::Error),
+    #[error("cannot look up '{0}': {1}; give an address, for the sandbox does not let names be looked up")]
+    LookUp(String, #[source] io::Error),
     /// What the server says.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
@@ -55,10 +55,8 @@ impl Connection {
                 open(AddressFamily::UNIX, &address, deadline, stop).map_err(ConnectError::Connect)?
             }
             Address::Inet { host, port } => {
-                let found = (host.as_str(), *port).to_socket_addrs();
-                let addresses = found.map_err(|e| ConnectError::Lookup(host.clone(), e))?;
                 let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-                let opened = addresses
+                let opened = look_up(host, *port)?
                     .into_iter()
                     .find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
                 opened.ok_or(ConnectError::Connect(last))?
@@ -110,6 +108,19 @@ impl Connection {
         let len = goodbye.write(self.export.headers, &mut header);
         let _ = send(&self.socket, &header[..len], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
+}
+
+/// Where a name leads; an address leads to itself.
+fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+    let known = match host {
+        "localhost" => vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)],
+        _ => host.parse().ok().into_iter().collect(),
+    };
+    if !known.is_empty() {
+        return Ok(known.into_iter().map(|address| SocketAddr::new(address, port)).collect());
+    }
+    let found = (host, port).to_socket_addrs().map_err(|e| ConnectError::LookUp(host.to_owned(), e))?;
+    Ok(found.collect())
 }
 
 fn open_tcp(address: SocketAddr, deadline: Instant, stop: &EventNotifier) -> io::Result<OwnedFd> {

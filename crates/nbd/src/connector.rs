@@ -1,15 +1,16 @@
-//! The thread that makes connections for a disk's engines, one after the other, for as long as it takes.
+//! The thread of a disk that waits for its server, so that no other has to: it connects for engines, again and again, and runs
+//! errands.
 
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use egret_confine::{Bounds, ThreadKind};
 
-use crate::connect::{Connection, pause};
+use crate::connect::Connection;
 use crate::disk::Shared;
 use crate::engine::Line;
 
@@ -19,51 +20,96 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// A server is not hurried that keeps no connection for so long: nor does it fill the log.
 const WELL: Duration = Duration::from_secs(10);
 
-/// Who wants a connection, unless it is gone.
-pub(crate) type Wish = Weak<Line>;
+/// What it is told.
+pub(crate) enum Message {
+    /// Somebody wants a connection, unless it is gone by then.
+    Connect(Weak<Line>),
+    /// Something to do.
+    Errand(Errand),
+}
 
-/// Starts it; it ends when its disk does.
-pub(crate) fn start(disk: &Arc<Shared>) -> io::Result<Sender<Wish>> {
-    let (sender, wishes) = channel();
-    let (disk, bounds) = (Arc::downgrade(disk), Bounds::of_this_thread());
+pub(crate) type Errand = Box<dyn FnOnce(&Shared) + Send>;
+
+/// Starts it; it ends with what it is told by.
+pub(crate) fn start() -> io::Result<(Sender<Message>, impl FnOnce(Weak<Shared>))> {
+    let (sender, messages) = channel();
+    let (give, take) = channel();
+    let bounds = Bounds::of_this_thread();
     let thread = std::thread::Builder::new().name("egret-nbd".to_owned()).stack_size(256 << 10);
     thread.spawn(move || {
         bounds.narrow(ThreadKind::Connector);
-        run(&disk, &wishes);
+        if let Ok(disk) = take.recv() {
+            Connector { disk, waiting: Vec::new(), next: None, delay: SHORTEST, said: String::new(), succeeded: None }
+                .run(&messages);
+        }
     })?;
-    Ok(sender)
+    Ok((sender, move |disk| drop(give.send(disk))))
 }
 
-fn run(disk: &Weak<Shared>, wishes: &Receiver<Wish>) {
-    let (mut delay, mut succeeded) = (SHORTEST, Instant::now());
-    let mut said = String::new();
-    while let Ok(wish) = wishes.recv() {
-        if succeeded.elapsed() > WELL {
-            delay = SHORTEST;
-        }
+struct Connector {
+    disk: Weak<Shared>,
+    waiting: Vec<Weak<Line>>,
+    /// When it is tried next.
+    next: Option<Instant>,
+    delay: Duration,
+    /// Why it did not succeed last, which is said once.
+    said: String,
+    succeeded: Option<Instant>,
+}
+
+impl Connector {
+    fn run(mut self, messages: &Receiver<Message>) {
         loop {
-            let (Some(disk), Some(_)) = (disk.upgrade(), wish.upgrade()) else { break };
-            if !pause(delay, &disk.stop) {
-                return;
+            let message = match self.next {
+                None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => messages.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            let Some(disk) = self.disk.upgrade() else { return };
+            match message {
+                Ok(Message::Connect(line)) => self.enqueue(line),
+                Ok(Message::Errand(errand)) => errand(&disk),
+                Err(RecvTimeoutError::Timeout) => self.attempt(&disk),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
-            delay = (delay * 2).min(LONGEST);
-            let made = Connection::make(&disk.target, &disk.stop).map_err(|e| e.to_string());
-            let made = made.and_then(|connection| disk.accept(&connection.export).map(|()| connection));
-            let name = &disk.target.node_name;
-            match (made, wish.upgrade()) {
-                (Ok(connection), Some(line)) => {
-                    tracing::info!("blockdev '{name}': connected to its server");
-                    line.give(connection);
-                    succeeded = Instant::now();
-                    said.clear();
-                    break;
+        }
+    }
+
+    fn enqueue(&mut self, line: Weak<Line>) {
+        self.waiting.push(line);
+        if self.succeeded.is_some_and(|at| at.elapsed() > WELL) {
+            self.delay = SHORTEST;
+        }
+        self.next.get_or_insert_with(|| Instant::now() + self.delay);
+    }
+
+    fn attempt(&mut self, disk: &Shared) {
+        self.next = None;
+        self.waiting.retain(|line| line.strong_count() > 0);
+        if self.waiting.is_empty() {
+            return;
+        }
+        let made = Connection::make(&disk.target, &disk.stop).map_err(|e| e.to_string());
+        let made = made.and_then(|connection| disk.accept(&connection.export).map(|()| connection));
+        self.delay = (self.delay * 2).min(LONGEST);
+        let name = &disk.target.node_name;
+        match made {
+            Ok(connection) => {
+                tracing::info!("blockdev '{name}': connected to its server");
+                self.said.clear();
+                self.succeeded = Some(Instant::now());
+                match self.waiting.remove(0).upgrade() {
+                    Some(line) => line.give(connection),
+                    None => connection.close(),
                 }
-                (Ok(connection), None) => break connection.close(),
-                (Err(why), _) if why != said => {
+                // It is there for the others, too.
+                self.next = (!self.waiting.is_empty()).then(Instant::now);
+            }
+            Err(why) => {
+                if why != self.said {
                     tracing::warn!("blockdev '{name}': {why}; trying on");
-                    said = why;
+                    self.said = why;
                 }
-                (Err(_), _) => {}
+                self.next = Some(Instant::now() + self.delay);
             }
         }
     }

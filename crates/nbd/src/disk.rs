@@ -2,9 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,11 +13,11 @@ use egret_disk::{BlockLimits, Blocks, Engine, EngineError, OpenCause, Remote, Re
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
-use crate::connect::{Connection, pause};
-use crate::connector::{self, Wish};
+use crate::connect::{self, Connection};
+use crate::connector::{self, Message};
 use crate::engine::{Line, NbdEngine};
 use crate::handshake::Export;
-use crate::protocol::export_flag;
+use crate::protocol::{BlockSizes, Headers, export_flag};
 use crate::target::Target;
 
 /// Between two attempts to open a disk.
@@ -35,12 +36,11 @@ pub struct NbdDisk {
 }
 
 /// What the engines of an open disk share, and those who do not run its requests.
-#[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) target: Target,
     /// Set when the disk is closed: nobody waits for its server any more.
     pub(crate) stop: EventNotifier,
-    wishes: OnceLock<Sender<Wish>>,
+    connector: Sender<Message>,
     state: Mutex<State>,
     /// An engine has left.
     left: Condvar,
@@ -48,7 +48,6 @@ pub(crate) struct Shared {
     is_changed: AtomicBool,
 }
 
-#[derive(Debug)]
 struct State {
     /// What the server says of the export.
     export: Export,
@@ -92,29 +91,35 @@ impl Remote for NbdDisk {
 
     fn open(&self) -> Result<Shape, OpenCause> {
         let stop = EventNotifier::new().map_err(|e| self.error(e))?;
+        let no_thread = |e| self.error(format!("no thread to connect by: {e}"));
+        let (connector, begin) = connector::start().map_err(no_thread)?;
+        let nothing = Export { size: 0, flags: 0, blocks: BlockSizes::default(), headers: Headers::Simple };
+        let shared = Arc::new(Shared {
+            target: self.target.clone(),
+            stop,
+            connector,
+            state: Mutex::new(State { export: nothing, idle: None, engines: 0 }),
+            left: Condvar::new(),
+            is_changed: AtomicBool::new(false),
+        });
+        begin(Arc::downgrade(&shared));
         let deadline = Instant::now() + self.target.open_timeout;
-        let connection = loop {
-            match Connection::make(&self.target, &stop) {
-                Ok(connection) => break connection,
-                Err(e) if Instant::now() + AGAIN > deadline => return Err(self.error(e)),
-                Err(_) => pause(AGAIN, &stop),
-            };
-        };
+        let patience = self.target.open_timeout + connect::PATIENCE * 2;
+        let opened = shared.run(patience, move |shared| {
+            loop {
+                match Connection::make(&shared.target, &shared.stop) {
+                    Err(e) if Instant::now() + AGAIN > deadline => return Err(e.to_string()),
+                    Err(_) => drop(connect::pause(AGAIN, &shared.stop)),
+                    Ok(connection) => return Ok(connection),
+                }
+            }
+        });
+        let connection = opened.unwrap_or_else(|e| Err(e.to_string())).map_err(|e| self.error(e))?;
         let export = connection.export;
         if !self.target.read_only && export.has(export_flag::READ_ONLY) {
             return Err(self.error("the server has it for reading only; use read-only=on"));
         }
-        let state = State { export, idle: Some(connection), engines: 0 };
-        let shared = Arc::new(Shared {
-            target: self.target.clone(),
-            stop,
-            wishes: OnceLock::new(),
-            state: Mutex::new(state),
-            left: Condvar::new(),
-            is_changed: AtomicBool::new(false),
-        });
-        let wishes = connector::start(&shared).map_err(|e| self.error(format!("no thread to connect again: {e}")))?;
-        let _ = shared.wishes.set(wishes);
+        *shared.state() = State { export, idle: Some(connection), engines: 0 };
         let blocks = blocks(&export);
         let unlimited = BlockLimits::unlimited(blocks.physical);
         let max_discard = if export.has(export_flag::SEND_TRIM) { unlimited.max_discard } else { 0 };
@@ -138,26 +143,7 @@ impl Remote for NbdDisk {
     }
 
     fn ask_size(&self) -> io::Result<u64> {
-        let shared = self.shared()?;
-        let mut state = shared.state();
-        if state.engines > 0 && !shared.takes_several(&state.export) {
-            // A server may have one client at a time.
-            return Ok(state.export.size);
-        }
-        // It may be the only one that the server allows.
-        let spare = state.idle.take();
-        let was_idle = spare.is_some();
-        spare.into_iter().for_each(Connection::close);
-        drop(state);
-        let connection = Connection::make(&shared.target, &shared.stop).map_err(io::Error::other)?;
-        let size = connection.export.size;
-        let mut state = shared.state();
-        state.export.size = size;
-        match was_idle && state.engines == 0 {
-            true => state.idle = Some(connection),
-            false => connection.close(),
-        }
-        Ok(size)
+        self.shared()?.run(connect::PATIENCE * 2, Shared::ask_size)?
     }
 
     fn can_resize(&self) -> bool {
@@ -170,32 +156,10 @@ impl Remote for NbdDisk {
 
     fn flush(&self) -> Result<(), Errno> {
         let Ok(shared) = self.shared() else { return Ok(()) };
-        let deadline = Instant::now() + FLUSH_PATIENCE;
-        let mut state = shared.state();
-        if !shared.is_changed.swap(false, Ordering::AcqRel) || !state.export.has(export_flag::SEND_FLUSH) {
+        if !shared.is_changed.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        if !shared.takes_several(&state.export) {
-            // Its connection comes back with the engine.
-            let patience = deadline.saturating_duration_since(Instant::now());
-            let waited = shared.left.wait_timeout_while(state, patience, |state| state.engines > 0);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let idle = state.idle.take();
-        drop(state);
-        let flushed = match idle {
-            Some(connection) => Ok(connection),
-            None => Connection::make(&shared.target, &shared.stop).map_err(io::Error::other),
-        };
-        let flushed = flushed.and_then(|connection| {
-            connection.flush(deadline, &shared.stop)?;
-            let mut state = shared.state();
-            match state.engines {
-                0 => state.idle = Some(connection),
-                _ => connection.close(),
-            }
-            Ok(())
-        });
+        let flushed = shared.run(FLUSH_PATIENCE, Shared::flush).and_then(|flushed| flushed);
         flushed.map_err(|e| {
             shared.note_change();
             Errno::from_io_error(&e).unwrap_or(Errno::IO)
@@ -215,9 +179,72 @@ impl Shared {
 
     /// Has a connection made for an engine.
     pub(crate) fn wish(&self, line: &Arc<Line>) {
-        if let Some(wishes) = self.wishes.get() {
-            let _ = wishes.send(Arc::downgrade(line));
+        self.tell(Message::Connect(Arc::downgrade(line)));
+    }
+
+    fn tell(&self, message: Message) {
+        let _ = self.connector.send(message);
+    }
+
+    /// Has the connector do something, and waits for it so long.
+    fn run<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        errand: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let (sender, done) = channel();
+        self.tell(Message::Errand(Box::new(move |shared| drop(sender.send(errand(shared))))));
+        done.recv_timeout(patience).map_err(|_| io::ErrorKind::TimedOut.into())
+    }
+
+    fn ask_size(&self) -> io::Result<u64> {
+        let mut state = self.state();
+        if state.engines > 0 && !self.takes_several(&state.export) {
+            // The server takes no other connection, and says it when there is a new one.
+            return Ok(state.export.size);
         }
+        // It may be the only one that the server takes.
+        let spare = state.idle.take();
+        let was_idle = spare.is_some();
+        spare.into_iter().for_each(Connection::close);
+        drop(state);
+        let connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
+        let size = connection.export.size;
+        let mut state = self.state();
+        state.export.size = size;
+        if was_idle && state.engines == 0 {
+            state.idle = Some(connection);
+        } else {
+            connection.close();
+        }
+        Ok(size)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let deadline = Instant::now() + FLUSH_PATIENCE;
+        let mut state = self.state();
+        if !state.export.has(export_flag::SEND_FLUSH) {
+            return Ok(());
+        }
+        if !self.takes_several(&state.export) {
+            // Its connection comes back with the engine.
+            let waited = self.left.wait_timeout_while(state, FLUSH_PATIENCE, |state| state.engines > 0);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let idle = state.idle.take();
+        drop(state);
+        let connection = match idle {
+            Some(connection) => connection,
+            None => Connection::make(&self.target, &self.stop).map_err(io::Error::other)?,
+        };
+        connection.flush(deadline, &self.stop)?;
+        let mut state = self.state();
+        if state.engines == 0 {
+            state.idle = Some(connection);
+        } else {
+            connection.close();
+        }
+        Ok(())
     }
 
     /// Something was changed that is to be made stable.
@@ -261,6 +288,12 @@ impl Shared {
             }
         }
         self.left.notify_all();
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("target", &self.target).finish_non_exhaustive()
     }
 }
 
