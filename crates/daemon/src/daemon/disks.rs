@@ -105,6 +105,8 @@ impl Daemon {
             }
             stays
         });
+        let disks = &self.disks;
+        self.held.retain(|name, _| disks.contains_key(name));
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
@@ -128,6 +130,7 @@ impl Daemon {
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
+                self.held.remove(name);
             }
             let disk = self.open_image(&wanted, None)?;
             self.disks.insert(name.to_owned(), disk);

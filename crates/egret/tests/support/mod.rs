@@ -44,13 +44,18 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 /// After [`PATIENCE`], naming `what` was awaited.
-pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn await_some<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    await_within(PATIENCE, what, look)
+}
+
+/// [`await_some`] with another patience.
+pub fn await_within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        assert!(begin.elapsed() < patience, "waited {patience:?} for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
