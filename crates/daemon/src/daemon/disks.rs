@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Locking, Options, SetState};
+use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, SetState};
 use egret_event_loop::Nanos;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
@@ -287,35 +287,16 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
 fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> DebugRules {
     let inject_error = |error: &schema::InjectError| {
         let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
-        let iotype = iotype.map(|iotype| match iotype {
-            schema::IoType::Read => IoType::Read,
-            schema::IoType::Write => IoType::Write,
-            schema::IoType::WriteZeroes => IoType::WriteZeroes,
-            schema::IoType::Discard => IoType::Discard,
-            schema::IoType::Flush => IoType::Flush,
-        });
         let errno = Errno::from_raw_os_error(errno.into());
-        InjectError { event: debug_event(event), state, iotype, errno, sector, once }
+        InjectError { event, state, iotype, errno, sector, once }
     };
     let set_state = |change: &schema::SetState| {
         let schema::SetState { event, state, new_state } = *change;
-        SetState { event: debug_event(event), state, new_state }
+        SetState { event, state, new_state }
     };
     DebugRules {
         inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
         set_state: layers.iter().flat_map(|(_, changes)| changes.iter().map(set_state)).collect(),
-    }
-}
-
-const fn debug_event(event: schema::DebugEvent) -> DebugEvent {
-    match event {
-        schema::DebugEvent::None => DebugEvent::None,
-        schema::DebugEvent::ReadAio => DebugEvent::ReadAio,
-        schema::DebugEvent::WriteAio => DebugEvent::WriteAio,
-        schema::DebugEvent::Pwritev => DebugEvent::Pwritev,
-        schema::DebugEvent::PwritevZero => DebugEvent::PwritevZero,
-        schema::DebugEvent::FlushToOs => DebugEvent::FlushToOs,
-        schema::DebugEvent::FlushToDisk => DebugEvent::FlushToDisk,
     }
 }
 
