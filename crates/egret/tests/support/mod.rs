@@ -16,6 +16,7 @@
 //! | [`calls`] | the system calls of a daemon's threads, against what they may do |
 //! | [`puppet`] | a thread of a daemon that does what a test wants |
 //! | [`survivor`] | a client that survives its daemon, and verifies what it reads |
+//! | [`small`] | a file system that fills up |
 //! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
@@ -31,6 +32,7 @@ pub mod puppet;
 pub mod qmp;
 pub mod scratch;
 pub mod server;
+pub mod small;
 pub mod survivor;
 pub mod vm;
 pub mod wire;
