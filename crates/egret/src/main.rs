@@ -28,8 +28,10 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Compare(arguments) => return compare::run(&arguments),
+        Command::Bench(arguments) => {
+            return bench::run(&arguments).unwrap_or_else(|error| complain(&in_one_line(&error)));
+        }
         Command::Serve(arguments) => serve::run(*arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),
