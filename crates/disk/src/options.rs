@@ -9,6 +9,7 @@ use std::str::FromStr;
 use egret_event_loop::Nanos;
 
 use crate::blkdebug::DebugRules;
+use crate::remote::RemoteDisk;
 
 /// Everything [`Disk::open`](crate::Disk::open) needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub enum Driver {
         /// Whether reads fill the buffer with zeroes.
         read_zeroes: bool,
     },
+    /// Where another crate's driver has it.
+    Remote(RemoteDisk),
 }
 
 /// An enumeration that is spelled in options: its names, both ways.
@@ -136,6 +139,17 @@ spelled! {
 }
 
 spelled! {
+    /// Which driver of another crate's has a disk.
+    RemoteKind("driver") {
+        /// Behind an NBD server.
+        #[default]
+        Nbd = "nbd",
+        /// In a Ceph cluster.
+        Rbd = "rbd",
+    }
+}
+
+spelled! {
     /// What becomes of a discard.
     Discard("discard") {
         /// It succeeds and does nothing.
@@ -169,6 +183,44 @@ spelled! {
         On = "on",
         /// Never.
         Off = "off",
+    }
+}
+
+spelled! {
+    /// What [`blkdebug`](crate::DebugRules) is told of a request.
+    DebugEvent("event") {
+        /// Nothing: what is for it is active from the beginning.
+        #[default]
+        None = "none",
+        /// A read begins.
+        ReadAio = "read_aio",
+        /// A write begins.
+        WriteAio = "write_aio",
+        /// Likewise, one layer above.
+        Pwritev = "pwritev",
+        /// A write of zeroes begins.
+        PwritevZero = "pwritev_zero",
+        /// A flush begins.
+        FlushToOs = "flush_to_os",
+        /// A flush reaches the disk.
+        FlushToDisk = "flush_to_disk",
+    }
+}
+
+spelled! {
+    /// What a request does.
+    IoType("iotype") {
+        /// It reads.
+        #[default]
+        Read = "read",
+        /// It writes.
+        Write = "write",
+        /// It writes zeroes.
+        WriteZeroes = "write-zeroes",
+        /// It discards.
+        Discard = "discard",
+        /// It flushes.
+        Flush = "flush",
     }
 }
 
