@@ -21,6 +21,7 @@ use crate::failure::{Failure, Failures};
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock;
 use crate::options::{Discard, Options};
+use crate::remote::RemoteDisk;
 use crate::request::Op;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
 pub use active::{Active, Standing};
@@ -54,6 +55,7 @@ pub(crate) enum Backing {
     File(File),
     Device(File),
     Null { latency: Nanos, read_zeroes: bool },
+    Remote(RemoteDisk),
 }
 
 /// What is believed possible until the kernel says otherwise.
@@ -89,9 +91,11 @@ impl Disk {
             Backing::File(file) => geometry::size(file, false)?,
             Backing::Device(file) => geometry::size(file, true)?,
             Backing::Null { .. } => return Ok(self.size()),
+            Backing::Remote(remote) => remote.ask_size()?,
         };
         // What is too little for a block cannot be used.
-        let size = size - size % u64::from(self.alignment.offset.max(SECTOR));
+        let block = if let Backing::Remote(_) = self.backing { self.blocks.logical } else { SECTOR };
+        let size = size - size % u64::from(self.alignment.offset.max(block));
         self.set_size(size);
         Ok(size)
     }
@@ -101,7 +105,7 @@ impl Disk {
         self.standing.size.store(bytes, Ordering::Relaxed);
     }
 
-    /// Makes a regular file at least `bytes` long, and asks for the size as [`refresh_size`](Self::refresh_size) does;
+    /// Makes a regular file at least `bytes` long, or a remote disk as long as that, and asks for the size as [`refresh_size`](Self::refresh_size) does;
     /// a device has the size that it has.
     ///
     /// # Errors
@@ -112,6 +116,9 @@ impl Disk {
             && file.metadata()?.len() < bytes
         {
             file.set_len(bytes)?;
+        }
+        if let Backing::Remote(remote) = &self.backing {
+            remote.resize(bytes)?;
         }
         self.refresh_size()
     }
@@ -127,7 +134,11 @@ impl Disk {
 
     /// Has the kernel make stable what was written.
     pub(crate) fn sync(&self) -> Result<(), Errno> {
-        let Some(file) = self.file() else { return Ok(()) };
+        let file = match &self.backing {
+            Backing::File(file) | Backing::Device(file) => file,
+            Backing::Null { .. } => return Ok(()),
+            Backing::Remote(remote) => return remote.flush(),
+        };
         if let Some(errno) = self.lost.get() {
             return Err(*errno);
         }
@@ -142,7 +153,7 @@ impl Disk {
 
     /// Looks whether a request that failed may have been told of what other writes had lost.
     pub(crate) fn check_lost_writes(&self, op: Op, errno: Errno) {
-        if (op, errno) == (Op::Write { fua: true }, Errno::IO) {
+        if self.file().is_some() && (op, errno) == (Op::Write { fua: true }, Errno::IO) {
             self.lose_writes(errno);
         }
     }
@@ -256,6 +267,15 @@ impl Disk {
         }
     }
 
+    /// Gives back what locks it has.
+    fn unlock(&self) {
+        match &self.backing {
+            Backing::File(file) | Backing::Device(file) => lock::unlock(file),
+            Backing::Remote(remote) => remote.unlock(),
+            Backing::Null { .. } => {}
+        }
+    }
+
     /// Whether a discard does anything at all.
     pub(crate) fn discards(&self) -> bool {
         self.options.discard == Discard::Unmap && self.able.discard.load(Ordering::Relaxed)
@@ -263,18 +283,18 @@ impl Disk {
 
     /// Whether some of its requests are for workers.
     pub(crate) fn needs_workers(&self) -> bool {
-        !matches!(self.backing, Backing::Null { read_zeroes: false, .. })
+        !matches!(self.backing, Backing::Null { read_zeroes: false, .. } | Backing::Remote(_))
     }
 
-    /// The image; `None` for a null disk.
+    /// The image; `None` for a disk without one.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.backing {
             Backing::File(file) | Backing::Device(file) => Some(file),
-            Backing::Null { .. } => None,
+            Backing::Null { .. } | Backing::Remote(_) => None,
         }
     }
 
-    /// The image's descriptor; -1 for a null disk, which no engine gives to the kernel.
+    /// The image's descriptor; -1 for a disk without one, which no engine gives to the kernel.
     pub(crate) fn fd(&self) -> RawFd {
         self.file().map_or(-1, AsRawFd::as_raw_fd)
     }
@@ -282,9 +302,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        if let Some(file) = self.file() {
-            lock::unlock(file);
-        }
+        self.unlock();
     }
 }
 

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::disk::{Backing, Disk};
-use crate::options::Aio;
+use crate::options::{Aio, RemoteKind};
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub(crate) enum EngineKind {
     Null,
     /// An image's, by the word of its option.
     Aio(Aio),
+    /// Another crate's, for disks of this kind.
+    Remote(RemoteKind),
 }
 
 impl EngineKind {
@@ -22,24 +24,29 @@ impl EngineKind {
     pub(crate) const THREADS: Self = Self::Aio(Aio::Threads);
 
     /// How many engines there may be on one I/O thread.
-    pub(crate) const COUNT: usize = 1 + Aio::ALL.len();
+    pub(crate) const COUNT: usize = 1 + Aio::ALL.len() + RemoteKind::ALL.len();
 
     /// Each of them, at its [index](Self::index).
     pub(crate) const ALL: [Self; Self::COUNT] = {
         let mut all = [Self::Null; Self::COUNT];
         let mut at = 1;
         while at < Self::COUNT {
-            all[at] = Self::Aio(Aio::ALL[at - 1]);
+            let rest = at - 1;
+            all[at] = match rest < Aio::ALL.len() {
+                true => Self::Aio(Aio::ALL[rest]),
+                false => Self::Remote(RemoteKind::ALL[rest - Aio::ALL.len()]),
+            };
             at += 1;
         }
         all
     };
 
     /// The engine that runs what a disk is asked for.
-    pub(crate) const fn of(disk: &Disk) -> Self {
-        match disk.backing {
+    pub(crate) fn of(disk: &Disk) -> Self {
+        match &disk.backing {
             Backing::Null { .. } => Self::Null,
             Backing::File(_) | Backing::Device(_) => Self::Aio(disk.options.aio),
+            Backing::Remote(remote) => Self::Remote(remote.kind()),
         }
     }
 
@@ -48,6 +55,7 @@ impl EngineKind {
         match self {
             Self::Null => 0,
             Self::Aio(aio) => 1 + aio as usize,
+            Self::Remote(kind) => 1 + Aio::ALL.len() + kind as usize,
         }
     }
 
@@ -55,6 +63,7 @@ impl EngineKind {
         match self {
             Self::Null => "null",
             Self::Aio(aio) => aio.as_str(),
+            Self::Remote(kind) => kind.as_str(),
         }
     }
 
@@ -62,7 +71,7 @@ impl EngineKind {
     /// write, and the kernel may refuse a job, which worker threads run then.
     pub(crate) const fn runs_in_kernel(self) -> bool {
         match self {
-            Self::Null | Self::Aio(Aio::Threads) => false,
+            Self::Null | Self::Aio(Aio::Threads) | Self::Remote(_) => false,
             Self::Aio(Aio::Native | Aio::IoUring) => true,
         }
     }

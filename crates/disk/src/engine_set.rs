@@ -91,7 +91,7 @@ impl EngineSet {
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         for kind in attached.engines() {
             if let Some(engine) = self.engines.get(kind) {
-                engine.attach(slot as u32, disk);
+                engine.attach(slot as u32, disk)?;
             }
         }
         self.slots.resize_with(self.slots.len().max(slot + 1), || None);
@@ -392,7 +392,9 @@ impl Backend for EngineSet {
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
-        self.engines.iter().filter_map(|engine| engine.descriptor()).collect()
+        let mut all = Vec::new();
+        self.engines.iter().for_each(|engine| engine.descriptors(&mut all));
+        all
     }
 }
 

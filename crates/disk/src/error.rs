@@ -99,6 +99,14 @@ pub enum OpenCause {
     /// Nothing in it.
     #[error("'{0}' is empty (or has no medium); give it a size, e.g. with: truncate -s 10G '{0}'")]
     Empty(PathBuf),
+    /// What a remote disk's driver says.
+    #[error("cannot open '{name}': {why}")]
+    Remote {
+        /// The disk's [name](crate::Remote::name).
+        name: String,
+        /// What is wrong, and what would be right.
+        why: String,
+    },
     /// A size that no whole number of blocks makes.
     #[error(
         "'{path}' has {size} bytes, not a multiple of its block size {block}; round it up with: truncate -s %{block} '{path}'"

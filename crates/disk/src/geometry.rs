@@ -37,23 +37,27 @@ impl Alignment {
 
 /// Block sizes as a guest should be told them, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blocks {
-    pub(crate) logical: u32,
-    pub(crate) physical: u32,
+pub struct Blocks {
+    /// The smallest that can be read or written.
+    pub logical: u32,
+    /// What a guest should align to; at least the logical one.
+    pub physical: u32,
 }
 
 /// What a discard or a write of zeroes may ask for, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Zero where nothing can be discarded.
-    pub(crate) max_discard: u64,
-    pub(crate) discard_granularity: u32,
-    pub(crate) max_write_zeroes: u64,
+    pub max_discard: u64,
+    /// What a discard should be a multiple of to be of use.
+    pub discard_granularity: u32,
+    /// The most that one write of zeroes should ask for.
+    pub max_write_zeroes: u64,
 }
 
 impl Limits {
     /// Of a disk that takes anything.
-    pub(crate) const fn unlimited(granularity: u32) -> Self {
+    pub const fn unlimited(granularity: u32) -> Self {
         Self { max_discard: MAX_EXTENT, discard_granularity: granularity, max_write_zeroes: MAX_EXTENT }
     }
 }

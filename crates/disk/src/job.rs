@@ -11,14 +11,15 @@ use crate::request::{Op, Request, RequestToken};
 
 /// A request on its way through an engine.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub struct Job {
     /// Which of the attached disks it is for.
     pub(crate) slot: u32,
     /// Whether the disk is synced before it completes, because nothing that is done for it does so.
     pub(crate) sync_after: bool,
     /// Whether a worker looks for zeroes in what is written: there are some at its beginning.
     pub(crate) maybe_zero: bool,
-    pub(crate) request: Request,
+    /// What is asked for. An engine gives it back as it was.
+    pub request: Request,
 }
 
 impl Job {
@@ -40,7 +41,9 @@ impl Job {
 
 /// A job that has ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) job: Job,
-    pub(crate) result: Result<(), Errno>,
+pub struct Finished {
+    /// As it was pushed.
+    pub job: Job,
+    /// All of it, or an error.
+    pub result: Result<(), Errno>,
 }

@@ -8,7 +8,8 @@
 //! Request ──► EngineSet ──► triage ──┬─► threads    workers that block
 //!                                    ├─► native     Linux AIO
 //!                                    ├─► io_uring   the loop's ring, or its own
-//!                                    └─► null       nothing at all
+//!                                    ├─► null       nothing at all
+//!                                    └─► a [`Remote`]'s  a protocol or a library of another crate's
 //! ```
 //!
 //! Whatever the engine, a request means the same: a read past the end of an image that has shrunk finds zeroes, a
@@ -40,6 +41,7 @@ mod geometry;
 mod job;
 mod lock;
 mod options;
+mod remote;
 mod request;
 mod stats;
 mod throttle;
@@ -53,11 +55,15 @@ mod sync {
 
 pub use blkdebug::{DebugEvent, DebugRules, InjectError, IoType, SetState};
 pub use disk::{Active, Disk, Standing};
+pub use engine::Engine;
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::{Action, Failure};
+pub use geometry::{Blocks, Limits as BlockLimits};
+pub use job::{Finished, Job};
 pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
-pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, UnknownValue};
+pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, RemoteKind, UnknownValue};
+pub use remote::{Remote, RemoteDisk, Shape};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};

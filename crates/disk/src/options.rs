@@ -9,6 +9,7 @@ use std::str::FromStr;
 use egret_event_loop::Nanos;
 
 use crate::blkdebug::DebugRules;
+use crate::remote::RemoteDisk;
 
 /// Everything [`Disk::open`](crate::Disk::open) needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub enum Driver {
         /// Whether reads fill the buffer with zeroes.
         read_zeroes: bool,
     },
+    /// Where another crate's driver has it.
+    Remote(RemoteDisk),
 }
 
 /// An enumeration that is spelled in options: its names, both ways.
@@ -132,6 +135,17 @@ spelled! {
         Native = "native",
         /// io_uring.
         IoUring = "io_uring",
+    }
+}
+
+spelled! {
+    /// Which driver of another crate's has a disk.
+    RemoteKind("driver") {
+        /// Behind an NBD server.
+        #[default]
+        Nbd = "nbd",
+        /// In a Ceph cluster.
+        Rbd = "rbd",
     }
 }
 

@@ -43,6 +43,9 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
         let fills = read_zeroes && job.request.op == Op::Read;
         return if fills && is_large(&job.request) { Verdict::Worker } else { Verdict::Engine };
     }
+    if let Backing::Remote(_) = disk.backing {
+        return remote(disk, job);
+    }
     let request = &mut job.request;
     let options = &disk.options;
     match &mut request.op {
@@ -78,6 +81,34 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
     }
 }
 
+/// The same for a remote disk, whose engine runs whatever there is to run.
+fn remote(disk: &Disk, Job { request, .. }: &mut Job) -> Verdict {
+    let options = &disk.options;
+    let runs = match &mut request.op {
+        Op::Flush => !options.no_flush && !options.read_only,
+        _ if request.len == 0 => false,
+        Op::Read => true,
+        Op::Write { fua } => {
+            let fua = *fua && !options.no_flush;
+            // There is no worker to look at more than the loop has time for.
+            let looks = options.detect_zeroes != DetectZeroes::Off && !is_large(request);
+            request.op = if looks && buffers::is_zero(&request.buffers, u64::MAX) {
+                Op::WriteZeroes { unmap: options.detect_zeroes == DetectZeroes::Unmap, fua }
+            } else {
+                Op::Write { fua }
+            };
+            true
+        }
+        Op::Discard => disk.discards(),
+        Op::WriteZeroes { unmap, fua } => {
+            *unmap &= options.discard == Discard::Unmap;
+            *fua &= !options.no_flush;
+            true
+        }
+    };
+    if runs { Verdict::Engine } else { Verdict::Answered(Ok(())) }
+}
+
 /// Who moves a request's data.
 fn moved(disk: &Disk, job: &Job) -> Verdict {
     let request = &job.request;
@@ -99,7 +130,8 @@ const fn is_large(request: &Request) -> bool {
 /// What is wrong with a request, if anything.
 fn objection(disk: &Disk, job: &Job) -> Option<Errno> {
     let request = &job.request;
-    let sector = u64::from(SECTOR) - 1;
+    let block = if let Backing::Remote(_) = disk.backing { disk.logical_block_size() } else { SECTOR };
+    let sector = u64::from(block) - 1;
     let within = request.offset.checked_add(request.len).is_some_and(|end| end <= disk.size());
     if !within || (request.offset | request.len) & sector != 0 {
         return Some(Errno::INVAL);

@@ -328,9 +328,12 @@ impl<S: Source> EventLoop<S> {
     fn run_commands(&mut self) {
         let mut commands = std::mem::take(&mut self.later);
         commands.append(&mut self.mailbox.take());
-        for command in commands {
-            command(self);
-        }
+        self.run_all(commands);
+    }
+
+    /// Runs commands, which may bring engines in or have them leave.
+    fn run_all(&mut self, commands: Vec<Command<S>>) {
+        commands.into_iter().for_each(|command| command(self));
         if let Err(e) = self.watch_backend() {
             tracing::error!("iothread '{}': cannot watch an engine's completions: {e}", self.name);
         }
@@ -357,7 +360,7 @@ impl<S: Source> EventLoop<S> {
             if entry.source.is_drained() { entry.drained.take() } else { None }
         });
         let commands: Vec<Command<S>> = drained.collect();
-        commands.into_iter().for_each(|command| command(self));
+        self.run_all(commands);
     }
 
     /// Takes out a source that is drained.

@@ -163,9 +163,10 @@ impl Daemon {
         let Some(disk) = self.disks.get(node_name) else {
             return Err(ChangeError::NodeBelow(node_name.to_owned()));
         };
-        let is_file = match disk.options().driver {
+        let is_file = match &disk.options().driver {
             Driver::File { .. } => true,
             Driver::HostDevice { .. } => false,
+            Driver::Remote(remote) => remote.can_resize(),
             Driver::Null { .. } => return failed("a null disk keeps the size it was made with".to_owned()),
         };
         let exports = self.config.exports.iter().filter(|export| export.has_node(node_name));
@@ -322,6 +323,7 @@ pub(super) fn described(disk: &Disk) -> String {
         Driver::File { filename } | Driver::HostDevice { filename } => {
             format!("blockdev '{node}' ('{}')", filename.display())
         }
+        Driver::Remote(remote) => format!("blockdev '{node}' ('{}')", remote.name()),
         Driver::Null { .. } => format!("blockdev '{node}'"),
     }
 }

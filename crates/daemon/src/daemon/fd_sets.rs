@@ -182,7 +182,7 @@ impl Daemon {
             Driver::File { filename } | Driver::HostDevice { filename } => {
                 filename.to_str().and_then(egret_vocabulary::schema::fd_set_number)
             }
-            Driver::Null { .. } => None,
+            Driver::Null { .. } | Driver::Remote(_) => None,
         };
         let explain = |e| StartError::FdSet(options.node_name.clone(), e);
         let (handed, member) = match id {

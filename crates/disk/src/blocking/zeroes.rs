@@ -45,7 +45,8 @@ fn discard_blocks(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
             geometry::discard_device(file, start, end - start)
                 .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
         }
-        Backing::Null { .. } => Ok(()),
+        // No worker runs a remote disk's jobs.
+        Backing::Null { .. } | Backing::Remote(_) => Ok(()),
     };
     match result {
         Err(e) if is_unsupported(e) => {

@@ -14,8 +14,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use rustix::fs::{Advice, fadvise};
 
-use super::Disk;
 use super::open::usage;
+use super::{Backing, Disk};
 use crate::error::{OpenCause, OpenError};
 use crate::lock;
 use crate::options::Driver;
@@ -99,6 +99,12 @@ impl Disk {
     }
 
     fn become_active(&self) -> Result<(), OpenCause> {
+        if let Backing::Remote(remote) = &self.backing {
+            remote.lock()?;
+            let looked = self.refresh_size().map(|_| ()).inspect_err(|_| remote.unlock());
+            let failed = |e| OpenCause::Remote { name: remote.name().to_owned(), why: format!("its size: {e}") };
+            return looked.map_err(failed);
+        }
         let (Some(file), Some(path)) = (self.file(), self.path()) else { return Ok(()) };
         let failed = |what| move |source| OpenCause::Io { what, path: path.to_owned(), source };
         lock::try_lock(file, path, usage(&self.options))?;
@@ -118,7 +124,7 @@ impl Disk {
     fn path(&self) -> Option<&std::path::Path> {
         match &self.options.driver {
             Driver::File { filename } | Driver::HostDevice { filename } => Some(filename),
-            Driver::Null { .. } => None,
+            Driver::Null { .. } | Driver::Remote(_) => None,
         }
     }
 
@@ -133,7 +139,7 @@ impl Drop for Active {
         let mut users = disk.users();
         *users -= 1;
         if *users == 0 && disk.options.allow_inactive {
-            disk.file().into_iter().for_each(lock::unlock);
+            disk.unlock();
             disk.standing.is_active.store(false, Ordering::Release);
         }
     }

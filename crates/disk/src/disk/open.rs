@@ -20,6 +20,7 @@ use crate::failure::Failures;
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
+use crate::remote::{RemoteDisk, Shape};
 use crate::throttle::Throttle;
 
 impl Disk {
@@ -109,6 +110,7 @@ impl Disk {
             &Driver::Null { size, latency, read_zeroes } => return Self::null(options, size, latency, read_zeroes),
             Driver::File { filename } => (filename, false),
             Driver::HostDevice { filename } => (filename, true),
+            Driver::Remote(remote) => return Self::remote(options, remote),
         };
         if options.aio == Aio::Native && !options.direct {
             return Err(OpenCause::NativeNeedsDirect);
@@ -154,6 +156,20 @@ impl Disk {
         let blocks = Blocks { logical: SECTOR, physical: SECTOR };
         let limits = Limits::unlimited(SECTOR);
         Ok(Self::new(options, Backing::Null { latency, read_zeroes }, size, blocks, Alignment::NONE, limits))
+    }
+
+    fn remote(options: &Options, remote: &RemoteDisk) -> Result<Self, OpenCause> {
+        let Shape { size, blocks, limits } = remote.shape();
+        // What is too little for a block cannot be used.
+        let size = size - size % u64::from(blocks.logical);
+        if size == 0 {
+            let why = format!("it has no whole block of {} bytes; give it a size", blocks.logical);
+            return Err(OpenCause::Remote { name: remote.name().to_owned(), why });
+        }
+        if !options.allow_inactive {
+            remote.lock()?;
+        }
+        Ok(Self::new(options, Backing::Remote(remote.clone()), size, blocks, Alignment::NONE, limits))
     }
 
     fn new(

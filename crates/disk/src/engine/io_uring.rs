@@ -12,9 +12,9 @@ use egret_event_loop::ring::{Ring, RingError, SharedRing};
 use egret_event_loop::{EventNotifier, Nanos, clock};
 use io_uring::{opcode, squeue, types};
 
-use super::Engine;
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
+use super::{Engine, SharedEngine};
 use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::job::{Finished, Job};
@@ -120,24 +120,6 @@ fn through(op: Op) -> i32 {
 }
 
 impl Engine for Uring {
-    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let fd = disk.fd();
-        let fixed = self.table
-            && slot < FILES
-            && self.ring.borrow().submitter().register_files_update(slot, &[fd]).is_ok_and(|updated| updated == 1);
-        let place = slot as usize;
-        self.files.resize(self.files.len().max(place + 1), NO_FILE);
-        self.files[place] = File { fd, fixed, block: disk.offset_alignment() };
-    }
-
-    fn detach(&mut self, slot: u32) {
-        let file = std::mem::replace(&mut self.files[slot as usize], NO_FILE);
-        if file.fixed {
-            // A descriptor that stays registered would keep the image open, and locked.
-            let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
-        }
-    }
-
     fn push(&mut self, job: Job) {
         let file = self.files[job.slot as usize];
         let place = self.flying.insert(Transfer::new(job));
@@ -207,6 +189,27 @@ impl Engine for Uring {
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
         let mut this = self;
         this.wait(left);
+    }
+}
+
+impl SharedEngine for Uring {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError> {
+        let fd = disk.fd();
+        let fixed = self.table
+            && slot < FILES
+            && self.ring.borrow().submitter().register_files_update(slot, &[fd]).is_ok_and(|updated| updated == 1);
+        let place = slot as usize;
+        self.files.resize(self.files.len().max(place + 1), NO_FILE);
+        self.files[place] = File { fd, fixed, block: disk.offset_alignment() };
+        Ok(())
+    }
+
+    fn detach(&mut self, slot: u32) {
+        let file = std::mem::replace(&mut self.files[slot as usize], NO_FILE);
+        if file.fixed {
+            // A descriptor that stays registered would keep the image open, and locked.
+            let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
+        }
     }
 }
 

@@ -14,10 +14,12 @@
 //! | [`Native`] | `io_submit` | a ring in user space, and an eventfd |
 //! | [`Uring`] | `io_uring_enter`, its own or the loop's | a ring in user space, and its descriptor |
 //! | [`Null`] | doing nothing | the passing of time |
+//! | [`Remotes`] | a library or a protocol of another crate's, one [`Engine`] for each disk | that engine's descriptor |
 
 mod io_uring;
 pub(crate) mod native;
 mod null;
+pub(crate) mod remotes;
 mod slab;
 pub(crate) mod threads;
 mod transfer;
@@ -32,8 +34,10 @@ use egret_event_loop::Nanos;
 pub(crate) use self::io_uring::Uring;
 pub(crate) use self::native::Native;
 pub(crate) use self::null::Null;
+pub(crate) use self::remotes::Remotes;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
+use crate::error::EngineError;
 use crate::job::{Finished, Job};
 
 /// How many workers there are.
@@ -47,24 +51,14 @@ pub(crate) struct WorkerLimits {
     pub(crate) idle: Duration,
 }
 
-/// Runs jobs for the disks attached to it.
+/// Runs jobs.
 ///
 /// All of it is called on one thread. In the steady state no method allocates, and only [`submit`](Self::submit) makes
 /// system calls.
 ///
-/// The caller has checked what only it knows: that a job is within its disk, allowed on it, and made of whole sectors;
-/// and, unless the engine is [`Threads`], that direct I/O takes it as it is, that it is a read or a write, and that it
-/// moves no more than the kernel may copy or pin while the loop waits (`blocking::PART`).
-/// In exchange each job comes back exactly once: done in full, or with an error. The kernel's own reason to refuse the
-/// asynchronous way (`EAGAIN`, or `EOPNOTSUPP` and `EINVAL` for flags and operations that it does not know) is such an
-/// error; the caller may give the job to [`Threads`] then.
-pub(crate) trait Engine {
-    /// Makes `slot` stand for `disk`; `slot` is free.
-    fn attach(&mut self, slot: u32, disk: &Arc<Disk>);
-
-    /// Frees `slot`; none of its jobs is in flight.
-    fn detach(&mut self, slot: u32);
-
+/// The caller has checked what only it knows: that a job is within its disk, allowed on it, and made of whole sectors.
+/// In exchange each job comes back exactly once: done in full, or with an error. Its memory is valid until then.
+pub trait Engine {
     /// Takes a job; nothing happens to it yet.
     fn push(&mut self, job: Job);
 
@@ -90,12 +84,35 @@ pub(crate) trait Engine {
     /// Completions need not be announced any more.
     fn suppress(&mut self) {}
 
-    /// What announces completions, edge by edge.
+    /// What announces completions, edge by edge: the same one for as long as the engine lives.
     fn descriptor(&self) -> Option<RawFd>;
 
     /// Ends it: waits until nothing of it touches the jobs' memory any more, and gives back those that were in flight,
     /// whatever came of them. Dropping it waits as well.
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
+}
+
+/// An engine that all disks of its kind on one I/O thread share.
+///
+/// Unless it is [`Threads`] its caller has also checked that direct I/O takes a job as it is, that it is a read or a write,
+/// and that it moves no more than the kernel may copy or pin while the loop waits (`blocking::PART`). The kernel's own reason
+/// to refuse the asynchronous way (`EAGAIN`, or `EOPNOTSUPP` and `EINVAL` for flags and operations that it does not know) is
+/// an error like others; the caller may give the job to [`Threads`] then.
+pub(crate) trait SharedEngine: Engine {
+    /// Makes `slot` stand for `disk`; `slot` is free.
+    ///
+    /// # Errors
+    ///
+    /// The disk's own engine cannot be had.
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError>;
+
+    /// Frees `slot`; none of its jobs is in flight.
+    fn detach(&mut self, slot: u32);
+
+    /// Adds what announces completions to `all`.
+    fn descriptors(&self, all: &mut Vec<RawFd>) {
+        all.extend(self.descriptor());
+    }
 
     /// How many jobs one system call takes to the kernel at most, from here on, where it has such a limit; 0 for none.
     fn limit_batch(&mut self, _most: u32) {}

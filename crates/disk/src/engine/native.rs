@@ -14,10 +14,10 @@ use egret_event_loop::aio::{self, Context, Iocb};
 use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::io::Errno;
 
-use super::Engine;
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::turns::Turns;
+use super::{Engine, SharedEngine};
 use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::job::{Finished, Job};
@@ -153,19 +153,6 @@ impl Native {
 }
 
 impl Engine for Native {
-    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let slot = slot as usize;
-        self.disks.resize(self.disks.len().max(slot + 1), NO_FILE);
-        let line = self.pending.open(disk);
-        self.pending.limit_batches(line, disk.options().aio_max_batch);
-        self.disks[slot] = File { fd: disk.fd(), block: disk.offset_alignment(), line };
-    }
-
-    fn detach(&mut self, slot: u32) {
-        let file = std::mem::replace(&mut self.disks[slot as usize], NO_FILE);
-        self.pending.close(file.line);
-    }
-
     fn push(&mut self, job: Job) {
         let line = self.disks[job.slot as usize].line;
         let place = self.flying.insert(Transfer::new(job));
@@ -214,6 +201,22 @@ impl Engine for Native {
         drop(context);
         flying.into_values().for_each(|transfer| left(transfer.into_job()));
     }
+}
+
+impl SharedEngine for Native {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError> {
+        let slot = slot as usize;
+        self.disks.resize(self.disks.len().max(slot + 1), NO_FILE);
+        let line = self.pending.open(disk);
+        self.pending.limit_batches(line, disk.options().aio_max_batch);
+        self.disks[slot] = File { fd: disk.fd(), block: disk.offset_alignment(), line };
+        Ok(())
+    }
+
+    fn detach(&mut self, slot: u32) {
+        let file = std::mem::replace(&mut self.disks[slot as usize], NO_FILE);
+        self.pending.close(file.line);
+    }
 
     fn limit_batch(&mut self, most: u32) {
         self.batch = if most == 0 { self.depth } else { most.min(self.depth) } as usize;
@@ -246,7 +249,7 @@ mod tests {
         let base = memory.bytes().as_mut_ptr();
         let mut native = Native::new(depth, max_batch, Arc::default()).unwrap();
         let disks = [Options { aio_max_batch, ..any.clone() }, any].map(|of| Arc::new(Disk::open(&of).unwrap()));
-        disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk));
+        disks.iter().zip(0..).for_each(|(disk, slot)| native.attach(slot, disk).unwrap());
         for slot in slots {
             // SAFETY: the memory outlives the engine, which waits for its requests.
             let buffers = unsafe { Lent::assume(vec![IoVec::new(base, 4096)]) };

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use egret_event_loop::Nanos;
 
-use super::Engine;
+use super::{Engine, SharedEngine};
 use crate::buffers;
 use crate::disk::{Backing, Disk};
+use crate::error::EngineError;
 use crate::job::{Finished, Job};
 use crate::request::Op;
 use crate::stats::EngineCounters;
@@ -52,23 +53,6 @@ impl Null {
 }
 
 impl Engine for Null {
-    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let Backing::Null { latency, read_zeroes } = disk.backing else { return };
-        let lane = (latency > Nanos::ZERO).then(|| {
-            self.lanes.iter().position(|lane| lane.latency == latency).unwrap_or_else(|| {
-                self.lanes.push(Lane { latency, waiting: VecDeque::new(), fresh: 0 });
-                self.lanes.len() - 1
-            })
-        });
-        let slot = slot as usize;
-        self.disks.resize(self.disks.len().max(slot + 1), Setting::default());
-        self.disks[slot] = Setting { read_zeroes, lane };
-    }
-
-    fn detach(&mut self, slot: u32) {
-        self.disks[slot as usize] = Setting::default();
-    }
-
     #[inline]
     fn push(&mut self, job: Job) {
         let setting = self.disks[job.slot as usize];
@@ -128,5 +112,25 @@ impl Engine for Null {
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
         let waiting = self.lanes.into_iter().flat_map(|lane| lane.waiting).map(|(_, job)| job);
         self.done.into_iter().chain(waiting).for_each(left);
+    }
+}
+
+impl SharedEngine for Null {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError> {
+        let Backing::Null { latency, read_zeroes } = disk.backing else { return Ok(()) };
+        let lane = (latency > Nanos::ZERO).then(|| {
+            self.lanes.iter().position(|lane| lane.latency == latency).unwrap_or_else(|| {
+                self.lanes.push(Lane { latency, waiting: VecDeque::new(), fresh: 0 });
+                self.lanes.len() - 1
+            })
+        });
+        let slot = slot as usize;
+        self.disks.resize(self.disks.len().max(slot + 1), Setting::default());
+        self.disks[slot] = Setting { read_zeroes, lane };
+        Ok(())
+    }
+
+    fn detach(&mut self, slot: u32) {
+        self.disks[slot as usize] = Setting::default();
     }
 }

@@ -15,7 +15,7 @@ use egret_event_loop::{EventNotifier, Nanos, clock};
 
 use self::done::{DoneList, JobPtr, Node};
 use self::workers::Workers;
-use super::{Engine, WorkerLimits};
+use super::{Engine, SharedEngine, WorkerLimits};
 use crate::blocking;
 use crate::disk::Disk;
 use crate::error::EngineError;
@@ -67,23 +67,6 @@ impl Threads {
 }
 
 impl Engine for Threads {
-    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) {
-        let mut queue = self.workers.lock();
-        let lines = Lines { large: queue.jobs.open_large(disk), others: queue.jobs.open(disk) };
-        drop(queue);
-        let slot = slot as usize;
-        self.disks.resize(self.disks.len().max(slot + 1), None);
-        self.disks[slot] = Some((Arc::clone(disk), lines));
-    }
-
-    fn detach(&mut self, slot: u32) {
-        let Some((_, Lines { large, others })) = self.disks[slot as usize].take() else { return };
-        let mut queue = self.workers.lock();
-        queue.jobs.close(large);
-        queue.jobs.close(others);
-        self.workers.call(queue);
-    }
-
     fn push(&mut self, job: Job) {
         let (disk, lines) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
         let line = if job.request.len > blocking::PART { lines.large } else { lines.others };
@@ -147,6 +130,26 @@ impl Engine for Threads {
         let mut this = self;
         this.wait();
         this.reap(Nanos::ZERO, &mut |finished| left(finished.job));
+    }
+}
+
+impl SharedEngine for Threads {
+    fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError> {
+        let mut queue = self.workers.lock();
+        let lines = Lines { large: queue.jobs.open_large(disk), others: queue.jobs.open(disk) };
+        drop(queue);
+        let slot = slot as usize;
+        self.disks.resize(self.disks.len().max(slot + 1), None);
+        self.disks[slot] = Some((Arc::clone(disk), lines));
+        Ok(())
+    }
+
+    fn detach(&mut self, slot: u32) {
+        let Some((_, Lines { large, others })) = self.disks[slot as usize].take() else { return };
+        let mut queue = self.workers.lock();
+        queue.jobs.close(large);
+        queue.jobs.close(others);
+        self.workers.call(queue);
     }
 
     fn limit_workers(&mut self, limits: WorkerLimits) {

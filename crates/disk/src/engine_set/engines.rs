@@ -3,7 +3,7 @@
 use egret_event_loop::ring::{Ring, RingError};
 
 use super::options::EngineOptions;
-use crate::engine::{Engine, Native, Null, Threads, Uring};
+use crate::engine::{Native, Null, Remotes, SharedEngine, Threads, Uring};
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
 use crate::job::Job;
@@ -13,7 +13,7 @@ use crate::stats::Counters;
 /// See the module's description.
 pub(super) struct Engines {
     /// By [`EngineKind::index`].
-    list: [Option<Box<dyn Engine>>; EngineKind::COUNT],
+    list: [Option<Box<dyn SharedEngine>>; EngineKind::COUNT],
     /// For an io_uring engine without the loop's ring, made ahead.
     own_ring: Option<Result<Ring, RingError>>,
     options: EngineOptions,
@@ -41,6 +41,7 @@ impl Engines {
         let counters = counters.engine(kind);
         *place = Some(match kind {
             EngineKind::Null => Box::new(Null::new(counters)),
+            EngineKind::Remote(_) => Box::new(Remotes::new(counters)),
             EngineKind::Aio(Aio::Threads) => Box::new(Threads::new(options.workers(), counters)?),
             EngineKind::Aio(Aio::Native) => {
                 Box::new(Native::new(options.aio_depth.max(1), options.aio_max_batch, counters)?)
@@ -58,15 +59,15 @@ impl Engines {
         Ok(())
     }
 
-    pub(super) fn get(&mut self, kind: EngineKind) -> Option<&mut Box<dyn Engine>> {
+    pub(super) fn get(&mut self, kind: EngineKind) -> Option<&mut Box<dyn SharedEngine>> {
         self.list[kind.index()].as_mut()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Engine> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn SharedEngine> {
         self.list.iter().flatten().map(|engine| &**engine)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn Engine>> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn SharedEngine>> {
         self.list.iter_mut().flatten()
     }
 

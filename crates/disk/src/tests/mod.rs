@@ -8,6 +8,7 @@ mod flow;
 mod large;
 mod limits;
 mod opening;
+mod remote;
 mod zeroes;
 
 use std::collections::HashMap;

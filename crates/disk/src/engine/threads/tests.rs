@@ -16,7 +16,7 @@ fn threads(limits: WorkerLimits) -> Threads {
     let mut threads = Threads::new(limits, Arc::default()).unwrap();
     for slot in 0..DISKS {
         let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
-        threads.attach(slot, &Arc::new(Disk::open(&Options::new("null", driver)).unwrap()));
+        threads.attach(slot, &Arc::new(Disk::open(&Options::new("null", driver)).unwrap())).unwrap();
     }
     threads
 }
@@ -148,7 +148,7 @@ fn lockable(max: u32, count: u32) -> (Threads, Vec<Arc<Disk>>, tempfile::TempDir
             Arc::new(disk)
         })
         .collect();
-    disks.iter().enumerate().for_each(|(slot, disk)| threads.attach(slot as u32, disk));
+    disks.iter().enumerate().for_each(|(slot, disk)| threads.attach(slot as u32, disk).unwrap());
     (threads, disks, dir)
 }
 
@@ -216,7 +216,7 @@ fn disks_have_their_turns_one_after_the_other() {
     (0..100).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
     // The second disk is at two slots, and that gets it no more.
     let twice = Arc::clone(&threads.disks[1].as_ref().unwrap().0);
-    threads.attach(3, &twice);
+    threads.attach(3, &twice).unwrap();
     (100..110).for_each(|token| push_zeroes(&mut threads, [1, 3][token as usize % 2], 512, token));
     (200..210).for_each(|token| push_zeroes(&mut threads, 2, 512, token));
     threads.submit(Nanos::ZERO);

@@ -1,0 +1,117 @@
+//! Disks whose data is neither a file nor a device of this machine's: a crate on the floor above brings each kind, with a
+//! protocol or a library of its own.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::engine::Engine;
+use crate::error::{EngineError, OpenCause};
+use crate::geometry::{Blocks, Limits};
+use crate::options::RemoteKind;
+
+/// An open disk of another crate's.
+///
+/// Any thread may call it, and may wait in it: no I/O thread does. What I/O threads use is its [engines](Self::engine), which
+/// never wait.
+pub trait Remote: fmt::Debug + Send + Sync {
+    /// Which driver it is.
+    fn kind(&self) -> RemoteKind;
+
+    /// What messages call it: the URI by which others would find it.
+    fn name(&self) -> &str;
+
+    /// What it was like when it was opened.
+    fn shape(&self) -> Shape;
+
+    /// An engine for an I/O thread, which runs this disk's jobs only. Called on that thread, which must not wait.
+    ///
+    /// The engine takes jobs of any length, of as many buffers as there are, at multiples of the logical block, and whatever the
+    /// operation: a flush covers what any engine of this disk has completed before. Where it has lost its other side it keeps
+    /// jobs or fails them, as the disk's options say. It is ended or dropped on its thread, without waiting for its other side.
+    /// The buffers of a [`WriteZeroes`](crate::Op::WriteZeroes) mean nothing.
+    ///
+    /// # Errors
+    ///
+    /// No descriptors left, say.
+    fn engine(&self) -> Result<Box<dyn Engine>, EngineError>;
+
+    /// Asks for the size in bytes, which somebody may have changed.
+    ///
+    /// # Errors
+    ///
+    /// There is no answer.
+    fn ask_size(&self) -> io::Result<u64>;
+
+    /// Whether it can be [resized](Self::resize); else its owner alone makes it longer.
+    fn can_resize(&self) -> bool;
+
+    /// Makes it so many bytes long.
+    ///
+    /// # Errors
+    ///
+    /// What the other side says, or that this driver cannot.
+    fn resize(&self, bytes: u64) -> io::Result<()>;
+
+    /// Makes stable what was completed.
+    ///
+    /// # Errors
+    ///
+    /// What the other side says.
+    fn flush(&self) -> Result<(), Errno>;
+
+    /// Has nobody else write to it from here on, where the driver can see to that. Tries once.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else does, or there is no answer.
+    fn lock(&self) -> Result<(), OpenCause> {
+        Ok(())
+    }
+
+    /// Takes back a [`lock`](Self::lock), if there was one.
+    fn unlock(&self) {}
+}
+
+/// What a remote disk is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes.
+    pub size: u64,
+    /// Its block sizes.
+    pub blocks: Blocks,
+    /// What may be discarded and zeroed by one request.
+    pub limits: Limits,
+}
+
+/// A handle of a [`Remote`]: the same as another one if it is of the same open disk.
+#[derive(Clone, Debug)]
+pub struct RemoteDisk(Arc<dyn Remote>);
+
+impl RemoteDisk {
+    /// Of this disk.
+    pub fn new(disk: impl Remote + 'static) -> Self {
+        Self(Arc::new(disk))
+    }
+}
+
+impl Deref for RemoteDisk {
+    type Target = dyn Remote;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for RemoteDisk {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for RemoteDisk {}

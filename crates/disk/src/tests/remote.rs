@@ -1,0 +1,222 @@
+//! Disks that another crate brings, by one whose other side is a vector.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use crate::buffers;
+use crate::engine::Engine;
+use crate::error::{EngineError, OpenCause};
+use crate::remote::{Remote, RemoteDisk, Shape};
+use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Finished, Job, RemoteKind};
+
+const SIZE: u64 = 1 << 20;
+
+/// What all of it has seen.
+#[derive(Debug, Default)]
+struct Seen {
+    bytes: Vec<u8>,
+    jobs: Vec<(Op, u64, u64)>,
+    engines: usize,
+    locked: Vec<bool>,
+}
+
+#[derive(Debug)]
+struct Vector {
+    blocks: Blocks,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Remote for Vector {
+    fn kind(&self) -> RemoteKind {
+        RemoteKind::Nbd
+    }
+
+    fn name(&self) -> &str {
+        "vector"
+    }
+
+    fn shape(&self) -> Shape {
+        let size = self.seen.lock().unwrap().bytes.len() as u64;
+        Shape { size, blocks: self.blocks, limits: BlockLimits::unlimited(512) }
+    }
+
+    fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
+        self.seen.lock().unwrap().engines += 1;
+        let bell = eventfd(0, EventfdFlags::NONBLOCK).map_err(|e| EngineError::Event(e.into()))?;
+        Ok(Box::new(VectorEngine { seen: Arc::clone(&self.seen), bell, pushed: Vec::new(), done: Vec::new() }))
+    }
+
+    fn ask_size(&self) -> io::Result<u64> {
+        Ok(self.seen.lock().unwrap().bytes.len() as u64)
+    }
+
+    fn can_resize(&self) -> bool {
+        true
+    }
+
+    fn resize(&self, bytes: u64) -> io::Result<()> {
+        self.seen.lock().unwrap().bytes.resize(bytes as usize, 0);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        self.seen.lock().unwrap().jobs.push((Op::Flush, 0, 0));
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<(), OpenCause> {
+        self.seen.lock().unwrap().locked.push(true);
+        Ok(())
+    }
+
+    fn unlock(&self) {
+        self.seen.lock().unwrap().locked.push(false);
+    }
+}
+
+struct VectorEngine {
+    seen: Arc<Mutex<Seen>>,
+    bell: OwnedFd,
+    pushed: Vec<Job>,
+    done: Vec<Job>,
+}
+
+impl Drop for VectorEngine {
+    fn drop(&mut self) {
+        self.seen.lock().unwrap().engines -= 1;
+    }
+}
+
+impl Engine for VectorEngine {
+    fn push(&mut self, job: Job) {
+        self.pushed.push(job);
+    }
+
+    fn submit(&mut self, _now: Nanos) {
+        for job in self.pushed.drain(..) {
+            let Request { op, offset, len, buffers, .. } = &job.request;
+            let mut seen = self.seen.lock().unwrap();
+            seen.jobs.push((*op, *offset, *len));
+            let bytes = *offset as usize..(*offset + *len) as usize;
+            match op {
+                Op::Read => buffers::scatter(buffers, 0, &seen.bytes[bytes]),
+                Op::Write { .. } => buffers::gather(buffers, 0, &mut seen.bytes[bytes]),
+                Op::WriteZeroes { .. } => seen.bytes[bytes].fill(0),
+                Op::Flush | Op::Discard => {}
+            }
+            self.done.push(job);
+            rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        !self.done.is_empty()
+    }
+
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+        self.done.drain(..).for_each(|job| done(Finished { job, result: Ok(()) }));
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.bell.as_raw_fd())
+    }
+
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        let mut this = self;
+        this.pushed.drain(..).for_each(left);
+    }
+}
+
+fn vector(logical: u32) -> (Options, Arc<Mutex<Seen>>) {
+    let seen = Arc::new(Mutex::new(Seen { bytes: vec![0; SIZE as usize], ..Seen::default() }));
+    let blocks = Blocks { logical, physical: 4096 };
+    let disk = RemoteDisk::new(Vector { blocks, seen: Arc::clone(&seen) });
+    (Options::new("disk0", Driver::Remote(disk)), seen)
+}
+
+#[test]
+fn a_remote_disk_runs_all_of_its_requests_itself() {
+    let (options, seen) = vector(512);
+    let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..options });
+    let data: Vec<u8> = (0..8192_u32).map(|at| at as u8).collect();
+    assert_eq!(rig.write(512, &data), Ok(()));
+    assert_eq!(rig.read(512, 8192), data);
+    let ops = [Op::Flush, Op::Discard, Op::WriteZeroes { unmap: true, fua: true }, Op::Write { fua: true }, Op::Flush];
+    for (op, (offset, len)) in ops.into_iter().zip([(0, 0), (0, 4096), (512, 512), (0, 0), (0, 0)]) {
+        assert_eq!(rig.run(op, offset, len), Ok(()));
+    }
+    assert_eq!(rig.read(512, 1024), [vec![0; 512], data[512..1024].to_vec()].concat());
+    let jobs = seen.lock().unwrap().jobs.iter().map(|job| job.0).collect::<Vec<_>>();
+    let expected = [
+        Op::Write { fua: false },
+        Op::Read,
+        Op::Flush,
+        Op::Discard,
+        Op::WriteZeroes { unmap: true, fua: true },
+        Op::Flush,
+        Op::Read,
+    ];
+    assert_eq!(jobs, expected, "and what moves nothing is answered");
+    assert_eq!((rig.requests_of("nbd"), rig.requests_of("threads")), (7, 0));
+}
+
+#[test]
+fn a_remote_disk_is_spared_what_its_options_rule_out() {
+    let (options, seen) = vector(512);
+    let detect_zeroes = DetectZeroes::On;
+    let mut rig = Rig::new(&Options { no_flush: true, detect_zeroes, ..options });
+    for (op, len) in [(Op::Flush, 0), (Op::Discard, 4096), (Op::WriteZeroes { unmap: true, fua: true }, 4096)] {
+        assert_eq!(rig.run(op, 0, len), Ok(()));
+    }
+    assert_eq!(rig.write(4096, &[0; 4096]), Ok(()));
+    let zeroes = Op::WriteZeroes { unmap: false, fua: false };
+    assert_eq!(seen.lock().unwrap().jobs, [(zeroes, 0, 4096), (zeroes, 4096, 4096)]);
+}
+
+#[test]
+fn a_request_must_be_made_of_a_remote_disks_own_blocks() {
+    let (options, seen) = vector(4096);
+    let mut rig = Rig::new(&options);
+    assert_eq!(rig.run(Op::Discard, 512, 4096), Err(Errno::INVAL));
+    assert_eq!(rig.write(4096, &[1; 512]), Err(Errno::INVAL));
+    assert_eq!(rig.write(4096, &[1; 4096]), Ok(()));
+    assert_eq!(seen.lock().unwrap().jobs.len(), 1);
+}
+
+#[test]
+fn the_queues_of_a_thread_share_a_remote_disks_engine_until_the_last_has_left() {
+    let (options, seen) = vector(512);
+    let engines = || seen.lock().unwrap().engines;
+    let mut rig = Rig::new(&options);
+    let disk = Arc::clone(&rig.disk);
+    let (other, others) = vector(512);
+    let other = Arc::new(Disk::open(&other).unwrap());
+    let more = [&disk, &other].map(|disk| rig.engines.attach(disk).unwrap());
+    assert_eq!((engines(), others.lock().unwrap().engines, rig.engines.descriptors().len()), (1, 1, 2));
+    rig.engines.detach(more[0]);
+    rig.engines.detach(more[1]);
+    assert_eq!(rig.engines.descriptors().len(), 1, "it is not watched any more");
+    assert_eq!(others.lock().unwrap().engines, 1, "and gone when nobody watches it");
+    rig.engines.submit(clock::now());
+    assert_eq!((engines(), others.lock().unwrap().engines), (1, 0));
+    assert_eq!(rig.write(0, &[7; 512]), Ok(()));
+    drop(rig);
+    assert_eq!(engines(), 0);
+}
+
+#[test]
+fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
+    let (options, seen) = vector(512);
+    let disk = Arc::new(Disk::open(&Options { allow_inactive: true, ..options }).unwrap());
+    assert!(seen.lock().unwrap().locked.is_empty());
+    drop(disk.activate().unwrap());
+    assert_eq!(seen.lock().unwrap().locked, [true, false]);
+    assert_eq!(disk.grow(SIZE + 700).unwrap(), SIZE + 512);
+    assert_eq!(disk.size(), SIZE + 512);
+    disk.flush().unwrap();
+    assert_eq!(seen.lock().unwrap().jobs, [(Op::Flush, 0, 0)]);
+}
