@@ -31,11 +31,13 @@ pub enum ThreadKind {
     Log,
     /// Keeps the reservations of a logical unit in their file.
     Reservations,
+    /// Calls of librbd that wait for a cluster, and what librbd itself starts.
+    Rbd,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Control,
         Self::Io,
         Self::Worker,
@@ -44,6 +46,7 @@ impl ThreadKind {
         Self::Watchdog,
         Self::Log,
         Self::Reservations,
+        Self::Rbd,
     ];
 
     /// The kinds of threads that threads of this kind start.
@@ -51,7 +54,7 @@ impl ThreadKind {
         match self {
             Self::Control => &Self::ALL,
             Self::Io | Self::Worker => &[Self::Worker],
-            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations => &[],
+            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations | Self::Rbd => &[],
         }
     }
 
@@ -66,6 +69,7 @@ impl ThreadKind {
             Self::Watchdog => "watchdog",
             Self::Log => "log",
             Self::Reservations => "reservations",
+            Self::Rbd => "rbd",
         }
     }
 }
