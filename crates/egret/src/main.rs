@@ -28,7 +28,16 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Compare(arguments) => return compare::run(&arguments),
-        Command::Serve(arguments) => serve::run(*arguments),
+        Command::Serve(arguments) => {
+            let done = serve::run(*arguments);
+            if let Err(error) = &done
+                && egret_rbd::is_started()
+            {
+                complain(&in_one_line(error));
+            }
+            egret_rbd::leave_at_once(done.is_err().into());
+            done
+        }
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),

@@ -6,7 +6,7 @@
 //! librbd's own threads are what the thread is that opens an image. So the threads of calls are started by one that was
 //! started before the daemon's others were confined, and that says what they are.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -31,6 +31,9 @@ pub fn start() -> Result<(), RbdError> {
         return Ok(());
     }
     let bounds = Bounds::of_this_thread();
+    if bounds.is_confined() {
+        return Err(RbdError::Confined);
+    }
     let (sender, receiver) = channel::<Call>();
     let starter = move || {
         bounds.narrow(ThreadKind::Rbd);
@@ -71,6 +74,16 @@ pub(crate) fn call<R: Send + 'static>(
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => Err(RbdError::NoAnswer { what, patience }),
         Err(RecvTimeoutError::Disconnected) => Err(RbdError::Thread("none could be started".to_owned())),
+    }
+}
+
+/// Ends the process if librbd is in it: at once, because its threads may still run, and what would be undone at an
+/// orderly end is what they use.
+#[expect(unsafe_code, reason = "the one system call that ends a process and does nothing else")]
+pub fn leave_at_once(status: u8) {
+    if is_started() {
+        // SAFETY: it does not return, and runs nothing of this process's.
+        unsafe { libc::_exit(status.into()) }
     }
 }
 

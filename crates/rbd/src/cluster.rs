@@ -34,7 +34,7 @@ pub struct ClusterOptions {
     /// The monitors, where they are not the configuration file's: `host:port`.
     pub monitors: Vec<String>,
     /// How it may be asked who it is, where that is not the file's to say.
-    pub auth: Vec<&'static str>,
+    pub auth: Vec<String>,
     /// Settings over those of the file, by their names.
     pub settings: Vec<(String, String)>,
     /// How long it may take to answer.
@@ -200,21 +200,21 @@ pub(crate) fn buffer(bytes: &mut [u8]) -> *mut c_char {
     bytes.as_mut_ptr().cast()
 }
 
-impl Cluster {
+impl ClusterOptions {
     /// The files that a client would read to connect: its configuration, and the keyrings that this names. Starts no thread.
     ///
     /// # Errors
     ///
     /// The library cannot be had.
-    pub(crate) fn files(options: &ClusterOptions) -> Result<Vec<String>, RbdError> {
+    pub fn files(&self) -> Result<Vec<String>, RbdError> {
         let ceph = ceph()?;
-        let name = text(&format!("client.{}", options.user.as_deref().unwrap_or("admin")));
+        let name = text(&format!("client.{}", self.user.as_deref().unwrap_or("admin")));
         let mut handle = ptr::null_mut();
         // SAFETY: both names end with a zero; the handle is written.
         let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(made, || ("make a client of Ceph".to_owned(), ""))?;
-        let trial = Self { ceph, handle, options: options.clone(), connected: false };
-        let conf = options.conf.as_deref().map(text);
+        let trial = Cluster { ceph, handle, options: self.clone(), connected: false };
+        let conf = self.conf.as_deref().map(text);
         // SAFETY: the handle is new; the path is null, or ends with a zero and outlives the call.
         let _ = unsafe { (ceph.rados.rados_conf_read_file)(handle, conf.as_ref().map_or(ptr::null(), |c| c.as_ptr())) };
         let mut keyrings = [0; 4096];
@@ -224,7 +224,7 @@ impl Cluster {
         };
         let keyrings = if got >= 0 { from_buffer(&keyrings) } else { String::new() };
         let usual = ["/etc/ceph/ceph.conf".to_owned()];
-        let conf = options.conf.clone().into_iter().chain(std::env::var("CEPH_CONF").ok());
+        let conf = self.conf.clone().into_iter().chain(std::env::var("CEPH_CONF").ok());
         Ok(conf.chain(usual).chain(keyrings.split([',', ';']).map(|path| path.trim().to_owned())).collect())
     }
 }

@@ -2,20 +2,21 @@
 
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::linux::fs::MetadataExt as _;
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use egret_disk::{
-    BlockLimits, Blocks, Engine, EngineError, Locking, OpenCause, Remote, RemoteKind, Shape,
-};
+use egret_disk::{BlockLimits, Blocks, Engine, EngineError, Locking, OpenCause, Remote, RemoteKind, Shape};
+use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
-use crate::calls::call;
+use crate::calls::{call, run};
 use crate::cluster::ClusterOptions;
 use crate::engine::Shared;
 use crate::error::RbdError;
@@ -23,7 +24,7 @@ use crate::image::{Image, ImageOptions, Kept};
 
 /// How long a disk that is closed is waited for: its lock is given back by then, or must be broken by the next who wants it.
 const CLOSING: Duration = Duration::from_secs(5);
-/// What RBD's own discards are rounded to, whatever the size of objects (`rbd_discard_granularity_bytes`).
+/// What an OSD allocates at least (`bluestore_min_alloc_size`).
 const PHYSICAL: u32 = 4096;
 
 /// Under which name the holder of the lock is kept with an image.
@@ -32,6 +33,8 @@ const HOLDER: &std::ffi::CStr = c"egret.lock";
 /// How to open an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdOptions {
+    /// Who uses it: another disk with the same image is another client's, and has no part in the lock.
+    pub node_name: String,
     /// Where.
     pub cluster: ClusterOptions,
     /// Which.
@@ -40,48 +43,98 @@ pub struct RbdOptions {
     pub locking: Locking,
 }
 
-/// An image in a cluster.
+/// An image in a cluster. It is opened by [`open`](Remote::open); disks with the same options share it, so that one that is
+/// reopened need not give its lock back.
+#[derive(Debug)]
 pub struct RbdDisk {
     options: RbdOptions,
     name: String,
-    shape: Shape,
+    opened: OnceLock<Arc<Opened>>,
+}
+
+/// An image that is open.
+struct Opened {
+    options: RbdOptions,
     shared: Option<Arc<Shared>>,
+    shape: Shape,
     closed: Mutex<Receiver<()>>,
     /// How many want it locked.
     locks: Mutex<usize>,
+    news: Arc<News>,
 }
 
+/// What its cluster says of an image.
+#[derive(Default)]
+struct News {
+    /// Bytes; 0 where nothing is new.
+    size: AtomicU64,
+    bell: Mutex<Option<EventNotifier>>,
+}
+
+/// Those that there are.
+static OPENED: Mutex<Vec<Weak<Opened>>> = Mutex::new(Vec::new());
+
 impl RbdDisk {
-    /// Opens an image. Waits for the cluster, as long as [`ClusterOptions::connect_timeout`] lasts.
-    ///
-    /// # Errors
-    ///
-    /// One line that says what is wrong and what would be right.
-    pub fn open(options: &RbdOptions) -> Result<Self, OpenCause> {
-        let name = options.image.spec();
+    /// An image that is not open yet.
+    pub fn new(options: RbdOptions) -> Self {
+        Self { name: options.image.spec(), options, opened: OnceLock::new() }
+    }
+
+    fn opened(&self) -> &Arc<Opened> {
+        self.opened.get().expect("the disk is open")
+    }
+}
+
+impl Opened {
+    fn find(options: &RbdOptions) -> Option<Arc<Self>> {
+        let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|opened| opened.strong_count() > 0);
+        let found = { all.iter().filter_map(Weak::upgrade) }.find(|opened| opened.options == *options);
+        // One that was fenced off is not what somebody wants who opens it anew.
+        found.filter(|opened| !opened.shared().is_lost())
+    }
+
+    fn new(name: &str, options: &RbdOptions) -> Result<Arc<Self>, RbdError> {
         let RbdOptions { cluster, image, .. } = options.clone();
         // What waits in librbd is ended by its own limit, and says more.
         let patience = cluster.connect_timeout + Duration::from_secs(2);
+        // Who is told of a change may not wait, and to ask for the size is to wait.
+        let (news, place) = (Arc::<News>::default(), Arc::new(OnceLock::<Weak<Shared>>::new()));
+        let (teller, known) = (Arc::clone(&news), Arc::clone(&place));
+        let changed = move || {
+            let (teller, known) = (Arc::clone(&teller), Arc::clone(&known));
+            run(move || {
+                let Some(Ok(size)) = known.get().and_then(Weak::upgrade).map(|shared| shared.image.size()) else {
+                    return;
+                };
+                teller.size.store(size, Ordering::Release);
+                if let Some(bell) = &*teller.bell.lock().unwrap_or_else(PoisonError::into_inner) {
+                    bell.set();
+                }
+            });
+        };
         let opened = call("opening an image", patience, move || {
-            let opened = Image::open(&cluster, &image)?;
-            let (size, stripe) = (opened.info()?, opened.stripe()?);
-            let (kept, closed) = Kept::new(opened);
-            Ok((kept, closed, size, stripe))
+            let image = Image::open(&cluster, &image, changed)?;
+            let shape = (image.size()?, image.object_size()?);
+            Ok((Kept::new(image), shape))
         });
-        let (kept, closed, (size, object), stripe) = opened.map_err(|e| refused(&name, &e))?;
+        let ((kept, closed), (size, object)) = opened?;
         let granularity = u32::try_from(object).unwrap_or(PHYSICAL);
         let shape = Shape {
             size,
             blocks: Blocks { logical: 512, physical: PHYSICAL },
             limits: BlockLimits::unlimited(granularity),
         };
-        let _ = stripe;
-        let shared = Some(Arc::new(Shared::new(name.clone(), kept)));
-        Ok(Self { options: options.clone(), name, shape, shared, closed: Mutex::new(closed), locks: Mutex::new(0) })
+        let shared = Arc::new(Shared::new(name.to_owned(), kept));
+        let _ = place.set(Arc::downgrade(&shared));
+        let (closed, locks) = (Mutex::new(closed), Mutex::new(0));
+        let new = Arc::new(Self { options: options.clone(), shared: Some(shared), shape, closed, locks, news });
+        OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&new));
+        Ok(new)
     }
 
     fn shared(&self) -> &Arc<Shared> {
-        self.shared.as_ref().expect("it is there until the disk is dropped")
+        self.shared.as_ref().expect("it is there until this is dropped")
     }
 
     /// Runs a call on the image, within the disk's patience.
@@ -92,6 +145,11 @@ impl RbdDisk {
     ) -> Result<R, RbdError> {
         let image = Arc::clone(&self.shared().image);
         call(what, self.options.cluster.connect_timeout, move || ask(&image))
+    }
+
+    fn locks(&self) -> Option<MutexGuard<'_, usize>> {
+        let wanted = !self.options.image.read_only && self.options.locking != Locking::Off;
+        wanted.then(|| self.locks.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -104,16 +162,35 @@ impl Remote for RbdDisk {
         &self.name
     }
 
-    fn shape(&self) -> Shape {
-        self.shape
+    fn is_like(&self, other: &dyn Any) -> bool {
+        other.downcast_ref::<Self>().is_some_and(|other| other.options == self.options)
+    }
+
+    fn open(&self) -> Result<Shape, OpenCause> {
+        let opened = match Opened::find(&self.options) {
+            Some(opened) => opened,
+            None => Opened::new(&self.name, &self.options).map_err(|e| refused(&self.name, &e))?,
+        };
+        let shape = opened.shape;
+        let _ = self.opened.set(opened);
+        Ok(Shape { size: self.ask_size().unwrap_or(shape.size), ..shape })
     }
 
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
-        Ok(Box::new(self.shared().engine()?))
+        Ok(Box::new(self.opened().shared().engine()?))
     }
 
     fn ask_size(&self) -> io::Result<u64> {
-        self.ask("asking for a size", Image::size).map_err(io::Error::other)
+        self.opened().ask("asking for a size", Image::size).map_err(io::Error::other)
+    }
+
+    fn watch(&self, bell: &EventNotifier) {
+        *self.opened().news.bell.lock().unwrap_or_else(PoisonError::into_inner) = Some(bell.clone());
+    }
+
+    fn take_new_size(&self) -> Option<u64> {
+        let size = self.opened().news.size.swap(0, Ordering::AcqRel);
+        (size > 0).then_some(size)
     }
 
     fn can_resize(&self) -> bool {
@@ -122,21 +199,18 @@ impl Remote for RbdDisk {
     }
 
     fn resize(&self, bytes: u64) -> io::Result<()> {
-        self.ask("resizing an image", move |image| image.resize(bytes)).map_err(io::Error::other)
+        self.opened().ask("resizing an image", move |image| image.resize(bytes)).map_err(io::Error::other)
     }
 
     fn flush(&self) -> Result<(), Errno> {
-        self.ask("flushing an image", Image::flush).map_err(|e| e.errno())
+        self.opened().ask("flushing an image", Image::flush).map_err(|e| e.errno())
     }
 
     fn lock(&self) -> Result<(), OpenCause> {
-        if self.options.image.read_only || self.options.locking == Locking::Off {
-            return Ok(());
-        }
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut locks) = self.opened().locks() else { return Ok(()) };
         if *locks == 0 {
             let (needed, name) = (self.options.locking == Locking::On, self.options.image.image.clone());
-            let locked = self.ask("locking an image", move |image| lock(image, needed, &name));
+            let locked = self.opened().ask("locking an image", move |image| lock(image, needed, &name));
             locked.map_err(|e| refused(&self.name, &e))?;
         }
         *locks += 1;
@@ -144,9 +218,9 @@ impl Remote for RbdDisk {
     }
 
     fn unlock(&self) {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut locks) = self.opened.get().and_then(|opened| opened.locks()) else { return };
         if *locks == 1
-            && let Err(e) = self.ask("unlocking an image", Image::release_lock)
+            && let Err(e) = self.opened().ask("unlocking an image", Image::release_lock)
         {
             tracing::warn!("'{}' stays locked: {e}", self.name);
         }
@@ -154,20 +228,21 @@ impl Remote for RbdDisk {
     }
 }
 
-impl Drop for RbdDisk {
+impl Drop for Opened {
     fn drop(&mut self) {
         self.shared = None;
         // An error is what it is told when all is done.
         let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if closed.recv_timeout(CLOSING) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("'{}' is left behind open: the cluster does not answer, or requests are still there", self.name);
+        if closed.recv_timeout(CLOSING) == Err(RecvTimeoutError::Timeout) {
+            let name = self.options.image.spec();
+            tracing::warn!("'{name}' is left behind open: the cluster does not answer, or requests are still there");
         }
     }
 }
 
-impl fmt::Debug for RbdDisk {
+impl fmt::Debug for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RbdDisk").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Opened").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

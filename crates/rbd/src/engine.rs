@@ -67,6 +67,11 @@ impl Shared {
         }
     }
 
+    /// Whether another client writes to the image, and this one never will again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
+    }
+
     fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }

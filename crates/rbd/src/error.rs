@@ -46,11 +46,18 @@ pub enum RbdError {
         owner: String,
     },
     /// An image that cannot be locked.
-    #[error("it has not the feature exclusive-lock; enable it with: rbd feature enable {image} exclusive-lock, or use locking=off")]
+    #[error(
+        "it has not the feature exclusive-lock; enable it with: rbd feature enable {image} exclusive-lock, or use locking=off"
+    )]
     Unlockable {
         /// The image.
         image: String,
     },
+    /// The sandbox has begun without it.
+    #[error(
+        "the sandbox leaves no network to a daemon that is started without a disk of driver=rbd; start egret with one, or with --sandbox=off"
+    )]
+    Confined,
     /// No thread could be had.
     #[error("there is no thread for librbd: {0}")]
     Thread(String),
@@ -63,7 +70,7 @@ impl RbdError {
             Self::Call { errno, .. } => *errno,
             Self::NoAnswer { .. } => Errno::TIMEDOUT,
             Self::Locked { .. } => Errno::BUSY,
-            Self::Load(_) | Self::Unlockable { .. } | Self::Thread(_) => Errno::IO,
+            Self::Load(_) | Self::Unlockable { .. } | Self::Confined | Self::Thread(_) => Errno::IO,
         }
     }
 }

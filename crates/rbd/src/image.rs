@@ -5,7 +5,6 @@ use std::mem::size_of;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,9 +14,7 @@ use rustix::io::{DupFlags, Errno, dup3};
 use crate::calls;
 use crate::cluster::{Cluster, ClusterOptions, Pool, Secret, buffer, from_buffer, text};
 use crate::error::{RbdError, check};
-use crate::sys::{
-    Ceph, EVENTFD, EXCLUSIVE, FEATURE_EXCLUSIVE_LOCK, Handle, ImageInfo, LuksOptions, Watcher, ceph,
-};
+use crate::sys::{Ceph, EVENTFD, EXCLUSIVE, FEATURE_EXCLUSIVE_LOCK, Handle, ImageInfo, LuksOptions, Watcher, ceph};
 
 /// Which image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,17 +57,11 @@ pub(crate) struct Image {
     pub(crate) ceph: &'static Ceph,
     pub(crate) handle: Handle,
     watch: Option<u64>,
-    /// What librbd's watch sets. Boxed, because librbd has its address.
-    changed: Box<Changed>,
+    /// What librbd's watch calls. Boxed twice, because librbd has its address.
+    changed: Box<Box<dyn Fn() + Send + Sync>>,
     /// What librbd announces completions on, by its number. Which eventfd that is may change.
     event: Mutex<OwnedFd>,
     pool: Pool,
-}
-
-/// Whether an image may have another size.
-struct Changed {
-    is: AtomicBool,
-    bell: Mutex<Option<EventNotifier>>,
 }
 
 // SAFETY: librbd locks by itself; an image may be used by any threads.
@@ -81,15 +72,17 @@ unsafe impl Sync for Image {}
 /// What librbd calls on a thread of its own when an image's header has changed.
 unsafe extern "C" fn header_changed(changed: *mut c_void) {
     // SAFETY: it is the box of an image whose watch has not ended.
-    let changed = unsafe { &*changed.cast::<Changed>() };
-    changed.is.store(true, Ordering::Release);
-    if let Some(bell) = &*changed.bell.lock().unwrap_or_else(PoisonError::into_inner) {
-        bell.set();
-    }
+    let changed = unsafe { &*changed.cast::<Box<dyn Fn() + Send + Sync>>() };
+    changed();
 }
 
 impl Image {
-    pub(crate) fn open(cluster: &ClusterOptions, options: &ImageOptions) -> Result<Self, RbdError> {
+    /// Opens it; `changed` is called whenever its size may have changed, on a thread that must not wait.
+    pub(crate) fn open(
+        cluster: &ClusterOptions,
+        options: &ImageOptions,
+        changed: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, RbdError> {
         let ceph = ceph()?;
         let ImageOptions { pool, namespace, image, snapshot, read_only, encryption } = options;
         let pool = Cluster::get(cluster)?.pool(pool, namespace)?;
@@ -105,9 +98,10 @@ impl Image {
             _ => "",
         };
         check(opened, || ("open it".to_owned(), hint))?;
-        let event = OwnedFd::from(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(own("eventfd"))?);
-        let changed = Box::new(Changed { is: AtomicBool::new(false), bell: Mutex::new(None) });
-        let mut new = Self { ceph, handle, watch: None, changed, event: Mutex::new(event), pool };
+        let event =
+            OwnedFd::from(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(own("eventfd"))?);
+        let mut new =
+            Self { ceph, handle, watch: None, changed: Box::new(Box::new(changed)), event: Mutex::new(event), pool };
         if let Some((format, secret)) = encryption {
             new.load_encryption(*format, secret)?;
         }
@@ -142,29 +136,18 @@ impl Image {
         check(loaded, || ("load its encryption".to_owned(), hint)).map(drop)
     }
 
-    /// Has a bell rung when the size may have changed.
-    pub(crate) fn watch(&self, bell: &EventNotifier) {
-        *self.changed.bell.lock().unwrap_or_else(PoisonError::into_inner) = Some(bell.clone());
-    }
-
-    /// Whether the size may have changed since this was last asked.
-    pub(crate) fn take_changed(&self) -> bool {
-        self.changed.is.swap(false, Ordering::AcqRel)
-    }
-
     /// Has completions announced on this eventfd from here on.
     pub(crate) fn announce_on(&self, bell: &EventNotifier) -> Result<(), Errno> {
         let mut event = self.event.lock().unwrap_or_else(PoisonError::into_inner);
         dup3(bell.as_fd(), &mut event, DupFlags::CLOEXEC)
     }
 
-    /// Bytes of it, and of each of its objects.
-    pub(crate) fn info(&self) -> Result<(u64, u64), RbdError> {
+    /// Bytes of each of its objects.
+    pub(crate) fn object_size(&self) -> Result<u64, RbdError> {
         let mut info = ImageInfo::NONE;
         // SAFETY: the image is open, and the structure is as long as is said.
         let asked = unsafe { (self.ceph.rbd.rbd_stat)(self.handle, &raw mut info, size_of::<ImageInfo>()) };
-        check(asked, || ("ask what it is like".to_owned(), ""))?;
-        Ok((self.size()?, info.object_size))
+        check(asked, || ("ask what it is like".to_owned(), "")).map(|_| info.object_size)
     }
 
     pub(crate) fn size(&self) -> Result<u64, RbdError> {
@@ -172,17 +155,6 @@ impl Image {
         // SAFETY: the image is open.
         let asked = unsafe { (self.ceph.rbd.rbd_get_size)(self.handle, &raw mut size) };
         check(asked, || ("ask for its size".to_owned(), "")).map(|_| size)
-    }
-
-    /// Bytes of a stripe: of an object, where it is not striped otherwise.
-    pub(crate) fn stripe(&self) -> Result<u64, RbdError> {
-        let (mut unit, mut count) = (0, 0);
-        // SAFETY: the image is open.
-        let asked = unsafe {
-            let asked = (self.ceph.rbd.rbd_get_stripe_unit)(self.handle, &raw mut unit);
-            if asked < 0 { asked } else { (self.ceph.rbd.rbd_get_stripe_count)(self.handle, &raw mut count) }
-        };
-        check(asked, || ("ask for its stripes".to_owned(), "")).map(|_| unit * count)
     }
 
     pub(crate) fn resize(&self, bytes: u64) -> Result<(), RbdError> {
@@ -281,9 +253,8 @@ impl Image {
         let mut value = [0; 512];
         let mut len = value.len();
         // SAFETY: the image is open, the name ends with a zero, and the buffer is as long as is said.
-        let asked = unsafe {
-            (self.ceph.rbd.rbd_metadata_get)(self.handle, name.as_ptr(), buffer(&mut value), &raw mut len)
-        };
+        let asked =
+            unsafe { (self.ceph.rbd.rbd_metadata_get)(self.handle, name.as_ptr(), buffer(&mut value), &raw mut len) };
         if asked == -libc::ENOENT || asked == -libc::ERANGE {
             return Ok(None);
         }
@@ -309,7 +280,10 @@ impl Drop for Image {
         // SAFETY: nobody has the handle any more. It waits for requests in flight.
         let closed = unsafe { (self.ceph.rbd.rbd_close)(self.handle) };
         if closed < 0 {
-            tracing::warn!("an image in a cluster was not closed as it should be: {}", Errno::from_raw_os_error(-closed));
+            tracing::warn!(
+                "an image in a cluster was not closed as it should be: {}",
+                Errno::from_raw_os_error(-closed)
+            );
         }
     }
 }

@@ -26,7 +26,7 @@ mod flights;
 mod image;
 mod sys;
 
-pub use calls::{is_started, start};
+pub use calls::{is_started, leave_at_once, start};
 pub use cluster::{ClusterOptions, Secret};
 pub use disk::{RbdDisk, RbdOptions};
 pub use error::RbdError;

@@ -21,7 +21,7 @@ pub(crate) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct ImageInfo {
-    pub(crate) size: u64,
+    size: u64,
     pub(crate) object_size: u64,
     objects: u64,
     order: c_int,
@@ -88,7 +88,6 @@ macro_rules! functions {
 functions! {
     /// librados: clusters.
     Rados of "librados.so.2" in "librados2" {
-        rados_version(*mut c_int, *mut c_int, *mut c_int);
         rados_create2(*mut Handle, *const c_char, *const c_char, u64) -> c_int;
         rados_conf_read_file(Handle, *const c_char) -> c_int;
         rados_conf_set(Handle, *const c_char, *const c_char) -> c_int;
@@ -111,8 +110,6 @@ functions! {
         rbd_stat(Handle, *mut ImageInfo, usize) -> c_int;
         rbd_get_size(Handle, *mut u64) -> c_int;
         rbd_get_features(Handle, *mut u64) -> c_int;
-        rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
-        rbd_get_stripe_count(Handle, *mut u64) -> c_int;
         rbd_resize(Handle, u64) -> c_int;
         rbd_flush(Handle) -> c_int;
         rbd_update_watch(Handle, *mut u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
@@ -145,7 +142,9 @@ functions! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// There is none.
-    #[error("driver=rbd needs {file}, which cannot be loaded ({why}); install it, on Debian from the package {package}")]
+    #[error(
+        "driver=rbd needs {file}, which cannot be loaded ({why}); install it, on Debian from the package {package}"
+    )]
     Missing {
         /// The library.
         file: &'static str,
@@ -155,7 +154,9 @@ pub enum LoadError {
         package: &'static str,
     },
     /// One that is too old.
-    #[error("driver=rbd needs {function}, which this {file} has not: it is of a Ceph before 16.2; install a newer {package}")]
+    #[error(
+        "driver=rbd needs {function}, which this {file} has not: it is of a Ceph before 16.2; install a newer {package}"
+    )]
     Lacks {
         /// The library.
         file: &'static str,

@@ -108,6 +108,13 @@ impl Sandbox {
             if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
                 files.image(Path::new(&image.filename));
             }
+            if let Bottom::Rbd(rbd) = disk.bottom {
+                // Loads the libraries as well, which is not to be done any more when files are confined. What is missing
+                // is said when the image is opened.
+                let cluster = crate::daemon::cluster_of(rbd);
+                cluster.files().unwrap_or_default().iter().for_each(|path| files.read(Path::new(path)));
+                files.connections();
+            }
         }
         for lun in config.exports.iter().flat_map(|export| export.luns()).filter(|lun| !lun.pr_file.is_empty()) {
             files.replaced(Path::new(&lun.pr_file));

@@ -212,6 +212,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
     let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
     let file = match disk.bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.as_str(),
+        Bottom::Rbd(image) => &format!("rbd:{}", image.spec()),
         Bottom::Null(_) => "null-co://",
     };
     let mut blockdevs =

@@ -105,6 +105,7 @@ fn kind_of(name: &str) -> ThreadKind {
         "disk-worker" => ThreadKind::Worker,
         "log" => ThreadKind::Log,
         "egret-reserved" => ThreadKind::Reservations,
+        "rbd" => ThreadKind::Rbd,
         name if name.starts_with("io") => ThreadKind::Io,
         name if name.starts_with('e') => ThreadKind::Session,
         other => panic!("a thread called {other} is confined"),

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::{object, with_defaults};
+use super::rbd::Rbd;
 use super::words::{as_word, words};
 use crate::{choices, options, variants};
 
@@ -73,12 +74,14 @@ variants! {
         "null-co" => NullCo(Null);
         /// As [`NullCo`](Self::NullCo).
         "null-aio" => NullAio(Null);
+        /// An image in a Ceph cluster.
+        "rbd" => Rbd(Rbd);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
         /// The disk below, with errors that are injected on purpose.
         "blkdebug" => Blkdebug(Blkdebug);
     }
-    foreign FOREIGN_DRIVERS, because "Egret serves raw files and block devices"
+    foreign FOREIGN_DRIVERS, because "Egret serves raw files, block devices and images in Ceph clusters"
 }
 
 options! {
@@ -211,7 +214,7 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Rbd(_) => None,
         }
     }
 
@@ -220,7 +223,7 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Rbd(_) => None,
         }
     }
 }
@@ -295,7 +298,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "qcow2",
     "qed",
     "quorum",
-    "rbd",
     "replication",
     "snapshot-access",
     "ssh",
@@ -380,6 +382,9 @@ impl Blockdev {
         {
             let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
             return Err(Problem::Together(line));
+        }
+        if let Driver::Rbd(rbd) = &self.driver {
+            rbd.check()?;
         }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())
