@@ -1,16 +1,18 @@
 # Runs in the test guest: writes to all disks and reads back while the guest migrates, as often as the host says: it answers
 # "EGRET-ASKS move" with a line when the guest is elsewhere, and the line "enough" is the last one. Ends with an
-# "EGRET-SHA256 DISK HASH" line for each disk.
+# "EGRET-SHA256 NAME HASH" line for each disk.
 # shellcheck shell=dash
 # shellcheck source=scripts/guest-tests/prelude.sh
 . /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
 
+# name DISK: what the host calls it, which is its serial number.
+name() { cat "/sys/block/$1/serial" 2>/dev/null || tail -c +5 "/sys/block/$1/device/vpd_pg80"; }
+
 begin "the disks are found"
-until_true has_units 1
+until_true has_units 2
 disks=$(cd /sys/block && echo vd* sd*)
 for disk in $disks; do
-  case $disk in vd*) echo "$disk features $(cat "/sys/block/$disk/device/features")" ;; esac
-  echo "$disk queues $(find "/sys/block/$disk/mq" -mindepth 1 -maxdepth 1 | wc -l)"
+  echo "$(name "$disk") queues $(find "/sys/block/$disk/mq" -mindepth 1 -maxdepth 1 | wc -l)"
 done
 
 begin "the guest migrates"
@@ -25,7 +27,7 @@ word=
 while [ "$word" != enough ]; do
   for disk in $disks; do
     before=$(completed "$disk")
-    until [ $(($(completed "$disk") - before)) -gt 200 ] || [ -e "/tmp/failed-$disk" ]; do sleep 0.1; done
+    until [ $(($(completed "$disk") - before)) -gt 100 ] || [ -e "/tmp/failed-$disk" ]; do sleep 0.1; done
   done
   asks move
   read -r word </dev/console
@@ -34,5 +36,5 @@ touch /tmp/enough
 wait
 for disk in $disks; do
   [ ! -e "/tmp/failed-$disk" ] || { cat "/tmp/log-$disk"; fail "$disk noticed that the guest migrated"; }
-  tell_hash "$disk" "$disk"
+  tell_hash "$(name "$disk")" "$disk"
 done

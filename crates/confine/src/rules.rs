@@ -31,13 +31,15 @@ pub enum ThreadKind {
     Log,
     /// Keeps the reservations of a logical unit in their file.
     Reservations,
+    /// Connects to a disk's server.
+    Connector,
     /// Calls of librbd that wait for a cluster, and what librbd itself starts.
     Rbd,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Control,
         Self::Io,
         Self::Worker,
@@ -46,6 +48,7 @@ impl ThreadKind {
         Self::Watchdog,
         Self::Log,
         Self::Reservations,
+        Self::Connector,
         Self::Rbd,
     ];
 
@@ -64,11 +67,18 @@ impl ThreadKind {
                         Self::Watchdog,
                         Self::Log,
                         Self::Reservations,
+                        Self::Connector,
                     ]
                 }
             }
             Self::Io | Self::Worker => &[Self::Worker],
-            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations | Self::Rbd => &[],
+            Self::Session
+            | Self::Metrics
+            | Self::Watchdog
+            | Self::Log
+            | Self::Reservations
+            | Self::Connector
+            | Self::Rbd => &[],
         }
     }
 
@@ -83,6 +93,7 @@ impl ThreadKind {
             Self::Watchdog => "watchdog",
             Self::Log => "log",
             Self::Reservations => "reservations",
+            Self::Connector => "connector",
             Self::Rbd => "rbd",
         }
     }
@@ -425,7 +436,6 @@ pub const RULES: &[Rule] = &[
     call!(SYS_socket, &[Rbd], "a cluster's daemons"),
     call!(SYS_connect, &[Rbd], "a cluster's daemons"),
     call!(SYS_setsockopt, &[Rbd], "a cluster's daemons"),
-    call!(SYS_getsockopt, &[Rbd], "a cluster's daemons"),
     call!(SYS_sendmsg, &[Rbd], "a cluster's daemons"),
     call!(SYS_read, &[Rbd], "a cluster's daemons; its configuration and keyrings"),
     call!(SYS_shutdown, &[Rbd], "a cluster's daemons"),
@@ -433,16 +443,10 @@ pub const RULES: &[Rule] = &[
     call!(SYS_getsockname, &[Rbd], "a cluster's daemons"),
     #[cfg(target_arch = "x86_64")]
     call!(SYS_epoll_create, &[Rbd], "a cluster's daemons"),
-    call!(SYS_epoll_create1, &[Rbd], "librbd's own threads"),
     call!(SYS_epoll_ctl, &[Rbd], "a cluster's daemons"),
     #[cfg(target_arch = "x86_64")]
     call!(SYS_epoll_wait, &[Rbd], "a cluster's daemons"),
-    call!(SYS_epoll_pwait, &[Rbd], "librbd's own threads"),
-    call!(SYS_timerfd_create, &[Rbd], "librbd's own threads"),
-    call!(SYS_timerfd_settime, &[Rbd], "librbd's own threads"),
     call!(SYS_pipe2, &[Rbd], "librbd's own threads"),
-    #[cfg(target_arch = "x86_64")]
-    call!(SYS_poll, &[Rbd], "librbd's own threads"),
     call!(SYS_openat, &[Rbd], "a cluster's configuration and keyrings, within what Landlock leaves"),
     call!(SYS_newfstatat, &[Rbd], "a cluster's configuration and keyrings"),
     call!(SYS_lseek, &[Rbd], "a cluster's configuration and keyrings"),
@@ -450,9 +454,16 @@ pub const RULES: &[Rule] = &[
     call!(SYS_pidfd_open, &[Rbd], "whether the process is gone that has an image locked"),
     call!(SYS_uname, &[Rbd], "what a cluster is told of its client"),
     call!(SYS_sysinfo, &[Rbd], "what a cluster is told of its client"),
-    call!(SYS_prlimit64, &[Rbd], "what a cluster is told of its client"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_access, &[Rbd], "a cluster's configuration and keyrings"),
+    call!(SYS_memfd_create, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_ftruncate, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_fstatfs, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_writev, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_flock, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_mlock, &[Rbd], "the key of an encrypted image"),
+    call!(SYS_munlock, &[Rbd], "the key of an encrypted image"),
     call!(SYS_statfs, &[Rbd], "what a cluster is told of its client"),
-    call!(SYS_clock_nanosleep, &[Rbd], "librbd's own threads"),
     // Files of reservations.
     call!(SYS_fsync, &[Reservations], "a file of reservations, and its directory"),
     call!(SYS_renameat, &[Reservations], "a file of reservations in the place of the one before"),

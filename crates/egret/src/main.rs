@@ -28,6 +28,9 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Compare(arguments) => return compare::run(&arguments),
+        Command::Bench(arguments) => {
+            return bench::run(&arguments).unwrap_or_else(|error| complain(&in_one_line(&error)));
+        }
         Command::Serve(arguments) => {
             let done = serve::run(*arguments);
             if let Err(error) = &done
@@ -38,7 +41,6 @@ fn main() -> ExitCode {
             egret_rbd::leave_at_once(done.is_err().into());
             done
         }
-        Command::Bench(arguments) => bench::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),

@@ -8,15 +8,17 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use egret_faultdisk::{Effect, Fault, IoType, Order};
 use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::{Value, json};
 
 use support::PATIENCE;
+use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::disk::Disk;
 use support::fate::Fate;
 use support::guest::{Guest, REGION, Region};
 use support::qmp::Qmp;
-use support::scratch::Scratch;
+use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 use support::wire::{ADD_MEM_REG, REM_MEM_REG, SET_BACKEND_REQ_FD, SET_VRING_ENABLE, u32s};
 use support::{await_some, await_that};
@@ -299,6 +301,80 @@ fn units_that_come_and_go_are_locked_while_the_device_s_rings_run() {
     await_that("the other to be gone", || !there.is_active());
     assert!(guest.try_start());
     there.refuses_a_guest();
+}
+
+#[test]
+fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended() {
+    if !is_root_or_skips(
+        "a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended",
+        "for a disk that fails",
+    ) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0";
+    let export = |options: Options| options.export_scsi("e0", &scratch.path("here-e0"), unit);
+    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    guest.read_honestly();
+    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
+    guest.publish();
+    await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    there.refuses_a_guest();
+    // One who would have the disk until then finds that it is on its way out.
+    assert!(here.qmp.fail("blockdev-del", json!({"node-name": "d0"})).contains("in use"));
+    faulty.tell(Order::Clear).expect("it listens");
+    faulty.tell(Order::Release).expect("it listens");
+    guest.await_all();
+    here.qmp.event("EGRET_LUN_DELETED");
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
+fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_back() {
+    let scratch = Scratch::new();
+    let ([mut here, mut there], image) = two_hosts(&scratch);
+    const SET: &str = "blockdev-set-active";
+    let set = |active: bool| json!({"node-name": "d0", "active": active});
+    here.qmp.run(SET, set(true));
+    here.qmp.run(SET, set(true));
+    assert!(here.is_active());
+    there.refuses_a_guest();
+    let refused = there.qmp.fail(SET, set(true));
+    assert!(refused.starts_with("blockdev 'd0': '") && refused.contains("is locked: another process"), "{refused}");
+
+    // A guest comes, and goes, and the disk is opened anew.
+    let mut guest = Guest::boot(&here.socket);
+    guest.read_honestly();
+    let refused = here.qmp.fail(SET, set(false));
+    assert_eq!(refused, "blockdev 'd0': rings of export 'e0' run; it is inactive when its guest has stopped");
+    guest.stop();
+    let reopened = json!({"driver": "file", "node-name": "d0", "filename": image, "aio": "io_uring"});
+    here.qmp.run("blockdev-reopen", json!({"options": [reopened]}));
+    assert!(here.is_active());
+    there.refuses_a_guest();
+
+    here.qmp.run(SET, set(false));
+    assert!(!here.is_active());
+    // All of them, where none is named.
+    there.qmp.run(SET, json!({"active": true}));
+    assert!(there.is_active() && !guest.try_start());
+    // Nobody has locked what nobody exports.
+    there.qmp.run("block-export-del", json!({"id": "e0"}));
+    here.qmp.run(SET, set(true));
+    assert!(there.qmp.fail(SET, json!({"node-name": "d9", "active": true})).contains("'d9'"));
+    // What is gone has let go of its image.
+    here.qmp.run("block-export-del", json!({"id": "e0"}));
+    here.qmp.run("blockdev-del", json!({"node-name": "d0"}));
+    let always = |options: Options| options.export("e0", "d0", &scratch.path("third-e0"), "writable=on");
+    let mut third = Host::start_as(&scratch, "third", &image, &Program::egret(), always);
+    third.qmp.run(SET, set(true));
+    assert_eq!(third.qmp.fail(SET, set(false)), "blockdev 'd0': export 'e0' has allow-inactive=off");
 }
 
 #[test]

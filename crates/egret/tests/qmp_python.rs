@@ -59,6 +59,7 @@ query-iothreads
 blockdev-add driver=file node-name=d0 filename=PLACE/image cache={"direct":false}
 block-export-add type=vhost-user-blk id=e0 node-name=d0 iothread=io0 writable=true addr={"type":"unix","path":"PLACE/e0"}
 block-export-resume id=e0
+blockdev-set-active node-name=d0 active=true
 query-block-exports
 blockdev-reopen options=[{"driver":"file","node-name":"d0","filename":"PLACE/image","discard":"unmap"}]
 egret-move-queue id=e0 queue=0 iothread=io1

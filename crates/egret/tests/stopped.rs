@@ -4,8 +4,7 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
+use support::small::SmallFileSystem;
 
 const MIB: u64 = 1 << 20;
 /// Where files end for [`Program::egret_with_small_files`], at most.
@@ -123,33 +123,6 @@ fn what_is_to_be_ignored_or_is_no_lack_of_space_is_told_and_does_not_wait() {
     }
 }
 
-/// A file system in memory with so many bytes, until it is dropped.
-struct SmallFileSystem(PathBuf);
-
-impl SmallFileSystem {
-    fn mount(scratch: &Scratch, bytes: u64) -> Self {
-        let at = scratch.image_path("small");
-        fs::create_dir(&at).expect("our own directory");
-        let options = format!("size={bytes}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&at).status();
-        assert!(mounted.expect("mount").success());
-        Self(at)
-    }
-
-    /// Takes up so many bytes until the file is removed.
-    fn fill(&self, bytes: u64) -> PathBuf {
-        let ballast = self.0.join("ballast");
-        fs::write(&ballast, vec![1; bytes as usize]).expect("there is room");
-        ballast
-    }
-}
-
-impl Drop for SmallFileSystem {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
-
 /// Ends a load even where what it accompanied fails.
 struct Finished<'a>(&'a AtomicBool);
 
@@ -191,7 +164,7 @@ fn a_thin_image_on_a_full_file_system_waits_under_load_and_goes_on_by_itself_whe
     for (aio, werror) in [("threads", "enospc"), ("io_uring", "stop"), ("native,cache.direct=on", "enospc")] {
         let scratch = Scratch::new();
         let small = SmallFileSystem::mount(&scratch, 12 * MIB);
-        let image = small.0.join("thin");
+        let image = small.path().join("thin");
         fs::File::create(&image).and_then(|file| file.set_len(8 * MIB)).unwrap();
         let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
         let options = Options::new()

@@ -162,6 +162,11 @@ impl Export {
         self.shared.is_draining() || lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
+    /// Whether rings of a client run, or did so a moment ago, so that its disks are to be active.
+    pub fn has_active_disks(&self) -> bool {
+        lock(&self.shared.queues).active.is_some()
+    }
+
     /// The sum of what its queues have counted since the export began.
     pub fn stats(&self) -> QueueStats {
         let mut sum = QueueStats::default();

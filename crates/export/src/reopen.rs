@@ -62,7 +62,9 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     for queues in &mut locked {
         for (key, disk) in changes(queues, disks) {
             let mut active = queues.active.iter_mut().flatten().filter(|(of, _)| *of == key);
-            if let (Some((_, active)), Ok(new)) = (active.next(), disk.activate()) {
+            if let Some((_, active)) = active.next()
+                && let Ok(new) = disk.activate()
+            {
                 *active = new;
             }
             queues.disks[key.0 as usize] = Some(disk);

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Locking, Options, RemoteDisk, SetState};
+use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
 use egret_event_loop::Nanos;
 use egret_rbd::RbdDisk;
 use egret_vocabulary::Config;
@@ -106,6 +106,8 @@ impl Daemon {
             }
             stays
         });
+        let disks = &self.disks;
+        self.held.retain(|name, _| disks.contains_key(name));
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
@@ -129,6 +131,7 @@ impl Daemon {
                 }
                 // The locks of one that is open would be in the way of the other.
                 self.disks.remove(name);
+                self.held.remove(name);
             }
             let disk = self.open_image(&wanted, None)?;
             self.disks.insert(name.to_owned(), disk);
@@ -306,35 +309,16 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
 fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> DebugRules {
     let inject_error = |error: &schema::InjectError| {
         let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
-        let iotype = iotype.map(|iotype| match iotype {
-            schema::IoType::Read => IoType::Read,
-            schema::IoType::Write => IoType::Write,
-            schema::IoType::WriteZeroes => IoType::WriteZeroes,
-            schema::IoType::Discard => IoType::Discard,
-            schema::IoType::Flush => IoType::Flush,
-        });
         let errno = Errno::from_raw_os_error(errno.into());
-        InjectError { event: debug_event(event), state, iotype, errno, sector, once }
+        InjectError { event, state, iotype, errno, sector, once }
     };
     let set_state = |change: &schema::SetState| {
         let schema::SetState { event, state, new_state } = *change;
-        SetState { event: debug_event(event), state, new_state }
+        SetState { event, state, new_state }
     };
     DebugRules {
         inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
         set_state: layers.iter().flat_map(|(_, changes)| changes.iter().map(set_state)).collect(),
-    }
-}
-
-const fn debug_event(event: schema::DebugEvent) -> DebugEvent {
-    match event {
-        schema::DebugEvent::None => DebugEvent::None,
-        schema::DebugEvent::ReadAio => DebugEvent::ReadAio,
-        schema::DebugEvent::WriteAio => DebugEvent::WriteAio,
-        schema::DebugEvent::Pwritev => DebugEvent::Pwritev,
-        schema::DebugEvent::PwritevZero => DebugEvent::PwritevZero,
-        schema::DebugEvent::FlushToOs => DebugEvent::FlushToOs,
-        schema::DebugEvent::FlushToDisk => DebugEvent::FlushToDisk,
     }
 }
 

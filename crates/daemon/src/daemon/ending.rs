@@ -130,6 +130,7 @@ impl Daemon {
                 if !ending.going.iter().any(|part| self.uses(part, &name))
                     && let Some(disk) = self.disks.remove(&name)
                 {
+                    self.held.remove(&name);
                     // It is closed there, too, which may take as long.
                     ending.begin(Part::Disk(name), move || disk.flush());
                 }

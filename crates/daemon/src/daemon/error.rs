@@ -160,6 +160,9 @@ pub enum ChangeError {
     /// A disk cannot have that size.
     #[error("blockdev '{0}': {1}")]
     Resize(String, String),
+    /// A disk cannot be had active, or inactive.
+    #[error("blockdev '{0}': {1}")]
+    SetActive(String, String),
     /// It does not fit the others.
     #[error(transparent)]
     Object(#[from] ObjectError),

@@ -68,6 +68,12 @@ impl Daemon {
             if new.options().read_only || new.options().no_flush {
                 make_stable(&name, &old);
             }
+            if let Some(held) = self.held.get_mut(&name)
+                && let Ok(active) = new.activate()
+            {
+                // It has the old one's locks already.
+                *held = active;
+            }
             self.disks.insert(name, new);
         }
         Ok(pause)

@@ -18,6 +18,7 @@
 //! The objects of a command line and those that a monitor adds go through the same functions. Each leaves everything as
 //! it was when it fails.
 
+mod activity;
 mod counter_registry;
 mod disks;
 mod ending;
@@ -39,7 +40,7 @@ mod view;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use egret_disk::{Disk, ThrottleGroup};
+use egret_disk::{Active, Disk, ThrottleGroup};
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
@@ -71,6 +72,8 @@ pub struct Daemon {
     exports: BTreeMap<String, egret_export::Export>,
     io_threads: BTreeMap<String, RunningIoThread>,
     disks: BTreeMap<String, Arc<Disk>>,
+    /// The disks that `blockdev-set-active` has active; each is one of `disks`.
+    held: BTreeMap<String, Active>,
     /// By blockdev; several may have the same.
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     /// By blockdev: more than one where its exports look different.
@@ -100,6 +103,7 @@ impl Daemon {
             exports: BTreeMap::new(),
             io_threads: BTreeMap::new(),
             disks: BTreeMap::new(),
+            held: BTreeMap::new(),
             registry: Arc::default(),
             throttle_groups: BTreeMap::new(),
             units: BTreeMap::new(),

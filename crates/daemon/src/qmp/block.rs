@@ -42,6 +42,15 @@ options! {
 }
 
 options! {
+    struct SetActive {
+        /// Name of the blockdev; all, if left out.
+        node_name: Option<String>, ValueType::Text(0, usize::MAX), unset "none";
+        /// Whether it is to be active.
+        active: bool, ValueType::Flag;
+    }
+}
+
+options! {
     struct Resize {
         /// Accepted as another spelling of `node-name`.
         device: Option<String>, ValueType::Text(0, usize::MAX), unset "none";
@@ -69,6 +78,7 @@ options! {
 static NODE: Shape = Shape::of(Node::KEYS);
 static DELETE: Shape = Shape::of(Delete::KEYS);
 static RESUME: Shape = Shape::of(Resume::KEYS);
+static SET_ACTIVE: Shape = Shape::of(SetActive::KEYS);
 static RESIZE: Shape = Shape::of(Resize::KEYS);
 static STATISTICS: Shape = Shape::of(Statistics::KEYS);
 static NODES: Shape = Shape::of(Nodes::KEYS);
@@ -92,6 +102,18 @@ pub(super) static COMMANDS: &[Command] = &[
         run: Run::Mutate(|context, arguments| {
             let Node { node_name } = typed(arguments)?;
             context.daemon.remove_blockdev(&node_name)?;
+            Ok(nothing())
+        }),
+    },
+    Command {
+        name: "blockdev-set-active",
+        takes: Takes::Keys(&SET_ACTIVE),
+        returns: "{}",
+        about: "With `allow-inactive=on`: have an image locked before rings of its exports run, or no longer. One whose \
+                rings run cannot be inactive.",
+        run: Run::Mutate(|context, arguments| {
+            let SetActive { node_name, active } = typed(arguments)?;
+            context.daemon.set_active(node_name.as_deref(), active)?;
             Ok(nothing())
         }),
     },

@@ -16,9 +16,11 @@ use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use vm::{BLOCK, BLOCKS, Machine, SIZE, Vm, content};
 
-/// How often each combination moves.
+/// The variable that says how often each combination moves.
+const TIMES: &str = "EGRET_MIGRATIONS";
+
 fn moves(usual: usize) -> usize {
-    std::env::var("EGRET_MIGRATIONS").map_or(usual, |times| times.parse().expect("EGRET_MIGRATIONS is a number"))
+    std::env::var(TIMES).map_or(usual, |times| times.parse().expect("EGRET_MIGRATIONS is a number"))
 }
 
 /// A daemon of two that have one image.

@@ -48,6 +48,8 @@ async def main():
     await drive("block-export-add", export)
     await drive("block-export-resume", {"id": "e0"})
     assert (await drive("query-block-exports"))[0]["io-status"] == "ok"
+    await drive("blockdev-set-active", {"node-name": "d0", "active": True})
+    await refused(client, "blockdev-set-active", {"node-name": "d0", "active": False})
     reopened = {"driver": "file", "node-name": "d0", "filename": f"{PLACE}/disk.img", "discard": "unmap"}
     assert "pause-ns" in await drive("blockdev-reopen", {"options": [reopened]})
     limits = {"bps": 0, "bps_rd": 0, "bps_wr": 0, "iops": 100000, "iops_rd": 0, "iops_wr": 0}

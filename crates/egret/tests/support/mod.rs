@@ -16,6 +16,7 @@
 //! | [`calls`] | the system calls of a daemon's threads, against what they may do |
 //! | [`puppet`] | a thread of a daemon that does what a test wants |
 //! | [`survivor`] | a client that survives its daemon, and verifies what it reads |
+//! | [`small`] | a file system that fills up |
 //! | [`scratch`] | directories and images that vanish afterwards |
 #![allow(dead_code, unreachable_pub, reason = "each test and benchmark uses its part of this")]
 
@@ -31,6 +32,7 @@ pub mod puppet;
 pub mod qmp;
 pub mod scratch;
 pub mod server;
+pub mod small;
 pub mod survivor;
 pub mod vm;
 pub mod wire;
@@ -44,13 +46,18 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// # Panics
 /// After [`PATIENCE`], naming `what` was awaited.
-pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn await_some<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    await_within(PATIENCE, what, look)
+}
+
+/// [`await_some`] with another patience.
+pub fn await_within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        assert!(begin.elapsed() < patience, "waited {patience:?} for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -135,23 +135,29 @@ impl Analysis<'_> {
 
     fn mark(&self, key: CellKey<'_>, metric: Metric) -> Mark {
         let judged = self.judged.iter().find(|judged| {
-            judged.metric == metric && judged.load == key.load && judged.subject == key.subject && key.point == 0
+            (judged.metric, judged.point) == (metric, key.point)
+                && (judged.load.as_str(), judged.subject.as_str()) == (key.load, key.subject)
         });
         let ratio = judged.and_then(|judged| judged.ratio);
         let value = self.summary(key, metric);
         let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
+        let limit = || {
+            self.table.limit(key).map(|limit| match limit {
+                Bottleneck::Load(why) => format!("load-bound: {why}"),
+                Bottleneck::Device(why) => format!("device-bound: {why}"),
+            })
+        };
+        let short =
+            || self.table.shortfall(key).map(|share| format!("reached {:.0} % of the rate asked for", share * 100.0));
         let note = match self.table.status(key) {
             Status::Failed(reason, _) => Some(format!("failed: {reason}")),
             Status::Impossible(reason) => Some(reason.to_owned()),
             Status::Missing => Some("not measured".into()),
             Status::Measured if value.is_none() => cannot(),
             Status::Measured if self.table.is_functional_only(key) => Some("functional only: emulated".into()),
-            Status::Measured => self.table.limit(key).map(|limit| match limit {
-                Bottleneck::Load(why) => format!("load-bound: {why}"),
-                Bottleneck::Device(why) => format!("device-bound: {why}"),
-            }),
+            Status::Measured => self.table.failures(key).or_else(short).or_else(limit),
         };
-        let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);
+        let ratio = ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
         Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, ratio, note }
     }
 

@@ -27,7 +27,7 @@ impl Metric {
         let serving = || measurement.cpu.serving().map(|nanoseconds| nanoseconds as f64);
         let windows = |of: fn(&Polling) -> Option<f64>| measurement.polling.as_ref().and_then(of);
         let value = match self {
-            Self::Latency => measurement.latency(|latency| latency.mean)? / 1e3,
+            Self::Latency => measurement.mean_latency()? / 1e3,
             Self::LatencyP99 => measurement.latency(|latency| latency.p99)? / 1e3,
             Self::Iops => requests / seconds,
             Self::Throughput => measurement.bytes() as f64 / seconds / 1e6,

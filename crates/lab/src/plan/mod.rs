@@ -68,6 +68,9 @@ pub struct Plan {
     /// How often each cell is measured.
     #[serde(default = "five")]
     pub repetitions: u32,
+    /// How often a cell is measured at most: more often than `repetitions` where that decides.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub most_repetitions: Option<u32>,
     /// How large a loss against the baseline may be before it is one, as a share of it.
     #[serde(default = "five_percent")]
     pub threshold: f64,

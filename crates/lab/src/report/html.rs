@@ -10,6 +10,7 @@ use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, figure};
 use crate::plan::Form;
+use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
 const SCRIPT: &str = include_str!("../../assets/report.js");
@@ -74,6 +75,15 @@ fn json(data: &Data<'_>) -> String {
     serde_json::to_string(data).unwrap_or_else(|_| "null".into()).replace('<', "\\u003c")
 }
 
+/// How a verdict looks.
+fn kind(overall: Overall) -> &'static str {
+    match overall {
+        Overall::Pass => "pass",
+        Overall::Fail => "fail",
+        Overall::CantTell | Overall::NotComparable => "cant-tell",
+    }
+}
+
 /// Whether some guest ran without KVM.
 fn is_emulated(analysis: &Analysis<'_>) -> bool {
     analysis.table.keys().any(|key| analysis.table.is_functional_only(key))
@@ -89,6 +99,8 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             h1 { (run.plan.title) }
             p.about { (run.plan.about.trim()) }
             p.meta { (machine::line(run)) }
+            p.verdict.(kind(analysis.overall())) { (analysis.verdict()) }
+            @for said in tables::headlines(analysis) { p.incident { (said) " " a href="#wrong" { "What went wrong" } } }
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
                     @if emulated && !is_said { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
@@ -277,9 +289,9 @@ fn method(analysis: &Analysis<'_>) -> Markup {
     html! {
         section #method {
             h2 { "Method" }
-            p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round. Shown is the median of " (analysis.run.plan.repetitions) " rounds. Whiskers are the whole range." }
-            p { "An interval of 95 % is the bootstrap of the median ratio; of few pairs it is Student’s, of the logarithms, and at least the range of what was seen. It is never narrower than the noise of this plan makes it." }
-            p { strong { "Pass" } ": the interval lies within the threshold. " strong { "Fail" } ": the interval that is right for all comparisons together, by Bonferroni, lies beyond it. " strong { "Can’t tell" } ": anything else. Cells that the disk or the load limits decide nothing." }
+            p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round, and what is shown is the geometric mean of " (machine::repetitions(&analysis.run.plan)) " of them. The baseline is measured twice in a round, and the mean of both is what the others are compared with. Whiskers are the whole range." }
+            p { "An interval of 95 % is Student’s, of the ratios’ logarithms. Its variance is moderated: comparisons of one kind tell each other how much such measurements scatter (Smyth 2004). It is never narrower than the noise floor makes it." }
+            p { strong { "Pass" } ": no more was lost than the threshold allows; the interval excludes it. " strong { "Fail" } ": something was certainly lost, and perhaps more than the threshold, or it failed. Certain is what holds beside all other comparisons of the plan (Benjamini and Hochberg 1995). " strong { "Can’t tell" } ": neither. Where subject and baseline are both at the limit of the disk, or of the load, nothing is decided." }
             p { "The noise floor is the baseline beside itself. Latency of an open loop is counted from when a request was due. CPU time is of all but the load." }
         }
     }

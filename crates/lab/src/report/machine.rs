@@ -3,6 +3,7 @@
 use time::OffsetDateTime;
 
 use super::tables::Grid;
+use crate::plan::Plan;
 use crate::results::Run;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -56,9 +57,15 @@ pub fn fingerprint(run: &Run) -> Grid {
     grid
 }
 
+/// How often a plan measures each cell: `5`, or `5 to 12`.
+pub fn repetitions(plan: &Plan) -> String {
+    let (least, most) = (plan.repetitions, plan.most_repetitions());
+    if most > least { format!("{least} to {most}") } else { least.to_string() }
+}
+
 /// What the run was, in one line.
 pub fn line(run: &Run) -> String {
-    let repetitions = run.plan.repetitions;
+    let repetitions = repetitions(&run.plan);
     let scale =
         if (run.scale - 1.0).abs() > f64::EPSILON { format!(", scaled by {}", run.scale) } else { String::new() };
     let ended = if run.ended.is_some() { "" } else { "; not finished" };

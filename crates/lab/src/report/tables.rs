@@ -4,6 +4,7 @@ use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
 use crate::plan::Form;
+use crate::results::Outcome;
 use crate::statistics::{Estimate, Verdict};
 
 /// A table.
@@ -39,16 +40,17 @@ impl Grid {
 /// `−3.1 % [−5.0 %, −1.2 %]`.
 pub fn interval(estimate: &Estimate) -> String {
     match estimate.pairs {
-        1 => format!("{} (one pair)", difference(estimate.median)),
-        _ => differences([estimate.median, estimate.alone.low, estimate.alone.high]),
+        1 => format!("{} (one pair)", difference(estimate.ratio)),
+        _ => differences([estimate.ratio, estimate.low, estimate.high]),
     }
 }
 
 /// A verdict in words, and the kind of its row.
 pub fn verdict(judged: &Judged) -> (&'static str, String) {
-    match &judged.decision {
+    let (kind, text) = match &judged.decision {
         Ok(Verdict::Pass) => ("pass", "pass".into()),
         Ok(Verdict::Fail) => ("fail", "fail".into()),
+        Ok(Verdict::CantTell { .. }) if judged.note.is_some() => ("cant-tell", "can't tell".into()),
         Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
             "cant-tell",
             format!("can't tell; about {more} more {} would decide", if *more == 1 { "pair" } else { "pairs" }),
@@ -57,6 +59,20 @@ pub fn verdict(judged: &Judged) -> (&'static str, String) {
             ("cant-tell", "can't tell; too close to the threshold for more pairs to help".into())
         }
         Err(why) => ("undecided", why.clone()),
+    };
+    (kind, judged.note.as_ref().map_or(text.clone(), |note| format!("{text}; {note}")))
+}
+
+impl Judged {
+    /// The load, and of a curve its point.
+    pub fn place(&self) -> String {
+        if self.point == 0 { self.load.clone() } else { format!("{}, point {}", self.load, self.point) }
+    }
+
+    /// The comparison in a sentence.
+    pub fn sentence(&self) -> String {
+        let difference = self.ratio.as_ref().map_or("–".into(), interval);
+        format!("{} {difference} beside {}: {}", self.metric.name(), self.baseline, verdict(self).1)
     }
 }
 
@@ -82,7 +98,7 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
         let anchor = (judged.load != last).then(|| anchor("verdict", &judged.load));
         last = &judged.load;
         let cells = vec![
-            judged.load.clone(),
+            judged.place(),
             judged.subject.clone(),
             judged.metric.name().into(),
             median(&judged.ours),
@@ -161,17 +177,40 @@ pub fn ledger(analysis: &Analysis<'_>) -> Grid {
     grid
 }
 
-/// What failed, and what this machine cannot do.
+/// What a reader must know before anything else, in a line each: cells that failed, and what the kernel said.
+pub fn headlines(analysis: &Analysis<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let failed = analysis.run.cells.iter().filter(|cell| cell.failure().is_some());
+    let mut subjects: Vec<&str> = failed.map(|cell| cell.id.subject.as_str()).collect();
+    let cells = subjects.len();
+    subjects.sort_unstable();
+    subjects.dedup();
+    if cells > 0 {
+        lines.push(format!("{cells} cells failed, of {}.", subjects.join(", ")));
+    }
+    let incidents = &analysis.run.incidents;
+    if let Some(first) = incidents.first() {
+        let more = if incidents.len() > 1 { format!(", and {} more", incidents.len() - 1) } else { String::new() };
+        lines.push(format!("{}: {}{more}.", first.source, first.text));
+    }
+    lines
+}
+
+/// What failed, if only once, and what this machine cannot do.
 pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
     let mut grid = Grid::new(&["Load", "Subject", "What happened", "Why", "Last lines"]);
+    for cell in &analysis.run.cells {
+        let Outcome::Failed { reason, log } = &cell.outcome else { continue };
+        let point = if cell.id.point > 0 { format!(", point {}", cell.id.point) } else { String::new() };
+        let what = format!("failed in repetition {}", cell.id.repetition + 1);
+        let cells =
+            vec![format!("{}{point}", cell.id.load), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
+        grid.rows.push(Row { anchor: None, kind: "fail", cells });
+    }
     for (key, status) in analysis.unmeasured() {
-        let (kind, what, why, log) = match status {
-            Status::Failed(reason, log) => ("fail", "failed", reason, log.join("\n")),
-            Status::Impossible(reason) => ("undecided", "cannot run here", reason, String::new()),
-            Status::Measured | Status::Missing => continue,
-        };
-        let cells = vec![key.load.into(), key.subject.into(), what.into(), why.into(), log];
-        grid.rows.push(Row { anchor: None, kind, cells });
+        let Status::Impossible(reason) = status else { continue };
+        let cells = vec![key.load.into(), key.subject.into(), "cannot run here".into(), reason.into(), String::new()];
+        grid.rows.push(Row { anchor: None, kind: "undecided", cells });
     }
     grid
 }

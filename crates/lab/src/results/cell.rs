@@ -27,6 +27,16 @@ pub struct Cell {
     pub outcome: Outcome,
 }
 
+impl Cell {
+    /// Why it failed, if it did.
+    pub fn failure(&self) -> Option<&str> {
+        match &self.outcome {
+            Outcome::Failed { reason, .. } => Some(reason),
+            Outcome::Measured(_) | Outcome::Impossible { .. } => None,
+        }
+    }
+}
+
 /// What became of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
@@ -56,6 +66,13 @@ pub struct Measurement {
     pub reads: Option<Operations>,
     /// Writes.
     pub writes: Option<Operations>,
+    /// How long requests of both kinds took together. Those of an open loop that were due and never started are among
+    /// them, as far as they had waited.
+    #[serde(default)]
+    pub latency: Option<Latency>,
+    /// Of an open loop: requests that were due and never started.
+    #[serde(default)]
+    pub unstarted: u64,
     /// The rate that an open loop asked for, in requests per second, of all jobs together.
     pub offered_iops: Option<f64>,
     /// Transactions per second, of a database.
@@ -171,17 +188,33 @@ impl Measurement {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.requests).sum()
     }
 
+    /// Of an open loop: how many requests were due.
+    pub fn due(&self) -> Option<f64> {
+        Some(self.offered_iops? * self.seconds)
+    }
+
     /// Bytes of both kinds.
     pub fn bytes(&self) -> u64 {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.bytes).sum()
     }
 
-    /// A latency of both kinds, in nanoseconds: weighed by how many there were, which is exact for the mean and near
-    /// enough for quantiles of what is much alike. `None` without requests.
+    /// A latency of all requests, in nanoseconds. `None` without requests, and where there were reads and writes and
+    /// nobody measured them together: a quantile of both does not follow from those of each.
     pub fn latency(&self, of: impl Fn(&Latency) -> f64) -> Option<f64> {
+        match (&self.latency, &self.reads, &self.writes) {
+            (Some(all), ..) => Some(of(all)),
+            (None, Some(only), None) | (None, None, Some(only)) => Some(of(&only.latency)),
+            (None, Some(_), Some(_)) | (None, None, None) => None,
+        }
+        .filter(|_| self.requests() > 0)
+    }
+
+    /// The mean latency, which follows from those of both kinds.
+    pub fn mean_latency(&self) -> Option<f64> {
         let weighed = [&self.reads, &self.writes].into_iter().flatten();
-        let sum: f64 = weighed.map(|operations| of(&operations.latency) * operations.requests as f64).sum();
-        (self.requests() > 0).then(|| sum / self.requests() as f64)
+        let sum: f64 = weighed.map(|operations| operations.latency.mean * operations.requests as f64).sum();
+        let both = || (self.requests() > 0).then(|| sum / self.requests() as f64);
+        self.latency(|latency| latency.mean).or_else(both)
     }
 }
 

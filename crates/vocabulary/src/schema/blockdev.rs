@@ -1,6 +1,6 @@
 //! The `blockdev` object.
 
-use egret_disk::{Aio, DetectZeroes, Discard, Locking};
+use egret_disk::{Aio, DebugEvent, DetectZeroes, Discard, IoType, Locking};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::object::{object, with_defaults};
 use super::rbd::Rbd;
 use super::words::{as_word, words};
-use crate::{choices, options, variants};
+use crate::{options, variants};
 
 /// Longest `node-name`, in bytes: QEMU's.
 pub(super) const LONGEST_NODE_NAME: usize = 31;
@@ -142,11 +142,13 @@ options! {
     #[derive(Copy)]
     pub struct InjectError {
         /// What makes it active, from then on; `none` is so from the beginning.
-        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        #[serde(with = "as_word")]
+        event: DebugEvent, ValueType::Word(words::<DebugEvent>);
         /// The state in which the event does that.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// Which requests it is for.
-        iotype: Option<IoType>, ValueType::Word(IoType::words), unset "all";
+        #[serde(with = "as_word::optional")]
+        iotype: Option<IoType>, ValueType::Word(words::<IoType>), unset "all";
         /// The error, by its number: 5 is EIO, and 28 ENOSPC.
         errno: u16, ValueType::Number(1, 4095, ""), default 5;
         /// The sector of 512 bytes that a request must touch.
@@ -161,47 +163,12 @@ options! {
     #[derive(Copy)]
     pub struct SetState {
         /// What brings it about.
-        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        #[serde(with = "as_word")]
+        event: DebugEvent, ValueType::Word(words::<DebugEvent>);
         /// The state in which it does.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// The state from then on.
         new_state: u32, ValueType::Number(0, u32::MAX as u64, "");
-    }
-}
-
-choices! {
-    /// What QEMU's `blkdebug` is told of, as far as a raw disk does it.
-    pub enum DebugEvent {
-        /// Nothing: from the beginning.
-        "none" => None;
-        /// A read begins.
-        "read_aio" => ReadAio;
-        /// A write begins.
-        "write_aio" => WriteAio;
-        /// Likewise, one layer above.
-        "pwritev" => Pwritev;
-        /// A write of zeroes begins.
-        "pwritev_zero" => PwritevZero;
-        /// A flush begins.
-        "flush_to_os" => FlushToOs;
-        /// A flush reaches the disk.
-        "flush_to_disk" => FlushToDisk;
-    }
-}
-
-choices! {
-    /// What a request does.
-    pub enum IoType {
-        /// It reads.
-        "read" => Read;
-        /// It writes.
-        "write" => Write;
-        /// It writes zeroes.
-        "write-zeroes" => WriteZeroes;
-        /// It discards.
-        "discard" => Discard;
-        /// It flushes.
-        "flush" => Flush;
     }
 }
 

@@ -37,8 +37,8 @@ mod tests;
 pub use access::{Access, Mode};
 pub use add_fd::AddFd;
 pub use blockdev::{
-    Blkdebug, Blockdev, Cache, Child, DebugEvent, Driver, FdSetNumber, Image, InjectError, IoType, LARGEST_FD_SET,
-    Null, Raw, SetState, fd_set_number,
+    Blkdebug, Blockdev, Cache, Child, Driver, FdSetNumber, Image, InjectError, LARGEST_FD_SET, Null, Raw, SetState,
+    fd_set_number,
 };
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;

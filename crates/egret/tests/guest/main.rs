@@ -2,20 +2,25 @@
 //!
 //! `docs/testing.md` tells what these tests need. Without QEMU or without a kernel for the guest they skip themselves,
 //! and say so; where `CI=true` that is a failure.
+//!
+//! [`failing`] has disks that fill up or lose their power under a guest, and [`conformance`] suites of SCSI commands.
 
+mod conformance;
+mod console;
+mod failing;
+#[path = "../support/mod.rs"]
 mod support;
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use console::{Guest, hash};
 use serde_json::json;
 use support::announced::Announced;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
-use support::vm::{can_boot_or_skips, scripts_folder};
+use support::vm::can_boot_or_skips;
 
 /// The size of a disk in bytes: what the scripts in the guest ask for, and more than they need.
 const DISK: u64 = 64 << 20;
@@ -328,80 +333,4 @@ impl TwoDisks {
         assert_eq!(scratch.left_behind(), Vec::<String>::new());
         guest
     }
-}
-
-/// What a guest has printed on its console.
-struct Guest {
-    console: String,
-}
-
-impl Guest {
-    /// Boots a guest whose disks `attach` names, and runs scripts of `scripts/guest-tests` in it.
-    ///
-    /// # Panics
-    /// When a script fails, with the whole console.
-    fn run(attach: &[&str], scripts: &[&str]) -> Self {
-        Self::run_asking(attach, scripts, |asked| panic!("the guest asks for '{asked}'"))
-    }
-
-    /// As [`run`](Self::run); what a script asks of the host in a line `EGRET-ASKS WHAT`, `host` does.
-    fn run_asking(attach: &[&str], scripts: &[&str], mut host: impl FnMut(&str)) -> Self {
-        let folder = scripts_folder();
-        let mut machine = Command::new(folder.join("run-guest"))
-            .args(attach)
-            .args(scripts.iter().map(|script| folder.join("guest-tests").join(script)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("a script of ours starts");
-        let mut complaints = machine.stderr.take().expect("a pipe");
-        let complaints = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            complaints.read_to_end(&mut text).map(|_| String::from_utf8_lossy(&text).into_owned())
-        });
-        let mut console = String::new();
-        for line in BufReader::new(machine.stdout.take().expect("a pipe")).split(b'\n') {
-            let line = line.expect("the console can be read");
-            let line = String::from_utf8_lossy(&line);
-            console += &line;
-            console.push('\n');
-            if let Some(asked) = line.strip_prefix("EGRET-ASKS ") {
-                host(asked);
-            }
-        }
-        let status = machine.wait().expect("a child of ours");
-        let complaints = complaints.join().expect("it reads").expect("it can");
-        assert!(status.success(), "the guest failed: {status}\n{console}{complaints}");
-        Self { console }
-    }
-
-    /// What the guest has said of `disk` in a line `DISK NAME VALUE`.
-    fn fact(&self, disk: &str, name: &str) -> &str {
-        self.last(&format!("{disk} {name} "))
-    }
-
-    /// Whether the driver of `device` and the daemon have agreed on a virtio feature.
-    fn has_feature(&self, device: &str, feature: usize) -> bool {
-        self.fact(device, "features").as_bytes()[feature] == b'1'
-    }
-
-    /// The hash of all of `disk`, as the guest has read it last.
-    fn last_hash(&self, disk: &str) -> &str {
-        self.last(&format!("EGRET-SHA256 {disk} "))
-    }
-
-    fn last(&self, prefix: &str) -> &str {
-        let mut found = self.console.lines().filter_map(|line| line.strip_prefix(prefix));
-        found.next_back().unwrap_or_else(|| panic!("the guest did not say '{prefix}':\n{}", self.console))
-    }
-}
-
-/// The hash of a file, as a guest prints it of a disk.
-fn hash(path: &Path) -> String {
-    let output = Command::new("sha256sum").arg(path).output().expect("coreutils");
-    assert!(output.status.success(), "{output:?}");
-    let line = String::from_utf8(output.stdout).expect("hexadecimal");
-    // A backslash marks a file name with something odd in it.
-    line.trim_start_matches('\\').split(' ').next().expect("a hash").to_owned()
 }
