@@ -236,6 +236,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.clone(),
         Bottom::Null(_) => "null-co://".to_owned(),
         Bottom::Nbd(nbd) => nbd.uri(),
+        Bottom::Rbd(image) => format!("rbd:{}", image.spec()),
     };
     let mut blockdevs =
         config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));
