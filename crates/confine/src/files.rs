@@ -38,7 +38,7 @@ pub enum FilesError {
 #[derive(Debug, Default)]
 pub struct Files {
     places: Vec<(PathBuf, BitFlags<AccessFs>)>,
-    ports: Vec<u16>,
+    ports: Vec<(u16, AccessNet)>,
     speaks_to_abstract_sockets: bool,
     connects: bool,
 }
@@ -124,7 +124,12 @@ impl Files {
 
     /// A TCP port that is listened on.
     pub fn port(&mut self, port: u16) {
-        self.ports.push(port);
+        self.ports.push((port, AccessNet::BindTcp));
+    }
+
+    /// A TCP port that is connected to, of any host.
+    pub fn server(&mut self, port: u16) {
+        self.ports.push((port, AccessNet::ConnectTcp));
     }
 
     /// Sockets without a file, of whoever there is: one is the service manager's.
@@ -181,8 +186,10 @@ impl Files {
             }
         }
         let _ = KEPT.set(kept);
-        for port in &self.ports {
-            rules = rules.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
+        // What is not asked for of the kernel needs no leave.
+        let connects = |access| self.connects && access == AccessNet::ConnectTcp;
+        for (port, access) in self.ports.iter().filter(|(_, access)| !connects(*access)) {
+            rules = rules.add_rule(NetPort::new(*port, *access))?;
         }
         let status = rules.restrict_self()?;
         if let Some(what) = lacking(&status.landlock) {

@@ -1,4 +1,4 @@
-//! The command: `egret serve`, `egret bench`, `egret compare`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
+//! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
 
 mod bench;
 mod cli;
@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod ctl;
 mod replay;
+mod report;
 mod serve;
 mod top;
 
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             egret_rbd::leave_at_once(done.is_err().into());
             done
         }
+        Command::Report(arguments) => report::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),

@@ -200,6 +200,8 @@ fn fio_on_the_host_is_the_reference_line() {
         assert!(measurement.cpu.load.unwrap() > 0, "{cell:?}");
     }
     assert!(run.host.components.iter().any(|component| component.name == "fio"));
+    let served = |(subject, line): &(String, String)| subject == "egret" && line.contains(" serve ");
+    assert!(run.host.commands.iter().any(served), "{:?}", run.host.commands);
     lab.await_nothing_left();
 }
 
@@ -467,12 +469,17 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     };
     // What was empty is not any more, and then the plan has to say that it may be destroyed.
     let lab = Lab::new(&plan(""));
-    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(complaint(lab.bench(&[])).ends_with(&format!("the plan writes to {path}: --write-device lets it")));
+    let write = ["--write-device"];
+    succeeded(&lab.bench(&write).output().unwrap());
+    let warnings = lab.run().host.warnings;
+    assert!(warnings.iter().any(|warning| warning.about == "not-preconditioned"), "{warnings:?}");
     fs::File::options().write(true).open(device.path()).unwrap().write_all(&[1; 4096]).unwrap();
     let lab = Lab::new(&plan(""));
-    assert!(complaint(lab.bench(&[])).contains("is not empty, and the plan writes to it; say destroy = true"));
-    let lab = Lab::new(&plan("destroy = true"));
-    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(complaint(lab.bench(&write)).contains("is not empty, and the plan writes to it; say destroy = true"));
+    let lab = Lab::new(&plan("destroy = true\npreconditioned = true"));
+    succeeded(&lab.bench(&write).output().unwrap());
+    assert!(!lab.run().host.warnings.iter().any(|warning| warning.about == "not-preconditioned"));
 
     // Somebody holds it as a file system does.
     let flags = rustix::fs::OFlags::EXCL.bits() as i32;
@@ -480,7 +487,7 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
     let _held = options.read(true).write(true).open(device.path()).unwrap();
     let lab = Lab::new(&plan("destroy = true"));
-    assert!(complaint(lab.bench(&[])).contains("is in use"));
+    assert!(complaint(lab.bench(&write)).contains("is in use"));
 }
 
 #[test]

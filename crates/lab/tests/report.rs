@@ -9,6 +9,7 @@ use egret_lab::analysis::choice::Advice;
 use egret_lab::analysis::{Analysis, Status};
 use egret_lab::compare::junit;
 use egret_lab::plan::{Metric, Plan};
+use egret_lab::report;
 use egret_lab::results::{
     Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
 };
@@ -352,6 +353,42 @@ fn a_field_with_commas_or_quotes_is_one_field() {
     let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
     let row = csv.lines().nth(1).expect("a cell");
     assert!(row.contains(r#","device: as fast as ""fio"", and no faster",false,"#), "{row}");
+}
+
+#[test]
+fn the_tail_stands_beside_the_mean_and_every_figure_leads_to_its_runs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
+    let text = fs::read_to_string(directory.path().join("report.md")).expect("a text");
+    let latency = text.split("## 2a: Latency").nth(1).expect("a chart").lines().nth(2).expect("a heading");
+    assert!(latency.contains("| Mean latency, µs | p99, µs | p99.9, µs |"), "{latency}");
+    let page = fs::read_to_string(directory.path().join("report.html")).expect("a page");
+    let anchor = "runs-randread-4k-qd1--slow";
+    assert_eq!(page.matches(&format!("id=\"{anchor}\"")).count(), 1);
+    assert!(page.matches(&format!("href=\"#{anchor}\"")).count() > 2);
+}
+
+#[test]
+fn several_runs_make_a_page_over_time_that_says_when_something_was_lost() {
+    let before = run(|_| {});
+    let mut after = run(|cell| {
+        if let (Outcome::Measured(measured), "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
+            let reads = measured.reads.as_mut().expect("reads");
+            reads.requests /= 2;
+        }
+    });
+    after.started += 86_400;
+    let named = |name: &str, run: &Run| (format!("{name}/report.html"), run.clone());
+    // In whatever order they come.
+    let page = report::over_time(&[named("new", &after), named("old", &before)]).expect("a page");
+    let (old, new) = (page.find("old/report.html").expect("the old"), page.find("new/report.html").expect("the new"));
+    assert!(old < new && page[new..].contains(r#"<span class="verdict fail">fail</span>"#));
+    assert!(!page[old..new].contains(r#"class="verdict fail">fail</span> of 1"#) && page.contains("<svg "));
+    assert!(!page.contains("</script><b>guest") && !page.contains("src=\"http"));
+    let mut other = run(|_| {});
+    other.plan.name = "another".into();
+    let error = report::over_time(&[named("old", &before), named("other", &other)]).unwrap_err();
+    assert!(error.starts_with("the runs are of several plans: "), "{error}");
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! - a stack is read-only if any layer is.
 
 use crate::schema::{
-    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Null, Raw, Rbd, SetState,
+    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Nbd, Null, Raw, Rbd, SetState,
 };
 
 /// A disk, as an export opens it.
@@ -34,6 +34,8 @@ pub enum Bottom<'a> {
     Rbd(&'a Rbd),
     /// Nothing.
     Null(&'a Null),
+    /// An NBD server's export.
+    Nbd(&'a Nbd),
 }
 
 /// The settings of one layer, or of a whole disk, with defaults filled in.
@@ -107,7 +109,7 @@ impl Settings {
 impl<'a> Disk<'a> {
     /// Whether what is in its image may be in the host's page cache.
     pub(crate) fn is_cached(&self) -> bool {
-        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_) | Bottom::Rbd(_))
+        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_) | Bottom::Nbd(_) | Bottom::Rbd(_))
     }
 
     /// Goes down from `blockdev` to the image; `find` knows blockdevs by their names.
@@ -129,6 +131,7 @@ impl<'a> Disk<'a> {
                 Driver::HostDevice(image) => break Bottom::HostDevice(image),
                 Driver::Rbd(image) => break Bottom::Rbd(image),
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
+                Driver::Nbd(nbd) => break Bottom::Nbd(nbd),
                 Driver::Raw(Raw { file: child }) => child,
                 Driver::Blkdebug(Blkdebug { image, inject_error, set_state }) => {
                     errors.push((&inject_error[..], &set_state[..]));

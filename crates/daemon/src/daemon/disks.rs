@@ -6,13 +6,15 @@
 //! nobody else from its image, another blockdev of this daemon's among them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
 use egret_event_loop::Nanos;
+use egret_nbd::{Address, NbdDisk, Target};
 use egret_rbd::RbdDisk;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
-use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _, Secret};
+use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Object as _, Secret};
 
 use rustix::io::Errno;
 
@@ -279,6 +281,10 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
         Bottom::Null(&Null { size, latency_ns, read_zeroes }) => {
             Driver::Null { size, latency: Nanos(latency_ns), read_zeroes }
         }
+        Bottom::Nbd(nbd) => {
+            let read_only = read_only || (auto_read_only && !written);
+            Driver::Remote(RemoteDisk::new(NbdDisk::new(nbd_target(name, nbd, read_only))))
+        }
     };
     let (aio, aio_max_batch, locking, drop_cache) = match bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => {
@@ -286,7 +292,7 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
             (aio, batch(aio_max_batch), locking_of(locking), drop_cache)
         }
         Bottom::Rbd(rbd) => (Default::default(), 0, locking_of(rbd.locking), true),
-        Bottom::Null(_) => Default::default(),
+        Bottom::Null(_) | Bottom::Nbd(_) => Default::default(),
     };
     Options {
         node_name: name.to_owned(),
@@ -302,6 +308,26 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
         allow_inactive: locks == Locks::Active,
         drop_cache,
         blkdebug: rules(errors),
+    }
+}
+
+/// Where the server of an NBD disk is, and how it is spoken to.
+fn nbd_target(name: &str, nbd: &Nbd, read_only: bool) -> Target {
+    // Server, export and filename are in its place.
+    let Nbd { server: _, export: _, filename: _, reconnect_delay, open_timeout } = *nbd;
+    let place = nbd.place().unwrap_or_else(|_| unreachable!("a blockdev was checked when it was read"));
+    let address = match place.server {
+        NbdEndpoint::Unix(path) => Address::Unix(path.into()),
+        NbdEndpoint::Inet(host, port) => Address::Inet { host, port },
+    };
+    Target {
+        node_name: name.to_owned(),
+        uri: nbd.uri(),
+        address,
+        export: place.export,
+        read_only,
+        reconnect_delay: Duration::from_secs(reconnect_delay.into()),
+        open_timeout: Duration::from_secs(open_timeout.into()),
     }
 }
 
@@ -412,6 +438,33 @@ mod tests {
                 assert_ne!(opened(&changed), opened(&text), "{driver}: {name}");
             }
         }
+    }
+
+    #[test]
+    fn each_key_of_an_nbd_disk_changes_how_its_server_is_spoken_to() {
+        let target = |keys: &str| {
+            let (value, spelling) = keyval::read(&format!("nbd,node-name=d,{keys}"), "driver").unwrap();
+            let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{keys}: {error}"));
+            let schema::Driver::Nbd(nbd) = &blockdev.driver else { panic!("it is nbd") };
+            nbd_target("d", nbd, false)
+        };
+        let least = "server.type=unix,server.path=/x";
+        for key in Nbd::KEYS {
+            let (keys, others) = match key.name {
+                "server" => ("server.type=inet,server.host=h,server.port=1".to_owned(), least),
+                "filename" => ("filename=nbd://h:2".to_owned(), "filename=nbd://h:3"),
+                name => (format!("{least},{name}=7"), least),
+            };
+            assert_ne!(target(&keys), target(others), "{}", key.name);
+        }
+        for (one, other) in [
+            (least, "server.type=unix,server.path=/y"),
+            ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=h,server.port=2"),
+            ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=g,server.port=1"),
+        ] {
+            assert_ne!(target(one), target(other));
+        }
+        assert!(opened(&format!("nbd,node-name=d,{least},auto-read-only=off,cache.no-flush=on")).no_flush);
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub struct Bench {
     /// Draw the order of cells from this number
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Let the plan write to its device
+    #[arg(long)]
+    write_device: bool,
     /// Write the verdicts as JUnit XML, too
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -125,8 +128,8 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
             }
             ended(resume(asked, &directory)?);
         } else {
-            runner::check(&plan, &directory).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
             let options = RunOptions { left_out, ..options(asked, &directory)? };
+            runner::check(&plan, &options).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
             ended(conduct(asked, |reaper| Ok(Runner::begin(plan, &options, reaper)?), &directory)?);
         }
     }
@@ -164,6 +167,7 @@ fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
         only: asked.only.clone(),
         directory: directory.to_owned(),
         egret: std::env::current_exe().context("where this program is")?,
+        write_device: asked.write_device,
         left_out: Vec::new(),
     })
 }

@@ -21,7 +21,7 @@ impl Bound {
     /// compared all the same.
     pub fn of(metric: Metric, ours: Option<&Bottleneck>, theirs: Option<&Bottleneck>) -> Self {
         match (ours, theirs) {
-            _ if matches!(metric, Metric::CpuPerIo | Metric::CpuPerGigabyte | Metric::Cpus) => Self::None,
+            _ if matches!(metric, Metric::CpuPerIo | Metric::IoThreadCpu | Metric::ServerCpu) => Self::None,
             (Some(Bottleneck::Load(why)), Some(Bottleneck::Load(_))) => Self::Both(format!("load-bound: {why}")),
             (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Self::Both(format!("device-bound: {why}")),
             (_, Some(Bottleneck::Load(why))) => Self::Baseline(format!("the baseline is load-bound: {why}")),

@@ -55,6 +55,8 @@ pub struct Mark {
     pub closed: bool,
     /// Its value; none where it was not measured.
     pub value: Option<Summary>,
+    /// Where mean latency is shown: the medians of p99 and p99.9 beside it.
+    pub tail: Option<[Option<f64>; 2]>,
     /// The ratio to the baseline with its interval, where the chart compares.
     pub ratio: Option<[f64; 3]>,
     /// What a reader should know: why there is no value, or what limits it.
@@ -158,7 +160,9 @@ impl Analysis<'_> {
             Status::Measured => self.table.failures(key).or_else(short).or_else(limit),
         };
         let ratio = ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
-        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, ratio, note }
+        let tail = (metric == Metric::Latency)
+            .then(|| [Metric::LatencyP99, Metric::LatencyP999].map(|tail| Some(self.summary(key, tail)?.median)));
+        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, tail, ratio, note }
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {

@@ -31,7 +31,9 @@ pub struct OperatingPoint {
     /// Mean latency, in microseconds.
     pub latency: f64,
     /// Latency of one request in a hundred, in microseconds.
-    pub p99: f64,
+    pub p99: Option<f64>,
+    /// Latency of one request in a thousand, in microseconds.
+    pub p999: Option<f64>,
     /// CPUs kept busy by all but the load.
     pub cpus: f64,
     /// CPU time per request, in microseconds.
@@ -151,7 +153,8 @@ impl Analysis<'_> {
             iops: iops.median,
             iops_range: [iops.low, iops.high],
             latency: median(Metric::Latency)?,
-            p99: median(Metric::LatencyP99)?,
+            p99: median(Metric::LatencyP99),
+            p999: median(Metric::LatencyP999),
             cpus: median(Metric::Cpus)?,
             cpu_per_io: median(Metric::CpuPerIo)?,
             on_front: false,

@@ -33,8 +33,15 @@ pub struct Row {
 
 /// What is compared: what was asked for is no result, so open loops are judged by latency and closed ones by IOPS. CPU
 /// is always normalised to one request.
-const METRICS: [Metric; 6] =
-    [Metric::Iops, Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo, Metric::Duration, Metric::Transactions];
+const METRICS: [Metric; 7] = [
+    Metric::Iops,
+    Metric::Latency,
+    Metric::LatencyP99,
+    Metric::LatencyP999,
+    Metric::CpuPerIo,
+    Metric::Duration,
+    Metric::Transactions,
+];
 
 /// Load, subject, point.
 type Key<'a> = (&'a str, &'a str, u32);
@@ -237,9 +244,9 @@ fn decides(metric: Metric, a: &Side<'_>, b: &Side<'_>) -> Result<Bound, String> 
     }
     match metric {
         Metric::Iops if open => Err("offered, not found".into()),
-        Metric::Latency | Metric::LatencyP99 if !open => Err("IOPS say it".into()),
+        Metric::Latency | Metric::LatencyP99 | Metric::LatencyP999 if !open => Err("IOPS say it".into()),
         // A pair of tails in a run of seconds says too little.
-        Metric::LatencyP99 => Err("shown only".into()),
+        Metric::LatencyP99 | Metric::LatencyP999 => Err("shown only".into()),
         _ => match Bound::of(metric, limit(b).as_ref(), limit(a).as_ref()) {
             Bound::Both(why) => Err(why),
             bound => Ok(bound),

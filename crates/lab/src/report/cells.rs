@@ -25,7 +25,7 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
         "bytes",
         "offered_iops",
     ];
-    let accounts = ["load_cpu_s", "host_busy_s", "unaccounted_s", "limit", "functional_only"];
+    let accounts = ["load_cpu_s", "host_busy_s", "stolen_s", "unaccounted_s", "limit", "functional_only"];
     // Columns that only a cell that was measured has anything in.
     let figures = cell.len() - IDENTITY + Metric::ALL.len() + accounts.len();
     let metrics = Metric::ALL.iter().map(|metric| metric.column());
@@ -65,7 +65,7 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
             value.map(|value| format!("{value:.6}")).unwrap_or_default()
         }));
         fields.extend(
-            [measured.cpu.load, measured.cpu.host_busy, measured.cpu.unaccounted()]
+            [measured.cpu.load, measured.cpu.host_busy, measured.cpu.stolen, measured.cpu.unaccounted()]
                 .map(|of| seconds(of).unwrap_or_default()),
         );
         fields.push(match &measured.limit {

@@ -14,7 +14,7 @@ use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
 const SCRIPT: &str = include_str!("../../assets/report.js");
-const STYLE: &str = include_str!("../../assets/report.css");
+pub(super) const STYLE: &str = include_str!("../../assets/report.css");
 
 /// What the script draws.
 #[derive(Serialize)]
@@ -58,6 +58,7 @@ pub fn page(analysis: &Analysis<'_>) -> String {
                     section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
                     (ledger(analysis))
                     (wrong(analysis))
+                    (runs(analysis))
                     section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
                     (method(analysis))
                 }
@@ -76,7 +77,7 @@ fn json(data: &Data<'_>) -> String {
 }
 
 /// How a verdict looks.
-fn kind(overall: Overall) -> &'static str {
+pub(super) fn kind(overall: Overall) -> &'static str {
     match overall {
         Overall::Pass => "pass",
         Overall::Fail => "fail",
@@ -104,7 +105,7 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
                     @if emulated && !is_said { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
-                    @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
+                    @for warning in &run.host.warnings { li.grave[["not-preconditioned", "drift"].contains(&warning.about.as_str())] { strong { (warning.about) ". " } (warning.text) } }
                 }
             }
         }
@@ -117,6 +118,7 @@ fn contents() -> Markup {
         ("verdicts", "Verdicts"),
         ("charts", "Charts"),
         ("cpu", "CPU"),
+        ("runs", "Runs"),
         ("wrong", "What went wrong"),
         ("machine", "Machine"),
         ("method", "Method"),
@@ -166,11 +168,11 @@ fn choice(analysis: &Analysis<'_>, points: &[OperatingPoint]) -> Markup {
                     }
                     p #answer aria-live="polite" {}
                     div.scroll { table #recommended hidden { thead { tr {
-                        th { "Option" } th.number { "IOPS" } th.number { "Mean latency, µs" } th.number { "p99, µs" }
+                        th { "Option" } th.number { "IOPS" } th.number { "Mean latency, µs" } th.number { "p99, µs" } th.number { "p99.9, µs" }
                         th.number { "CPUs" } th.number { "CPU per I/O, µs" } th { "At" }
                     } } tbody {} } }
                     div.chart #front role="img" aria-label="Latency against IOPS of every option; its size is the CPUs it keeps busy" {}
-                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs; nothing beats these in one without losing in another. Faded: outside your constraints." }
+                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs by the ranges of all repetitions; nothing that was measured beats these in one without losing in another. Faded: outside your constraints." }
                     details { summary { "All operating points" } (grid(&operating_points(points))) }
                 }
             }
@@ -186,15 +188,17 @@ fn operating_points(points: &[OperatingPoint]) -> Grid {
         "#IOPS",
         "#Mean latency, µs",
         "#p99 latency, µs",
+        "#p99.9 latency, µs",
         "#CPUs",
         "#CPU per I/O, µs",
         "Pareto front",
         "Limit",
     ]);
     for point in points {
-        let figures = [point.iops, point.latency, point.p99, point.cpus, point.cpu_per_io].map(figure);
+        let figures =
+            [Some(point.iops), Some(point.latency), point.p99, point.p999, Some(point.cpus), Some(point.cpu_per_io)];
         let mut cells = vec![point.load.clone(), point.point.to_string(), point.subject.clone()];
-        cells.extend(figures);
+        cells.extend(figures.map(|value| value.map_or("–".into(), figure)));
         cells.push(if point.on_front { "on it" } else { "" }.into());
         cells.push(point.limit.clone().unwrap_or_default());
         grid.push(cells);
@@ -285,6 +289,16 @@ fn wrong(analysis: &Analysis<'_>) -> Markup {
     }
 }
 
+fn runs(analysis: &Analysis<'_>) -> Markup {
+    html! {
+        section #runs {
+            h2 { "Every run" }
+            p.quiet { "What the tables above are made of: their links lead here. The files in " code { "raw/" } " beside this page have the load’s own output." }
+            details { summary { (analysis.run.cells.len()) " cells" } (grid(&tables::runs(analysis))) }
+        }
+    }
+}
+
 fn method(analysis: &Analysis<'_>) -> Markup {
     html! {
         section #method {
@@ -309,7 +323,11 @@ fn grid(grid: &Grid) -> Markup {
                     } } }
                     tbody { @for row in &grid.rows {
                         tr id=[row.anchor.as_deref()] class=(row.kind) { @for (index, cell) in row.cells.iter().enumerate() {
-                            td class=[numeric(index)] { @if cell.contains('\n') { pre { (cell) } } @else { (cell) } }
+                            td class=[numeric(index)] {
+                                @if cell.contains('\n') { pre { (cell) } }
+                                @else if let (1, Some(link)) = (index, &row.link) { a.trace href={ "#" (link) } { (cell) } }
+                                @else { (cell) }
+                            }
                         } }
                     } }
                 }

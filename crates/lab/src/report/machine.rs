@@ -51,6 +51,12 @@ pub fn fingerprint(run: &Run) -> Grid {
         let digest = component.sha256.get(..16).unwrap_or(&component.sha256);
         row(&component.name, format!("{}, {}, SHA-256 {digest}…", component.version, component.path));
     }
+    for (name, is) in &host.settings {
+        row(&format!("Setting: {name}"), is.clone());
+    }
+    for (subject, line) in &host.commands {
+        row(&format!("Command line: {subject}"), line.clone());
+    }
     for (name, state) in &host.cpu.mitigations {
         row(&format!("Mitigation: {name}"), state.clone());
     }
@@ -80,7 +86,7 @@ pub fn line(run: &Run) -> String {
 }
 
 /// `2026-11-21 04:36 UTC`; seconds that no calendar has are shown as they are.
-fn date(seconds: u64) -> String {
+pub fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
     let Some(time) = time else { return format!("@{seconds}") };
     let (date, (hour, minute, _)) = (time.date(), time.to_hms());

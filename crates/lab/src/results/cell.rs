@@ -138,8 +138,11 @@ pub struct Ledger {
     pub guest: Option<u64>,
     /// Kernel threads.
     pub kernel_threads: Option<u64>,
-    /// Interrupts, hard and soft, and time stolen by a hypervisor.
+    /// Interrupts, hard and soft.
     pub interrupts: Option<u64>,
+    /// What a hypervisor took of the processors' time: nobody here was busy with it.
+    #[serde(default)]
+    pub stolen: Option<u64>,
     /// The load itself.
     pub load: Option<u64>,
     /// All that the host was busy: what the others leave of it is somebody else's.
@@ -233,25 +236,25 @@ impl Ledger {
             guest: by(self.guest),
             kernel_threads: by(self.kernel_threads),
             interrupts: by(self.interrupts),
+            stolen: by(self.stolen),
             load: by(self.load),
             host_busy: by(self.host_busy),
         }
     }
 
+    /// CPU time of the server's I/O threads, in nanoseconds; `None` where nobody could tell.
+    pub fn io_threads(&self) -> Option<u64> {
+        sum([self.io_thread_work, self.io_thread_spin_found, self.io_thread_spin_wasted, self.io_thread_system])
+    }
+
+    /// CPU time of the server's threads, all of them.
+    pub fn all_of_server(&self) -> Option<u64> {
+        sum([self.io_threads(), self.server_other, self.server])
+    }
+
     /// CPU time of all but the load, in nanoseconds; `None` where nobody could tell.
     pub fn serving(&self) -> Option<u64> {
-        let parts = [
-            self.io_thread_work,
-            self.io_thread_spin_found,
-            self.io_thread_spin_wasted,
-            self.io_thread_system,
-            self.server_other,
-            self.server,
-            self.guest,
-            self.kernel_threads,
-            self.interrupts,
-        ];
-        parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
+        sum([self.all_of_server(), self.guest, self.kernel_threads, self.interrupts])
     }
 
     /// What the host was busy with beside all this, in nanoseconds.
@@ -259,4 +262,9 @@ impl Ledger {
         let known = self.serving().unwrap_or(0) + self.load.unwrap_or(0);
         Some(self.host_busy?.saturating_sub(known))
     }
+}
+
+/// What is known of some parts together; `None` where nothing is.
+fn sum<const N: usize>(parts: [Option<u64>; N]) -> Option<u64> {
+    parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
 }

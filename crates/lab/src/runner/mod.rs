@@ -35,7 +35,7 @@ use crate::statistics::Looks;
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
-pub use marks::{mark_device_bound, noise};
+pub use marks::{drift, mark_device_bound, noise};
 pub use order::{AGAIN, Step, more_steps, steps};
 
 /// A cell's time beside its load: starting, connecting, ending.
@@ -77,6 +77,8 @@ pub struct RunOptions {
     pub directory: PathBuf,
     /// This program, which serves disks as `egret serve`.
     pub egret: PathBuf,
+    /// Whether a device may be written to.
+    pub write_device: bool,
     /// Of a new run: what the plan has and this machine lacks, in one line each.
     pub left_out: Vec<String>,
 }
@@ -85,13 +87,16 @@ pub struct RunOptions {
 ///
 /// # Errors
 /// What it lacks, and what would bring it, in one line.
-pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
+pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     for subject in plan.subjects.iter().filter(|subject| !subject.optional) {
         if let Some(missing) = stack::missing(subject) {
             return Err(format!("subject '{}': {missing}", subject.name));
         }
     }
-    let place = directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
+    if !options.write_device {
+        disks::check_writes_no_device(plan)?;
+    }
+    let place = options.directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
     disks::check(plan, place)
 }
 
@@ -158,7 +163,7 @@ impl Runner {
     /// There is none, or its disks cannot be made.
     pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let (mut journal, mut run) = Journal::resume(&options.directory)?;
-        check(&run.plan, &options.directory).map_err(io::Error::other)?;
+        check(&run.plan, options).map_err(io::Error::other)?;
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
@@ -261,6 +266,7 @@ impl Runner {
         mark_device_bound(&run.plan, &mut run.cells);
         let processors = run.host.cpu.usable.len();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
+        warnings.extend(drift(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
         if share > STOLEN {
             let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
@@ -303,6 +309,10 @@ impl Runner {
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
         };
         let mut deployment = self.deploy(step.subject, &load)?;
+        let (name, commands) = (&self.run.plan.subjects[step.subject].name, &mut self.run.host.commands);
+        if !commands.iter().any(|(subject, _)| subject == name) {
+            commands.extend(deployment.pids().into_iter().map(|pid| (name.clone(), command_line(pid))));
+        }
         deployment.resume();
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
@@ -380,6 +390,13 @@ fn differs(before: &crate::results::Host, now: &crate::results::Host) -> Option<
     ];
     let changed: Vec<&str> = what.iter().filter(|(_, differs)| *differs).map(|(what, _)| *what).collect();
     (!changed.is_empty()).then(|| format!("resumed with other conditions than it began with: {}", changed.join(", ")))
+}
+
+/// A process's command line, in words.
+fn command_line(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    words.join(" ").trim().to_owned()
 }
 
 /// Time that a hypervisor has taken from all processors, in nanoseconds.

@@ -98,6 +98,11 @@ pub trait Deployment {
         false
     }
 
+    /// The processes that serve, by number.
+    fn pids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Puts it under load, once, and returns when that is over.
     ///
     /// # Errors

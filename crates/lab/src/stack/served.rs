@@ -154,6 +154,10 @@ fn are_listening(sockets: &[&PathBuf]) -> bool {
 }
 
 impl Deployment for Served {
+    fn pids(&self) -> Vec<u32> {
+        self.servers.iter().map(Process::pid).collect()
+    }
+
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;

@@ -207,6 +207,10 @@ impl Job {
             let length = run.end - run.begin;
             run.begin = now;
             run.end = now + length;
+            // What a server that is too slow has left undone so far is the warm-up's, or nothing else would be measured.
+            while let Some(arrivals) = self.arrivals.as_mut().filter(|arrivals| arrivals.next() < now) {
+                arrivals.advance();
+            }
         } else {
             tally.cpu_ns += machine::thread_cpu_time_ns() - run.cpu_before;
             edge(Edge::End);

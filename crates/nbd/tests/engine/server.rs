@@ -69,6 +69,7 @@ impl Server {
     pub fn target(&self, reconnect_delay: u64) -> Target {
         Target {
             node_name: "d0".to_owned(),
+            uri: "nbd+unix:///disk".to_owned(),
             address: Address::Unix(self.path.clone()),
             export: "disk".to_owned(),
             read_only: false,

@@ -20,6 +20,7 @@ mod export;
 mod iothread;
 mod key;
 mod lun;
+mod nbd_client;
 mod object;
 pub mod options;
 mod problem;
@@ -49,6 +50,7 @@ pub use export::{
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
+pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;

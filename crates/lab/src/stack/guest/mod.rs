@@ -160,6 +160,10 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
 }
 
 impl Deployment for Guest {
+    fn pids(&self) -> Vec<u32> {
+        self.server.iter().map(|server| server.process.pid()).chain([self.qemu.pid()]).collect()
+    }
+
     fn takes(&self, load: &Load) -> bool {
         !self.broken
             && self.memory >= memory::needed(load)
