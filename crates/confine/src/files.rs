@@ -186,7 +186,9 @@ impl Files {
             }
         }
         let _ = KEPT.set(kept);
-        for (port, access) in &self.ports {
+        // What is not asked for of the kernel needs no leave.
+        let connects = |access| self.connects && access == AccessNet::ConnectTcp;
+        for (port, access) in self.ports.iter().filter(|(_, access)| !connects(*access)) {
             rules = rules.add_rule(NetPort::new(*port, *access))?;
         }
         let status = rules.restrict_self()?;

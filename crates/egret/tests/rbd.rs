@@ -47,6 +47,7 @@ fn fails(options: &Options) -> String {
 /// Compares an image with what a client has written to it.
 fn holds_what_was_written(ceph: &Ceph, image: &str, client: &Client) {
     let copy = ceph.dir().join(format!("{image}.copy"));
+    let _ = std::fs::remove_file(&copy);
     ceph.run(&format!("rbd export --no-progress rbd/{image} {}", copy.display()));
     let holds = std::fs::read(copy).unwrap();
     for (block, bytes) in holds.chunks(BLOCK).take(BLOCKS).enumerate() {
@@ -101,6 +102,8 @@ fn a_guest_sees_a_slow_disk_where_an_osd_or_the_monitor_is_away_and_everybody_el
     assert!(!other.exists());
     // The next daemon does what this one has left behind, when there is somebody to do it.
     ceph.revive(Part::Osd);
+    // It takes its time to be there for all.
+    ceph.run("rbd info disk");
     let server = Server::start(&Program::egret(), &options);
     client.connect(&socket);
     client.drain();
