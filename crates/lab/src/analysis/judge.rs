@@ -262,7 +262,9 @@ impl<'a> Analysis<'a> {
         if keys.iter().any(|key| self.table.is_functional_only(*key)) {
             return Some("functional only: emulated".into());
         }
-        if [pair.subject, pair.baseline].iter().any(|name| self.stack(name) == Some(Stack::Host)) {
+        // Where all are fio on the host they are what is compared, as in runs that were imported.
+        let [ours, theirs] = [pair.subject, pair.baseline].map(|name| self.stack(name) == Some(Stack::Host));
+        if ours != theirs {
             return Some("the reference".into());
         }
         let offered = keys.map(|key| self.table.offered(key));
