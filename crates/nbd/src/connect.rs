@@ -37,6 +37,11 @@ pub enum ConnectError {
     /// Nobody listens there, or the network does not lead there.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
+    /// Landlock does not let it.
+    #[error(
+        "the sandbox lets egret connect to those TCP ports that the configuration named when it started, not to {0}"
+    )]
+    Forbidden(u16),
     /// The name leads nowhere.
     #[error("cannot look up '{0}': {1}; give an address, for the sandbox does not let names be looked up")]
     LookUp(String, #[source] io::Error),
@@ -59,7 +64,10 @@ impl Connection {
                 let opened = look_up(host, *port)?
                     .into_iter()
                     .find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
-                opened.ok_or(ConnectError::Connect(last))?
+                opened.ok_or_else(|| match last.kind() {
+                    io::ErrorKind::PermissionDenied => ConnectError::Forbidden(*port),
+                    _ => ConnectError::Connect(last),
+                })?
             }
         };
         let mut stream = Stream { socket: &socket, deadline, stop };
@@ -144,13 +152,14 @@ fn open(
 ) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    match connect(&socket, address) {
-        Ok(()) => return Ok(socket),
-        Err(Errno::INPROGRESS) => {}
-        Err(e) => return Err(e.into()),
+    if let Err(e) = connect(&socket, address) {
+        if e != Errno::INPROGRESS {
+            return Err(e.into());
+        }
+        wait(&socket, PollFlags::OUT, deadline, stop)?;
+        // Asked again, it says what has come of it.
+        connect(&socket, address)?;
     }
-    wait(&socket, PollFlags::OUT, deadline, stop)?;
-    sockopt::socket_error(&socket)??;
     Ok(socket)
 }
 

@@ -26,6 +26,8 @@ pub(crate) enum Message {
     Connect(Weak<Line>),
     /// Something to do.
     Errand(Errand),
+    /// A connection that nobody needs.
+    Close(Connection),
 }
 
 pub(crate) type Errand = Box<dyn FnOnce(&Shared) + Send>;
@@ -64,8 +66,13 @@ impl Connector {
                 None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => messages.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
+            if let Ok(Message::Close(connection)) = message {
+                connection.close();
+                continue;
+            }
             let Some(disk) = self.disk.upgrade() else { return };
             match message {
+                Ok(Message::Close(_)) => {}
                 Ok(Message::Connect(line)) => self.enqueue(line),
                 Ok(Message::Errand(errand)) => errand(&disk),
                 Err(RecvTimeoutError::Timeout) => self.attempt(&disk),

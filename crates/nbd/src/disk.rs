@@ -4,6 +4,8 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,7 +20,7 @@ use crate::connector::{self, Message};
 use crate::engine::{Line, NbdEngine};
 use crate::handshake::Export;
 use crate::protocol::{BlockSizes, Headers, export_flag};
-use crate::target::Target;
+use crate::target::{Address, Target};
 
 /// Between two attempts to open a disk.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -30,7 +32,6 @@ const LARGEST_BLOCK: u32 = 64 << 10;
 /// A disk that an NBD server has.
 #[derive(Debug)]
 pub struct NbdDisk {
-    name: String,
     target: Target,
     opened: OnceLock<Arc<Shared>>,
 }
@@ -59,7 +60,7 @@ struct State {
 impl NbdDisk {
     /// For the export that `target` names; nothing happens yet.
     pub fn new(target: Target) -> Self {
-        Self { name: target.to_string(), target, opened: OnceLock::new() }
+        Self { target, opened: OnceLock::new() }
     }
 
     fn shared(&self) -> io::Result<&Arc<Shared>> {
@@ -67,7 +68,7 @@ impl NbdDisk {
     }
 
     fn error(&self, why: impl ToString) -> OpenCause {
-        OpenCause::Remote { name: self.name.clone(), why: why.to_string() }
+        OpenCause::Remote { name: self.target.uri.clone(), why: why.to_string() }
     }
 }
 
@@ -75,7 +76,8 @@ impl Drop for NbdDisk {
     fn drop(&mut self) {
         if let Some(shared) = self.opened.get() {
             shared.stop.set();
-            shared.state().idle.take().into_iter().for_each(Connection::close);
+            let idle = shared.state().idle.take();
+            idle.into_iter().for_each(|idle| shared.tell(Message::Close(idle)));
         }
     }
 }
@@ -86,7 +88,7 @@ impl Remote for NbdDisk {
     }
 
     fn name(&self) -> &str {
-        &self.name
+        &self.target.uri
     }
 
     fn open(&self) -> Result<Shape, OpenCause> {
@@ -134,7 +136,7 @@ impl Remote for NbdDisk {
             return Err(EngineError::Remote(format!(
                 "'{}': the server does not say that a flush on one connection is for what was written on others \
                  (NBD_FLAG_CAN_MULTI_CONN), so that one I/O thread has to serve all of the disk; name one iothread",
-                self.name
+                self.target.uri
             )));
         }
         let engine = NbdEngine::new(Arc::clone(shared), state.idle.take())?;
@@ -165,6 +167,32 @@ impl Remote for NbdDisk {
             Errno::from_io_error(&e).unwrap_or(Errno::IO)
         })
     }
+}
+
+/// An engine over a connection that somebody else has made, and that is not made again: for what plays its server.
+///
+/// # Errors
+/// No descriptors left.
+#[doc(hidden)]
+pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, EngineError> {
+    let target = Target {
+        node_name: String::new(),
+        uri: String::new(),
+        address: Address::Unix(PathBuf::new()),
+        export: String::new(),
+        read_only: false,
+        reconnect_delay: Duration::ZERO,
+        open_timeout: Duration::ZERO,
+    };
+    let shared = Shared {
+        target,
+        stop: EventNotifier::new().map_err(EngineError::Event)?,
+        connector: channel().0,
+        state: Mutex::new(State { export, idle: None, engines: 1 }),
+        left: Condvar::new(),
+        is_changed: AtomicBool::new(false),
+    };
+    Ok(Box::new(NbdEngine::new(Arc::new(shared), Some(Connection { socket, export }))?))
 }
 
 impl Shared {
@@ -284,7 +312,7 @@ impl Shared {
         if let Some(connection) = idle {
             match &state.idle {
                 None => state.idle = Some(connection),
-                Some(_) => connection.close(),
+                Some(_) => self.tell(Message::Close(connection)),
             }
         }
         self.left.notify_all();

@@ -22,5 +22,5 @@ pub mod protocol;
 mod socket;
 mod target;
 
-pub use disk::NbdDisk;
+pub use disk::{NbdDisk, engine_over};
 pub use target::{Address, Target};

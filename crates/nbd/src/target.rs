@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +10,8 @@ use std::time::Duration;
 pub struct Target {
     /// What messages call the disk.
     pub node_name: String,
+    /// What messages call the export.
+    pub uri: String,
     /// Where its server listens.
     pub address: Address,
     /// The export's name; empty for the one that the server thinks of.
@@ -36,16 +37,4 @@ pub enum Address {
         /// The port.
         port: u16,
     },
-}
-
-/// The disk's URI.
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, export, .. } = self;
-        match address {
-            Address::Unix(path) => write!(f, "nbd+unix:///{export}?socket={}", path.display()),
-            Address::Inet { host, port } if host.contains(':') => write!(f, "nbd://[{host}]:{port}/{export}"),
-            Address::Inet { host, port } => write!(f, "nbd://{host}:{port}/{export}"),
-        }
-    }
 }

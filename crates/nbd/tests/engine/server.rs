@@ -69,6 +69,7 @@ impl Server {
     pub fn target(&self, reconnect_delay: u64) -> Target {
         Target {
             node_name: "d0".to_owned(),
+            uri: "nbd+unix:///disk".to_owned(),
             address: Address::Unix(self.path.clone()),
             export: "disk".to_owned(),
             read_only: false,
@@ -147,6 +148,13 @@ impl Peer {
         let request = Request::read(self.headers, &header).unwrap().unwrap();
         let data = if request.command == command::WRITE { self.take(request.length as usize) } else { Vec::new() };
         (request, data)
+    }
+
+    /// The next request, unless the client has left.
+    pub fn try_request(&mut self) -> Option<(Request, Vec<u8>)> {
+        let mut one = [0];
+        rustix::net::recv(&self.stream, &mut one, rustix::net::RecvFlags::PEEK).ok().filter(|(count, _)| *count > 0)?;
+        Some(self.request())
     }
 
     /// Nothing but the end comes.

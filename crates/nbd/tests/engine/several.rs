@@ -118,9 +118,8 @@ fn opening_is_tried_for_as_long_as_it_was_told_and_else_once() {
     let server = Server::new();
     let target = Target { address: egret_nbd::Address::Unix(path.clone()), ..server.target(0) };
     let refused = open(target).unwrap_err();
-    let name = format!("nbd+unix:///disk?socket={}", path.display());
     let expected =
-        format!("blockdev 'd0': cannot open '{name}': cannot connect: No such file or directory (os error 2)");
+        "blockdev 'd0': cannot open 'nbd+unix:///disk': cannot connect: No such file or directory (os error 2)";
     assert_eq!(refused, expected);
     let patient = Target { open_timeout: crate::server::HANGS, ..server.target(0) };
     std::thread::scope(|scope| {

@@ -6,7 +6,9 @@ use serde_json::json;
 
 use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
+use super::nbd_client::{self, Nbd};
 use super::object::{object, with_defaults};
+use super::rbd::Rbd;
 use super::words::{as_word, words};
 use crate::{options, variants};
 
@@ -73,12 +75,16 @@ variants! {
         "null-co" => NullCo(Null);
         /// As [`NullCo`](Self::NullCo).
         "null-aio" => NullAio(Null);
+        /// A disk that an NBD server has.
+        "nbd" => Nbd(Nbd);
+        /// An image in a Ceph cluster.
+        "rbd" => Rbd(Rbd);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
         /// The disk below, with errors that are injected on purpose.
         "blkdebug" => Blkdebug(Blkdebug);
     }
-    foreign FOREIGN_DRIVERS, because "Egret serves raw files and block devices"
+    foreign FOREIGN_DRIVERS, because "Egret serves raw disks"
 }
 
 options! {
@@ -178,7 +184,9 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
+                None
+            }
         }
     }
 
@@ -187,7 +195,9 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
+                None
+            }
         }
     }
 }
@@ -227,6 +237,9 @@ static SHAPE: Shape = Shape {
             because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
         },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
+        nbd_client::TLS[0],
+        nbd_client::TLS[1],
+        nbd_client::TLS[2],
     ],
 };
 
@@ -252,7 +265,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "io_uring",
     "iscsi",
     "luks",
-    "nbd",
     "nfs",
     "nvme",
     "nvme-io_uring",
@@ -262,7 +274,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "qcow2",
     "qed",
     "quorum",
-    "rbd",
     "replication",
     "snapshot-access",
     "ssh",
@@ -341,12 +352,18 @@ impl Blockdev {
             let allowed = format!("{FD_SET} with a number in 0..={LARGEST_FD_SET}");
             return Err(Problem::must("filename", allowed, format!("'{filename}'")));
         }
+        if let Driver::Nbd(nbd) = &self.driver {
+            nbd.place()?;
+        }
         if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
             && image.aio_max_batch > 0
             && image.aio != Aio::Native
         {
             let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
             return Err(Problem::Together(line));
+        }
+        if let Driver::Rbd(rbd) = &self.driver {
+            rbd.check()?;
         }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())

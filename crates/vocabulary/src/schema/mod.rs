@@ -20,12 +20,15 @@ mod export;
 mod iothread;
 mod key;
 mod lun;
+mod nbd_client;
 mod object;
 pub mod options;
 mod problem;
 mod process;
+mod rbd;
 mod reference;
 mod scalar;
+mod secret;
 mod validate;
 mod words;
 
@@ -47,11 +50,14 @@ pub use export::{
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
+pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
+pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
 pub use reference::{help, reference};
+pub use secret::{Secret, SecretFormat};
 pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};
 
