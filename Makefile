@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test test-release mutants soak soak-at-random bench bench-polling bench-live bench-neighbours fuzz lint miri deps guest
+.PHONY: build demo test test-release mutants soak soak-at-random bench bench-polling bench-live bench-neighbours fuzz lint miri tsan deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -30,7 +30,7 @@ soak: guest
 	EGRET_GUEST_POWER_LOSSES=$(or $(GUEST_LOSSES),200) $(CARGO) test --locked -p egret --test guest a_database -- --nocapture
 	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
 	EGRET_MIGRATIONS=$(or $(GUEST_MIGRATIONS),32) $(CARGO) test --locked -p egret --test migration guests:: -- --nocapture
-	$(MAKE) soak-at-random
+	$(MAKE) tsan soak-at-random
 
 # Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did.
 soak-at-random:
@@ -84,6 +84,16 @@ lint:
 	scripts/check-dependencies
 	@if command -v shellcheck >/dev/null; then shellcheck -x $(SCRIPTS); \
 	else echo "shellcheck is missing: the scripts were not looked at"; test -z "$$CI"; fi
+
+# What threads share, under ThreadSanitizer, which sees two that race. It knows no fences: rings are for Miri.
+TSAN = egret-event-loop egret-disk egret-export
+
+tsan:
+	@if timeout 300 rustup toolchain install nightly --profile minimal --component rust-src >/dev/null 2>&1; then \
+	RUSTFLAGS="-Zsanitizer=thread" PROPTEST_CASES=4 \
+	$(CARGO) +nightly test --locked -Zbuild-std --target $$(rustc +nightly --print host-tuple) --target-dir target/tsan \
+	--lib --tests $(TSAN:%=-p %); \
+	else echo "a nightly Rust with its sources is missing and cannot be had: nothing was run under ThreadSanitizer"; fi
 
 # Guest memory and rings under Miri, which sees an access that memory does not allow, and one that races with another's.
 # The clock is the host's, proptest reads files, and a queue that goes away early leaves its map behind for good.

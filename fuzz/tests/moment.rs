@@ -46,6 +46,11 @@ fn a_record_that_is_written_over_leads_nowhere_outside_the_guest_s_memory() {
 }
 
 #[test]
+fn replies_of_any_kind_end_each_request_once() {
+    run("nbd_replies", egret_fuzz::nbd_replies, 3_000);
+}
+
+#[test]
 fn a_session_of_any_messages_leaves_nothing_behind() {
     run("session", egret_fuzz::session, 1_000);
 }

@@ -38,7 +38,7 @@ pub enum FilesError {
 #[derive(Debug, Default)]
 pub struct Files {
     places: Vec<(PathBuf, BitFlags<AccessFs>)>,
-    ports: Vec<u16>,
+    ports: Vec<(u16, AccessNet)>,
     speaks_to_abstract_sockets: bool,
 }
 
@@ -113,7 +113,12 @@ impl Files {
 
     /// A TCP port that is listened on.
     pub fn port(&mut self, port: u16) {
-        self.ports.push(port);
+        self.ports.push((port, AccessNet::BindTcp));
+    }
+
+    /// A TCP port that is connected to, of any host.
+    pub fn server(&mut self, port: u16) {
+        self.ports.push((port, AccessNet::ConnectTcp));
     }
 
     /// Sockets without a file, of whoever there is: one is the service manager's.
@@ -170,8 +175,8 @@ impl Files {
             }
         }
         let _ = KEPT.set(kept);
-        for port in &self.ports {
-            rules = rules.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
+        for (port, access) in &self.ports {
+            rules = rules.add_rule(NetPort::new(*port, *access))?;
         }
         let status = rules.restrict_self()?;
         if let Some(what) = lacking(&status.landlock) {

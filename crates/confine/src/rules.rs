@@ -31,11 +31,13 @@ pub enum ThreadKind {
     Log,
     /// Keeps the reservations of a logical unit in their file.
     Reservations,
+    /// Connects to a disk's server.
+    Connector,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Control,
         Self::Io,
         Self::Worker,
@@ -44,6 +46,7 @@ impl ThreadKind {
         Self::Watchdog,
         Self::Log,
         Self::Reservations,
+        Self::Connector,
     ];
 
     /// The kinds of threads that threads of this kind start.
@@ -51,7 +54,7 @@ impl ThreadKind {
         match self {
             Self::Control => &Self::ALL,
             Self::Io | Self::Worker => &[Self::Worker],
-            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations => &[],
+            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations | Self::Connector => &[],
         }
     }
 
@@ -66,6 +69,7 @@ impl ThreadKind {
             Self::Watchdog => "watchdog",
             Self::Log => "log",
             Self::Reservations => "reservations",
+            Self::Connector => "connector",
         }
     }
 }
@@ -163,7 +167,7 @@ macro_rules! call {
     };
 }
 
-use ThreadKind::{Control, Io, Log, Metrics, Reservations, Session, Watchdog, Worker};
+use ThreadKind::{Connector, Control, Io, Log, Metrics, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
 const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log];
@@ -265,7 +269,7 @@ pub const RULES: &[Rule] = &[
     // I/O threads.
     call!(SYS_io_uring_enter, &[Io], "the ring: requests, waiting"),
     call!(SYS_epoll_pwait2, &[Io], "fd-monitor=epoll"),
-    call!(SYS_epoll_ctl, &[Io], "fd-monitor=epoll"),
+    call!(SYS_epoll_ctl, &[Io], "fd-monitor=epoll; connections to NBD servers"),
     call!(SYS_preadv2, &[Io], "reads that the page cache may answer"),
     call!(SYS_pread64, &[Io, Control], "how the thread fares; whether an image takes direct I/O"),
     call!(SYS_clock_gettime, &[Io, Metrics, Control], "processor time of threads"),
@@ -312,7 +316,7 @@ pub const RULES: &[Rule] = &[
         "ENABLE_RINGS",
         int(1, register::ENABLE_RINGS as i64)
     ),
-    call!(SYS_epoll_create1, &[Control], "an I/O thread's monitor"),
+    call!(SYS_epoll_create1, &[Control, Io], "an I/O thread's monitor; connections to NBD servers"),
     call!(
         SYS_prctl,
         &[Control],
@@ -329,8 +333,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
     // Sessions.
     call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
-    call!(SYS_recvmsg, &[Session, Control], "messages with descriptors"),
-    call!(SYS_sendmsg, &[Session], "messages with descriptors"),
+    call!(SYS_recvmsg, &[Session, Control, Io], "messages with descriptors; replies of NBD servers"),
+    call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; requests to NBD servers"),
     call!(
         SYS_getsockopt,
         &[Session, Metrics, Control],
@@ -352,8 +356,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fcntl, &[Session], "what a peer's memory is", "F_GET_SEALS", int(1, libc::F_GET_SEALS as i64)),
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
     // Metrics.
-    call!(SYS_read, &[Metrics, Watchdog, Control], "clients, files of the kernel's, bells"),
-    call!(SYS_sendto, &[Metrics, Watchdog, Control], "answers; the service manager"),
+    call!(SYS_read, &[Metrics, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
+    call!(SYS_sendto, &[Metrics, Watchdog, Control, Connector], "answers; the service manager; NBD servers"),
     call!(
         SYS_setsockopt,
         &[Metrics, Control],
@@ -378,6 +382,19 @@ pub const RULES: &[Rule] = &[
         "for reading",
         without(2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC)
     ),
+    // Connectors.
+    call!(SYS_socket, &[Connector], "NBD servers", "AF_INET", int(0, libc::AF_INET as i64)),
+    call!(SYS_socket, &[Connector], "NBD servers", "AF_INET6", int(0, libc::AF_INET6 as i64)),
+    call!(SYS_recvfrom, &[Connector], "NBD servers"),
+    call!(SYS_setsockopt, &[Connector], "NBD servers", "IPPROTO_TCP", int(1, libc::IPPROTO_TCP as i64)),
+    call!(
+        SYS_setsockopt,
+        &[Connector],
+        "NBD servers",
+        "SO_KEEPALIVE",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_KEEPALIVE as i64)
+    ),
     // Control.
     call!(SYS_openat, &[Control, Reservations], "images and files of reservations, within what Landlock leaves"),
     call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
@@ -389,14 +406,14 @@ pub const RULES: &[Rule] = &[
     call!(SYS_ioctl, &[Control], "whether a terminal is to see what happens", "TCGETS", int(1, libc::TCGETS as i64)),
     call!(
         SYS_socket,
-        &[Watchdog, Control],
-        "exports, monitors, the service manager",
+        &[Watchdog, Control, Connector],
+        "exports, monitors, the service manager, NBD servers",
         "AF_UNIX",
         int(0, libc::AF_UNIX as i64)
     ),
     call!(SYS_bind, &[Control], "sockets of exports and monitors"),
     call!(SYS_listen, &[Control], "sockets of exports and monitors"),
-    call!(SYS_connect, &[Control], "whether somebody listens at a socket that is there"),
+    call!(SYS_connect, &[Control, Connector], "whether somebody listens at a socket that is there; NBD servers"),
     call!(
         SYS_flock,
         &[Control, Reservations],

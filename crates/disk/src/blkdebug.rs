@@ -12,41 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::geometry::SECTOR;
+use crate::options::{DebugEvent, IoType};
 use crate::request::{Op, Request};
-
-/// What a request may raise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DebugEvent {
-    /// Nothing does: what is for it is active from the beginning.
-    None,
-    /// A read begins.
-    ReadAio,
-    /// A write begins.
-    WriteAio,
-    /// Likewise, one layer above.
-    Pwritev,
-    /// A write of zeroes begins.
-    PwritevZero,
-    /// A flush begins.
-    FlushToOs,
-    /// A flush reaches the disk.
-    FlushToDisk,
-}
-
-/// What a request does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IoType {
-    /// It reads.
-    Read,
-    /// It writes.
-    Write,
-    /// It writes zeroes.
-    WriteZeroes,
-    /// It discards.
-    Discard,
-    /// It flushes.
-    Flush,
-}
 
 impl IoType {
     const fn of(op: Op) -> Self {

@@ -396,6 +396,10 @@ impl Backend for EngineSet {
         self.engines.iter().for_each(|engine| engine.descriptors(&mut all));
         all
     }
+
+    fn announced(&mut self, fd: RawFd) {
+        self.engines.iter_mut().for_each(|engine| engine.announced_on(fd));
+    }
 }
 
 impl Drop for EngineSet {

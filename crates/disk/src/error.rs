@@ -146,4 +146,7 @@ pub enum EngineError {
     /// No event descriptor.
     #[error("eventfd: {0}; raise the limit of open files (ulimit -n)")]
     Event(#[source] io::Error),
+    /// What a remote disk's driver says.
+    #[error("{0}")]
+    Remote(String),
 }

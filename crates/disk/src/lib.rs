@@ -53,7 +53,7 @@ mod sync {
     pub(crate) use std::sync::{Condvar, Mutex};
 }
 
-pub use blkdebug::{DebugEvent, DebugRules, InjectError, IoType, SetState};
+pub use blkdebug::{DebugRules, InjectError, SetState};
 pub use disk::{Active, Disk, Standing};
 pub use engine::Engine;
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
@@ -62,7 +62,7 @@ pub use failure::{Action, Failure};
 pub use geometry::{Blocks, Limits as BlockLimits};
 pub use job::{Finished, Job};
 pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
-pub use options::{Aio, DetectZeroes, Discard, Driver, Locking, Options, RemoteKind, UnknownValue};
+pub use options::{Aio, DebugEvent, DetectZeroes, Discard, Driver, IoType, Locking, Options, RemoteKind, UnknownValue};
 pub use remote::{Remote, RemoteDisk, Shape};
 pub use request::{Completion, Ended, FailedRequest, Op, Request, RequestToken};
 pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};

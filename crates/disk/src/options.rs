@@ -186,6 +186,44 @@ spelled! {
     }
 }
 
+spelled! {
+    /// What [`blkdebug`](crate::DebugRules) is told of a request.
+    DebugEvent("event") {
+        /// Nothing: what is for it is active from the beginning.
+        #[default]
+        None = "none",
+        /// A read begins.
+        ReadAio = "read_aio",
+        /// A write begins.
+        WriteAio = "write_aio",
+        /// Likewise, one layer above.
+        Pwritev = "pwritev",
+        /// A write of zeroes begins.
+        PwritevZero = "pwritev_zero",
+        /// A flush begins.
+        FlushToOs = "flush_to_os",
+        /// A flush reaches the disk.
+        FlushToDisk = "flush_to_disk",
+    }
+}
+
+spelled! {
+    /// What a request does.
+    IoType("iotype") {
+        /// It reads.
+        #[default]
+        Read = "read",
+        /// It writes.
+        Write = "write",
+        /// It writes zeroes.
+        WriteZeroes = "write-zeroes",
+        /// It discards.
+        Discard = "discard",
+        /// It flushes.
+        Flush = "flush",
+    }
+}
+
 /// A word that an option does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} must be one of {}, got '{given}'", .known.join(", "))]

@@ -15,7 +15,7 @@ use crate::error::{EngineError, OpenCause};
 use crate::geometry::{Blocks, Limits};
 use crate::options::RemoteKind;
 
-/// An open disk of another crate's.
+/// A disk of another crate's.
 ///
 /// Any thread may call it, and may wait in it: no I/O thread does. What I/O threads use is its [engines](Self::engine), which
 /// never wait.
@@ -26,8 +26,13 @@ pub trait Remote: fmt::Debug + Send + Sync {
     /// What messages call it: the URI by which others would find it.
     fn name(&self) -> &str;
 
-    /// What it was like when it was opened.
-    fn shape(&self) -> Shape;
+    /// Opens it, and says what it is like. Called once, before anything but its kind and its name is asked for: to make one
+    /// takes nothing.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be reached, or is not what its options want.
+    fn open(&self) -> Result<Shape, OpenCause>;
 
     /// An engine for an I/O thread, which runs this disk's jobs only. Called on that thread, which must not wait.
     ///

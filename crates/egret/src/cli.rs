@@ -11,6 +11,7 @@ use crate::completions::Completions;
 use crate::config::ConfigArguments;
 use crate::ctl::Ctl;
 use crate::replay::Replay;
+use crate::report::Report;
 use crate::serve::Serve;
 use crate::top::Top;
 
@@ -35,6 +36,8 @@ pub enum Command {
     Replay(Replay),
     /// Put two runs of the lab beside each other.
     Compare(Compare),
+    /// Write the report of a run anew, or a page of several runs over time.
+    Report(Report),
     /// Look at configuration files.
     Config(ConfigArguments),
     /// Give a running daemon a command.

@@ -3,23 +3,29 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use egret_lab::compare::{Comparison, Overall};
+use egret_lab::compare::Comparison;
 use egret_lab::results::Run;
 use egret_lab::runner;
+use egret_lab::statistics::Overall;
 
-/// Put two runs of the lab beside each other: two kernels, two versions, two hosts.
+/// Put runs of the lab beside each other: two kernels, two versions, two hosts.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "Ends with 0 if nothing was lost, 1 if something was, 2 if nobody can tell, and 3 if the runs \
-                        cannot be compared or read. docs/lab.md explains the table.")]
+#[command(
+    override_usage = "egret compare [OPTIONS] A B\n       egret compare [OPTIONS] A... -- B...",
+    after_help = "Several runs on each side show how far runs of one thing lie apart. Ends with 0 if nothing was lost, 1 if \
+                  something was or fails, 2 if nobody can tell, and 3 if the runs cannot be compared or read. \
+                  docs/lab.md explains the table."
+)]
 pub struct Compare {
-    /// The run that the other is compared with: its directory, or its result.json
-    #[arg(value_name = "A")]
-    pub a: PathBuf,
-    /// The other
-    #[arg(value_name = "B")]
-    pub b: PathBuf,
+    /// The runs that the others are compared with: their directories, or the result.json in them; and, if there is one
+    /// of each, the other
+    #[arg(value_name = "A", required = true, num_args = 1..)]
+    pub a: Vec<PathBuf>,
+    /// The others
+    #[arg(value_name = "B", last = true)]
+    pub b: Vec<PathBuf>,
     /// Compare runs that are unlike in more than one thing
     #[arg(long)]
     pub force: bool,
@@ -49,8 +55,15 @@ pub fn run(arguments: &Compare) -> ExitCode {
 }
 
 fn compare(arguments: &Compare) -> Result<Overall> {
-    let (a, b) = (read(&arguments.a)?, read(&arguments.b)?);
-    let comparison = Comparison::of(&a, &b, arguments.threshold);
+    let (a, b) = match (arguments.a.as_slice(), arguments.b.as_slice()) {
+        ([a, b], []) => (std::slice::from_ref(a), std::slice::from_ref(b)),
+        (a, []) => bail!("two runs are compared, A and B, or several as A1 A2 A3 -- B1 B2 B3; got {}", a.len()),
+        both => both,
+    };
+    let read_all = |paths: &[PathBuf]| paths.iter().map(|path| read(path)).collect::<Result<Vec<_>>>();
+    let (a, b) = (read_all(a)?, read_all(b)?);
+    let [first, second] = [&a, &b].map(|runs| runs.iter().collect::<Vec<_>>());
+    let comparison = Comparison::of(&first, &second, arguments.threshold);
     print!("{}", comparison.text());
     if let Some(path) = &arguments.junit {
         std::fs::write(path, comparison.junit(arguments.force)?).with_context(|| path.display().to_string())?;
@@ -60,7 +73,7 @@ fn compare(arguments: &Compare) -> Result<Overall> {
         let objections = comparison.objections.join("; ");
         crate::complain(&format!("the runs are unlike: {objections}. --force compares them nevertheless"));
     } else {
-        println!("{}", sentence(overall));
+        println!("{}: {}", sentence(overall), comparison.count());
     }
     Ok(overall)
 }
@@ -74,8 +87,8 @@ fn read(path: &Path) -> Result<Run> {
 const fn sentence(overall: Overall) -> &'static str {
     match overall {
         Overall::Pass => "pass: nothing was lost",
-        Overall::Fail => "fail: something was lost",
-        Overall::CantTell => "can't tell: measure more repetitions",
+        Overall::Fail => "fail: something was lost, or fails",
+        Overall::CantTell => "can't tell: measure more repetitions, or several runs",
         Overall::NotComparable => "not comparable: nothing that both measured decides anything",
     }
 }

@@ -1,4 +1,4 @@
-//! The command: `egret serve`, `egret bench`, `egret compare`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
+//! The command: `egret serve`, `egret bench`, `egret compare`, `egret report`, `egret replay`, `egret config`, `egret ctl`, `egret top`.
 
 mod bench;
 mod cli;
@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod ctl;
 mod replay;
+mod report;
 mod serve;
 mod top;
 
@@ -28,8 +29,11 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Compare(arguments) => return compare::run(&arguments),
+        Command::Bench(arguments) => {
+            return bench::run(&arguments).unwrap_or_else(|error| complain(&in_one_line(&error)));
+        }
         Command::Serve(arguments) => serve::run(*arguments),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Ctl(arguments) => ctl::run(&arguments),

@@ -200,6 +200,8 @@ fn fio_on_the_host_is_the_reference_line() {
         assert!(measurement.cpu.load.unwrap() > 0, "{cell:?}");
     }
     assert!(run.host.components.iter().any(|component| component.name == "fio"));
+    let served = |(subject, line): &(String, String)| subject == "egret" && line.contains(" serve ");
+    assert!(run.host.commands.iter().any(served), "{:?}", run.host.commands);
     lab.await_nothing_left();
 }
 
@@ -243,7 +245,10 @@ fn any_command_that_serves_a_socket_can_be_measured() {
          [[subject]]\nname = 'broken'\nstack = 'vhost-user-blk'\ncommand = 'echo no such luck for {{socket}} >&2; exit 3'\n\
          [[load]]\nramp_time = '20ms'\nruntime = '100ms'\n",
     ));
-    succeeded(&lab.bench(&[]).output().unwrap());
+    // What failed is said, and ends the command with 1 however well the rest went.
+    let output = lab.bench(&[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("1 cells measured, 1 failed"), "{}", text(&output.stdout));
     for cell in lab.run().cells {
         match &cell.outcome {
             Outcome::Measured(measurement) => assert!(measurement.cpu.server.is_some(), "{cell:?}"),
@@ -372,11 +377,69 @@ fn a_stack_that_is_not_installed_names_its_package() {
     let error = complaint(command);
     assert!(error.contains("qemu-storage-daemon is not installed: it comes with the package qemu-utils"), "{error}");
 
-    let lab = Lab::new(&plan.replace("stack =", "optional = true\nstack ="));
+    // One that a plan can do without is left out, and the result says how to get it.
+    let optional = plan
+        .replace("stack =", "optional = true\nstack =")
+        .replace("[[load]]", "[[subject]]\nname = 'e'\nstack = 'egret'\n[[load]]");
+    let lab = Lab::new(&format!("baseline = 'e'\n{optional}"));
     let mut command = lab.bench(&["--repetitions", "1"]);
     succeeded(&command.env("PATH", lab.scratch.path("tmp")).output().unwrap());
-    let cells = lab.run().cells;
-    assert!(cells.iter().all(|cell| matches!(cell.outcome, Outcome::Impossible { .. })), "{cells:?}");
+    let run = lab.run();
+    assert!(run.cells.iter().all(|cell| cell.id.subject != "q"), "{run:?}");
+    let said = |text: &str| text.contains("without the subject 'q': qemu-storage-daemon is not installed");
+    assert!(run.host.warnings.iter().any(|warning| said(&warning.text)), "{:?}", run.host.warnings);
+    // The same command finds the same run again.
+    let mut command = lab.bench(&["--repetitions", "1"]);
+    succeeded(&command.env("PATH", lab.scratch.path("tmp")).output().unwrap());
+}
+
+#[test]
+fn a_verdict_is_printed_written_for_a_ci_and_ends_the_command_where_it_is_asked_for() {
+    let egret = env!("CARGO_BIN_EXE_egret");
+    let subject = |name: &str, command: &str| {
+        format!("[[subject]]\nname = '{name}'\nstack = 'vhost-user-blk'\ncommand = '{command}'\n")
+    };
+    let serves = format!("{egret} serve {{disk}} --socket {{socket}}");
+    let plan = |other: &str| {
+        let subjects = subject("good", &serves) + &subject("other", other);
+        format!(
+            "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n{subjects}\
+             [[load]]\nramp_time = '20ms'\nruntime = '100ms'\n"
+        )
+    };
+    for (other, code, line) in [
+        (serves.as_str(), 2, "can't tell: of 2 comparisons 0 passed, 0 failed, 2 can't be told\n"),
+        (
+            "exit 3 # {socket}",
+            1,
+            "fail: of 1 comparisons 0 passed, 1 failed, 0 can't be told; 1 more decide nothing; of 2 cells 1 failed\n",
+        ),
+    ] {
+        let lab = Lab::new(&plan(other));
+        let file = lab.scratch.image_path("junit.xml");
+        let output = lab.bench(&["--check", "--junit", &file.display().to_string()]).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stdout));
+        assert!(text(&output.stdout).ends_with(line), "{}", text(&output.stdout));
+        let xml = fs::read_to_string(file).unwrap();
+        assert_eq!(xml.contains(r#"errors="1""#), code == 1, "{xml}");
+    }
+}
+
+#[test]
+fn a_plan_measures_more_where_that_may_decide() {
+    // One repetition decides nothing, and so it looks again after the second.
+    let lab = Lab::new(
+        "repetitions = 1\nmost-repetitions = 3\n[disk]\ntype = 'null'\nsize = '16M'\n\
+         [[subject]]\nname = 'a'\nstack = 'egret'\n[[subject]]\nname = 'b'\nstack = 'egret'\n\
+         [[load]]\nramp_time = '10ms'\nruntime = '30ms'\n",
+    );
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let run = lab.run();
+    let ids: BTreeSet<_> = run.cells.iter().map(|cell| cell.id.clone()).collect();
+    assert_eq!(ids.len(), run.cells.len());
+    assert!(run.ended.is_some() && [6, 9].contains(&ids.len()), "{ids:?}");
+    succeeded(&lab.bench(&[]).output().unwrap());
+    assert_eq!(lab.run().cells, run.cells, "a finished run stays as it is");
 }
 
 #[test]
@@ -406,12 +469,17 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     };
     // What was empty is not any more, and then the plan has to say that it may be destroyed.
     let lab = Lab::new(&plan(""));
-    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(complaint(lab.bench(&[])).ends_with(&format!("the plan writes to {path}: --write-device lets it")));
+    let write = ["--write-device"];
+    succeeded(&lab.bench(&write).output().unwrap());
+    let warnings = lab.run().host.warnings;
+    assert!(warnings.iter().any(|warning| warning.about == "not-preconditioned"), "{warnings:?}");
     fs::File::options().write(true).open(device.path()).unwrap().write_all(&[1; 4096]).unwrap();
     let lab = Lab::new(&plan(""));
-    assert!(complaint(lab.bench(&[])).contains("is not empty, and the plan writes to it; say destroy = true"));
-    let lab = Lab::new(&plan("destroy = true"));
-    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(complaint(lab.bench(&write)).contains("is not empty, and the plan writes to it; say destroy = true"));
+    let lab = Lab::new(&plan("destroy = true\npreconditioned = true"));
+    succeeded(&lab.bench(&write).output().unwrap());
+    assert!(!lab.run().host.warnings.iter().any(|warning| warning.about == "not-preconditioned"));
 
     // Somebody holds it as a file system does.
     let flags = rustix::fs::OFlags::EXCL.bits() as i32;
@@ -419,7 +487,7 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
     let _held = options.read(true).write(true).open(device.path()).unwrap();
     let lab = Lab::new(&plan("destroy = true"));
-    assert!(complaint(lab.bench(&[])).contains("is in use"));
+    assert!(complaint(lab.bench(&write)).contains("is in use"));
 }
 
 #[test]
@@ -444,7 +512,7 @@ fn a_dry_run_names_the_cells_and_touches_nothing() {
     let output = lab.bench(&["--dry-run"]).output().unwrap();
     succeeded(&output);
     let said = text(&output.stdout);
-    assert!(said.contains("two threads") && said.contains(", 50% of its peak"), "{said}");
+    assert!(said.contains("two threads") && said.contains(", 50% of the highest peak"), "{said}");
     assert!(said.ends_with("test: 12 cells in 1 repetitions, about 5 s\n"), "{said}");
     assert!(!lab.results().exists());
 }

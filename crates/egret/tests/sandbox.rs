@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use support::calls::{Calls, has_strace_or_skips};
 use support::disk::Disk;
 use support::guest::Guest;
+use support::nbd::{NbdServer, has_servers_or_skips};
 #[cfg(target_arch = "x86_64")]
 use support::puppet::Puppet;
 use support::qmp::Qmp;
@@ -142,6 +143,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     qmp.run("blockdev-del", json!({"node-name": "d1"}));
     use_a_device(&mut qmp, scratch);
     be_handed_descriptors(&mut qmp, scratch);
+    use_a_server(&mut qmp, scratch);
     let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
     qmp.fail("blockdev-add", elsewhere);
     // A message that takes more memory as it comes.
@@ -197,6 +199,36 @@ fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
     qmp.run("blockdev-del", json!({"node-name": "d2"}));
 }
 
+/// A disk that an NBD server has, at a UNIX socket, which dies meanwhile.
+fn use_a_server(qmp: &mut Qmp, scratch: &Scratch) {
+    let mut nbd = NbdServer::nbdkit(&scratch.path("nbd"), &["memory", "16M"]);
+    let server = json!({"type": "unix", "path": scratch.path("nbd")});
+    qmp.run(
+        "blockdev-add",
+        json!({"driver": "nbd", "node-name": "d5", "server": server, "reconnect-delay": 60, "discard": "unmap"}),
+    );
+    let addr = json!({"type": "unix", "path": scratch.path("e5")});
+    qmp.run(
+        "block-export-add",
+        json!({"type": "vhost-user-blk", "id": "e5", "node-name": "d5", "addr": addr, "writable": true, "num-queues": 2,
+               "iothread": ["io0", "io1"]}),
+    );
+    let two = support::disk::Client { queues: 2, ..Default::default() };
+    let mut disk = Disk::connect_as(&scratch.path("e5"), two).unwrap();
+    disk.queues.iter_mut().for_each(|queue| queue.write_pattern(0..MIB, 1).unwrap());
+    nbd.kill();
+    nbd.start_again();
+    disk.queues.iter_mut().for_each(|queue| queue.write_pattern(0..MIB, 1).unwrap());
+    drop(disk);
+    qmp.run("block-export-del", json!({"id": "e5", "mode": "hard"}));
+    qmp.event("BLOCK_EXPORT_DELETED");
+    qmp.run("blockdev-del", json!({"node-name": "d5"}));
+    // No port that the configuration did not name.
+    let elsewhere = json!({"driver": "nbd", "node-name": "d6", "filename": "nbd://127.0.0.1:9"});
+    let refused = qmp.fail("blockdev-add", elsewhere);
+    assert!(refused.contains("Connection refused") || refused.contains("the sandbox lets egret connect"), "{refused}");
+}
+
 /// An image and a socket that somebody else opened.
 fn be_handed_descriptors(qmp: &mut Qmp, scratch: &Scratch) {
     let image = File::options().read(true).write(true).open(scratch.image("d4", MIB)).unwrap();
@@ -228,8 +260,8 @@ fn on_tcp(scratch: &Scratch, monitor: u16) -> Options {
     options.words(["--chardev", &chardev, "--monitor", "m"])
 }
 
-fn free_ports() -> [u16; 2] {
-    let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners = [0; N].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.each_ref().map(|listener| listener.local_addr().unwrap().port())
 }
 
@@ -240,7 +272,8 @@ fn leave_a_socket(path: &Path) {
 
 #[test]
 fn every_rule_is_needed_and_none_is_missing() {
-    if !has_strace_or_skips("every_rule_is_needed_and_none_is_missing") {
+    let name = "every_rule_is_needed_and_none_is_missing";
+    if !has_strace_or_skips(name) || !has_servers_or_skips(name) {
         return;
     }
     let mut calls = Calls::default();
@@ -265,8 +298,12 @@ fn every_rule_is_needed_and_none_is_missing() {
     // Over TCP, and ended by a signal that is none of the handler's.
     let scratch = Scratch::new();
     let record = scratch.path("calls");
-    let [metrics, monitor] = free_ports();
-    let options = on_tcp(&scratch, monitor).words(["--metrics".to_owned(), format!("127.0.0.1:{metrics}")]);
+    let [metrics, monitor, nbd] = free_ports();
+    let _servers = ["127.0.0.1", "::1"].map(|host| NbdServer::nbdkit_tcp(host, nbd, &["memory", "1M"]));
+    let nbd = |node: &str, host: &str| format!("nbd,node-name={node},filename=nbd://{host}:{nbd}");
+    let options =
+        on_tcp(&scratch, monitor).words(["--blockdev", &nbd("n4", "127.0.0.1"), "--blockdev", &nbd("n6", "[::1]")]);
+    let options = options.words(["--metrics".to_owned(), format!("127.0.0.1:{metrics}")]);
     let mut server = Server::start(&Program::egret().recorded(&record), &options);
     await_that("the monitor to listen, last of all", || TcpStream::connect(("127.0.0.1", monitor)).is_ok());
     http::get_tcp(metrics, "/metrics").unwrap();

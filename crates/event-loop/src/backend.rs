@@ -41,4 +41,7 @@ pub trait Backend {
     /// The descriptors that announce completions. The loop watches them edge by edge and never reads from them; it
     /// asks again after every mailbox command, since a command may attach a disk and bring in an engine.
     fn descriptors(&self) -> Vec<RawFd>;
+
+    /// One of the [`descriptors`](Self::descriptors) has announced something.
+    fn announced(&mut self, _fd: RawFd) {}
 }

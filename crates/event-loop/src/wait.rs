@@ -131,7 +131,9 @@ impl<S: Source> EventLoop<S> {
     fn take_reports(&mut self) {
         while let Some(Key(report)) = self.reports.pop() {
             let (index, generation) = (report as u32, (report >> 32) as u32);
-            if self.sources.get(SourceId { index, generation }).is_some() {
+            if index == BACKEND {
+                self.backend.announced(generation.cast_signed());
+            } else if self.sources.get(SourceId { index, generation }).is_some() {
                 self.polling.counters.kicks.add(1);
                 self.sources.mark_ready(index);
             }

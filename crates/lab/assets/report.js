@@ -109,6 +109,7 @@ function tip(shown, row) {
   const { mark } = row;
   const lines = [`<b>${escaped(mark.subject)}</b>`];
   if (mark.value) lines.push(`${figure(mark.value.median)} ${shown.unit}, median of ${mark.value.count}`, `range ${figure(mark.value.low)} … ${figure(mark.value.high)}`);
+  if (mark.tail) lines.push(["p99", "p99.9"].map((name, index) => mark.tail[index] == null ? "" : `${name} ${figure(mark.tail[index])} µs`).filter(Boolean).join(", "));
   if (mark.ratio) lines.push(differences(mark.ratio));
   if (mark.note) lines.push(`<i>${escaped(mark.note)}</i>`);
   return lines.join("<br>");
@@ -223,7 +224,7 @@ function recommend(best) {
       + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Can’t tell, as ranges overlap or are not known: ${names(close)}.` : "");
   table.tBodies[0].innerHTML = best.map((point, index) => `<tr${index ? "" : ' class="best"'}>
     <td><span class="swatch" style="background:${colour(point.subject)}"></span>${escaped(point.subject)}</td>
-    ${[point.iops, point.latency, point.p99, point.cpus, point.cpu_per_io].map(value => `<td class="number">${figure(value)}</td>`).join("")}
+    ${[point.iops, point.latency, point.p99, point.p999, point.cpus, point.cpu_per_io].map(value => `<td class="number">${value == null ? "–" : figure(value)}</td>`).join("")}
     <td>${escaped(point.load)}${point.point ? ", point " + point.point : ""}${point.limit ? ", " + escaped(point.limit) : ""}</td></tr>`).join("");
 }
 
@@ -240,7 +241,7 @@ function front(points, fits) {
   const wide = key => Math.max(...points.map(point => point[key])) > 20 * Math.min(...points.map(point => point[key]));
   draw(byId("front"), narrow() ? 320 : 380, {
     ...base(),
-    tooltip: { ...base().tooltip, trigger: "item", formatter: ({ data: { point } }) => `<b>${escaped(point.subject)}</b><br>${escaped(point.load)}${point.point ? ", point " + point.point : ""}<br>${figure(point.iops)} IOPS, ${figure(point.latency)} µs, p99 ${figure(point.p99)} µs<br>${figure(point.cpus)} CPUs, ${figure(point.cpu_per_io)} µs per I/O` },
+    tooltip: { ...base().tooltip, trigger: "item", formatter: ({ data: { point } }) => `<b>${escaped(point.subject)}</b><br>${escaped(point.load)}${point.point ? ", point " + point.point : ""}<br>${figure(point.iops)} IOPS, ${figure(point.latency)} µs${point.p99 == null ? "" : `, p99 ${figure(point.p99)} µs`}${point.p999 == null ? "" : `, p99.9 ${figure(point.p999)} µs`}<br>${figure(point.cpus)} CPUs, ${figure(point.cpu_per_io)} µs per I/O` },
     grid: { left: 12, right: 24, top: 32, bottom: 76, containLabel: true },
     xAxis: axis("IOPS", { type: wide("iops") ? "log" : "value", scale: true }),
     yAxis: axis("mean latency, µs", { type: wide("latency") ? "log" : "value", nameLocation: "end", nameGap: 10, nameTextStyle: { color: style("--quiet"), align: "left" } }),
@@ -275,4 +276,14 @@ function start() {
   addEventListener("afterprint", drawAll);
 }
 
+// A link to a row that is folded away unfolds it.
+function unfold() {
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  const folded = target.closest("details:not([open])");
+  if (folded) { folded.open = true; target.scrollIntoView(); }
+}
+addEventListener("hashchange", unfold);
+
 start();
+unfold();

@@ -69,6 +69,7 @@ pub struct CpuMeter {
 struct Host {
     busy: u64,
     interrupts: u64,
+    stolen: u64,
 }
 
 /// From linux/sched.h.
@@ -175,6 +176,7 @@ impl CpuMeter {
             guest: total(Role::Guest),
             kernel_threads: total(Role::Kernel),
             interrupts: Some(ticks(|host| host.interrupts)),
+            stolen: Some(ticks(|host| host.stolen)),
             load: total(Role::Load),
             host_busy: Some(ticks(|host| host.busy)),
         }
@@ -265,8 +267,9 @@ impl Host {
         let line = stat.lines().next().unwrap_or_default();
         let ticks: Vec<u64> = line.split_whitespace().skip(1).map_while(|field| field.parse().ok()).collect();
         let at = |index: usize| ticks.get(index).copied().unwrap_or(0);
-        let interrupts = at(5) + at(6) + at(7);
-        Self { busy: at(0) + at(1) + at(2) + interrupts, interrupts }
+        // What was stolen is time in which nobody here was busy.
+        let (interrupts, stolen) = (at(5) + at(6), at(7));
+        Self { busy: at(0) + at(1) + at(2) + interrupts, interrupts, stolen }
     }
 }
 
@@ -289,9 +292,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_busy_with_all_but_idling_and_waiting() {
+    fn a_host_is_busy_with_all_but_idling_and_waiting_and_what_was_stolen() {
         let host = Host::read("cpu  100 10 50 1000 500 3 4 5 20 0\ncpu0 1 2 3 4\n");
-        assert_eq!(host, Host { busy: 172, interrupts: 12 });
+        assert_eq!(host, Host { busy: 167, interrupts: 7, stolen: 5 });
     }
 
     #[test]
@@ -305,11 +308,12 @@ mod tests {
         meter.threads.insert(3, thread(Role::ServerOther, spent(5, 0), spent(7, 1)));
         meter.late.insert(4, (Role::ServerOther, spent(40, 40)));
         meter.tick_ns = 10;
-        meter.host[1] = Host { busy: 100, interrupts: 2 };
+        meter.host[1] = Host { busy: 100, interrupts: 2, stolen: 3 };
         let ledger = meter.ledger();
         assert_eq!((ledger.io_thread_work, ledger.io_thread_system), (Some(250), Some(100)));
         assert_eq!((ledger.server_other, ledger.interrupts, ledger.host_busy), (Some(42), Some(20), Some(1000)));
         assert_eq!((ledger.kernel_threads, ledger.guest, ledger.load), (None, None, None));
+        assert_eq!((ledger.stolen, ledger.io_threads(), ledger.all_of_server()), (Some(30), Some(350), Some(392)));
         assert_eq!(ledger.unaccounted(), Some(1000 - 412));
     }
 

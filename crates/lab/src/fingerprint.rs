@@ -37,11 +37,56 @@ pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) ->
         hypervisor: hypervisor(&cpuinfo),
         disk: disks.first().and_then(Disk::path).map(block_device),
         components: components(plan, egret),
+        settings: settings(disks.first().and_then(Disk::path)),
+        commands: Vec::new(),
         load_average: load_average(),
         warnings: Vec::new(),
     };
     host.warnings = warnings(&host, plan, placement);
     host
+}
+
+/// Settings that move figures and have no place of their own.
+fn settings(disk: Option<&Path>) -> Vec<(String, String)> {
+    const QUEUE: [&str; 8] = [
+        "nr_requests",
+        "rq_affinity",
+        "nomerges",
+        "io_poll",
+        "wbt_lat_usec",
+        "write_cache",
+        "max_sectors_kb",
+        "rotational",
+    ];
+    let turbo = read("/sys/devices/system/cpu/intel_pstate/no_turbo").map(|no| if no == "0" { "on" } else { "off" });
+    let boost = || read("/sys/devices/system/cpu/cpufreq/boost").map(|on| if on == "1" { "on" } else { "off" });
+    let mut all = vec![
+        ("halt_poll_ns", read("/sys/module/kvm/parameters/halt_poll_ns")),
+        (
+            "transparent huge pages",
+            read("/sys/kernel/mm/transparent_hugepage/enabled").map(|all| scheduler(&all).into()),
+        ),
+        ("turbo", turbo.or_else(boost).map(Into::into)),
+        ("interrupts' default affinity", read("/proc/irq/default_smp_affinity")),
+    ];
+    if let Some(device) = disk.and_then(device_under) {
+        all.extend(QUEUE.map(|name| (name, read(device.join("queue").join(name)))));
+        all.push(("disk's interrupts", interrupts(&device)));
+    }
+    all.into_iter().filter_map(|(name, is)| Some((name.to_owned(), is?))).collect()
+}
+
+/// Where a device's interrupts go: `34: 0, 35: 1`; nothing of one that has none of its own.
+fn interrupts(device: &Path) -> Option<String> {
+    let place = fs::canonicalize(device.join("device")).ok()?;
+    let folder = place.ancestors().map(|place| place.join("msi_irqs")).find(|folder| folder.is_dir())?;
+    let entries = fs::read_dir(folder).ok()?.flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    let each = numbers.iter().filter_map(|number| {
+        Some(format!("{number}: {}", read(format!("/proc/irq/{number}/effective_affinity_list"))?))
+    });
+    Some(each.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
 }
 
 /// The load average of the last minute.
@@ -100,14 +145,23 @@ fn block_device(path: &Path) -> BlockDevice {
     if is_file {
         new.file_system = read("/proc/self/mountinfo").and_then(|mounts| file_system(&mounts, major, minor));
     }
-    let Ok(mut device) = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")) else { return new };
-    if device.join("partition").exists() {
-        device.pop();
-    }
+    let Some(device) = device_under(path) else { return new };
     new.device = device.file_name().map(|name| name.to_string_lossy().into_owned());
     new.model = read(device.join("device/model"));
     new.scheduler = read(device.join("queue/scheduler")).map(|all| scheduler(&all).to_owned());
     new
+}
+
+/// In `/sys`: the whole device at `path`, or under the file at `path`.
+fn device_under(path: &Path) -> Option<PathBuf> {
+    let metadata = fs::metadata(path).ok()?;
+    let number = if metadata.is_file() { metadata.dev() } else { metadata.rdev() };
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let mut device = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    if device.join("partition").exists() {
+        device.pop();
+    }
+    Some(device)
 }
 
 /// `ext4` of a line `36 35 98:0 / /mnt rw - ext4 /dev/sda1 rw`.

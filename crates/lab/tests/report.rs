@@ -5,12 +5,15 @@ mod browser;
 use std::fs;
 
 use browser::Browser;
+use egret_lab::analysis::choice::Advice;
 use egret_lab::analysis::{Analysis, Status};
+use egret_lab::compare::junit;
 use egret_lab::plan::{Metric, Plan};
+use egret_lab::report;
 use egret_lab::results::{
     Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
 };
-use egret_lab::statistics::Verdict;
+use egret_lab::statistics::{Overall, Verdict};
 use egret_loadgen::random::Random;
 
 const PLAN: &str = r#"
@@ -114,7 +117,9 @@ fn run(change: impl Fn(&mut Cell)) -> Run {
                 for (subject, iops) in SPEEDS {
                     let share = if point == 0 { 1.0 } else { 0.1 + 0.4 * f64::from(point - 1) };
                     let noise = 1.0 + 0.01 * (random.unit() - 0.5);
-                    let measured = measurement(iops * speedup * share * noise, depth, 12.0 / speedup.sqrt());
+                    let mut measured = measurement(iops * speedup * share * noise, depth, 12.0 / speedup.sqrt());
+                    // Rates are shares of one peak, and the slow one does not reach them.
+                    measured.offered_iops = (point > 0).then_some(10_000.0 * speedup * share);
                     let id = CellId { load: load.into(), subject: subject.into(), repetition, point };
                     let mut cell = Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measured)) };
                     change(&mut cell);
@@ -165,20 +170,129 @@ fn of_a_single_subject_the_noise_floor_is_what_is_judged() {
     assert_eq!(decisions(&run, "base (again)", Metric::Iops), vec![Ok(Verdict::Pass); 3]);
 }
 
-#[test]
-fn what_the_disk_or_the_load_limits_decides_nothing() {
-    for limit in [Bottleneck::Device("as fast as fio".into()), Bottleneck::Load("its core is full".into())] {
-        let run = run(|cell| {
-            if let (Outcome::Measured(measured), "randread 4k QD64") = (&mut cell.outcome, cell.id.load.as_str()) {
-                measured.limit = Some(limit.clone());
-            }
-        });
-        let decisions = decisions(&run, "slow", Metric::Iops);
-        assert!(
-            decisions[0].is_ok() && decisions[1].as_ref().is_err_and(|why| why.contains("-bound")),
-            "{decisions:?}"
-        );
+/// Changes what was measured of a subject under 64 requests at once, in some repetitions.
+fn limited(run: &mut Run, subjects: &[&str], repetitions: std::ops::Range<u32>, limit: &Bottleneck) {
+    for cell in &mut run.cells {
+        let id = &cell.id;
+        let is_meant = id.load == "randread 4k QD64" && repetitions.contains(&id.repetition);
+        if let (Outcome::Measured(measured), true, true) =
+            (&mut cell.outcome, is_meant, subjects.contains(&id.subject.as_str()))
+        {
+            measured.limit = Some(limit.clone());
+        }
     }
+}
+
+#[test]
+fn what_the_disk_or_the_load_limits_on_both_sides_decides_nothing_of_speed() {
+    for limit in [Bottleneck::Device("as fast as fio".into()), Bottleneck::Load("its core is full".into())] {
+        let mut run = run(|_| {});
+        limited(&mut run, &["base", "slow"], 0..5, &limit);
+        let speed = decisions(&run, "slow", Metric::Iops);
+        assert!(speed[0].is_ok() && speed[1].as_ref().is_err_and(|why| why.contains("-bound")), "{speed:?}");
+        assert!(decisions(&run, "slow", Metric::CpuPerIo)[1].is_ok(), "what a request costs is compared all the same");
+    }
+}
+
+#[test]
+fn a_bound_of_one_side_or_of_one_repetition_hides_no_loss() {
+    for limit in [Bottleneck::Device("as fast as fio".into()), Bottleneck::Load("its core is full".into())] {
+        for (subjects, repetitions) in [(&["base"][..], 0..5), (&["slow"], 0..5), (&["base", "slow"], 0..2)] {
+            let mut run = run(|_| {});
+            limited(&mut run, subjects, repetitions, &limit);
+            assert_eq!(decisions(&run, "slow", Metric::Iops)[1], Ok(Verdict::Fail), "{subjects:?}");
+        }
+    }
+    let mut run = run(|_| {});
+    limited(&mut run, &["base"], 0..5, &Bottleneck::Load("its core is full".into()));
+    let alike = decisions(&run, "alike", Metric::Iops);
+    assert!(matches!(alike[1], Ok(Verdict::CantTell { .. })), "a baseline held back passes nothing: {alike:?}");
+}
+
+/// Lets a subject fail under one load in its first so many repetitions.
+fn failing(subject: &str, repetitions: u32) -> Run {
+    run(|cell| {
+        let id = &cell.id;
+        if id.subject == subject && id.load == "randread 4k QD64" && id.repetition < repetitions {
+            cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: vec!["signal 11".into()] };
+        }
+    })
+}
+
+#[test]
+fn what_failed_once_fails_and_is_shown_and_is_no_advice() {
+    let run = failing("alike", 1);
+    assert_eq!(decisions(&run, "alike", Metric::Iops)[1], Ok(Verdict::Fail));
+    let analysis = Analysis::new(&run);
+    assert_eq!((analysis.overall(), analysis.failed_cells()), (Overall::Fail, 1));
+    assert!(analysis.verdict().starts_with("fail: of ") && analysis.verdict().ends_with(" cells 1 failed"));
+    let advice = analysis.advice();
+    let chooses = |one: &Advice| !one.aim.starts_with("Leave out") && one.choice.contains("alike");
+    assert!(!advice.iter().any(chooses), "{advice:#?}");
+    assert!(advice.iter().any(|one| one.aim == "Leave out alike" && one.choice == "It failed"), "{advice:#?}");
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    for name in ["report.html", "report.md"] {
+        let text = fs::read_to_string(directory.path().join(name)).expect(name);
+        for said in
+            ["it crashed", "1 cells failed, of alike", "failed in repetition 1", "alike failed in 1 of 5 repetitions"]
+        {
+            assert!(text.contains(said), "{name} says nothing of '{said}'");
+        }
+        assert!(text.contains(&analysis.verdict()), "{name} has no verdict");
+    }
+    let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
+    assert!(csv.lines().any(|line| line.contains("alike") && line.ends_with(",failed,it crashed")), "{csv}");
+    assert!(junit::of_run(&analysis).expect("XML").contains(r#"errors="1""#));
+}
+
+#[test]
+fn a_baseline_that_failed_once_passes_nothing() {
+    for baseline in ["base", "base (again)"] {
+        let run = failing(baseline, 1);
+        let decision = &decisions(&run, "alike", Metric::Iops)[1];
+        assert!(matches!(decision, Ok(Verdict::CantTell { .. })), "{baseline}: {decision:?}");
+    }
+}
+
+#[test]
+fn an_option_with_the_better_mean_and_the_worse_tail_is_a_trade_off() {
+    let run = run(|cell| {
+        if let (Outcome::Measured(measured), "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
+            let latency = measured.reads.as_mut().map(|reads| &mut reads.latency).expect("reads");
+            (latency.mean, latency.p99) = (0.8 * latency.mean, 2.0 * latency.p99);
+        }
+    });
+    let advice = Analysis::new(&run).advice();
+    assert_eq!(advice[0].choice, "A trade-off: alike, or base for p99", "{advice:#?}");
+    assert!(advice[0].reasons.iter().any(|why| why.starts_with("p99: ")), "{advice:#?}");
+    assert!(!advice.iter().any(|one| one.choice == "alike instead"), "{advice:#?}");
+}
+
+#[test]
+fn curves_give_advice_too() {
+    let advice = Analysis::new(&run(|_| {})).advice();
+    let curve = advice.iter().find(|one| one.aim.starts_with("Lowest latency as load rises")).expect("advice");
+    assert_eq!(curve.choice, "base, or alike", "{curve:#?}");
+    assert_eq!(curve.reasons.len(), 1, "one answer for all rates: {curve:#?}");
+}
+
+#[test]
+fn nothing_is_on_the_front_by_chance() {
+    let run = run(|_| {});
+    let points = Analysis::new(&run).operating_points();
+    let at =
+        |subject: &str| points.iter().find(|one| one.subject == subject && one.load == "randread 4k QD64").unwrap();
+    // Their ranges overlap in everything.
+    assert!(!at("base").on_front && !at("alike").on_front, "{:#?}", at("base"));
+    let mut faster = run.clone();
+    for cell in faster.cells.iter_mut().filter(|cell| cell.id.subject == "alike") {
+        if let Outcome::Measured(measured) = &mut cell.outcome {
+            measured.reads.as_mut().expect("reads").latency.mean *= 0.8;
+        }
+    }
+    let points = Analysis::new(&faster).operating_points();
+    assert!(points.iter().any(|one| one.subject == "alike" && one.on_front), "{points:#?}");
 }
 
 #[test]
@@ -201,8 +315,7 @@ fn a_cell_that_failed_is_a_result_with_its_log_and_never_a_zero() {
         }
     }
     let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
-    let measured = run.cells.iter().filter(|cell| matches!(cell.outcome, Outcome::Measured(_))).count();
-    assert_eq!(csv.lines().count(), 1 + measured);
+    assert_eq!(csv.lines().count(), 1 + run.cells.len());
     let columns = || csv.lines().map(|line| line.split(',').count());
     assert!(columns().min() == columns().max() && csv.starts_with("load,subject,"), "{csv}");
 }
@@ -240,6 +353,42 @@ fn a_field_with_commas_or_quotes_is_one_field() {
     let csv = fs::read_to_string(directory.path().join("cells.csv")).expect("a table");
     let row = csv.lines().nth(1).expect("a cell");
     assert!(row.contains(r#","device: as fast as ""fio"", and no faster",false,"#), "{row}");
+}
+
+#[test]
+fn the_tail_stands_beside_the_mean_and_every_figure_leads_to_its_runs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
+    let text = fs::read_to_string(directory.path().join("report.md")).expect("a text");
+    let latency = text.split("## 2a: Latency").nth(1).expect("a chart").lines().nth(2).expect("a heading");
+    assert!(latency.contains("| Mean latency, µs | p99, µs | p99.9, µs |"), "{latency}");
+    let page = fs::read_to_string(directory.path().join("report.html")).expect("a page");
+    let anchor = "runs-randread-4k-qd1--slow";
+    assert_eq!(page.matches(&format!("id=\"{anchor}\"")).count(), 1);
+    assert!(page.matches(&format!("href=\"#{anchor}\"")).count() > 2);
+}
+
+#[test]
+fn several_runs_make_a_page_over_time_that_says_when_something_was_lost() {
+    let before = run(|_| {});
+    let mut after = run(|cell| {
+        if let (Outcome::Measured(measured), "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
+            let reads = measured.reads.as_mut().expect("reads");
+            reads.requests /= 2;
+        }
+    });
+    after.started += 86_400;
+    let named = |name: &str, run: &Run| (format!("{name}/report.html"), run.clone());
+    // In whatever order they come.
+    let page = report::over_time(&[named("new", &after), named("old", &before)]).expect("a page");
+    let (old, new) = (page.find("old/report.html").expect("the old"), page.find("new/report.html").expect("the new"));
+    assert!(old < new && page[new..].contains(r#"<span class="verdict fail">fail</span>"#));
+    assert!(!page[old..new].contains(r#"class="verdict fail">fail</span> of 1"#) && page.contains("<svg "));
+    assert!(!page.contains("</script><b>guest") && !page.contains("src=\"http"));
+    let mut other = run(|_| {});
+    other.plan.name = "another".into();
+    let error = report::over_time(&[named("old", &before), named("other", &other)]).unwrap_err();
+    assert!(error.starts_with("the runs are of several plans: "), "{error}");
 }
 
 #[test]

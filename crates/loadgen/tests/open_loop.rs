@@ -46,6 +46,26 @@ fn requests_that_were_due_in_a_stall_all_count_as_slow() {
 }
 
 #[test]
+fn a_server_that_is_too_slow_for_a_rate_is_late_and_not_the_load() {
+    let puppet = Puppet::with(PuppetOptions::default(), |mut device| {
+        while device.serve_one(0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let rate_iops = Some(Rate { iops: 5000.0, process: RateProcess::Fixed });
+    let spec = Spec { iodepth: 1, waiting: Waiting::Blocking, rate_iops, ..Spec::default() };
+    let disk = Client::connect(&puppet.socket, ClientOptions::default()).unwrap().start(spec.shape()).unwrap();
+    let mut job = spec.jobs(disk).unwrap().remove(0);
+    let mut tally = job.tally();
+    job.run(Span { ramp: STALL, length: STALL }, &mut tally, &mut |_| ()).unwrap();
+    assert!(tally.requests() > 0, "not all that was done was due in the warm-up");
+    let open = tally.open.as_ref().unwrap();
+    assert!(open.unstarted > tally.requests(), "{} of {}", tally.requests(), open.unstarted);
+    assert_eq!((open.unstarted, tally.limit()), (open.unstarted_lat.len(), None));
+    assert_eq!(tally.all_lat().len(), tally.requests() + open.unstarted);
+}
+
+#[test]
 fn a_closed_loop_makes_as_many_requests_as_it_has_room_for() {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let puppet = Puppet::with(PuppetOptions::default(), move |mut device| {

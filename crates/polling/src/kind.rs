@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::low_regret::LowRegret;
 use crate::parameters::{ParameterError, Property};
-use crate::policies::{Busy, Fixed, Off, PerSourceWindow, SharedWindow, Weighted};
+use crate::policies::{Fixed, PerSourceWindow, SharedWindow, Weighted};
 use crate::{Nanos, Parameters, Policy};
 
 /// A value of `poll-policy`.
@@ -94,9 +94,10 @@ impl PolicyKind {
 pub fn build(kind: PolicyKind, parameters: &Parameters) -> Result<Box<dyn Policy>, ParameterError> {
     parameters.validate_ranges()?;
     Ok(match kind {
-        PolicyKind::Off => Box::new(Off),
-        PolicyKind::Busy => Box::new(Busy::new(parameters.max_for(kind))),
-        PolicyKind::Fixed => Box::new(Fixed::new(parameters.max_for(kind))),
+        PolicyKind::Off => Box::new(Fixed::new(Nanos::ZERO)),
+        // A maximum of zero means "never spin" to every policy, to this one too.
+        PolicyKind::Busy if parameters.max_for(kind) > Nanos::ZERO => Box::new(Fixed::new(Nanos::MAX)),
+        PolicyKind::Busy | PolicyKind::Fixed => Box::new(Fixed::new(parameters.max_for(kind))),
         PolicyKind::SharedWindow => Box::new(SharedWindow::new(parameters)),
         PolicyKind::PerSourceWindow => Box::new(PerSourceWindow::new(parameters)),
         PolicyKind::Weighted => Box::new(Weighted::new(parameters)),

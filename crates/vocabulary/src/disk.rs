@@ -9,7 +9,7 @@
 //! - a stack is read-only if any layer is.
 
 use crate::schema::{
-    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Null, Raw, SetState,
+    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Nbd, Null, Raw, SetState,
 };
 
 /// A disk, as an export opens it.
@@ -32,6 +32,8 @@ pub enum Bottom<'a> {
     HostDevice(&'a Image),
     /// Nothing.
     Null(&'a Null),
+    /// An NBD server's export.
+    Nbd(&'a Nbd),
 }
 
 /// The settings of one layer, or of a whole disk, with defaults filled in.
@@ -105,7 +107,7 @@ impl Settings {
 impl<'a> Disk<'a> {
     /// Whether what is in its image may be in the host's page cache.
     pub(crate) fn is_cached(&self) -> bool {
-        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_))
+        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_) | Bottom::Nbd(_))
     }
 
     /// Goes down from `blockdev` to the image; `find` knows blockdevs by their names.
@@ -126,6 +128,7 @@ impl<'a> Disk<'a> {
                 Driver::File(image) => break Bottom::File(image),
                 Driver::HostDevice(image) => break Bottom::HostDevice(image),
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
+                Driver::Nbd(nbd) => break Bottom::Nbd(nbd),
                 Driver::Raw(Raw { file: child }) => child,
                 Driver::Blkdebug(Blkdebug { image, inject_error, set_state }) => {
                     errors.push((&inject_error[..], &set_state[..]));

@@ -6,12 +6,14 @@
 //! nobody else from its image, another blockdev of this daemon's among them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Locking, Options, SetState};
+use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
 use egret_event_loop::Nanos;
+use egret_nbd::{Address, NbdDisk, Target};
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
-use egret_vocabulary::schema::{self, Blockdev, Image, Null, Object as _};
+use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Object as _};
 
 use rustix::io::Errno;
 
@@ -257,13 +259,17 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
         Bottom::Null(&Null { size, latency_ns, read_zeroes }) => {
             Driver::Null { size, latency: Nanos(latency_ns), read_zeroes }
         }
+        Bottom::Nbd(nbd) => {
+            let read_only = read_only || (auto_read_only && !written);
+            Driver::Remote(RemoteDisk::new(NbdDisk::new(nbd_target(name, nbd, read_only))))
+        }
     };
     let (aio, aio_max_batch, locking, drop_cache) = match bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => {
             let Image { filename: _, aio, aio_max_batch, locking, drop_cache } = *image;
             (aio, batch(aio_max_batch), if locks == Locks::Never { Locking::Off } else { locking }, drop_cache)
         }
-        Bottom::Null(_) => Default::default(),
+        Bottom::Null(_) | Bottom::Nbd(_) => Default::default(),
     };
     let read_only = read_only || (auto_read_only && !written);
     Options {
@@ -283,39 +289,40 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
     }
 }
 
+/// Where the server of an NBD disk is, and how it is spoken to.
+fn nbd_target(name: &str, nbd: &Nbd, read_only: bool) -> Target {
+    // Server, export and filename are in its place.
+    let Nbd { server: _, export: _, filename: _, reconnect_delay, open_timeout } = *nbd;
+    let place = nbd.place().unwrap_or_else(|_| unreachable!("a blockdev was checked when it was read"));
+    let address = match place.server {
+        NbdEndpoint::Unix(path) => Address::Unix(path.into()),
+        NbdEndpoint::Inet(host, port) => Address::Inet { host, port },
+    };
+    Target {
+        node_name: name.to_owned(),
+        uri: nbd.uri(),
+        address,
+        export: place.export,
+        read_only,
+        reconnect_delay: Duration::from_secs(reconnect_delay.into()),
+        open_timeout: Duration::from_secs(open_timeout.into()),
+    }
+}
+
 /// What the layers of a disk have go wrong.
 fn rules(layers: &[(&[schema::InjectError], &[schema::SetState])]) -> DebugRules {
     let inject_error = |error: &schema::InjectError| {
         let schema::InjectError { event, state, iotype, errno, sector, once } = *error;
-        let iotype = iotype.map(|iotype| match iotype {
-            schema::IoType::Read => IoType::Read,
-            schema::IoType::Write => IoType::Write,
-            schema::IoType::WriteZeroes => IoType::WriteZeroes,
-            schema::IoType::Discard => IoType::Discard,
-            schema::IoType::Flush => IoType::Flush,
-        });
         let errno = Errno::from_raw_os_error(errno.into());
-        InjectError { event: debug_event(event), state, iotype, errno, sector, once }
+        InjectError { event, state, iotype, errno, sector, once }
     };
     let set_state = |change: &schema::SetState| {
         let schema::SetState { event, state, new_state } = *change;
-        SetState { event: debug_event(event), state, new_state }
+        SetState { event, state, new_state }
     };
     DebugRules {
         inject_error: layers.iter().flat_map(|(errors, _)| errors.iter().map(inject_error)).collect(),
         set_state: layers.iter().flat_map(|(_, changes)| changes.iter().map(set_state)).collect(),
-    }
-}
-
-const fn debug_event(event: schema::DebugEvent) -> DebugEvent {
-    match event {
-        schema::DebugEvent::None => DebugEvent::None,
-        schema::DebugEvent::ReadAio => DebugEvent::ReadAio,
-        schema::DebugEvent::WriteAio => DebugEvent::WriteAio,
-        schema::DebugEvent::Pwritev => DebugEvent::Pwritev,
-        schema::DebugEvent::PwritevZero => DebugEvent::PwritevZero,
-        schema::DebugEvent::FlushToOs => DebugEvent::FlushToOs,
-        schema::DebugEvent::FlushToDisk => DebugEvent::FlushToDisk,
     }
 }
 
@@ -385,6 +392,33 @@ mod tests {
                 assert_ne!(opened(&format!("{text},{name}={value}")), opened(&text), "{driver}: {name}");
             }
         }
+    }
+
+    #[test]
+    fn each_key_of_an_nbd_disk_changes_how_its_server_is_spoken_to() {
+        let target = |keys: &str| {
+            let (value, spelling) = keyval::read(&format!("nbd,node-name=d,{keys}"), "driver").unwrap();
+            let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{keys}: {error}"));
+            let schema::Driver::Nbd(nbd) = &blockdev.driver else { panic!("it is nbd") };
+            nbd_target("d", nbd, false)
+        };
+        let least = "server.type=unix,server.path=/x";
+        for key in Nbd::KEYS {
+            let (keys, others) = match key.name {
+                "server" => ("server.type=inet,server.host=h,server.port=1".to_owned(), least),
+                "filename" => ("filename=nbd://h:2".to_owned(), "filename=nbd://h:3"),
+                name => (format!("{least},{name}=7"), least),
+            };
+            assert_ne!(target(&keys), target(others), "{}", key.name);
+        }
+        for (one, other) in [
+            (least, "server.type=unix,server.path=/y"),
+            ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=h,server.port=2"),
+            ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=g,server.port=1"),
+        ] {
+            assert_ne!(target(one), target(other));
+        }
+        assert!(opened(&format!("nbd,node-name=d,{least},auto-read-only=off,cache.no-flush=on")).no_flush);
     }
 
     #[test]

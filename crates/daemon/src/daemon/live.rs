@@ -160,6 +160,7 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }
+        (Driver::Nbd(old), Driver::Nbd(new)) => keeps(old.place().ok() == new.place().ok(), "server")?,
         _ => {}
     }
     if let (Some((key, old)), Some((_, new))) = (old.driver.child_mut(), new.driver.child_mut()) {

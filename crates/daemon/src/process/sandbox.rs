@@ -10,7 +10,7 @@ use egret_confine::{ConfineError, Confinement, Files, Identity, Missing};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::Bottom;
-use egret_vocabulary::schema::{Addr, UnixAddr};
+use egret_vocabulary::schema::{Addr, NbdEndpoint, NbdPlace, UnixAddr};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, chownat};
 use thiserror::Error;
 
@@ -105,8 +105,14 @@ impl Sandbox {
     fn files(&self, config: &Config, places: &Places<'_>) -> Result<Files, SandboxError> {
         let mut files = Files::default();
         for disk in config.node_names().into_iter().filter_map(|name| config.disk(name)) {
-            if let Bottom::File(image) | Bottom::HostDevice(image) = disk.bottom {
-                files.image(Path::new(&image.filename));
+            match disk.bottom {
+                Bottom::File(image) | Bottom::HostDevice(image) => files.image(Path::new(&image.filename)),
+                Bottom::Nbd(nbd) => {
+                    if let Ok(NbdPlace { server: NbdEndpoint::Inet(_, port), .. }) = nbd.place() {
+                        files.server(port);
+                    }
+                }
+                Bottom::Null(_) => {}
             }
         }
         for lun in config.exports.iter().flat_map(|export| export.luns()).filter(|lun| !lun.pr_file.is_empty()) {

@@ -233,8 +233,9 @@ fn node(view: &View, name: &str) -> Option<Value> {
     let config = view.config();
     let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
     let file = match disk.bottom {
-        Bottom::File(image) | Bottom::HostDevice(image) => image.filename.as_str(),
-        Bottom::Null(_) => "null-co://",
+        Bottom::File(image) | Bottom::HostDevice(image) => image.filename.clone(),
+        Bottom::Null(_) => "null-co://".to_owned(),
+        Bottom::Nbd(nbd) => nbd.uri(),
     };
     let mut blockdevs =
         config.blockdevs.iter().flat_map(|top| std::iter::successors(Some(top), |at| at.inline_child()));

@@ -159,7 +159,7 @@ impl Disk {
     }
 
     fn remote(options: &Options, remote: &RemoteDisk) -> Result<Self, OpenCause> {
-        let Shape { size, blocks, limits } = remote.shape();
+        let Shape { size, blocks, limits } = remote.open()?;
         // What is too little for a block cannot be used.
         let size = size - size % u64::from(blocks.logical);
         if size == 0 {

@@ -87,6 +87,10 @@ pub trait Engine {
     /// What announces completions, edge by edge: the same one for as long as the engine lives.
     fn descriptor(&self) -> Option<RawFd>;
 
+    /// The descriptor has announced something: for who cannot see by a few loads what. Then [`reap`](Self::reap) makes system
+    /// calls, too.
+    fn announced(&mut self) {}
+
     /// Ends it: waits until nothing of it touches the jobs' memory any more, and gives back those that were in flight,
     /// whatever came of them. Dropping it waits as well.
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
@@ -113,6 +117,9 @@ pub(crate) trait SharedEngine: Engine {
     fn descriptors(&self, all: &mut Vec<RawFd>) {
         all.extend(self.descriptor());
     }
+
+    /// Tells the engine whose descriptor it is that it has announced something.
+    fn announced_on(&mut self, _fd: RawFd) {}
 
     /// How many jobs one system call takes to the kernel at most, from here on, where it has such a limit; 0 for none.
     fn limit_batch(&mut self, _most: u32) {}

@@ -120,6 +120,10 @@ impl SharedEngine for Remotes {
         }
     }
 
+    fn announced_on(&mut self, fd: RawFd) {
+        self.engines().filter(|engine| engine.descriptor() == Some(fd)).for_each(|engine| engine.announced());
+    }
+
     fn descriptors(&self, all: &mut Vec<RawFd>) {
         all.extend(self.served.iter().flatten().filter_map(|served| served.engine.descriptor()));
     }

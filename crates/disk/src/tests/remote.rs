@@ -22,6 +22,7 @@ struct Seen {
     jobs: Vec<(Op, u64, u64)>,
     engines: usize,
     locked: Vec<bool>,
+    announced: usize,
 }
 
 #[derive(Debug)]
@@ -39,9 +40,9 @@ impl Remote for Vector {
         "vector"
     }
 
-    fn shape(&self) -> Shape {
+    fn open(&self) -> Result<Shape, OpenCause> {
         let size = self.seen.lock().unwrap().bytes.len() as u64;
-        Shape { size, blocks: self.blocks, limits: BlockLimits::unlimited(512) }
+        Ok(Shape { size, blocks: self.blocks, limits: BlockLimits::unlimited(512) })
     }
 
     fn engine(&self) -> Result<Box<dyn Engine>, EngineError> {
@@ -125,6 +126,10 @@ impl Engine for VectorEngine {
         Some(self.bell.as_raw_fd())
     }
 
+    fn announced(&mut self) {
+        self.seen.lock().unwrap().announced += 1;
+    }
+
     fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
         let mut this = self;
         this.pushed.drain(..).for_each(left);
@@ -206,6 +211,17 @@ fn the_queues_of_a_thread_share_a_remote_disks_engine_until_the_last_has_left() 
     assert_eq!(rig.write(0, &[7; 512]), Ok(()));
     drop(rig);
     assert_eq!(engines(), 0);
+}
+
+#[test]
+fn a_remote_disks_engine_is_told_when_its_own_descriptor_announces_something() {
+    let ((options, seen), (other, others)) = (vector(512), vector(512));
+    let mut rig = Rig::new(&options);
+    rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
+    let fds = rig.engines.descriptors();
+    rig.engines.announced(fds[1]);
+    let announced = |seen: &Mutex<Seen>| seen.lock().unwrap().announced;
+    assert_eq!((announced(&seen), announced(&others)), (0, 1));
 }
 
 #[test]

@@ -4,12 +4,15 @@ mod progress;
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use egret_lab::analysis::Analysis;
+use egret_lab::compare::junit;
 use egret_lab::plan::{BUILT_IN, Plan};
 use egret_lab::process::ProcessReaper;
 use egret_lab::results::{Outcome, Run};
@@ -22,7 +25,11 @@ use progress::Bar;
 
 /// Measure I/O modes side by side: on this machine, with confidence.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = "docs/lab.md explains plans, the method, and how to resume a run.")]
+#[command(
+    after_help = "Ends with 0 if every cell was measured, and 1 if one failed or nothing could be; with --check with 0 \
+                        if the plan passes, 1 if it fails, and 2 if nobody can tell. docs/lab.md explains plans, the \
+                        method, and how to resume a run."
+)]
 pub struct Bench {
     /// What to measure: a built-in plan or a TOML file [default: quick]
     #[arg(value_name = "PLAN")]
@@ -55,22 +62,41 @@ pub struct Bench {
     /// Draw the order of cells from this number
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Let the plan write to its device
+    #[arg(long)]
+    write_device: bool,
+    /// Write the verdicts as JUnit XML, too
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// End as the plan's verdict says: 0 pass, 1 fail, 2 can't tell
+    #[arg(long)]
+    check: bool,
     /// Bring in what fio wrote with --output-format=json elsewhere: [NAME=]FILE
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["plans", "resume"])]
     import: Vec<String>,
 }
 
-/// Runs `egret bench`.
-pub fn run(asked: &Bench) -> Result<()> {
+/// Runs `egret bench`: 0 if every cell that can be measured here was, and 1 otherwise; with `--check` as the worst
+/// verdict says.
+pub fn run(asked: &Bench) -> Result<ExitCode> {
+    let mut worst = 0;
+    measure(asked, &mut |code| worst = if worst == 1 { 1 } else { worst.max(code) })?;
+    Ok(ExitCode::from(worst))
+}
+
+/// Does what is asked for, and tells how each run ended, as [`Overall::exit_code`] does.
+fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
     if asked.list {
         print!("{}", list()?);
         return Ok(());
     }
     if !asked.import.is_empty() {
-        return bring_in(asked);
+        ended(bring_in(asked)?);
+        return Ok(());
     }
     if let Some(directory) = &asked.resume {
-        return resume(asked, directory);
+        ended(resume(asked, directory)?);
+        return Ok(());
     }
     if !(asked.scale > 0.0 && asked.scale.is_finite()) {
         bail!("--scale must be above 0, got {}", asked.scale);
@@ -79,10 +105,14 @@ pub fn run(asked: &Bench) -> Result<()> {
     if names.len() > 1 && asked.output.is_some() {
         bail!("--output is one run's directory, and {} plans make {} runs", names.len(), names.len());
     }
+    if names.len() > 1 && asked.junit.is_some() {
+        bail!("--junit is one run's file, and {} plans make {} runs", names.len(), names.len());
+    }
     // All of them are looked at before the first is run.
     let plans = names.iter().map(|name| plan(name, asked)).collect::<Result<Vec<_>>>()?;
-    for plan in plans {
+    for (plan, left_out) in plans {
         if asked.dry_run {
+            left_out.iter().for_each(|text| println!("{text}"));
             print!("{}", dry_run(&plan, asked));
             continue;
         }
@@ -96,18 +126,23 @@ pub fn run(asked: &Bench) -> Result<()> {
             if before.plan != plan || before.only != asked.only {
                 bail!("{} holds a run of something else; --resume continues it as it was", directory.display());
             }
-            resume(asked, &directory)?;
+            ended(resume(asked, &directory)?);
         } else {
-            runner::check(&plan, &directory).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
-            conduct(|reaper| Ok(Runner::begin(plan, &options(asked, &directory)?, reaper)?), &directory)?;
+            let options = RunOptions { left_out, ..options(asked, &directory)? };
+            runner::check(&plan, &options).map_err(anyhow::Error::msg).with_context(|| plan.name.clone())?;
+            ended(conduct(asked, |reaper| Ok(Runner::begin(plan, &options, reaper)?), &directory)?);
         }
     }
     Ok(())
 }
 
-fn plan(name: &str, asked: &Bench) -> Result<Plan> {
+/// A plan, and what it is left without on this machine.
+fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
     let mut plan = Plan::named(name)?.scaled(asked.scale);
-    plan.repetitions = asked.repetitions.unwrap_or(plan.repetitions);
+    let left_out = stack::leave_out(&mut plan);
+    if let Some(repetitions) = asked.repetitions {
+        (plan.repetitions, plan.most_repetitions) = (repetitions, None);
+    }
     if asked.aa {
         let baseline = plan.baseline().to_owned();
         plan.subjects.retain(|subject| subject.name == baseline);
@@ -121,7 +156,7 @@ fn plan(name: &str, asked: &Bench) -> Result<Plan> {
     if runner::steps(&plan, 0, asked.only.as_deref()).is_empty() {
         bail!("{name}: no load and no subject has '{}' in its name", asked.only.as_deref().unwrap_or_default());
     }
-    Ok(plan)
+    Ok((plan, left_out))
 }
 
 fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
@@ -132,15 +167,17 @@ fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
         only: asked.only.clone(),
         directory: directory.to_owned(),
         egret: std::env::current_exe().context("where this program is")?,
+        write_device: asked.write_device,
+        left_out: Vec::new(),
     })
 }
 
-fn resume(asked: &Bench, directory: &Path) -> Result<()> {
-    conduct(|reaper| Ok(Runner::resume(&options(asked, directory)?, reaper)?), directory)
+fn resume(asked: &Bench, directory: &Path) -> Result<u8> {
+    conduct(asked, |reaper| Ok(Runner::resume(&options(asked, directory)?, reaper)?), directory)
 }
 
 /// Runs what `begin` makes, to its end or to the first signal.
-fn conduct(begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runner>, directory: &Path) -> Result<()> {
+fn conduct(asked: &Bench, begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runner>, directory: &Path) -> Result<u8> {
     let reaper = ProcessReaper::new().context("/bin/sh")?;
     stop_on_signals(&reaper)?;
     let mut runner = begin(&reaper).map_err(|error| match reaper.has_stopped() {
@@ -151,11 +188,11 @@ fn conduct(begin: impl FnOnce(&Arc<ProcessReaper>) -> Result<Runner>, directory:
     let ending = runner.go(&mut bar);
     bar.finish();
     let ending = ending?;
-    finish(runner.run(), directory)?;
+    let code = finish(asked, runner.run(), directory)?;
     if ending == Ending::Interrupted {
         bail!("interrupted; to go on: egret bench --resume {}", directory.display());
     }
-    Ok(())
+    Ok(code)
 }
 
 /// The first signal ends the current cell and writes the results; the second ends the lab immediately, which its
@@ -196,12 +233,14 @@ fn dry_run(plan: &Plan, asked: &Bench) -> String {
     let mut cells: Vec<_> = steps.iter().filter(|step| step.id.repetition == 0).collect();
     cells.sort_by_key(|step| (step.load, step.id.point, step.subject, step.id.subject.clone()));
     for step in cells {
-        let point = step.share.map_or(String::new(), |share| format!(", {:.0}% of its peak", share * 100.0));
+        let point = step.share.map_or(String::new(), |share| format!(", {:.0}% of the highest peak", share * 100.0));
         let missing = stack::missing(&plan.subjects[step.subject]).map_or(String::new(), |why| format!(" ({why})"));
         text += &format!("{:<32} {}{point}{missing}\n", step.id.load, step.id.subject);
     }
     let length = minutes(runner::duration(plan, &steps));
-    text + &format!("{}: {} cells in {} repetitions, {length}\n", plan.name, steps.len(), plan.repetitions)
+    let most = plan.most_repetitions();
+    let more = if most > plan.repetitions { format!("; up to {most} where they decide") } else { String::new() };
+    text + &format!("{}: {} cells in {} repetitions, {length}{more}\n", plan.name, steps.len(), plan.repetitions)
 }
 
 fn minutes(length: Duration) -> String {
@@ -211,11 +250,18 @@ fn minutes(length: Duration) -> String {
     }
 }
 
-/// Writes the report of the cells so far, and prints its path.
-fn finish(run: &Run, directory: &Path) -> Result<()> {
+/// Writes the report of the cells so far, prints its path and the verdict, and tells how to end.
+fn finish(asked: &Bench, run: &Run, directory: &Path) -> Result<u8> {
     report::write(run, directory).with_context(|| format!("the report in {}", directory.display()))?;
-    println!("{}", summary(run, directory));
-    Ok(())
+    let analysis = Analysis::new(run);
+    if let Some(path) = &asked.junit {
+        std::fs::write(path, junit::of_run(&analysis)?).with_context(|| path.display().to_string())?;
+    }
+    println!("{}\n{}", summary(run, directory), analysis.verdict());
+    Ok(match asked.check {
+        true => analysis.overall().exit_code(),
+        false => u8::from(analysis.failed_cells() > 0),
+    })
 }
 
 fn summary(run: &Run, directory: &Path) -> String {
@@ -232,14 +278,14 @@ fn summary(run: &Run, directory: &Path) -> String {
     )
 }
 
-fn bring_in(asked: &Bench) -> Result<()> {
+fn bring_in(asked: &Bench) -> Result<u8> {
     let run = import::import(&asked.import).map_err(anyhow::Error::msg)?;
     let directory = asked
         .output
         .clone()
         .unwrap_or_else(|| Path::new("egret-bench").join(dated("import", OffsetDateTime::now_utc())));
     drop(runner::Journal::create(&directory, &run)?);
-    finish(&run, &directory)
+    finish(asked, &run, &directory)
 }
 
 /// `NAME-20260102-030405`.

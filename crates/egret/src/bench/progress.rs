@@ -73,7 +73,7 @@ fn figures(measurement: &Measurement) -> String {
     if measurement.bytes() > measurement.requests() * 65_536 {
         parts.push(format!("{:.0} MB/s", measurement.bytes() as f64 / seconds / 1e6));
     }
-    parts.extend(measurement.latency(|latency| latency.mean).map(|mean| format!("{:.1} us", mean / 1e3)));
+    parts.extend(measurement.mean_latency().map(|mean| format!("{:.1} us", mean / 1e3)));
     if let (Some(cpu), 1..) = (measurement.cpu.serving(), measurement.requests()) {
         parts.push(format!("{:.2} us CPU per I/O", cpu as f64 / 1e3 / measurement.requests() as f64));
     }

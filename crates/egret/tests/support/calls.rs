@@ -104,6 +104,7 @@ fn kind_of(name: &str) -> ThreadKind {
         "egret-watchdog" => ThreadKind::Watchdog,
         "disk-worker" => ThreadKind::Worker,
         "log" => ThreadKind::Log,
+        "egret-nbd" => ThreadKind::Connector,
         "egret-reserved" => ThreadKind::Reservations,
         name if name.starts_with("io") => ThreadKind::Io,
         name if name.starts_with('e') => ThreadKind::Session,

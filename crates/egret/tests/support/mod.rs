@@ -8,6 +8,7 @@
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
+//! | [`nbd`] | servers that nobody here wrote |
 //! | [`neighbour`] | a client that writes and verifies beside whatever a test does to others |
 //! | [`attacker`] | a virtqueue of any layout and device, driven over [`wire`]: what a guest or a front end gone mad can do |
 //! | [`vm`] | whether this machine can boot a Linux guest |
@@ -27,6 +28,7 @@ pub mod disk;
 pub mod fate;
 pub mod guest;
 pub mod http;
+pub mod nbd;
 pub mod neighbour;
 pub mod puppet;
 pub mod qmp;

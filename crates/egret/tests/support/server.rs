@@ -146,6 +146,12 @@ impl Options {
         self.words(["--blockdev".into(), joined(disk, more)])
     }
 
+    /// `--blockdev` behind an NBD server at a UNIX socket.
+    pub fn nbd(self, node: &str, server: &Path, more: &str) -> Self {
+        let disk = format!("driver=nbd,node-name={node},server.type=unix,server.path={}", server.display());
+        self.words(["--blockdev".into(), joined(disk, more)])
+    }
+
     /// `--blockdev` without a disk behind it.
     pub fn null(self, node: &str, more: &str) -> Self {
         self.words(["--blockdev".into(), joined(format!("driver=null-co,node-name={node},size=1073741824"), more)])

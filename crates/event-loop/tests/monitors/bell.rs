@@ -11,24 +11,14 @@ use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
     Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
-use egret_polling::{BlockCost, EventKind, Nanos, Policy, Slot, Standing, Wait};
+use egret_polling::{BlockCost, EventKind, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// A policy with one window for ever.
-pub struct Fixed(pub Nanos);
-
-impl Policy for Fixed {
-    fn window(&mut self, _before: &Standing) -> Nanos {
-        self.0
-    }
-    fn observe(&mut self, _wait: &Wait<'_>) {}
-    fn forget(&mut self, _slot: Slot) {}
-    fn window_now(&self) -> Nanos {
-        self.0
-    }
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
+pub fn fixed(window: Nanos) -> Box<dyn Policy> {
+    // Unset it never ends.
+    let max = (window < Nanos::MAX).then_some(window);
+    build(PolicyKind::Fixed, &Parameters { max, ..Parameters::default() }).unwrap()
 }
 
 /// A policy that weighs what blocking costs, and passes on what it is told of that.
@@ -216,7 +206,7 @@ pub fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
     LoopOptions {
         name: format!("{monitor}"),
         monitor,
-        policy: Box::new(Fixed(window)),
+        policy: fixed(window),
         window_max: window,
         idle_after: Nanos::from_millis(1),
     }

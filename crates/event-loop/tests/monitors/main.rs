@@ -12,7 +12,7 @@ use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, Phase, Source, Sou
 use egret_polling::{EventKind, Nanos};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
-use bell::{Bell, Echo, EveryTurn, Fixed, Heard, PATIENCE, Weighing, bell, hear_work, on_every_loop, options};
+use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
 
 #[test]
 fn work_that_comes_while_the_loop_sleeps_or_spins_is_dispatched() {
@@ -335,7 +335,7 @@ fn a_policy_that_weighs_blocks_is_told_what_they_cost_and_for_others_nobody_meas
 
     let (handle, thread) = spawn::<Bell>(options(MonitorChoice::Auto, Nanos::ZERO), echo, |e| panic!("{e}")).unwrap();
     assert_eq!(handle.call(|target| target.block_cost()).unwrap(), None);
-    handle.set_policy(Box::new(Fixed(Nanos(1))), Nanos(1)).unwrap();
+    handle.set_policy(fixed(Nanos(1)), Nanos(1)).unwrap();
     assert_eq!(handle.call(|target| target.block_cost()).unwrap(), None);
     handle.set_policy(Box::new(Weighing(tell)), Nanos::ZERO).unwrap();
     told.recv_timeout(PATIENCE).expect("a loop that is given it later");
@@ -375,7 +375,7 @@ fn what_the_loop_waited_for_is_recorded_and_a_policy_is_changed_without_a_pause(
         handle.call(|target| target.record_waits(64)).unwrap();
         for window in [0, 1_000, 0, 50_000] {
             let set = move |target: &mut EventLoop<Bell>| {
-                target.set_policy(Box::new(Fixed(Nanos(window))), Nanos(window));
+                target.set_policy(fixed(Nanos(window)), Nanos(window));
                 target.counters().waits.get()
             };
             let before = handle.call(set).unwrap();

@@ -187,14 +187,13 @@ impl Worker {
         }
     }
 
-    /// Has everything that was kept run: what failed, in the order in which it came, and then what came later.
+    /// Has everything that was kept run: what failed, and then what came later.
     fn release(&mut self, engines: &mut EngineSet, now: Nanos) {
-        let mut failed = mem::take(&mut self.stopped.failed);
+        let failed = mem::take(&mut self.stopped.failed);
         if !failed.is_empty() && self.gives_up() {
             // The others must not wait for what these would have shown.
             self.errors.resume();
         }
-        failed.sort_by_key(|(_, request)| self.begun[usize::from(request.token.slot())].at);
         let new = mem::take(&mut self.stopped.new);
         for (key, request) in failed.into_iter().chain(new) {
             self.push_again(engines, key, request, now);

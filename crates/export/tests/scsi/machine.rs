@@ -220,8 +220,13 @@ pub fn listening(io: &IoThread, disk: Arc<Disk>) -> (UnixStream, Export) {
 
 /// With that many request queues, dealt out to these threads.
 pub fn listening_on(io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
+    listening_with(OnError::Stop, io, num_queues, disk)
+}
+
+/// With that done about errors.
+pub fn listening_with(on: OnError, io: &[&IoThread], num_queues: u16, disk: Arc<Disk>) -> (UnixStream, Export) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let errors = ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout: None };
+    let errors = ErrorPolicy { rerror: on, werror: on, timeout: None };
     let config = ExportConfig { errors, ..export_config(Address::Fd(theirs.into())) };
     let (device, luns) = (ScsiConfig { num_queues, queue_size: 128 }, vec![(FIRST, unit("first"), disk)]);
     let loops = io.iter().map(|io| io.0.clone()).collect();

@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{Disk, Driver, Options};
-use egret_export::{DiskSwap, Export, IoStatus, reopen};
+use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
+use egret_event_loop::Nanos;
+use egret_export::{DiskSwap, Export, IoStatus, OnError, reopen};
 use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 
 use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, longs, words};
@@ -134,6 +136,30 @@ fn where_no_record_keeps_what_waits_for_a_disk_its_driver_is_told_before_the_que
     let (mut machine, export) = stopped(&io, sick);
     is_told_when_the_queue_stops(&mut machine, &export);
     drop((machine, export));
+}
+
+#[test]
+fn an_error_that_is_ignored_is_hidden_from_a_read_and_not_from_a_comparison() {
+    let io = two_threads();
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    let error = InjectError {
+        event: DebugEvent::ReadAio,
+        state: None,
+        iotype: Some(IoType::Read),
+        errno: Errno::IO,
+        sector: None,
+        once: false,
+    };
+    let blkdebug = DebugRules { inject_error: vec![error], set_state: Vec::new() };
+    let sick = Disk::open(&Options { blkdebug, ..Options::new("sick", driver) }).unwrap();
+    let (ours, _export) = listening_with(OnError::Ignore, &[&io[0]], 1, Arc::new(sick));
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    assert_eq!(machine.command(FIRST, &READ, 4096), GOOD);
+    let (queue, place, at) = (REQUESTS, 1, FIRST);
+    send(&mut machine, &Sent { queue, place, at, cdb: &COMPARE_AND_WRITE, data_out: 1024, data_in: 0 });
+    machine.reap(queue);
+    assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(queue) + 0x1000 * place + 0x80)[10], 2);
 }
 
 #[test]

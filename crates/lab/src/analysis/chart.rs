@@ -55,6 +55,8 @@ pub struct Mark {
     pub closed: bool,
     /// Its value; none where it was not measured.
     pub value: Option<Summary>,
+    /// Where mean latency is shown: the medians of p99 and p99.9 beside it.
+    pub tail: Option<[Option<f64>; 2]>,
     /// The ratio to the baseline with its interval, where the chart compares.
     pub ratio: Option<[f64; 3]>,
     /// What a reader should know: why there is no value, or what limits it.
@@ -135,24 +137,32 @@ impl Analysis<'_> {
 
     fn mark(&self, key: CellKey<'_>, metric: Metric) -> Mark {
         let judged = self.judged.iter().find(|judged| {
-            judged.metric == metric && judged.load == key.load && judged.subject == key.subject && key.point == 0
+            (judged.metric, judged.point) == (metric, key.point)
+                && (judged.load.as_str(), judged.subject.as_str()) == (key.load, key.subject)
         });
         let ratio = judged.and_then(|judged| judged.ratio);
         let value = self.summary(key, metric);
         let cannot = || Some(format!("this stack cannot tell its {}", metric.name()));
+        let limit = || {
+            self.table.limit(key).map(|limit| match limit {
+                Bottleneck::Load(why) => format!("load-bound: {why}"),
+                Bottleneck::Device(why) => format!("device-bound: {why}"),
+            })
+        };
+        let short =
+            || self.table.shortfall(key).map(|share| format!("reached {:.0} % of the rate asked for", share * 100.0));
         let note = match self.table.status(key) {
             Status::Failed(reason, _) => Some(format!("failed: {reason}")),
             Status::Impossible(reason) => Some(reason.to_owned()),
             Status::Missing => Some("not measured".into()),
             Status::Measured if value.is_none() => cannot(),
             Status::Measured if self.table.is_functional_only(key) => Some("functional only: emulated".into()),
-            Status::Measured => self.table.limit(key).map(|limit| match limit {
-                Bottleneck::Load(why) => format!("load-bound: {why}"),
-                Bottleneck::Device(why) => format!("device-bound: {why}"),
-            }),
+            Status::Measured => self.table.failures(key).or_else(short).or_else(limit),
         };
-        let ratio = ratio.map(|ratio| [ratio.median, ratio.alone.low, ratio.alone.high]);
-        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, ratio, note }
+        let ratio = ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
+        let tail = (metric == Metric::Latency)
+            .then(|| [Metric::LatencyP99, Metric::LatencyP999].map(|tail| Some(self.summary(key, tail)?.median)));
+        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, tail, ratio, note }
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {

@@ -1,12 +1,14 @@
 //! "Which option should I choose?"
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::chart::anchor;
-use super::{Analysis, CellKey, Status, difference};
+use super::{Analysis, CellKey, Status, Summary, difference};
 use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::Bottleneck;
-use crate::statistics::{Estimate, Family};
+use crate::statistics::{self, Sample};
 
 /// How a choice begins that others may equal.
 pub const PERHAPS: &str = "Perhaps ";
@@ -29,12 +31,15 @@ pub struct OperatingPoint {
     /// Mean latency, in microseconds.
     pub latency: f64,
     /// Latency of one request in a hundred, in microseconds.
-    pub p99: f64,
+    pub p99: Option<f64>,
+    /// Latency of one request in a thousand, in microseconds.
+    pub p999: Option<f64>,
     /// CPUs kept busy by all but the load.
     pub cpus: f64,
     /// CPU time per request, in microseconds.
     pub cpu_per_io: f64,
-    /// Whether no other point of the workload is as good in all three and better in one.
+    /// Whether it is better than each other point of the workload in latency, CPUs or IOPS, by the ranges of all
+    /// repetitions.
     pub on_front: bool,
     /// What limited it.
     pub limit: Option<String>,
@@ -47,6 +52,22 @@ enum Relation {
     Better,
     Worse,
     Unknown,
+}
+
+/// What two options are to each other, by load, point, metric and both of them.
+pub(super) type Relations = BTreeMap<(String, u32, Metric, [String; 2]), statistics::Relation>;
+
+/// The options of a load, from the best on, and what is known of the others beside that.
+struct Ranking<'a> {
+    leader: &'a str,
+    best: f64,
+    alike: Vec<String>,
+    unknown: Vec<String>,
+    worse: Vec<String>,
+    /// The leader and those that are alike.
+    equals: Vec<&'a str>,
+    /// Who is better than the leader in p99, where somebody is.
+    better_tail: Option<&'a str>,
 }
 
 /// Two options of which it is known whether they are alike in speed.
@@ -104,14 +125,19 @@ impl Analysis<'_> {
     /// All points that a reader can choose, with the Pareto front of each workload.
     pub fn operating_points(&self) -> Vec<OperatingPoint> {
         let options = self.options();
-        let mut points: Vec<OperatingPoint> = self
-            .table
-            .keys()
-            .filter(|key| options.contains(&key.subject) && !self.table.is_functional_only(*key))
-            .filter_map(|key| self.operating_point(key))
-            .collect();
-        let fronts: Vec<bool> = points.iter().map(|one| !points.iter().any(|other| dominates(other, one))).collect();
-        points.iter_mut().zip(fronts).for_each(|(point, on_front)| point.on_front = on_front);
+        let usable = |key: &CellKey<'_>| options.contains(&key.subject) && !self.table.is_functional_only(*key);
+        let (mut points, mut ranges) = (Vec::new(), Vec::new());
+        for key in self.table.keys().filter(usable) {
+            if let Some(point) = self.operating_point(key) {
+                points.push(point);
+                ranges.push([Metric::Latency, Metric::Cpus, Metric::Iops].map(|metric| self.summary(key, metric)));
+            }
+        }
+        for index in 0..points.len() {
+            let rivals = (0..points.len()).filter(|other| *other != index);
+            let mut rivals = rivals.filter(|other| points[*other].workload == points[index].workload);
+            points[index].on_front = rivals.all(|other| is_better_in_one(&ranges[index], &ranges[other]));
+        }
         points
     }
 
@@ -127,7 +153,8 @@ impl Analysis<'_> {
             iops: iops.median,
             iops_range: [iops.low, iops.high],
             latency: median(Metric::Latency)?,
-            p99: median(Metric::LatencyP99)?,
+            p99: median(Metric::LatencyP99),
+            p999: median(Metric::LatencyP999),
             cpus: median(Metric::Cpus)?,
             cpu_per_io: median(Metric::CpuPerIo)?,
             on_front: false,
@@ -138,25 +165,57 @@ impl Analysis<'_> {
         })
     }
 
-    /// How `one` compares with `other`; every pair of options under every load might have been asked for.
-    fn relation(&self, load: &str, one: &str, other: &str, metric: Metric) -> Relation {
-        let options = self.options();
-        let pairs = self.loads.iter().map(|load| {
-            let on = options.iter().filter(|option| load.is_put_on(option)).count();
-            on * on.saturating_sub(1) / 2
-        });
-        let comparisons = pairs.sum();
-        let key = |subject| CellKey { load, subject, point: 0 };
-        let family = Family { comparisons, noise: self.noise(metric) };
-        let Some(ratio) = Estimate::of_pairs(&self.table.ratios(key(one), key(other), metric), family) else {
-            return Relation::Unknown;
+    /// Every relation that advice may rest on: of all pairs of options, under every load and at every point, in all that
+    /// is looked at. They are one family.
+    fn all_relations(&self) -> &Relations {
+        self.relations.get_or_init(|| {
+            let options = self.options();
+            let (mut names, mut samples) = (Vec::new(), Vec::new());
+            for load in self.loads.iter().copied() {
+                let on: Vec<&str> = options.iter().copied().filter(|option| load.is_put_on(option)).collect();
+                for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                    for (index, one) in on.iter().enumerate() {
+                        for other in &on[index + 1..] {
+                            for &metric in looked_at(load, point) {
+                                let key = |subject| CellKey { load: &load.name, subject, point };
+                                let logs = self.table.log_ratios(key(one), key(other), metric);
+                                let logs: Vec<f64> = logs.into_iter().map(|(_, log)| log).collect();
+                                let Some(sample) = Sample::of_pairs(&logs) else { continue };
+                                let pair = [*one, *other];
+                                names.push((load.name.clone(), point, metric, pair.map(str::to_owned)));
+                                samples.push((metric.name(), sample, self.floor(load, metric, pair)));
+                            }
+                        }
+                    }
+                }
+            }
+            names.into_iter().zip(statistics::relations(&samples, self.run.plan.threshold)).collect()
+        })
+    }
+
+    /// How `one` compares with `other`.
+    fn relation(&self, load: &Load, point: u32, one: &str, other: &str, metric: Metric) -> Relation {
+        use statistics::Relation as Found;
+        let of =
+            |pair: [&str; 2]| self.all_relations().get(&(load.name.clone(), point, metric, pair.map(str::to_owned)));
+        let (found, more) = match (of([one, other]), of([other, one])) {
+            (Some(found), _) => (*found, Found::More),
+            (None, Some(found)) => (*found, Found::Less),
+            (None, None) => return Relation::Unknown,
         };
-        match ratio.is_about_one(self.run.plan.threshold) {
-            Some(true) => Relation::Alike,
-            Some(false) if (ratio.median > 1.0) == metric.more_is_better() => Relation::Better,
-            Some(false) => Relation::Worse,
-            None => Relation::Unknown,
+        match found {
+            Found::Alike => Relation::Alike,
+            Found::Unknown => Relation::Unknown,
+            Found::More | Found::Less if (found == more) == metric.more_is_better() => Relation::Better,
+            Found::More | Found::Less => Relation::Worse,
         }
+    }
+
+    /// Where an option failed, if it did: then it is no advice.
+    fn failure(&self, option: &str) -> Option<String> {
+        let keys = self.table.keys().filter(|key| key.subject == option);
+        let mut failed = keys.filter_map(|key| Some(format!("under {}: {}", key.load, self.table.failures(key)?)));
+        failed.next()
     }
 
     /// What to choose, aim by aim.
@@ -173,7 +232,11 @@ impl Analysis<'_> {
             .iter()
             .flat_map(|(aim, metric, loads)| loads.iter().filter_map(|load| self.best(aim, *metric, load)))
             .collect();
+        all.extend(
+            self.loads.iter().filter(|load| load.keys.curve.is_some()).filter_map(|load| self.as_load_rises(load)),
+        );
         all.extend(self.applications());
+        all.extend(self.failed());
         all.extend(self.dominated());
         all
     }
@@ -181,41 +244,49 @@ impl Analysis<'_> {
     fn applications(&self) -> Vec<Advice> {
         let loads = self.loads.iter().filter(|load| load.keys.application.is_some());
         let advice = loads.filter_map(|load| {
-            let metric = Self::metrics(load)[0];
+            let metric = Self::metrics(load, 0)[0];
             self.best(&format!("{}: {}", load.name, metric.name()), metric, load)
         });
         advice.collect()
     }
 
-    /// Who is best under a load, and how the others compare with that.
-    fn best(&self, aim: &str, metric: Metric, load: &Load) -> Option<Advice> {
-        let key = |subject| at(load, subject);
-        let usable = |name: &&str| !self.table.is_functional_only(at(load, name));
-        let mut ranked: Vec<(&str, f64)> = self
-            .options()
-            .into_iter()
-            .filter(usable)
-            .filter_map(|name| Some((name, self.summary(key(name), metric)?.median)))
-            .collect();
+    /// The options under a load, from the best on, but for those that failed; nothing where there is no choice.
+    fn ranking(&self, load: &Load, point: u32, metric: Metric) -> Option<Ranking<'_>> {
+        let key = |subject| CellKey { load: &load.name, subject, point };
+        let options = self.options().into_iter();
+        let usable = options.filter(|name| !self.table.is_functional_only(key(name)) && self.failure(name).is_none());
+        // Who cannot keep up with a rate is no candidate at it.
+        let (short, usable): (Vec<&str>, Vec<&str>) =
+            usable.partition(|name| self.table.shortfall(key(name)).is_some());
+        let mut ranked: Vec<(&str, f64)> =
+            usable.into_iter().filter_map(|name| Some((name, self.summary(key(name), metric)?.median))).collect();
         ranked.sort_by(|a, b| if metric.more_is_better() { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
         let (&(leader, best), others) = ranked.split_first()?;
-        if others.is_empty() {
+        if others.is_empty() && short.is_empty() {
             return None;
         }
-        let (mut alike, mut unknown, mut worse) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut alike, mut unknown) = (Vec::new(), Vec::new());
+        let mut worse: Vec<String> = short.into_iter().map(|name| format!("{name} (does not keep up)")).collect();
         for (name, value) in others {
-            match self.relation(&load.name, name, leader, metric) {
+            match self.relation(load, point, name, leader, metric) {
                 Relation::Alike => alike.push((*name).to_owned()),
                 Relation::Worse => worse.push(format!("{name} ({})", difference(value / best))),
                 Relation::Better | Relation::Unknown => unknown.push(format!("{name} ({})", difference(value / best))),
             }
         }
-        let choice = match (alike.is_empty(), unknown.is_empty(), worse.is_empty()) {
-            (_, true, true) => "No meaningful difference".to_owned(),
-            (true, true, _) => leader.to_owned(),
-            (false, true, _) => format!("{leader}, or {}", alike.join(", ")),
-            (_, false, _) => format!("{PERHAPS}{leader}"),
-        };
+        let tail =
+            |name: &&(&str, f64)| self.relation(load, point, name.0, leader, Metric::LatencyP99) == Relation::Better;
+        let better_tail = others.iter().find(tail).map(|(name, _)| *name);
+        let is_equal = |name: &&str| *name == leader || alike.iter().any(|one| one == name);
+        let equals = self.options().into_iter().filter(is_equal).collect();
+        Some(Ranking { leader, best, alike, unknown, worse, equals, better_tail })
+    }
+
+    /// Who is best under a load, and how the others compare with that.
+    fn best(&self, aim: &str, metric: Metric, load: &Load) -> Option<Advice> {
+        let ranking = self.ranking(load, 0, metric)?;
+        let choice = ranking.choice();
+        let Ranking { leader, best, alike, unknown, worse, better_tail, .. } = ranking;
         let mut reasons = vec![format!("{leader}: {}", metric.say(best))];
         let lists = [("no meaningful difference", alike), ("can't tell", unknown), ("worse", worse)];
         reasons.extend(
@@ -224,13 +295,59 @@ impl Analysis<'_> {
                 .filter(|(_, names)| !names.is_empty())
                 .map(|(what, names)| format!("{what}: {}", names.join(", "))),
         );
-        if let Some(limit) = self.table.limit(key(leader)) {
+        if let Some(other) = better_tail {
+            let p99 = |name| {
+                self.summary(at(load, name), Metric::LatencyP99)
+                    .map_or("–".into(), |of| Metric::LatencyP99.say(of.median))
+            };
+            reasons.push(format!("p99: {} with {leader}, {} with {other}", p99(leader), p99(other)));
+        }
+        if let Some(limit) = self.table.limit(at(load, leader)) {
             reasons.push(match limit {
                 Bottleneck::Load(why) => format!("load-bound, so that it may be better still: {why}"),
                 Bottleneck::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
             });
         }
         Some(Advice { aim: format!("{aim} ({})", load.name), choice, reasons, evidence: self.evidence(load, metric) })
+    }
+
+    /// Whose latency is lowest along a curve: one line for each stretch with one answer.
+    fn as_load_rises(&self, load: &Load) -> Option<Advice> {
+        let points = load.keys.curve?.points;
+        let mut stretches: Vec<(f64, String)> = Vec::new();
+        for point in 1..=points {
+            let offered = self
+                .options()
+                .into_iter()
+                .find_map(|subject| self.table.offered(CellKey { load: &load.name, subject, point }));
+            let (Some(rate), Some(ranking)) = (offered, self.ranking(load, point, Metric::Latency)) else { continue };
+            let choice = ranking.choice();
+            match stretches.last_mut() {
+                Some(last) if last.1 == choice => last.0 = rate,
+                _ => stretches.push((rate, choice)),
+            }
+        }
+        let (_, first) = stretches.first()?.clone();
+        let choice = if stretches.len() == 1 { first } else { "It depends on the rate".to_owned() };
+        let say = |(rate, choice): &(f64, String)| format!("up to {}: {choice}", Metric::Iops.say(*rate));
+        Some(Advice {
+            aim: format!("Lowest latency as load rises ({})", load.name),
+            choice,
+            reasons: stretches.iter().map(say).collect(),
+            evidence: self.evidence(load, Metric::Iops),
+        })
+    }
+
+    /// Who failed, and so is no answer to anything.
+    fn failed(&self) -> impl Iterator<Item = Advice> {
+        self.options().into_iter().filter_map(|option| {
+            Some(Advice {
+                aim: format!("Leave out {option}"),
+                choice: "It failed".into(),
+                reasons: vec![self.failure(option)?],
+                evidence: vec![("what went wrong".into(), "wrong".into())],
+            })
+        })
     }
 
     fn evidence(&self, load: &Load, metric: Metric) -> Vec<(String, String)> {
@@ -255,6 +372,9 @@ impl Analysis<'_> {
     fn dominated(&self) -> Vec<Advice> {
         let options = self.options();
         let everywhere = |name: &&str| {
+            if self.failure(name).is_some() {
+                return false;
+            }
             let status = |load: &Load| self.table.status(CellKey { load: &load.name, subject: name, point: 0 });
             self.loads_of(name).all(|load| status(load) == Status::Measured)
         };
@@ -277,14 +397,15 @@ impl Analysis<'_> {
         self.loads.iter().copied().filter(move |load| load.is_put_on(subject))
     }
 
-    /// In what `winner` is better, if all that is not better is alike.
+    /// In what `winner` is better, if all that is not better is alike, and no tail is known to be worse.
     fn beats(&self, winner: &str, loser: &str) -> Option<Vec<String>> {
         let mut better = Vec::new();
         for load in self.loads_of(loser) {
-            for &metric in Self::metrics(load) {
-                match self.relation(&load.name, winner, loser, metric) {
+            for &metric in looked_at(load, 0) {
+                match self.relation(load, 0, winner, loser, metric) {
                     Relation::Better => better.push(format!("{} under {}", metric.name(), load.name)),
                     Relation::Alike => {}
+                    Relation::Unknown if metric == Metric::LatencyP99 => {}
                     Relation::Worse | Relation::Unknown => return None,
                 }
             }
@@ -298,10 +419,10 @@ impl Analysis<'_> {
         let options = self.options();
         let mut all = Vec::new();
         for load in &self.loads {
-            let speed = Self::metrics(load)[0];
+            let speed = Self::metrics(load, 0)[0];
             for (index, one) in options.iter().enumerate() {
                 for other in &options[index + 1..] {
-                    let relation = self.relation(&load.name, one, other, speed);
+                    let relation = self.relation(load, 0, one, other, speed);
                     if relation != Relation::Unknown {
                         let options = [*one, *other].map(str::to_owned);
                         all.push(Related { load: load.name.clone(), options, alike: relation == Relation::Alike });
@@ -313,10 +434,38 @@ impl Analysis<'_> {
     }
 }
 
-/// Whether `one` is nowhere worse than `other`, of the same workload, and somewhere better.
-fn dominates(one: &OperatingPoint, other: &OperatingPoint) -> bool {
-    let ordered = [(one.latency, other.latency), (one.cpus, other.cpus), (other.iops, one.iops)];
-    one.workload == other.workload
-        && ordered.iter().all(|(ours, theirs)| ours <= theirs)
-        && ordered.iter().any(|(ours, theirs)| ours < theirs)
+impl Ranking<'_> {
+    /// Whom to choose.
+    fn choice(&self) -> String {
+        let Self { leader, alike, unknown, worse, better_tail, .. } = self;
+        match (alike.is_empty(), unknown.is_empty(), worse.is_empty()) {
+            _ if better_tail.is_some() => {
+                format!("A trade-off: {leader}, or {} for p99", better_tail.unwrap_or_default())
+            }
+            (_, true, true) => "No meaningful difference".to_owned(),
+            (true, true, _) => (*leader).to_owned(),
+            // In the plan's order: which of them was ahead is chance.
+            (false, true, _) => self
+                .equals
+                .split_first()
+                .map_or(String::new(), |(first, others)| format!("{first}, or {}", others.join(", "))),
+            (_, false, _) => format!("{PERHAPS}{leader}"),
+        }
+    }
+}
+
+/// In what options are compared under a load.
+fn looked_at(load: &Load, point: u32) -> &'static [Metric] {
+    match load.keys.application {
+        Some(_) => Analysis::metrics(load, point),
+        None if load.keys.rate_iops.is_some() || point > 0 => &[Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
+        None => &[Metric::Iops, Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
+    }
+}
+
+/// Whether `one` has less latency or fewer CPUs, or more IOPS, than `other` in all repetitions of both.
+fn is_better_in_one(one: &[Option<Summary>; 3], other: &[Option<Summary>; 3]) -> bool {
+    let [latency, cpus, iops] = [0, 1, 2].map(|index| one[index].zip(other[index]));
+    [latency, cpus].into_iter().flatten().any(|(ours, theirs)| ours.high < theirs.low)
+        || iops.is_some_and(|(ours, theirs)| ours.low > theirs.high)
 }

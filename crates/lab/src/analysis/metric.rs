@@ -5,12 +5,16 @@ use crate::results::{Measurement, Polling};
 
 impl Metric {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 16] = [
         Self::Latency,
         Self::LatencyP99,
+        Self::LatencyP999,
         Self::Iops,
         Self::Throughput,
         Self::CpuPerIo,
+        Self::IoThreadCpu,
+        Self::ServerCpu,
+        Self::HostBusy,
         Self::CpuPerGigabyte,
         Self::Cpus,
         Self::Duration,
@@ -27,11 +31,15 @@ impl Metric {
         let serving = || measurement.cpu.serving().map(|nanoseconds| nanoseconds as f64);
         let windows = |of: fn(&Polling) -> Option<f64>| measurement.polling.as_ref().and_then(of);
         let value = match self {
-            Self::Latency => measurement.latency(|latency| latency.mean)? / 1e3,
+            Self::Latency => measurement.mean_latency()? / 1e3,
             Self::LatencyP99 => measurement.latency(|latency| latency.p99)? / 1e3,
+            Self::LatencyP999 => measurement.latency(|latency| latency.p999)? / 1e3,
             Self::Iops => requests / seconds,
             Self::Throughput => measurement.bytes() as f64 / seconds / 1e6,
             Self::CpuPerIo => serving()? / 1e3 / requests,
+            Self::IoThreadCpu => measurement.cpu.io_threads()? as f64 / 1e3 / requests,
+            Self::ServerCpu => measurement.cpu.all_of_server()? as f64 / 1e3 / requests,
+            Self::HostBusy => measurement.cpu.host_busy? as f64 / 1e9 / seconds,
             Self::CpuPerGigabyte => serving()? / measurement.bytes() as f64,
             Self::Cpus => serving()? / 1e9 / seconds,
             Self::Duration => seconds,
@@ -48,9 +56,13 @@ impl Metric {
         match self {
             Self::Latency => "mean latency",
             Self::LatencyP99 => "p99 latency",
+            Self::LatencyP999 => "p99.9 latency",
             Self::Iops => "IOPS",
             Self::Throughput => "throughput",
             Self::CpuPerIo => "CPU per I/O",
+            Self::IoThreadCpu => "I/O threads' CPU per I/O",
+            Self::ServerCpu => "server's CPU per I/O",
+            Self::HostBusy => "host busy",
             Self::CpuPerGigabyte => "CPU per gigabyte",
             Self::Cpus => "CPUs",
             Self::Duration => "duration",
@@ -64,12 +76,13 @@ impl Metric {
     /// What its values are in.
     pub fn unit(self) -> &'static str {
         match self {
-            Self::Latency | Self::LatencyP99 | Self::CpuPerIo => "µs",
+            Self::Latency | Self::LatencyP99 | Self::LatencyP999 => "µs",
+            Self::CpuPerIo | Self::IoThreadCpu | Self::ServerCpu => "µs",
             Self::Iops => "IOPS",
             Self::Transactions => "1/s",
             Self::Throughput => "MB/s",
             Self::CpuPerGigabyte => "s/GB",
-            Self::Cpus => "CPUs",
+            Self::Cpus | Self::HostBusy => "CPUs",
             Self::Duration => "s",
             Self::Window => "ns",
             Self::WindowsReset | Self::WindowsNearMax => "%",
@@ -91,9 +104,13 @@ impl Metric {
         match self {
             Self::Latency => "latency_mean_us",
             Self::LatencyP99 => "latency_p99_us",
+            Self::LatencyP999 => "latency_p999_us",
             Self::Iops => "iops",
             Self::Throughput => "throughput_mb_per_s",
             Self::CpuPerIo => "cpu_per_io_us",
+            Self::IoThreadCpu => "cpu_io_threads_per_io_us",
+            Self::ServerCpu => "cpu_server_per_io_us",
+            Self::HostBusy => "host_busy_cpus",
             Self::CpuPerGigabyte => "cpu_per_gb_s",
             Self::Cpus => "cpus",
             Self::Duration => "duration_s",

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use super::bound::of_most;
 use crate::plan::{Load, Metric, Plan};
 use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
+use crate::statistics::{mean, median};
 
 /// What cells that are repetitions of each other have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +18,9 @@ pub struct CellKey<'a> {
     /// The point of a curve; 0 is a closed loop.
     pub point: u32,
 }
+
+/// An open loop that reaches less than this share of its rate cannot keep up with it.
+const KEEPS_UP: f64 = 0.97;
 
 /// All cells, by key.
 #[derive(Debug)]
@@ -51,13 +56,20 @@ impl<'a> Table<'a> {
         self.0.keys().copied()
     }
 
-    fn cells(&self, key: CellKey<'_>) -> &[&'a Cell] {
-        self.0.iter().find(|(other, _)| **other == key).map_or(&[], |(_, cells)| cells)
+    fn cells<'b>(&'b self, key: CellKey<'b>) -> &'b [&'a Cell] {
+        // A map of longer lives is one of shorter lives, too.
+        let cells: &'b BTreeMap<CellKey<'b>, Vec<&'a Cell>> = &self.0;
+        cells.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether any cell with a key has ended.
+    pub fn has(&self, key: CellKey<'_>) -> bool {
+        !self.cells(key).is_empty()
     }
 
     /// What was measured, with its repetition.
     pub fn measured(&self, key: CellKey<'_>) -> impl Iterator<Item = (u32, &'a Measurement)> {
-        self.cells(key).iter().filter_map(|cell| match &cell.outcome {
+        self.cells(key).to_vec().into_iter().filter_map(|cell| match &cell.outcome {
             Outcome::Measured(measurement) => Some((cell.id.repetition, measurement.as_ref())),
             _ => None,
         })
@@ -68,11 +80,41 @@ impl<'a> Table<'a> {
         self.measured(key).filter_map(|(_, measurement)| metric.of(measurement)).collect()
     }
 
-    /// The ratios of the values of one key's cells to those of another's, each within one repetition.
-    pub fn ratios(&self, key: CellKey<'_>, to: CellKey<'_>, metric: Metric) -> Vec<f64> {
-        let others: BTreeMap<u32, &Measurement> = self.measured(to).collect();
-        let ratio = |(repetition, measurement)| Some(metric.of(measurement)? / metric.of(others.get(&repetition)?)?);
-        self.measured(key).filter_map(ratio).collect()
+    /// The logarithm of a metric in each repetition: of a baseline that was measured twice, the mean of both.
+    fn logs(&self, key: CellKey<'_>, metric: Metric, twice: bool) -> BTreeMap<u32, f64> {
+        let mut logs: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+        let again = format!("{}{AGAIN}", key.subject);
+        let keys = [key, CellKey { subject: &again, ..key }];
+        for key in &keys[..if twice { 2 } else { 1 }] {
+            for (repetition, measurement) in self.measured(*key) {
+                logs.entry(repetition).or_default().extend(metric.of(measurement).map(f64::ln));
+            }
+        }
+        logs.into_iter().filter_map(|(repetition, logs)| Some((repetition, mean(&logs)?))).collect()
+    }
+
+    /// The logarithms of the ratios of one key's values to another's, each within one repetition.
+    pub fn log_ratios(&self, key: CellKey<'_>, to: CellKey<'_>, metric: Metric) -> Vec<(u32, f64)> {
+        // Beside itself a baseline is compared measurement by measurement.
+        let twice = ![key.subject, to.subject].iter().any(|name| name.ends_with(AGAIN));
+        let others = self.logs(to, metric, twice);
+        let ratio = |(repetition, log)| Some((repetition, log - others.get(&repetition)?));
+        self.logs(key, metric, twice).into_iter().filter_map(ratio).collect()
+    }
+
+    /// In how many of its repetitions a key's cells failed, and why; of a baseline also its second measurements.
+    pub fn failures(&self, key: CellKey<'_>) -> Option<String> {
+        let again = format!("{}{AGAIN}", key.subject);
+        let cells = [key, CellKey { subject: &again, ..key }].map(|key| self.cells(key).to_vec()).concat();
+        let reasons: Vec<&str> = cells.iter().filter_map(|cell| cell.failure()).collect();
+        let reason = reasons.last()?;
+        Some(format!("{} failed in {} of {} repetitions: {reason}", key.subject, reasons.len(), cells.len()))
+    }
+
+    /// The rate that an open loop asked for, in requests per second: the median.
+    pub fn offered(&self, key: CellKey<'_>) -> Option<f64> {
+        let rates: Vec<f64> = self.measured(key).filter_map(|(_, measurement)| measurement.offered_iops).collect();
+        (!rates.is_empty()).then(|| median(rates))
     }
 
     /// What became of it.
@@ -88,11 +130,18 @@ impl<'a> Table<'a> {
         status
     }
 
+    /// The share of the rate that was asked for that an open loop reached, if it fell short of it by more than chance.
+    pub fn shortfall(&self, key: CellKey<'_>) -> Option<f64> {
+        let of_each = self.measured(key).filter_map(|(_, one)| Some((one.requests() as f64, one.due()?)));
+        let (reached, due) = of_each.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        // Requests at random times come in numbers that deviate by their root.
+        (reached < KEEPS_UP * due && reached < due - 4.0 * due.sqrt()).then(|| reached / due)
+    }
+
     /// What other than the server limited most of a key's cells.
     pub fn limit(&self, key: CellKey<'_>) -> Option<&'a Bottleneck> {
         let limits: Vec<_> = self.measured(key).map(|(_, measurement)| measurement.limit.as_ref()).collect();
-        let limited = limits.iter().flatten().count();
-        (2 * limited > limits.len()).then(|| limits.iter().flatten().next().copied()).flatten()
+        of_most(&limits)
     }
 
     /// Whether its speed means nothing.

@@ -1,45 +1,88 @@
-//! A comparison as a CI reads it.
+//! Verdicts as a CI reads them.
 
 use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use super::{Comparison, Row};
+use super::Comparison;
+use crate::analysis::Analysis;
 use crate::statistics::Verdict;
 
+/// A comparison that decides.
+struct Case {
+    load: String,
+    subject: String,
+    metric: &'static str,
+    verdict: Verdict,
+    sentence: String,
+}
+
 impl Comparison {
-    /// A test for each row that decides: failed where something was lost, skipped where nobody can tell.
+    /// A test for each row that decides: failed where something was lost or has failed, skipped where nobody can tell.
     ///
     /// # Errors
     /// What was measured has a name that XML cannot hold.
     pub fn junit(&self, force: bool) -> Result<String, quick_junit::SerializeError> {
-        let mut suite = TestSuite::new("egret compare");
         if !force && !self.objections.is_empty() {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
             status.set_message(self.objections.join("; "));
-            suite.add_test_case(TestCase::new("the runs can be compared", status));
-        } else {
-            self.rows.iter().filter_map(case).for_each(|case| {
-                suite.add_test_case(case);
-            });
+            return report("egret compare", [TestCase::new("the runs can be compared", status)]);
         }
-        let mut report = Report::new("egret compare");
-        report.add_test_suite(suite);
-        report.to_string()
+        let cases = self.rows.iter().filter_map(|row| {
+            let verdict = row.decision.clone().ok()?;
+            let load = row.place();
+            Some(Case {
+                load,
+                subject: row.subject.clone(),
+                metric: row.metric.name(),
+                verdict,
+                sentence: row.sentence(),
+            })
+        });
+        report("egret compare", cases.map(case))
     }
 }
 
-fn case(row: &Row) -> Option<TestCase> {
-    let verdict = row.verdict()?;
-    let mut status = match verdict {
+/// A test for each comparison of a run that decides, and one for each cell that failed.
+///
+/// # Errors
+/// What was measured has a name that XML cannot hold.
+pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeError> {
+    let cases = analysis.judged.iter().filter_map(|judged| {
+        let verdict = judged.decision.clone().ok()?;
+        let (load, sentence) = (judged.place(), judged.sentence());
+        Some(Case { load, subject: judged.subject.clone(), metric: judged.metric.name(), verdict, sentence })
+    });
+    let failed = analysis.run.cells.iter().filter_map(|cell| {
+        let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+        status.set_message(cell.failure()?);
+        let mut case = TestCase::new(format!("{}: repetition {}", cell.id.load, cell.id.repetition + 1), status);
+        case.set_classname(&cell.id.subject).set_time(Duration::ZERO);
+        Some(case)
+    });
+    report("egret bench", cases.map(case).chain(failed))
+}
+
+fn report(name: &str, cases: impl IntoIterator<Item = TestCase>) -> Result<String, quick_junit::SerializeError> {
+    let mut suite = TestSuite::new(name);
+    cases.into_iter().for_each(|case| {
+        suite.add_test_case(case);
+    });
+    let mut report = Report::new(name);
+    report.add_test_suite(suite);
+    report.to_string()
+}
+
+fn case(of: Case) -> TestCase {
+    let mut status = match of.verdict {
         Verdict::Pass => TestCaseStatus::success(),
         Verdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
         Verdict::CantTell { .. } => TestCaseStatus::skipped(),
     };
-    if verdict != Verdict::Pass {
-        status.set_message(row.sentence());
+    if of.verdict != Verdict::Pass {
+        status.set_message(of.sentence);
     }
-    let mut case = TestCase::new(format!("{}: {}", row.load, row.metric.name()), status);
-    case.set_classname(&row.subject).set_time(Duration::ZERO);
-    Some(case)
+    let mut case = TestCase::new(format!("{}: {}", of.load, of.metric), status);
+    case.set_classname(&of.subject).set_time(Duration::ZERO);
+    case
 }

@@ -93,6 +93,10 @@ impl Found {
         // Another kernel knows others, or words them otherwise, and they are then a part of what is compared.
         let role = if a.kernel == b.kernel { Role::Unlike } else { Role::Told };
         self.note("mitigations", role, mitigations(a), mitigations(b));
+        // Runs of before they were looked at have none.
+        if !a.settings.is_empty() && !b.settings.is_empty() {
+            self.note("settings", role, settings(a, b), settings(b, a));
+        }
         self.note("hypervisor", Role::Unlike, or_none(&a.hypervisor), or_none(&b.hypervisor));
         if a.memory.abs_diff(b.memory) as f64 > MEMORY * a.memory.max(b.memory) as f64 {
             self.note("memory", Role::Unlike, a.memory, b.memory);
@@ -157,6 +161,13 @@ fn options(line: &str) -> String {
         !["BOOT_IMAGE=", "root=", "initrd=", "resume="].iter().any(|found_at| word.starts_with(found_at))
     });
     kept.collect::<Vec<_>>().join(" ")
+}
+
+/// One host's settings that are not the other's. Of interrupts no two boots are alike.
+fn settings(of: &Host, other: &Host) -> String {
+    let differs = |one: &&(String, String)| one.0 != "disk's interrupts" && !other.settings.contains(one);
+    let each = of.settings.iter().filter(differs).map(|(name, is)| format!("{name} {is}"));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 fn mitigations(host: &Host) -> String {

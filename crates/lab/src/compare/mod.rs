@@ -1,16 +1,16 @@
-//! Two runs of one plan beside each other: two kernels, two versions, two hosts.
+//! Runs of one plan beside each other: two kernels, two versions, two hosts.
 //!
 //! ```text
-//!   Run A ─┐                  ┌─ differences: may they be compared?   likeness.rs
-//!          ├─► Comparison ────┼─ rows: ratios with their intervals    row.rs
-//!   Run B ─┘                  └─ symbols whose share moved            symbols.rs
-//!                                        └─► a table, JUnit           table.rs, junit.rs
+//!   Runs A ─┐                  ┌─ differences: may they be compared?   likeness.rs
+//!           ├─► Comparison ────┼─ rows: ratios with their intervals    row.rs
+//!   Runs B ─┘                  └─ symbols whose share moved            symbols.rs
+//!                                         └─► a table, JUnit           table.rs, junit.rs
 //! ```
 //!
-//! Cells of two runs are not paired: differences between the days are in the figures too. So the intervals are Welch's, and
-//! wider than those within a run.
+//! Cells of two runs are not paired, so what differs from day to day and from boot to boot is in the figures too. Several
+//! runs on each side show how much that is; of one run each nobody knows.
 
-mod junit;
+pub mod junit;
 mod likeness;
 mod row;
 mod symbols;
@@ -19,79 +19,68 @@ mod table;
 use crate::results::Run;
 
 pub use likeness::{Difference, Role};
-pub use row::{Row, Side};
+pub use row::Row;
 pub use symbols::Moved;
 
-/// Two runs beside each other.
+use crate::statistics::{Count, Overall, Verdict};
+
+/// Two sides beside each other.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Everything that the runs differ in.
     pub differences: Vec<Difference>,
     /// Why they should not be compared, in one line each.
     pub objections: Vec<String>,
-    /// Every cell that is in both, and how it was judged.
+    /// Every cell that the first side measured, and how it was judged.
     pub rows: Vec<Row>,
-    /// Cells, as `subject, load`, that only one of the runs has, and which.
-    pub unmatched: Vec<(String, Side)>,
-    /// Symbols whose share moved, where both runs have profiles.
+    /// Cells, as `subject, load`, that only the second side measured.
+    pub new: Vec<String>,
+    /// Symbols whose share moved, where both sides have profiles.
     pub symbols: Vec<Moved>,
-    /// How large a loss may be before it is one, as a share.
-    pub threshold: f64,
-}
-
-/// What a comparison comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overall {
-    /// Nothing was lost.
-    Pass,
-    /// Something was.
-    Fail,
-    /// Something may have been.
-    CantTell,
-    /// The runs are too unlike.
-    NotComparable,
-}
-
-impl Overall {
-    /// As a program ends: 0 pass, 1 fail, 2 can't tell, 3 not comparable.
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::Pass => 0,
-            Self::Fail => 1,
-            Self::CantTell => 2,
-            Self::NotComparable => 3,
-        }
-    }
+    /// How many runs each side has.
+    pub runs: [usize; 2],
 }
 
 impl Comparison {
-    /// Puts `b` beside `a`, which is the baseline. `threshold` is the plan's if there is none.
-    pub fn of(a: &Run, b: &Run, threshold: Option<f64>) -> Self {
-        let differences = likeness::differences(a, b);
-        let threshold = threshold.unwrap_or(a.plan.threshold);
-        let (rows, unmatched) = row::rows(a, b, threshold);
-        Self {
-            objections: likeness::objections(&differences),
-            differences,
-            rows,
-            unmatched,
-            symbols: symbols::moved(a, b),
-            threshold,
+    /// Puts `b` beside `a`, which is the baseline. `threshold` is the plan's if there is none. A side without a run has
+    /// nothing to compare.
+    pub fn of(a: &[&Run], b: &[&Run], threshold: Option<f64>) -> Self {
+        let (first, second) = (a.first(), b.first());
+        let mut differences = Vec::new();
+        let mut objections = Vec::new();
+        if let (Some(first), Some(second)) = (first, second) {
+            differences = likeness::differences(first, second);
+            objections = likeness::objections(&differences);
+            for (side, runs) in [("first", a), ("second", b)] {
+                for other in &runs[1..] {
+                    let unlike = likeness::differences(runs[0], other);
+                    let unlike = unlike.iter().filter(|one| one.role != Role::Told).map(|one| one.about);
+                    let unlike: Vec<&str> = unlike.collect();
+                    if !unlike.is_empty() {
+                        objections.push(format!("the {side} runs differ among themselves: {}", unlike.join(", ")));
+                    }
+                }
+            }
         }
+        let threshold = threshold.or_else(|| first.map(|run| run.plan.threshold)).unwrap_or_default();
+        let (rows, new) = row::rows(a, b, threshold);
+        let symbols = first.zip(second).map(|(a, b)| symbols::moved(a, b)).unwrap_or_default();
+        Self { objections, differences, rows, new, symbols, runs: [a.len(), b.len()] }
+    }
+
+    /// How many rows came out how.
+    pub fn count(&self) -> Count {
+        Count::of(self.rows.iter().map(|row| &row.decision))
     }
 
     /// What it comes to; `force` overlooks that the runs are unlike.
     pub fn overall(&self, force: bool) -> Overall {
-        use crate::statistics::Verdict;
-        let any =
-            |wanted: fn(&Verdict) -> bool| self.rows.iter().filter_map(Row::verdict).any(|verdict| wanted(&verdict));
-        match () {
-            () if !force && !self.objections.is_empty() => Overall::NotComparable,
-            () if self.rows.iter().all(|row| row.verdict().is_none()) => Overall::NotComparable,
-            () if any(|verdict| *verdict == Verdict::Fail) => Overall::Fail,
-            () if any(|verdict| *verdict != Verdict::Pass) => Overall::CantTell,
-            () => Overall::Pass,
+        let says = |row: &Row| row.decision == Ok(Verdict::Fail) || (row.decision.is_ok() && row.ratio.is_some());
+        let is_nothing = !self.rows.iter().any(says);
+        if (!force && !self.objections.is_empty()) || is_nothing {
+            return Overall::NotComparable;
         }
+        self.count().overall()
     }
 }
 

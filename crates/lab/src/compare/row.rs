@@ -1,21 +1,14 @@
-//! One cell of both runs.
+//! One cell of both sides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::analysis::bound::{Bound, of_most};
 use crate::plan::Metric;
-use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
-use crate::statistics::{Estimate, Family, Limit, Verdict};
+use crate::results::{Cell, Measurement, Outcome, Run};
+use crate::runner::AGAIN;
+use crate::statistics::{self, Estimate, Limit, Null, Question, Sample, Verdict, deviation, mean, median};
 
-/// One of the two runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The first, which is the baseline.
-    A,
-    /// The second.
-    B,
-}
-
-/// A metric of one subject under one load, in both runs.
+/// A metric of one subject under one load, on both sides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The load.
@@ -26,69 +19,210 @@ pub struct Row {
     pub point: u32,
     /// What is compared.
     pub metric: Metric,
-    /// The median of the first run.
-    pub a: f64,
+    /// The median of the first side, where it has one.
+    pub a: Option<f64>,
     /// The median of the second.
-    pub b: f64,
-    /// The second as a ratio of the first.
-    pub ratio: Estimate,
-    /// What it was judged by; `None` where it decides nothing, and then [`why`](Self::why) not.
-    pub limit: Option<Limit>,
-    /// Why it decides nothing.
-    pub why: Option<&'static str>,
-}
-
-impl Row {
-    /// What it says; `None` where it decides nothing.
-    pub fn verdict(&self) -> Option<Verdict> {
-        Some(self.ratio.judge(self.limit?))
-    }
+    pub b: Option<f64>,
+    /// The second as a ratio of the first, where both were measured.
+    pub ratio: Option<Estimate>,
+    /// What it decides, or why it decides nothing.
+    pub decision: Result<Verdict, String>,
+    /// What is to be said beside that.
+    pub note: Option<String>,
 }
 
 /// What is compared: what was asked for is no result, so open loops are judged by latency and closed ones by IOPS. CPU
 /// is always normalised to one request.
-const METRICS: [Metric; 6] =
-    [Metric::Iops, Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo, Metric::Duration, Metric::Transactions];
+const METRICS: [Metric; 7] = [
+    Metric::Iops,
+    Metric::Latency,
+    Metric::LatencyP99,
+    Metric::LatencyP999,
+    Metric::CpuPerIo,
+    Metric::Duration,
+    Metric::Transactions,
+];
 
+/// Load, subject, point.
 type Key<'a> = (&'a str, &'a str, u32);
 
-/// All rows, and the cells that only one run has.
-pub(super) fn rows(a: &Run, b: &Run, threshold: f64) -> (Vec<Row>, Vec<(String, Side)>) {
-    let (ours, theirs) = (measured(a), measured(b));
-    let mut samples = Vec::new();
-    for (key, ours) in &ours {
-        let Some(theirs) = theirs.get(key) else { continue };
-        for metric in METRICS {
-            let values = |of: &[&Measurement]| of.iter().filter_map(|one| value(metric, one)).collect::<Vec<_>>();
-            let (a, b) = (values(ours), values(theirs));
-            if !a.is_empty() && !b.is_empty() {
-                samples.push((*key, metric, decides(metric, ours, theirs), a, b));
+/// What became of one key's cells in all runs of a side. The baseline's second measurements are further ones of the
+/// baseline.
+#[derive(Default)]
+struct Side<'a> {
+    /// By run and repetition.
+    measured: BTreeMap<(usize, u32), Vec<&'a Measurement>>,
+    failures: Vec<&'a str>,
+    tried: usize,
+    impossible: Option<&'a str>,
+}
+
+impl Side<'_> {
+    fn all(&self) -> impl Iterator<Item = &Measurement> {
+        self.measured.values().flatten().copied()
+    }
+
+    fn values(&self, metric: Metric) -> Vec<f64> {
+        self.all().filter_map(|one| value(metric, one)).collect()
+    }
+
+    /// The logarithms of what is independent of each other: of several runs each run's mean, of a single one its
+    /// repetitions.
+    fn logs(&self, metric: Metric, runs: usize) -> Vec<f64> {
+        let mut logs: BTreeMap<(usize, u32), Vec<f64>> = BTreeMap::new();
+        for ((run, repetition), measured) in &self.measured {
+            let key = if runs > 1 { (*run, 0) } else { (*run, *repetition) };
+            let values: Vec<f64> = measured.iter().filter_map(|one| value(metric, one)).map(f64::ln).collect();
+            logs.entry(key).or_default().extend(mean(&values));
+        }
+        logs.values().filter_map(|logs| mean(logs)).collect()
+    }
+
+    /// How many measurements make one such value.
+    fn measurements_each(&self, runs: usize) -> f64 {
+        let units: BTreeSet<_> =
+            self.measured.keys().map(|(run, repetition)| (*run, if runs > 1 { 0 } else { *repetition })).collect();
+        self.all().count() as f64 / units.len().max(1) as f64
+    }
+
+    fn failed(&self) -> Option<String> {
+        let reason = self.failures.last()?;
+        Some(format!("failed in {} of {} repetitions: {reason}", self.failures.len(), self.tried))
+    }
+}
+
+fn collect<'a>(runs: &[&'a Run]) -> BTreeMap<Key<'a>, Side<'a>> {
+    let mut sides: BTreeMap<Key<'_>, Side<'_>> = BTreeMap::new();
+    for (number, run) in runs.iter().enumerate() {
+        for Cell { id, outcome, .. } in &run.cells {
+            let subject = id.subject.strip_suffix(AGAIN).unwrap_or(&id.subject);
+            let side = sides.entry((&id.load, subject, id.point)).or_default();
+            side.tried += 1;
+            match outcome {
+                Outcome::Measured(one) => side.measured.entry((number, id.repetition)).or_default().push(one),
+                Outcome::Failed { reason, .. } => side.failures.push(reason),
+                Outcome::Impossible { reason } => side.impossible = Some(reason),
             }
         }
     }
-    let comparisons = samples.iter().filter(|(_, _, decides, ..)| decides.is_ok()).count();
-    let family = Family { comparisons, ..Family::alone() };
-    let rows = samples.into_iter().filter_map(|((load, subject, point), metric, decides, a, b)| {
-        Some(Row {
-            load: load.into(),
-            subject: subject.into(),
-            point,
-            metric,
-            ratio: Estimate::of_samples(&b, &a, family)?,
-            a: crate::statistics::median(a),
-            b: crate::statistics::median(b),
-            limit: decides.is_ok().then(|| Limit::for_loss(threshold, metric.more_is_better())),
-            why: decides.err(),
-        })
+    sides
+}
+
+/// All rows, and the cells that only the second side has.
+pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<String>) {
+    let (first, second) = (collect(a), collect(b));
+    let runs = a.len().max(b.len());
+    let nobody = Side::default();
+    let (mut rows, mut questions) = (Vec::new(), Vec::new());
+    for (key, theirs) in &first {
+        let ours = second.get(key).unwrap_or(&nobody);
+        rows.extend(broken(*key, theirs, ours));
+        for metric in METRICS {
+            let logs = |side: &Side<'_>| side.logs(metric, runs);
+            let Some(sample) = Sample::of_groups(&logs(ours), &logs(theirs)) else { continue };
+            let (decision, note) = decides(metric, theirs, ours).map_or_else(
+                |why| (Err(why), None),
+                // A placeholder, until the family is judged.
+                |bound| bound.leaves(Verdict::CantTell { more_pairs: None }),
+            );
+            let values = |side: &Side<'_>| Some(median(side.values(metric)));
+            let question = Question {
+                kind: metric.name(),
+                sample,
+                floor: noise(&[a, b].concat(), metric).powi(2)
+                    / 2.0
+                    / ours.measurements_each(runs).min(theirs.measurements_each(runs)),
+                limit: Limit::for_loss(threshold, metric.more_is_better()),
+                // How far two runs of the same thing lie apart nobody knows of one run each: the limit is their margin.
+                null: if runs > 1 { Null::NoLoss } else { Null::LossWithinLimit },
+                is_open: true,
+            };
+            questions.push((rows.len(), question));
+            rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(*key) });
+        }
+    }
+    judge(&mut rows, &questions, |row| {
+        let key = (row.load.as_str(), row.subject.as_str(), row.point);
+        let bound = |sides: &BTreeMap<Key<'_>, Side<'_>>| sides.get(&key).and_then(limit);
+        Bound::of(row.metric, bound(&second).as_ref(), bound(&first).as_ref())
     });
-    let rows = rows.collect();
-    let only = |these: &BTreeMap<Key<'_>, _>, others: &BTreeMap<Key<'_>, _>, side| {
-        let alone = these.keys().filter(|key| !others.contains_key(*key));
-        alone.map(|(load, subject, _)| (format!("{subject}, {load}"), side)).collect::<Vec<_>>()
+    let new = second
+        .iter()
+        .filter(|(key, side)| !side.measured.is_empty() && first.get(*key).is_none_or(|one| one.measured.is_empty()));
+    let mut new: Vec<String> = new.map(|((load, subject, _), _)| format!("{subject}, {load}")).collect();
+    new.dedup();
+    (rows, new)
+}
+
+/// Judges what decides as one family, and gives the rest an interval of its own.
+fn judge(rows: &mut [Row], questions: &[(usize, Question)], bound: impl Fn(&Row) -> Bound) {
+    let (deciding, shown): (Vec<_>, Vec<_>) =
+        questions.iter().copied().partition(|(index, _)| rows[*index].decision.is_ok());
+    let family: Vec<Question> = deciding.iter().map(|(_, question)| *question).collect();
+    for ((index, _), (estimate, verdict)) in deciding.iter().zip(statistics::judge(&family, 1.0)) {
+        let row = &mut rows[*index];
+        row.ratio = Some(estimate);
+        (row.decision, row.note) = bound(row).leaves(verdict);
+    }
+    for (index, question) in shown {
+        rows[index].ratio = statistics::judge(&[question], 1.0).first().map(|(estimate, _)| *estimate);
+    }
+}
+
+fn row((load, subject, point): Key<'_>) -> Row {
+    Row {
+        load: load.into(),
+        subject: subject.into(),
+        point,
+        metric: Metric::Iops,
+        a: None,
+        b: None,
+        ratio: None,
+        decision: Err(String::new()),
+        note: None,
+    }
+}
+
+/// A row that says that a cell which the first side measured failed on the second, or is missing there.
+fn broken(key: Key<'_>, theirs: &Side<'_>, ours: &Side<'_>) -> Option<Row> {
+    if theirs.measured.is_empty() {
+        return None;
+    }
+    let metric = METRICS.into_iter().find(|metric| !theirs.values(*metric).is_empty())?;
+    let (verdict, note) = match (ours.failed(), theirs.failed()) {
+        (Some(failed), None) => (Verdict::Fail, failed),
+        (Some(failed), Some(before)) => {
+            (Verdict::CantTell { more_pairs: None }, format!("{failed}; before, it {before}"))
+        }
+        (None, _) if ours.measured.is_empty() => {
+            let why = ours
+                .impossible
+                .map_or("missing from the second run".into(), |why| format!("impossible in the second run: {why}"));
+            (Verdict::CantTell { more_pairs: None }, why)
+        }
+        (None, _) => return None,
     };
-    let mut unmatched = [only(&ours, &theirs, Side::A), only(&theirs, &ours, Side::B)].concat();
-    unmatched.dedup();
-    (rows, unmatched)
+    let values = ours.values(metric);
+    let b = (!values.is_empty()).then(|| median(values));
+    Some(Row { metric, a: Some(median(theirs.values(metric))), b, decision: Ok(verdict), note: Some(note), ..row(key) })
+}
+
+/// How much the logarithms of pairs of a baseline and itself deviate, typically over the loads and the runs: the noise
+/// floor; 0 where nobody looked.
+fn noise(runs: &[&Run], metric: Metric) -> f64 {
+    let mut deviations = Vec::new();
+    for run in runs {
+        let table = crate::analysis::Table::new(run);
+        for load in run.plan.loads.iter() {
+            let baseline = run.plan.baseline_under(load);
+            let again = format!("{baseline}{AGAIN}");
+            let key = |subject| crate::analysis::CellKey { load: &load.name, subject, point: 0 };
+            let logs = table.log_ratios(key(&again), key(baseline), metric);
+            deviations.push(deviation(&logs.into_iter().map(|(_, log)| log).collect::<Vec<_>>()));
+        }
+    }
+    deviations.retain(|deviation| *deviation > 0.0);
+    if deviations.is_empty() { 0.0 } else { median(deviations) }
 }
 
 /// A load's duration is the plan's; a piece of work takes what it takes.
@@ -96,35 +230,26 @@ fn value(metric: Metric, measurement: &Measurement) -> Option<f64> {
     metric.of(measurement).filter(|_| metric != Metric::Duration || measurement.requests() == 0)
 }
 
-/// Whether a metric decides, and else why not.
-fn decides(metric: Metric, ours: &[&Measurement], theirs: &[&Measurement]) -> Result<(), &'static str> {
-    let all = || ours.iter().chain(theirs);
-    let open = all().any(|measurement| measurement.offered_iops.is_some());
-    if all().any(|measurement| measurement.functional_only) {
-        return Err("under emulation");
-    }
-    match metric {
-        Metric::Iops if open => Err("offered, not found"),
-        Metric::Latency | Metric::LatencyP99 if !open => Err("IOPS say it"),
-        // A pair of tails in a run of seconds says too little.
-        Metric::LatencyP99 => Err("shown only"),
-        _ if all().any(|measurement| matches!(measurement.limit, Some(Bottleneck::Load(_)))) => Err("load-bound"),
-        Metric::Iops | Metric::Latency
-            if all().any(|measurement| matches!(measurement.limit, Some(Bottleneck::Device(_)))) =>
-        {
-            Err("device-bound")
-        }
-        _ => Ok(()),
-    }
+/// The bound of most of a side's measurements.
+fn limit(side: &Side<'_>) -> Option<crate::results::Bottleneck> {
+    of_most(&side.all().map(|one| one.limit.as_ref()).collect::<Vec<_>>()).cloned()
 }
 
-/// What was measured, by cell. The baseline's second measurement is no subject of its own here.
-fn measured(run: &Run) -> BTreeMap<Key<'_>, Vec<&Measurement>> {
-    let mut cells: BTreeMap<Key<'_>, Vec<&Measurement>> = BTreeMap::new();
-    for Cell { id, outcome, .. } in &run.cells {
-        if let Outcome::Measured(measurement) = outcome {
-            cells.entry((&id.load, &id.subject, id.point)).or_default().push(measurement);
-        }
+/// Whether a metric decides and within which bound, and else why not.
+fn decides(metric: Metric, a: &Side<'_>, b: &Side<'_>) -> Result<Bound, String> {
+    let all = || a.all().chain(b.all());
+    let open = all().any(|measurement| measurement.offered_iops.is_some());
+    if all().any(|measurement| measurement.functional_only) {
+        return Err("under emulation".into());
     }
-    cells
+    match metric {
+        Metric::Iops if open => Err("offered, not found".into()),
+        Metric::Latency | Metric::LatencyP99 | Metric::LatencyP999 if !open => Err("IOPS say it".into()),
+        // A pair of tails in a run of seconds says too little.
+        Metric::LatencyP99 | Metric::LatencyP999 => Err("shown only".into()),
+        _ => match Bound::of(metric, limit(b).as_ref(), limit(a).as_ref()) {
+            Bound::Both(why) => Err(why),
+            bound => Ok(bound),
+        },
+    }
 }

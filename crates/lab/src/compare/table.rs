@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use comfy_table::{Table, presets};
 
-use super::{Comparison, Difference, Role, Row, Side};
+use super::{Comparison, Difference, Role, Row};
 use crate::analysis::figure;
-use crate::statistics::Verdict;
+use crate::statistics::{Estimate, Verdict};
 
 impl Comparison {
     /// The whole comparison as text.
@@ -15,9 +15,14 @@ impl Comparison {
         self.write_differences(&mut text);
         self.write_rows(&mut text);
         self.write_symbols(&mut text);
-        for (cell, side) in &self.unmatched {
-            let only = if *side == Side::A { "the first" } else { "the second" };
-            let _ = writeln!(text, "measured in {only} run alone: {cell}");
+        for cell in &self.new {
+            let _ = writeln!(text, "measured in the second run alone: {cell}");
+        }
+        if self.runs.iter().all(|runs| *runs < 2) {
+            text.push_str(
+                "one run each: what differs from one boot or layout to the next is in no interval; several runs show it: \
+                 egret compare A1 A2 A3 -- B1 B2 B3\n",
+            );
         }
         text
     }
@@ -37,16 +42,16 @@ impl Comparison {
         table.load_style(presets::NOTHING);
         table.set_header(["load", "subject", "metric", "A", "B", "B/A", "interval", "verdict"]);
         for row in &self.rows {
-            let point = if row.point == 0 { String::new() } else { format!(", point {}", row.point) };
-            let (low, high) = (row.ratio.together.low, row.ratio.together.high);
+            let shown = |value: Option<f64>| value.map_or("-".into(), figure);
+            let ratio = row.ratio.as_ref();
             table.add_row([
-                format!("{}{point}", row.load),
+                row.place(),
                 row.subject.clone(),
                 row.metric.label(),
-                figure(row.a),
-                figure(row.b),
-                format!("{:.3}", row.ratio.median),
-                if high.is_finite() { format!("{low:.3}..{high:.3}") } else { "unknown".into() },
+                shown(row.a),
+                shown(row.b),
+                ratio.map_or("-".into(), |ratio| format!("{:.3}", ratio.ratio)),
+                ratio.map_or("-".into(), interval),
                 row.word(),
             ]);
         }
@@ -62,29 +67,43 @@ impl Comparison {
     }
 }
 
+fn interval(ratio: &Estimate) -> String {
+    if ratio.high.is_finite() { format!("{:.3}..{:.3}", ratio.low, ratio.high) } else { "unknown".into() }
+}
+
 impl Row {
+    /// The load, and of a curve its point.
+    pub(super) fn place(&self) -> String {
+        if self.point == 0 { self.load.clone() } else { format!("{}, point {}", self.load, self.point) }
+    }
+
     /// The verdict in a word or two, or why there is none.
     fn word(&self) -> String {
-        match (self.verdict(), self.why) {
-            (Some(Verdict::Pass), _) => "pass".into(),
-            (Some(Verdict::Fail), _) => "FAIL".into(),
-            (Some(Verdict::CantTell { more_pairs: Some(more) }), _) => format!("can't tell ({more} more would)"),
-            (Some(Verdict::CantTell { more_pairs: None }), _) => "can't tell".into(),
-            (None, why) => format!("- ({})", why.unwrap_or("decides nothing")),
-        }
+        let word = match &self.decision {
+            Ok(Verdict::Pass) => "pass".into(),
+            Ok(Verdict::Fail) => "FAIL".into(),
+            Ok(Verdict::CantTell { more_pairs: Some(more) }) if self.note.is_none() => {
+                format!("can't tell ({more} more would)")
+            }
+            Ok(Verdict::CantTell { .. }) => "can't tell".into(),
+            Err(why) => format!("- ({why})"),
+        };
+        self.note.as_ref().map_or(word.clone(), |note| format!("{word}: {note}"))
     }
 
     /// The row in a sentence.
     pub(super) fn sentence(&self) -> String {
         let Self { metric, a, b, ratio, .. } = self;
+        let (Some(a), Some(b), Some(ratio)) = (a, b, ratio) else {
+            return format!("{}: {}", metric.name(), self.word());
+        };
         format!(
-            "{} {} -> {}, ratio {:.3} ({:.3}..{:.3}): {}",
+            "{} {} -> {}, ratio {:.3} ({}): {}",
             metric.name(),
             figure(*a),
             metric.say(*b),
-            ratio.median,
-            ratio.together.low,
-            ratio.together.high,
+            ratio.ratio,
+            interval(ratio),
             self.word()
         )
     }

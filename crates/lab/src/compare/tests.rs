@@ -3,6 +3,7 @@ use crate::plan::Plan;
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
+use crate::statistics::{Overall, Verdict};
 
 fn plan() -> Plan {
     let text = r#"
@@ -45,7 +46,7 @@ fn each_measurement(run: &mut Run, change: impl Fn(&mut Measurement)) {
 }
 
 fn overall(a: &Run, b: &Run) -> Overall {
-    Comparison::of(a, b, None).overall(false)
+    Comparison::of(&[a], &[b], None).overall(false)
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn another_kernel_may_be_what_is_compared_and_another_kernel_with_another_progra
     newer.host.kernel = "6.18".into();
     assert_eq!(overall(&run(1e5), &newer), Overall::Pass);
     newer.host.components[0].version = "2".into();
-    let comparison = Comparison::of(&run(1e5), &newer, None);
+    let comparison = Comparison::of(&[&run(1e5)], &[&newer], None);
     assert_eq!(comparison.overall(false), Overall::NotComparable);
     assert_eq!(comparison.overall(true), Overall::Pass);
     assert!(comparison.objections[0].contains("both the kernel and programs (egret) differ"));
@@ -106,20 +107,124 @@ fn another_cpu_or_another_load_cannot_be_compared() {
 fn runs_without_a_cell_in_common_cannot_be_compared_and_say_what_each_has() {
     let mut other = run(1e5);
     other.cells.iter_mut().for_each(|cell| cell.id.subject = "another".into());
-    let comparison = Comparison::of(&run(1e5), &other, None);
+    let comparison = Comparison::of(&[&run(1e5)], &[&other], None);
     assert_eq!(comparison.overall(true), Overall::NotComparable);
-    assert!(comparison.text().contains("measured in the first run alone: egret, randread 4k QD1"));
+    let text = comparison.text();
+    assert!(text.contains("can't tell: missing from the second run"), "{text}");
+    assert!(text.contains("measured in the second run alone: another, randread 4k QD1"), "{text}");
+}
+
+fn iops(comparison: &Comparison) -> Vec<Result<Verdict, String>> {
+    let rows = comparison.rows.iter().filter(|row| row.metric == crate::plan::Metric::Iops);
+    rows.map(|row| row.decision.clone()).collect()
 }
 
 #[test]
-fn what_the_load_or_the_disk_limited_decides_nothing() {
+fn what_the_load_or_the_disk_limited_on_both_sides_decides_nothing() {
     for limit in [Bottleneck::Load("its core is full".into()), Bottleneck::Device("as fast as the host".into())] {
-        let mut slower = run(0.67e5);
-        each_measurement(&mut slower, |measurement| measurement.limit = Some(limit.clone()));
-        let comparison = Comparison::of(&run(1e5), &slower, None);
-        let iops = comparison.rows.iter().filter(|row| row.metric == crate::plan::Metric::Iops);
-        assert!(iops.clone().count() == 2 && iops.clone().all(|row| row.verdict().is_none()), "{}", comparison.text());
+        let [a, b] = [1e5, 0.67e5].map(|iops| {
+            let mut run = run(iops);
+            each_measurement(&mut run, |measurement| measurement.limit = Some(limit.clone()));
+            run
+        });
+        let comparison = Comparison::of(&[&a], &[&b], None);
+        let iops = iops(&comparison);
+        assert!(iops.len() == 2 && iops.iter().all(Result::is_err), "{}", comparison.text());
     }
+}
+
+#[test]
+fn a_bound_that_one_side_or_one_repetition_was_at_hides_no_regression() {
+    for limit in [Bottleneck::Load("its core is full".into()), Bottleneck::Device("as fast as the host".into())] {
+        for (bound, repetitions) in [("a", 0..5), ("b", 0..5), ("both", 0..1)] {
+            let [a, b] = [("a", 1e5), ("b", 0.67e5)].map(|(side, iops)| {
+                let mut run = run(iops);
+                for cell in run.cells.iter_mut().filter(|cell| repetitions.contains(&cell.id.repetition)) {
+                    if let (Outcome::Measured(measurement), true) = (&mut cell.outcome, [side, "both"].contains(&bound))
+                    {
+                        measurement.limit = Some(limit.clone());
+                    }
+                }
+                run
+            });
+            let comparison = Comparison::of(&[&a], &[&b], None);
+            assert_eq!(iops(&comparison), vec![Ok(Verdict::Fail); 2], "{bound}: {}", comparison.text());
+        }
+    }
+}
+
+#[test]
+fn a_baseline_that_the_load_held_back_passes_nothing() {
+    let mut a = run(1e5);
+    each_measurement(&mut a, |measurement| measurement.limit = Some(Bottleneck::Load("its core is full".into())));
+    let comparison = Comparison::of(&[&a], &[&run(1e5)], None);
+    assert_eq!(comparison.overall(false), Overall::CantTell);
+    assert!(comparison.text().contains("can't tell: the baseline is load-bound: its core is full"));
+}
+
+/// Lets the first so many repetitions under one load fail.
+fn fail(run: &mut Run, repetitions: u32) {
+    let here = run.cells.iter_mut().filter(|cell| cell.id.load.ends_with("QD64"));
+    for cell in here.filter(|cell| cell.id.repetition < repetitions) {
+        cell.outcome = Outcome::Failed { reason: "the server ended with signal 11".into(), log: Vec::new() };
+    }
+}
+
+#[test]
+fn a_build_that_crashes_fails_however_fast_the_rest_of_it_is() {
+    for repetitions in [1, 5] {
+        let mut b = run(1e5);
+        fail(&mut b, repetitions);
+        let comparison = Comparison::of(&[&run(1e5)], &[&b], None);
+        assert_eq!(comparison.overall(false), Overall::Fail);
+        let said = format!("failed in {repetitions} of 5 repetitions: the server ended with signal 11");
+        assert!(comparison.text().contains(&format!("FAIL: {said}")), "{}", comparison.text());
+        let xml = comparison.junit(false).unwrap();
+        assert!(xml.contains(r#"failures="1""#) && xml.contains(&said), "{xml}");
+    }
+}
+
+#[test]
+fn what_crashed_before_is_no_regression_and_no_pass() {
+    let [mut a, mut b] = [run(1e5), run(1e5)];
+    [&mut a, &mut b].into_iter().for_each(|run| fail(run, 1));
+    assert_eq!(overall(&a, &b), Overall::CantTell);
+    assert_eq!(overall(&a, &run(1e5)), Overall::Pass, "what is mended is no loss");
+}
+
+#[test]
+fn cells_that_are_missing_are_named_and_no_pass() {
+    let mut b = run(1e5);
+    b.cells.retain(|cell| !cell.id.load.ends_with("QD64"));
+    let comparison = Comparison::of(&[&run(1e5)], &[&b], None);
+    assert_eq!(comparison.overall(false), Overall::CantTell);
+    assert!(comparison.text().contains("can't tell: missing from the second run"), "{}", comparison.text());
+    assert!(comparison.junit(false).unwrap().contains("missing from the second run"));
+}
+
+#[test]
+fn of_one_run_each_it_says_that_nobody_knows_how_far_runs_lie_apart() {
+    let said = "one run each: what differs from one boot";
+    let (a, b) = (run(1e5), run(1e5));
+    assert!(Comparison::of(&[&a], &[&b], None).text().contains(said));
+    assert!(!Comparison::of(&[&a, &a], &[&b, &b], None).text().contains(said));
+}
+
+#[test]
+fn several_runs_show_how_far_runs_of_one_thing_lie_apart() {
+    let side = |rates: [f64; 3]| rates.map(run);
+    let of = |a: &[Run; 3], b: &[Run; 3]| {
+        let [a, b] = [a, b].map(|runs| runs.iter().collect::<Vec<_>>());
+        Comparison::of(&a, &b, None)
+    };
+    // Within each run all is steady, and one boot is 10 % faster than another: only runs can tell that.
+    let (a, slower) = (side([1.0e5, 1.1e5, 1.0e5]), side([0.99e5, 0.92e5, 1.0e5]));
+    assert!(!iops(&of(&a, &slower)).contains(&Ok(Verdict::Fail)));
+    assert!(iops(&Comparison::of(&[&a[1]], &[&slower[1]], None)).contains(&Ok(Verdict::Fail)));
+    let (a, slower) = (side([1.0e5, 1.001e5, 1.002e5]), side([0.9e5, 0.901e5, 0.902e5]));
+    let comparison = of(&a, &slower);
+    assert_eq!(iops(&comparison), vec![Ok(Verdict::Fail); 2], "{}", comparison.text());
+    assert_eq!(comparison.rows[0].ratio.map(|ratio| ratio.pairs), Some(3), "runs, and not repetitions");
 }
 
 #[test]
@@ -131,8 +236,8 @@ fn symbols_that_moved_are_listed_the_farthest_first() {
         run
     };
     let comparison = Comparison::of(
-        &with([("cpupri_set", 2.41), ("sbitmap_find_bit", 0.75)]),
-        &with([("cpupri_set", 0.35), ("sbitmap_find_bit", 0.39)]),
+        &[&with([("cpupri_set", 2.41), ("sbitmap_find_bit", 0.75)])],
+        &[&with([("cpupri_set", 0.35), ("sbitmap_find_bit", 0.39)])],
         None,
     );
     let names: Vec<_> = comparison.symbols.iter().map(|moved| (moved.symbol.as_str(), moved.load.as_str())).collect();
@@ -143,11 +248,11 @@ fn symbols_that_moved_are_listed_the_farthest_first() {
 
 #[test]
 fn a_ci_reads_a_test_for_each_row_that_decides() {
-    let xml = Comparison::of(&run(1e5), &run(0.67e5), None).junit(false).unwrap();
+    let xml = Comparison::of(&[&run(1e5)], &[&run(0.67e5)], None).junit(false).unwrap();
     assert!(xml.contains(r#"tests="4" "#) && xml.contains(r#"failures="2""#), "{xml}");
     assert!(xml.contains("IOPS 102\u{202f}000 -&gt; 68\u{202f}340 IOPS"), "{xml}");
     let mut other = run(1e5);
     other.host.cpu.model = "another".into();
-    let xml = Comparison::of(&run(1e5), &other, None).junit(false).unwrap();
+    let xml = Comparison::of(&[&run(1e5)], &[&other], None).junit(false).unwrap();
     assert!(xml.contains(r#"errors="1""#), "{xml}");
 }

@@ -57,6 +57,19 @@ fn size(plan: &DiskPlan) -> u64 {
     plan.size.map_or(SIZE, |size| size.0).next_multiple_of(1 << 20)
 }
 
+/// Checks that a plan writes to no device.
+///
+/// # Errors
+/// It does, and what would let it, in one line.
+pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
+    match &plan.disk.path {
+        Some(path) if plan.disk.kind == DiskKind::Device && writes(plan) => {
+            Err(format!("the plan writes to {}: --write-device lets it", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks whether the disks can be had, and makes none. `directory` is where files go that have no place.
 ///
 /// # Errors
@@ -147,6 +160,17 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
+/// A device is not written full before it is measured, and that is to be said of one that is written to.
+fn as_it_was_found(plan: &Plan) -> Option<Warning> {
+    let path = plan.disk.path.as_ref().filter(|_| writes(plan) && !plan.disk.preconditioned)?;
+    let text = format!(
+        "{} was measured as it was found: flash that was not written full is faster than it will be. Write all of it twice \
+         (fio --rw=write --bs=1M --loops=2), and say preconditioned = true",
+        path.display()
+    );
+    Some(Warning { about: "not-preconditioned".into(), text })
+}
+
 /// Where it, or a partition of it, is mounted. The kernel would refuse the device too; this makes a better error.
 fn mounted_at(device: &Path) -> Option<String> {
     let device = device.canonicalize().ok()?;
@@ -194,7 +218,10 @@ impl Disks {
         }
         match plan.disk.kind {
             DiskKind::Null => new.disks = vec![Disk::Null(size); count(plan)],
-            DiskKind::Device => new.disks.extend(plan.disk.path.clone().map(Disk::Device)),
+            DiskKind::Device => {
+                new.warnings.extend(as_it_was_found(plan));
+                new.disks.extend(plan.disk.path.clone().map(Disk::Device));
+            }
             DiskKind::File => {
                 let place = plan.disk.path.as_deref().unwrap_or(directory);
                 new.disks = new.files(place, count(plan), size, reaper)?.into_iter().map(Disk::File).collect();

@@ -68,6 +68,9 @@ pub struct Plan {
     /// How often each cell is measured.
     #[serde(default = "five")]
     pub repetitions: u32,
+    /// How often a cell is measured at most: more often than `repetitions` where that decides.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub most_repetitions: Option<u32>,
     /// How large a loss against the baseline may be before it is one, as a share of it.
     #[serde(default = "five_percent")]
     pub threshold: f64,
@@ -125,6 +128,9 @@ pub struct DiskPlan {
     /// The data on the device may be lost. Without this a plan that writes refuses a device that is not empty.
     #[serde(default)]
     pub destroy: bool,
+    /// The device was written full before, so that it is as fast as it stays.
+    #[serde(default)]
+    pub preconditioned: bool,
 }
 
 /// What the disk under test is.
@@ -149,12 +155,20 @@ pub enum Metric {
     Latency,
     /// The latency of one request in a hundred, in microseconds.
     LatencyP99,
+    /// The latency of one request in a thousand, in microseconds.
+    LatencyP999,
     /// Requests per second.
     Iops,
     /// Megabytes (of 10^6 bytes) per second.
     Throughput,
     /// CPU time per request of all but the load, in microseconds: also milliseconds of CPU per 1000 requests.
     CpuPerIo,
+    /// CPU time per request of the server's I/O threads, in microseconds.
+    IoThreadCpu,
+    /// CPU time per request of all of the server's threads, in microseconds.
+    ServerCpu,
+    /// CPUs that were busy on the whole host, as mpstat counts them: with the load, and with all else.
+    HostBusy,
     /// CPU time per gigabyte of all but the load, in seconds: also CPUs per 1 GB/s.
     CpuPerGigabyte,
     /// CPUs that all but the load kept busy.

@@ -89,6 +89,9 @@ impl Plan {
         if self.repetitions == 0 || self.subjects.is_empty() || self.loads.is_empty() {
             return Err("a plan needs at least one repetition, one subject and one load".into());
         }
+        if let Some(most) = self.most_repetitions.filter(|most| *most < self.repetitions) {
+            return Err(format!("most-repetitions must be at least repetitions, {}, got {most}", self.repetitions));
+        }
         if !(self.threshold > 0.0 && self.threshold < 1.0) {
             return Err(format!("threshold must be a share between 0 and 1, got {}", self.threshold));
         }
@@ -150,6 +153,24 @@ impl Plan {
             }
         });
         self
+    }
+
+    /// The plan without some subjects, and without what is of them alone.
+    pub(crate) fn leave_out(&mut self, names: &[String]) {
+        let stays = |name: &String| !names.contains(name);
+        self.subjects.retain(|subject| stays(&subject.name));
+        self.loads.change(|loads| {
+            // A load that names no subject is put on all of them.
+            loads.retain(|keys| keys.subjects.is_empty() || keys.subjects.iter().any(stays));
+            loads.iter_mut().for_each(|keys| keys.subjects.retain(stays));
+        });
+        self.charts.retain(|chart| chart.subjects.is_empty() || chart.subjects.iter().any(stays));
+        self.charts.iter_mut().for_each(|chart| chart.subjects.retain(stays));
+    }
+
+    /// How often a cell is measured at most.
+    pub fn most_repetitions(&self) -> u32 {
+        self.most_repetitions.unwrap_or(self.repetitions).max(self.repetitions)
     }
 
     /// The subject that the others are compared with.

@@ -1,4 +1,4 @@
-//! `cells.csv`: a row for each cell that was measured, units in the header.
+//! `cells.csv`: a row for each cell that has ended, units in the header.
 
 use std::io;
 
@@ -25,31 +25,47 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
         "bytes",
         "offered_iops",
     ];
-    let accounts = ["load_cpu_s", "host_busy_s", "unaccounted_s", "limit", "functional_only"];
+    let accounts = ["load_cpu_s", "host_busy_s", "stolen_s", "unaccounted_s", "limit", "functional_only"];
+    // Columns that only a cell that was measured has anything in.
+    let figures = cell.len() - IDENTITY + Metric::ALL.len() + accounts.len();
     let metrics = Metric::ALL.iter().map(|metric| metric.column());
-    table.write_record(cell.into_iter().chain(metrics).chain(accounts).chain(ASKED))?;
+    table.write_record(cell.into_iter().chain(metrics).chain(accounts).chain(ASKED).chain(OUTCOME))?;
     for cell in &run.cells {
-        let Outcome::Measured(measured) = &cell.outcome else { continue };
-        let requests = |of: &Option<Operations>| of.as_ref().map(|of| of.requests.to_string());
-        let seconds = |of: Option<u64>| of.map(|nanoseconds| format!("{:.6}", nanoseconds as f64 / 1e9));
-        let mut fields = vec![
+        let identity = [
             cell.id.load.clone(),
             cell.id.subject.clone(),
             cell.id.repetition.to_string(),
             cell.id.point.to_string(),
             cell.started.to_string(),
+        ];
+        let asked = asked(run, &cell.id.load);
+        let (outcome, reason) = match &cell.outcome {
+            Outcome::Measured(_) => ("measured", ""),
+            Outcome::Failed { reason, .. } => ("failed", reason.as_str()),
+            Outcome::Impossible { reason } => ("impossible", reason.as_str()),
+        };
+        let outcome = [outcome, reason].map(str::to_owned);
+        let Outcome::Measured(measured) = &cell.outcome else {
+            let nothing = std::iter::repeat_n(String::new(), figures);
+            table.write_record(identity.into_iter().chain(nothing).chain(asked).chain(outcome))?;
+            continue;
+        };
+        let requests = |of: &Option<Operations>| of.as_ref().map(|of| of.requests.to_string());
+        let seconds = |of: Option<u64>| of.map(|nanoseconds| format!("{:.6}", nanoseconds as f64 / 1e9));
+        let mut fields = Vec::from(identity);
+        fields.extend([
             measured.seconds.to_string(),
             requests(&measured.reads).unwrap_or_default(),
             requests(&measured.writes).unwrap_or_default(),
             measured.bytes().to_string(),
             measured.offered_iops.map(|rate| rate.to_string()).unwrap_or_default(),
-        ];
+        ]);
         fields.extend(Metric::ALL.iter().map(|metric| {
             let value = metric.of(measured);
             value.map(|value| format!("{value:.6}")).unwrap_or_default()
         }));
         fields.extend(
-            [measured.cpu.load, measured.cpu.host_busy, measured.cpu.unaccounted()]
+            [measured.cpu.load, measured.cpu.host_busy, measured.cpu.stolen, measured.cpu.unaccounted()]
                 .map(|of| seconds(of).unwrap_or_default()),
         );
         fields.push(match &measured.limit {
@@ -58,12 +74,16 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
             None => String::new(),
         });
         fields.push(measured.functional_only.to_string());
-        fields.extend(asked(run, &cell.id.load));
+        fields.extend(asked.into_iter().chain(outcome));
         table.write_record(fields)?;
     }
     table.flush()
 }
 
+/// How many of the columns say which cell it is.
+const IDENTITY: usize = 5;
+/// What became of the cell, and why.
+const OUTCOME: [&str; 2] = ["outcome", "reason"];
 /// What a load asks for, of which its name tells in words.
 const ASKED: [&str; 7] = ["rw", "bs_bytes", "iodepth", "numjobs", "rwmixread", "disks", "idle_disks"];
 

@@ -10,10 +10,11 @@ use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, figure};
 use crate::plan::Form;
+use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
 const SCRIPT: &str = include_str!("../../assets/report.js");
-const STYLE: &str = include_str!("../../assets/report.css");
+pub(super) const STYLE: &str = include_str!("../../assets/report.css");
 
 /// What the script draws.
 #[derive(Serialize)]
@@ -57,6 +58,7 @@ pub fn page(analysis: &Analysis<'_>) -> String {
                     section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
                     (ledger(analysis))
                     (wrong(analysis))
+                    (runs(analysis))
                     section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
                     (method(analysis))
                 }
@@ -74,6 +76,15 @@ fn json(data: &Data<'_>) -> String {
     serde_json::to_string(data).unwrap_or_else(|_| "null".into()).replace('<', "\\u003c")
 }
 
+/// How a verdict looks.
+pub(super) fn kind(overall: Overall) -> &'static str {
+    match overall {
+        Overall::Pass => "pass",
+        Overall::Fail => "fail",
+        Overall::CantTell | Overall::NotComparable => "cant-tell",
+    }
+}
+
 /// Whether some guest ran without KVM.
 fn is_emulated(analysis: &Analysis<'_>) -> bool {
     analysis.table.keys().any(|key| analysis.table.is_functional_only(key))
@@ -89,10 +100,12 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             h1 { (run.plan.title) }
             p.about { (run.plan.about.trim()) }
             p.meta { (machine::line(run)) }
+            p.verdict.(kind(analysis.overall())) { (analysis.verdict()) }
+            @for said in tables::headlines(analysis) { p.incident { (said) " " a href="#wrong" { "What went wrong" } } }
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
                     @if emulated && !is_said { li { strong { "emulated. " } "Cells marked “functional only” ran in a guest without KVM: they show that it works, and nothing of speed." } }
-                    @for warning in &run.host.warnings { li { strong { (warning.about) ". " } (warning.text) } }
+                    @for warning in &run.host.warnings { li.grave[["not-preconditioned", "drift"].contains(&warning.about.as_str())] { strong { (warning.about) ". " } (warning.text) } }
                 }
             }
         }
@@ -105,6 +118,7 @@ fn contents() -> Markup {
         ("verdicts", "Verdicts"),
         ("charts", "Charts"),
         ("cpu", "CPU"),
+        ("runs", "Runs"),
         ("wrong", "What went wrong"),
         ("machine", "Machine"),
         ("method", "Method"),
@@ -154,11 +168,11 @@ fn choice(analysis: &Analysis<'_>, points: &[OperatingPoint]) -> Markup {
                     }
                     p #answer aria-live="polite" {}
                     div.scroll { table #recommended hidden { thead { tr {
-                        th { "Option" } th.number { "IOPS" } th.number { "Mean latency, µs" } th.number { "p99, µs" }
+                        th { "Option" } th.number { "IOPS" } th.number { "Mean latency, µs" } th.number { "p99, µs" } th.number { "p99.9, µs" }
                         th.number { "CPUs" } th.number { "CPU per I/O, µs" } th { "At" }
                     } } tbody {} } }
                     div.chart #front role="img" aria-label="Latency against IOPS of every option; its size is the CPUs it keeps busy" {}
-                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs; nothing beats these in one without losing in another. Faded: outside your constraints." }
+                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs by the ranges of all repetitions; nothing that was measured beats these in one without losing in another. Faded: outside your constraints." }
                     details { summary { "All operating points" } (grid(&operating_points(points))) }
                 }
             }
@@ -174,15 +188,17 @@ fn operating_points(points: &[OperatingPoint]) -> Grid {
         "#IOPS",
         "#Mean latency, µs",
         "#p99 latency, µs",
+        "#p99.9 latency, µs",
         "#CPUs",
         "#CPU per I/O, µs",
         "Pareto front",
         "Limit",
     ]);
     for point in points {
-        let figures = [point.iops, point.latency, point.p99, point.cpus, point.cpu_per_io].map(figure);
+        let figures =
+            [Some(point.iops), Some(point.latency), point.p99, point.p999, Some(point.cpus), Some(point.cpu_per_io)];
         let mut cells = vec![point.load.clone(), point.point.to_string(), point.subject.clone()];
-        cells.extend(figures);
+        cells.extend(figures.map(|value| value.map_or("–".into(), figure)));
         cells.push(if point.on_front { "on it" } else { "" }.into());
         cells.push(point.limit.clone().unwrap_or_default());
         grid.push(cells);
@@ -273,13 +289,23 @@ fn wrong(analysis: &Analysis<'_>) -> Markup {
     }
 }
 
+fn runs(analysis: &Analysis<'_>) -> Markup {
+    html! {
+        section #runs {
+            h2 { "Every run" }
+            p.quiet { "What the tables above are made of: their links lead here. The files in " code { "raw/" } " beside this page have the load’s own output." }
+            details { summary { (analysis.run.cells.len()) " cells" } (grid(&tables::runs(analysis))) }
+        }
+    }
+}
+
 fn method(analysis: &Analysis<'_>) -> Markup {
     html! {
         section #method {
             h2 { "Method" }
-            p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round. Shown is the median of " (analysis.run.plan.repetitions) " rounds. Whiskers are the whole range." }
-            p { "An interval of 95 % is the bootstrap of the median ratio; of few pairs it is Student’s, of the logarithms, and at least the range of what was seen. It is never narrower than the noise of this plan makes it." }
-            p { strong { "Pass" } ": the interval lies within the threshold. " strong { "Fail" } ": the interval that is right for all comparisons together, by Bonferroni, lies beyond it. " strong { "Can’t tell" } ": anything else. Cells that the disk or the load limits decide nothing." }
+            p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round, and what is shown is the geometric mean of " (machine::repetitions(&analysis.run.plan)) " of them. The baseline is measured twice in a round, and the mean of both is what the others are compared with. Whiskers are the whole range." }
+            p { "An interval of 95 % is Student’s, of the ratios’ logarithms. Its variance is moderated: comparisons of one kind tell each other how much such measurements scatter (Smyth 2004). It is never narrower than the noise floor makes it." }
+            p { strong { "Pass" } ": no more was lost than the threshold allows; the interval excludes it. " strong { "Fail" } ": something was certainly lost, and perhaps more than the threshold, or it failed. Certain is what holds beside all other comparisons of the plan (Benjamini and Hochberg 1995). " strong { "Can’t tell" } ": neither. Where subject and baseline are both at the limit of the disk, or of the load, nothing is decided." }
             p { "The noise floor is the baseline beside itself. Latency of an open loop is counted from when a request was due. CPU time is of all but the load." }
         }
     }
@@ -297,7 +323,11 @@ fn grid(grid: &Grid) -> Markup {
                     } } }
                     tbody { @for row in &grid.rows {
                         tr id=[row.anchor.as_deref()] class=(row.kind) { @for (index, cell) in row.cells.iter().enumerate() {
-                            td class=[numeric(index)] { @if cell.contains('\n') { pre { (cell) } } @else { (cell) } }
+                            td class=[numeric(index)] {
+                                @if cell.contains('\n') { pre { (cell) } }
+                                @else if let (1, Some(link)) = (index, &row.link) { a.trace href={ "#" (link) } { (cell) } }
+                                @else { (cell) }
+                            }
                         } }
                     } }
                 }

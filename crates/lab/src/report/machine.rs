@@ -3,6 +3,7 @@
 use time::OffsetDateTime;
 
 use super::tables::Grid;
+use crate::plan::Plan;
 use crate::results::Run;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -50,15 +51,27 @@ pub fn fingerprint(run: &Run) -> Grid {
         let digest = component.sha256.get(..16).unwrap_or(&component.sha256);
         row(&component.name, format!("{}, {}, SHA-256 {digest}…", component.version, component.path));
     }
+    for (name, is) in &host.settings {
+        row(&format!("Setting: {name}"), is.clone());
+    }
+    for (subject, line) in &host.commands {
+        row(&format!("Command line: {subject}"), line.clone());
+    }
     for (name, state) in &host.cpu.mitigations {
         row(&format!("Mitigation: {name}"), state.clone());
     }
     grid
 }
 
+/// How often a plan measures each cell: `5`, or `5 to 12`.
+pub fn repetitions(plan: &Plan) -> String {
+    let (least, most) = (plan.repetitions, plan.most_repetitions());
+    if most > least { format!("{least} to {most}") } else { least.to_string() }
+}
+
 /// What the run was, in one line.
 pub fn line(run: &Run) -> String {
-    let repetitions = run.plan.repetitions;
+    let repetitions = repetitions(&run.plan);
     let scale =
         if (run.scale - 1.0).abs() > f64::EPSILON { format!(", scaled by {}", run.scale) } else { String::new() };
     let ended = if run.ended.is_some() { "" } else { "; not finished" };
@@ -73,7 +86,7 @@ pub fn line(run: &Run) -> String {
 }
 
 /// `2026-11-21 04:36 UTC`; seconds that no calendar has are shown as they are.
-fn date(seconds: u64) -> String {
+pub fn date(seconds: u64) -> String {
     let time = i64::try_from(seconds).ok().and_then(|seconds| OffsetDateTime::from_unix_timestamp(seconds).ok());
     let Some(time) = time else { return format!("@{seconds}") };
     let (date, (hour, minute, _)) = (time.date(), time.to_hms());

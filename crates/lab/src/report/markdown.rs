@@ -8,6 +8,10 @@ use crate::analysis::Analysis;
 pub fn text(analysis: &Analysis<'_>) -> String {
     let run = analysis.run;
     let mut text = format!("# {}\n\n{}\n\n{}\n", run.plan.title, run.plan.about.trim(), machine::line(run));
+    text += &format!("\n**{}**\n", analysis.verdict());
+    for said in tables::headlines(analysis) {
+        text += &format!("\n> **{said}**\n");
+    }
     for warning in &run.host.warnings {
         text += &format!("\n> **{}**: {}\n", warning.about, warning.text);
     }
@@ -28,7 +32,7 @@ pub fn text(analysis: &Analysis<'_>) -> String {
         }
     }
     section(&mut text, "CPU time per I/O", &tables::ledger(analysis));
-    section(&mut text, "Not measured", &tables::unmeasured(analysis));
+    section(&mut text, "What went wrong", &tables::unmeasured(analysis));
     section(&mut text, "Incidents", &tables::incidents(analysis));
     section(&mut text, "The machine", &machine::fingerprint(run));
     text

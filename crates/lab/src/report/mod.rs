@@ -4,11 +4,14 @@
 //! computed here and is in its tables; the script draws it, and answers the reader's constraints.
 
 mod cells;
+mod history;
 mod html;
 mod machine;
 mod markdown;
 mod published;
 mod tables;
+
+pub use history::page as over_time;
 
 use std::path::Path;
 use std::{fs, io};

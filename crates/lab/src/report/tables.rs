@@ -3,7 +3,8 @@
 use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
-use crate::plan::Form;
+use crate::plan::{Form, Metric};
+use crate::results::{Bottleneck, Cell, Outcome};
 use crate::statistics::{Estimate, Verdict};
 
 /// A table.
@@ -24,6 +25,13 @@ pub struct Row {
     pub kind: &'static str,
     /// Its texts.
     pub cells: Vec<String>,
+    /// Where the second of them leads to, on the page: the runs that the row is made of.
+    pub link: Option<String>,
+}
+
+/// The anchor of the runs of a subject under a load.
+fn runs_of(load: &str, subject: &str) -> String {
+    anchor("runs", &format!("{load}--{subject}"))
 }
 
 impl Grid {
@@ -39,16 +47,17 @@ impl Grid {
 /// `−3.1 % [−5.0 %, −1.2 %]`.
 pub fn interval(estimate: &Estimate) -> String {
     match estimate.pairs {
-        1 => format!("{} (one pair)", difference(estimate.median)),
-        _ => differences([estimate.median, estimate.alone.low, estimate.alone.high]),
+        1 => format!("{} (one pair)", difference(estimate.ratio)),
+        _ => differences([estimate.ratio, estimate.low, estimate.high]),
     }
 }
 
 /// A verdict in words, and the kind of its row.
 pub fn verdict(judged: &Judged) -> (&'static str, String) {
-    match &judged.decision {
+    let (kind, text) = match &judged.decision {
         Ok(Verdict::Pass) => ("pass", "pass".into()),
         Ok(Verdict::Fail) => ("fail", "fail".into()),
+        Ok(Verdict::CantTell { .. }) if judged.note.is_some() => ("cant-tell", "can't tell".into()),
         Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
             "cant-tell",
             format!("can't tell; about {more} more {} would decide", if *more == 1 { "pair" } else { "pairs" }),
@@ -57,6 +66,20 @@ pub fn verdict(judged: &Judged) -> (&'static str, String) {
             ("cant-tell", "can't tell; too close to the threshold for more pairs to help".into())
         }
         Err(why) => ("undecided", why.clone()),
+    };
+    (kind, judged.note.as_ref().map_or(text.clone(), |note| format!("{text}; {note}")))
+}
+
+impl Judged {
+    /// The load, and of a curve its point.
+    pub fn place(&self) -> String {
+        at_point(&self.load, self.point)
+    }
+
+    /// The comparison in a sentence.
+    pub fn sentence(&self) -> String {
+        let difference = self.ratio.as_ref().map_or("–".into(), interval);
+        format!("{} {difference} beside {}: {}", self.metric.name(), self.baseline, verdict(self).1)
     }
 }
 
@@ -82,7 +105,7 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
         let anchor = (judged.load != last).then(|| anchor("verdict", &judged.load));
         last = &judged.load;
         let cells = vec![
-            judged.load.clone(),
+            judged.place(),
             judged.subject.clone(),
             judged.metric.name().into(),
             median(&judged.ours),
@@ -92,9 +115,68 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
             judged.ratio.map_or(0, |ratio| ratio.pairs).to_string(),
             verdict,
         ];
-        grid.rows.push(Row { anchor, kind, cells });
+        let link = Some(runs_of(&judged.load, &judged.subject));
+        grid.rows.push(Row { anchor, kind, cells, link });
     }
     grid
+}
+
+/// Every cell that has ended, by load and subject: what all other tables are made of.
+pub fn runs(analysis: &Analysis<'_>) -> Grid {
+    let metrics = [
+        Metric::Iops,
+        Metric::Latency,
+        Metric::LatencyP99,
+        Metric::LatencyP999,
+        Metric::CpuPerIo,
+        Metric::IoThreadCpu,
+        Metric::ServerCpu,
+        Metric::HostBusy,
+        Metric::Duration,
+        Metric::Transactions,
+    ];
+    let values = |cell: &Cell| match &cell.outcome {
+        Outcome::Measured(measured) => metrics.map(|metric| metric.of(measured)),
+        Outcome::Failed { .. } | Outcome::Impossible { .. } => [None; 10],
+    };
+    let shown: Vec<usize> = (0..metrics.len())
+        .filter(|metric| analysis.run.cells.iter().any(|cell| values(cell)[*metric].is_some()))
+        .collect();
+    let mut columns = ["Load", "Subject", "#Repetition"].map(str::to_owned).to_vec();
+    columns.extend(shown.iter().map(|metric| format!("#{}", capital(&metrics[*metric].label()))));
+    columns.push("Note".into());
+    let mut grid = Grid { columns, rows: Vec::new() };
+    let mut cells: Vec<&Cell> = analysis.run.cells.iter().collect();
+    cells.sort_by_key(|cell| &cell.id);
+    let mut last = String::new();
+    for cell in cells {
+        let id = &cell.id;
+        let here = runs_of(&id.load, &id.subject);
+        let note = match &cell.outcome {
+            Outcome::Measured(measured) => match &measured.limit {
+                Some(Bottleneck::Load(why)) => format!("load-bound: {why}"),
+                Some(Bottleneck::Device(why)) => format!("device-bound: {why}"),
+                None if measured.unstarted > 0 => format!("{} requests never started", measured.unstarted),
+                None => String::new(),
+            },
+            Outcome::Failed { reason, .. } => format!("failed: {reason}"),
+            Outcome::Impossible { reason } => reason.clone(),
+        };
+        let mut texts = vec![at_point(&id.load, id.point), id.subject.clone(), (id.repetition + 1).to_string()];
+        let values = values(cell);
+        texts.extend(shown.iter().map(|metric| values[*metric].map_or("–".into(), figure)));
+        texts.push(note);
+        let anchor = (here != last).then(|| here.clone());
+        let kind = if cell.failure().is_some() { "fail" } else { "" };
+        last = here;
+        grid.rows.push(Row { anchor, kind, cells: texts, link: None });
+    }
+    grid
+}
+
+/// A load, and of a curve its point.
+pub fn at_point(load: &str, point: u32) -> String {
+    if point == 0 { load.to_owned() } else { format!("{load}, point {point}") }
 }
 
 /// What a chart shows.
@@ -106,7 +188,12 @@ pub fn chart(shown: &Figure) -> Grid {
         Form::Ladder => vec!["Load", "Line", &across],
         Form::Bars | Form::Table => vec!["Load", "Subject"],
     };
-    columns.extend([value.as_str(), "#Range"]);
+    columns.push(&value);
+    let has_tail = shown.groups.iter().flat_map(|group| &group.marks).any(|mark| mark.tail.is_some());
+    if has_tail {
+        columns.extend(["#p99, µs", "#p99.9, µs"]);
+    }
+    columns.push("#Range");
     if !matches!(shown.form, Form::Curve) {
         columns.push("#Difference to baseline [95 %]");
     }
@@ -119,13 +206,18 @@ pub fn chart(shown: &Figure) -> Grid {
                 cells.push(mark.x.map_or("–".into(), plain));
             }
             cells.push(mark.value.map_or("–".into(), |value| figure(value.median)));
+            if has_tail {
+                let tail = mark.tail.unwrap_or_default();
+                cells.extend(tail.map(|value| value.map_or("–".into(), figure)));
+            }
             cells
                 .push(mark.value.map_or("–".into(), |value| format!("{} … {}", figure(value.low), figure(value.high))));
             if !matches!(shown.form, Form::Curve) {
                 cells.push(mark.ratio.map_or("–".into(), differences));
             }
             cells.push(note(mark));
-            grid.push(cells);
+            let link = Some(runs_of(&group.load, &mark.subject));
+            grid.rows.push(Row { cells, link, ..Row::default() });
         }
     }
     grid
@@ -156,22 +248,50 @@ pub fn ledger(analysis: &Analysis<'_>) -> Grid {
     for one in &spent {
         let mut cells = vec![one.load.clone(), one.subject.clone()];
         cells.extend(shown.iter().map(|part| one.parts[*part].map_or("–".into(), |value| format!("{value:.2}"))));
-        grid.push(cells);
+        let link = Some(runs_of(&one.load, &one.subject));
+        grid.rows.push(Row { cells, link, ..Row::default() });
     }
     grid
 }
 
-/// What failed, and what this machine cannot do.
+/// What a reader must know before anything else, in a line each: cells that failed, and what the kernel said.
+pub fn headlines(analysis: &Analysis<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let failed = analysis.run.cells.iter().filter(|cell| cell.failure().is_some());
+    let mut subjects: Vec<&str> = failed.map(|cell| cell.id.subject.as_str()).collect();
+    let cells = subjects.len();
+    subjects.sort_unstable();
+    subjects.dedup();
+    if cells > 0 {
+        lines.push(format!("{cells} cells failed, of {}.", subjects.join(", ")));
+    }
+    let incidents = &analysis.run.incidents;
+    if let Some(first) = incidents.first() {
+        let more = if incidents.len() > 1 { format!(", and {} more", incidents.len() - 1) } else { String::new() };
+        lines.push(format!("{}: {}{more}.", first.source, first.text));
+    }
+    lines
+}
+
+/// What failed, if only once, and what this machine cannot do.
 pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
     let mut grid = Grid::new(&["Load", "Subject", "What happened", "Why", "Last lines"]);
+    for cell in &analysis.run.cells {
+        let Outcome::Failed { reason, log } = &cell.outcome else { continue };
+        let what = format!("failed in repetition {}", cell.id.repetition + 1);
+        let cells =
+            vec![at_point(&cell.id.load, cell.id.point), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
+        grid.rows.push(Row {
+            kind: "fail",
+            cells,
+            link: Some(runs_of(&cell.id.load, &cell.id.subject)),
+            ..Row::default()
+        });
+    }
     for (key, status) in analysis.unmeasured() {
-        let (kind, what, why, log) = match status {
-            Status::Failed(reason, log) => ("fail", "failed", reason, log.join("\n")),
-            Status::Impossible(reason) => ("undecided", "cannot run here", reason, String::new()),
-            Status::Measured | Status::Missing => continue,
-        };
-        let cells = vec![key.load.into(), key.subject.into(), what.into(), why.into(), log];
-        grid.rows.push(Row { anchor: None, kind, cells });
+        let Status::Impossible(reason) = status else { continue };
+        let cells = vec![key.load.into(), key.subject.into(), "cannot run here".into(), reason.into(), String::new()];
+        grid.rows.push(Row { kind: "undecided", cells, ..Row::default() });
     }
     grid
 }
@@ -210,7 +330,7 @@ pub fn summary(analysis: &Analysis<'_>) -> Grid {
         };
         let counts = ["pass", "fail", "cant-tell", "undecided"].map(|kind| count(kind).to_string());
         let cells = [key.0.to_owned(), key.1.to_owned()].into_iter().chain(counts).collect();
-        grid.rows.push(Row { anchor: None, kind, cells });
+        grid.rows.push(Row { kind, cells, ..Row::default() });
     }
     grid
 }

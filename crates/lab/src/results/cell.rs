@@ -27,6 +27,16 @@ pub struct Cell {
     pub outcome: Outcome,
 }
 
+impl Cell {
+    /// Why it failed, if it did.
+    pub fn failure(&self) -> Option<&str> {
+        match &self.outcome {
+            Outcome::Failed { reason, .. } => Some(reason),
+            Outcome::Measured(_) | Outcome::Impossible { .. } => None,
+        }
+    }
+}
+
 /// What became of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
@@ -56,6 +66,13 @@ pub struct Measurement {
     pub reads: Option<Operations>,
     /// Writes.
     pub writes: Option<Operations>,
+    /// How long requests of both kinds took together. Those of an open loop that were due and never started are among
+    /// them, as far as they had waited.
+    #[serde(default)]
+    pub latency: Option<Latency>,
+    /// Of an open loop: requests that were due and never started.
+    #[serde(default)]
+    pub unstarted: u64,
     /// The rate that an open loop asked for, in requests per second, of all jobs together.
     pub offered_iops: Option<f64>,
     /// Transactions per second, of a database.
@@ -121,8 +138,11 @@ pub struct Ledger {
     pub guest: Option<u64>,
     /// Kernel threads.
     pub kernel_threads: Option<u64>,
-    /// Interrupts, hard and soft, and time stolen by a hypervisor.
+    /// Interrupts, hard and soft.
     pub interrupts: Option<u64>,
+    /// What a hypervisor took of the processors' time: nobody here was busy with it.
+    #[serde(default)]
+    pub stolen: Option<u64>,
     /// The load itself.
     pub load: Option<u64>,
     /// All that the host was busy: what the others leave of it is somebody else's.
@@ -171,17 +191,33 @@ impl Measurement {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.requests).sum()
     }
 
+    /// Of an open loop: how many requests were due.
+    pub fn due(&self) -> Option<f64> {
+        Some(self.offered_iops? * self.seconds)
+    }
+
     /// Bytes of both kinds.
     pub fn bytes(&self) -> u64 {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.bytes).sum()
     }
 
-    /// A latency of both kinds, in nanoseconds: weighed by how many there were, which is exact for the mean and near
-    /// enough for quantiles of what is much alike. `None` without requests.
+    /// A latency of all requests, in nanoseconds. `None` without requests, and where there were reads and writes and
+    /// nobody measured them together: a quantile of both does not follow from those of each.
     pub fn latency(&self, of: impl Fn(&Latency) -> f64) -> Option<f64> {
+        match (&self.latency, &self.reads, &self.writes) {
+            (Some(all), ..) => Some(of(all)),
+            (None, Some(only), None) | (None, None, Some(only)) => Some(of(&only.latency)),
+            (None, Some(_), Some(_)) | (None, None, None) => None,
+        }
+        .filter(|_| self.requests() > 0)
+    }
+
+    /// The mean latency, which follows from those of both kinds.
+    pub fn mean_latency(&self) -> Option<f64> {
         let weighed = [&self.reads, &self.writes].into_iter().flatten();
-        let sum: f64 = weighed.map(|operations| of(&operations.latency) * operations.requests as f64).sum();
-        (self.requests() > 0).then(|| sum / self.requests() as f64)
+        let sum: f64 = weighed.map(|operations| operations.latency.mean * operations.requests as f64).sum();
+        let both = || (self.requests() > 0).then(|| sum / self.requests() as f64);
+        self.latency(|latency| latency.mean).or_else(both)
     }
 }
 
@@ -200,25 +236,25 @@ impl Ledger {
             guest: by(self.guest),
             kernel_threads: by(self.kernel_threads),
             interrupts: by(self.interrupts),
+            stolen: by(self.stolen),
             load: by(self.load),
             host_busy: by(self.host_busy),
         }
     }
 
+    /// CPU time of the server's I/O threads, in nanoseconds; `None` where nobody could tell.
+    pub fn io_threads(&self) -> Option<u64> {
+        sum([self.io_thread_work, self.io_thread_spin_found, self.io_thread_spin_wasted, self.io_thread_system])
+    }
+
+    /// CPU time of the server's threads, all of them.
+    pub fn all_of_server(&self) -> Option<u64> {
+        sum([self.io_threads(), self.server_other, self.server])
+    }
+
     /// CPU time of all but the load, in nanoseconds; `None` where nobody could tell.
     pub fn serving(&self) -> Option<u64> {
-        let parts = [
-            self.io_thread_work,
-            self.io_thread_spin_found,
-            self.io_thread_spin_wasted,
-            self.io_thread_system,
-            self.server_other,
-            self.server,
-            self.guest,
-            self.kernel_threads,
-            self.interrupts,
-        ];
-        parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
+        sum([self.all_of_server(), self.guest, self.kernel_threads, self.interrupts])
     }
 
     /// What the host was busy with beside all this, in nanoseconds.
@@ -226,4 +262,9 @@ impl Ledger {
         let known = self.serving().unwrap_or(0) + self.load.unwrap_or(0);
         Some(self.host_busy?.saturating_sub(known))
     }
+}
+
+/// What is known of some parts together; `None` where nothing is.
+fn sum<const N: usize>(parts: [Option<u64>; N]) -> Option<u64> {
+    parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
 }

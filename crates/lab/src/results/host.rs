@@ -23,6 +23,12 @@ pub struct Host {
     pub disk: Option<BlockDevice>,
     /// The programs of the stacks.
     pub components: Vec<Component>,
+    /// Other settings that move figures, by name: of KVM, memory, processors, interrupts and the disk's queue.
+    #[serde(default)]
+    pub settings: Vec<(String, String)>,
+    /// By subject: the whole command lines of what served it.
+    #[serde(default)]
+    pub commands: Vec<(String, String)>,
     /// The load average of the last minute when the run began.
     pub load_average: f64,
     /// What a reader should mind.

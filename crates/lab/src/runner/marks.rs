@@ -1,7 +1,10 @@
 //! Marks that take several cells: device-bound cells, and other work on the machine.
 
+use std::collections::BTreeMap;
+
 use crate::plan::{Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Warning};
+use crate::statistics::mean;
 
 /// A subject that reaches this share of fio's throughput on the host is device-bound.
 const DEVICE_BOUND: f64 = 0.97;
@@ -70,6 +73,42 @@ pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
     })
 }
 
+/// Warns of a load that writes and under which all subjects together became slower, or faster, from repetition to
+/// repetition: a disk that fills or wears in. Ratios of one repetition are hardly touched; figures are.
+pub fn drift(plan: &Plan, cells: &[Cell]) -> Option<Warning> {
+    let drifts = plan.loads.iter().filter(|load| load.writes()).filter_map(|load| {
+        let mut rounds: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+        for cell in cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0) {
+            if let Some(reached) = measured(cell).map(throughput).filter(|reached| *reached > 0.0) {
+                rounds.entry(cell.id.repetition).or_default().push(reached.ln());
+            }
+        }
+        let points: Vec<(f64, f64)> =
+            rounds.iter().filter_map(|(round, logs)| Some((f64::from(*round), mean(logs)?))).collect();
+        let change = trend(&points)?;
+        (change.abs() > plan.threshold).then(|| (load.name.clone(), change))
+    });
+    let (load, change) = drifts.max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))?;
+    let percent = change.exp_m1() * 100.0;
+    let text = format!(
+        "under {load} all subjects together changed by {percent:+.0}% from the first repetition to the last: a disk that fills \
+         or wears in is not the one that was measured at first"
+    );
+    Some(Warning { about: "drift".into(), text })
+}
+
+/// By how much a line through some points rises from the first to the last; nothing of fewer than five, or where they lie
+/// less on it than chance allows in one case of a hundred (r² of 0.92 with three degrees of freedom).
+fn trend(points: &[(f64, f64)]) -> Option<f64> {
+    let [x, y]: [Vec<f64>; 2] = [points.iter().map(|one| one.0).collect(), points.iter().map(|one| one.1).collect()];
+    let centre = [mean(&x)?, mean(&y)?];
+    let product =
+        |a: &[f64], b: &[f64], [at, bt]: [f64; 2]| -> f64 { a.iter().zip(b).map(|(a, b)| (a - at) * (b - bt)).sum() };
+    let (xy, xx, yy) = (product(&x, &y, centre), product(&x, &x, [centre[0]; 2]), product(&y, &y, [centre[1]; 2]));
+    let is_line = points.len() >= 5 && xy * xy > 0.92 * xx * yy;
+    is_line.then(|| xy / xx * (x.last().unwrap_or(&0.0) - x.first().unwrap_or(&0.0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,5 +150,30 @@ mod tests {
         let warning = noise(&[cell("l", "s", 1)], 2).unwrap();
         assert_eq!(warning.text, "something else used more than 5% of the machine in 1 of 1 cells, at most 10%");
         assert_eq!(noise(&[cell("l", "s", 1)], 8), None);
+    }
+
+    #[test]
+    fn a_disk_that_fills_is_warned_of_and_one_that_scatters_is_not() {
+        let plan = |rw: &str| {
+            let text = format!(
+                "name = 'p'\ntitle = 't'\n[disk]\ntype = 'file'\n[[subject]]\nname = 'e'\nstack = 'egret'\n\
+                 [[load]]\nname = 'l'\nrw = '{rw}'\n"
+            );
+            toml::from_str::<Plan>(&text).unwrap()
+        };
+        let cells = |rates: [u64; 5]| {
+            let numbered = |(repetition, bytes): (u32, u64)| {
+                let mut cell = cell("l", "e", bytes);
+                cell.id.repetition = repetition;
+                cell
+            };
+            (0..).zip(rates).map(numbered).collect::<Vec<_>>()
+        };
+        let filling = cells([1000, 950, 905, 850, 805]);
+        let text = drift(&plan("randwrite"), &filling).unwrap().text;
+        assert!(text.starts_with("under l all subjects together changed by -20% from"), "{text}");
+        assert_eq!(drift(&plan("randread"), &filling), None);
+        assert_eq!(drift(&plan("randwrite"), &cells([1000, 800, 1100, 900, 950])), None);
+        assert_eq!(drift(&plan("randwrite"), &cells([1000, 999, 998, 997, 996])), None);
     }
 }

@@ -30,12 +30,13 @@ use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
 use crate::stack::{self, Context, Deployment, Disk, Task, Unable};
+use crate::statistics::Looks;
 
 use egret_loadgen::machine::allow_many_descriptors;
 use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
-pub use marks::{mark_device_bound, noise};
-pub use order::{AGAIN, Step, steps};
+pub use marks::{drift, mark_device_bound, noise};
+pub use order::{AGAIN, Step, more_steps, steps};
 
 /// A cell's time beside its load: starting, connecting, ending.
 const OVERHEAD: Duration = Duration::from_millis(300);
@@ -76,19 +77,26 @@ pub struct RunOptions {
     pub directory: PathBuf,
     /// This program, which serves disks as `egret serve`.
     pub egret: PathBuf,
+    /// Whether a device may be written to.
+    pub write_device: bool,
+    /// Of a new run: what the plan has and this machine lacks, in one line each.
+    pub left_out: Vec<String>,
 }
 
 /// Checks before anything starts whether a plan can be run here.
 ///
 /// # Errors
 /// What it lacks, and what would bring it, in one line.
-pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
+pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     for subject in plan.subjects.iter().filter(|subject| !subject.optional) {
         if let Some(missing) = stack::missing(subject) {
             return Err(format!("subject '{}': {missing}", subject.name));
         }
     }
-    let place = directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
+    if !options.write_device {
+        disks::check_writes_no_device(plan)?;
+    }
+    let place = options.directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
     disks::check(plan, place)
 }
 
@@ -143,6 +151,8 @@ impl Runner {
         let placement = placement(&run.plan);
         run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
         run.host.warnings.extend(disks.warnings.iter().cloned());
+        let left_out = options.left_out.iter();
+        run.host.warnings.extend(left_out.map(|text| Warning { about: "left-out".into(), text: text.clone() }));
         journal.result(&run)?;
         Self::new(run, journal, disks, placement, options, reaper)
     }
@@ -153,7 +163,7 @@ impl Runner {
     /// There is none, or its disks cannot be made.
     pub fn resume(options: &RunOptions, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
         let (mut journal, mut run) = Journal::resume(&options.directory)?;
-        check(&run.plan, &options.directory).map_err(io::Error::other)?;
+        check(&run.plan, options).map_err(io::Error::other)?;
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         let host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
@@ -203,10 +213,30 @@ impl Runner {
     /// # Errors
     /// What was found could not be kept.
     pub fn go(&mut self, progress: &mut dyn Progress) -> io::Result<Ending> {
+        let (begin, stolen) = (Instant::now(), stolen_ns());
+        let mut planned = Duration::ZERO;
+        let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
+        for (look, _) in looks.all() {
+            self.measure_all(begin, &mut planned, progress)?;
+            if self.context.reaper.has_stopped() {
+                break;
+            }
+            mark_device_bound(&self.run.plan, &mut self.run.cells);
+            let more = more_steps(&self.run, look);
+            if more.is_empty() {
+                break;
+            }
+            self.steps.extend(more);
+        }
+        self.kept.clear();
+        self.finish(begin.elapsed(), stolen_ns().saturating_sub(stolen))
+    }
+
+    /// Measures what is left of the steps that are known.
+    fn measure_all(&mut self, begin: Instant, planned: &mut Duration, progress: &mut dyn Progress) -> io::Result<()> {
         let finished: HashSet<CellId> = self.run.cells.iter().map(|cell| cell.id.clone()).collect();
         let left: Vec<Step> = self.steps.iter().filter(|step| !finished.contains(&step.id)).cloned().collect();
-        let (total, begin, stolen) = (self.steps.len(), Instant::now(), stolen_ns());
-        let mut planned = Duration::ZERO;
+        let total = self.steps.len();
         for (number, step) in left.iter().enumerate() {
             if self.context.reaper.has_stopped() {
                 break;
@@ -220,14 +250,13 @@ impl Runner {
             let cell = Cell { id: step.id.clone(), started, outcome };
             self.journal.cell(&cell)?;
             self.note_incidents(&step.id, progress)?;
-            planned += length(&self.run.plan.loads[step.load]);
+            *planned += length(&self.run.plan.loads[step.load]);
             let pace = begin.elapsed().as_secs_f64() / planned.as_secs_f64();
             let rest = duration(&self.run.plan, &left[number + 1..]).mul_f64(pace);
             progress.ended(&cell, total - left.len() + number + 1, total, rest);
             self.run.cells.push(cell);
         }
-        self.kept.clear();
-        self.finish(begin.elapsed(), stolen_ns().saturating_sub(stolen))
+        Ok(())
     }
 
     fn finish(&mut self, elapsed: Duration, stolen: u64) -> io::Result<Ending> {
@@ -237,18 +266,23 @@ impl Runner {
         mark_device_bound(&run.plan, &mut run.cells);
         let processors = run.host.cpu.usable.len();
         let mut warnings: Vec<Warning> = noise(&run.cells, processors).into_iter().collect();
+        warnings.extend(drift(&run.plan, &run.cells));
         let share = stolen as f64 / elapsed.as_nanos().max(1) as f64 / processors.max(1) as f64;
         if share > STOLEN {
             let text = format!("a hypervisor took {:.1}% of the processors' time away", share * 100.0);
             warnings.push(Warning { about: "steal".into(), text });
         }
-        for warning in warnings {
-            // A warning from before the run stays beside one from during it, unless they are equal.
-            run.host.warnings.retain(|old| *old != warning);
-            run.host.warnings.push(warning);
-        }
-        self.journal.result(run)?;
+        warnings.into_iter().for_each(|warning| self.warn(&warning.about, warning.text));
+        self.journal.result(&self.run)?;
         Ok(if interrupted { Ending::Interrupted } else { Ending::Finished })
+    }
+
+    /// A warning from before the run stays beside one from during it, unless they are equal.
+    fn warn(&mut self, about: &str, text: String) {
+        let warning = Warning { about: about.into(), text };
+        let warnings = &mut self.run.host.warnings;
+        warnings.retain(|old| *old != warning);
+        warnings.push(warning);
     }
 
     fn note_incidents(&mut self, id: &CellId, progress: &mut dyn Progress) -> io::Result<()> {
@@ -271,23 +305,31 @@ impl Runner {
     fn measure(&mut self, step: &Step) -> Result<Measurement, Unable> {
         let load = self.run.plan.loads[step.load].clone();
         let rate_iops = match step.share {
-            Some(share) => Some(self.peak(&step.id)? * share),
+            Some(share) => Some(peak(&self.run, &load)? * share),
             None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
         };
         let mut deployment = self.deploy(step.subject, &load)?;
+        let (name, commands) = (&self.run.plan.subjects[step.subject].name, &mut self.run.host.commands);
+        if !commands.iter().any(|(subject, _)| subject == name) {
+            commands.extend(deployment.pids().into_iter().map(|pid| (name.clone(), command_line(pid))));
+        }
         deployment.resume();
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
         let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, load.keys.ramp_time.duration(), &raw));
         let measured = deployment.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
-        let symbols = perf.flatten().map(perf::Recording::symbols);
+        let symbols = perf.map(|recording| recording.and_then(perf::Recording::symbols));
+        let symbols = symbols.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|text| {
+            self.warn("perf", text);
+            Vec::new()
+        });
         // One that failed is of no use any more.
         if measured.is_ok() && deployment.takes(&load) {
             deployment.pause();
             self.kept.insert(step.subject, deployment);
         }
-        measured.map(|measurement| Measurement { symbols: symbols.unwrap_or_default(), ..measurement })
+        measured.map(|measurement| Measurement { symbols, ..measurement })
     }
 
     fn deploy(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Deployment>, Unable> {
@@ -300,15 +342,29 @@ impl Runner {
         let disks: &[Disk] = self.disks.disks.get(..count).unwrap_or(&self.disks.disks);
         stack::deploy(&self.run.plan.subjects[subject], load, disks, &self.context)
     }
+}
 
-    /// Requests per second of the closed loop that a curve's points are shares of.
-    fn peak(&self, id: &CellId) -> Result<f64, Unable> {
-        let peak = self.run.cells.iter().find(|cell| cell.id == CellId { point: 0, ..id.clone() });
-        match peak.map(|cell| &cell.outcome) {
-            Some(Outcome::Measured(peak)) => Ok(peak.requests() as f64 / peak.seconds.max(1e-9)),
-            Some(Outcome::Impossible { reason }) => Err(Unable::Impossible(reason.clone())),
-            _ => Err(Unable::failed("its peak was not measured, and its points are shares of that")),
-        }
+/// Requests per second that a curve's points are shares of: the highest peak of the first repetition that has one, of
+/// whoever got there, so that all subjects are measured at the same rates in all repetitions. The host's own is no goal.
+fn peak(run: &Run, load: &Load) -> Result<f64, Unable> {
+    let is_host = |name: &str| {
+        run.plan.subjects.iter().any(|subject| subject.name == name && subject.stack == crate::plan::Stack::Host)
+    };
+    let peaks = run.cells.iter().filter(|cell| cell.id.load == load.name && cell.id.point == 0);
+    let peaks: Vec<(u32, f64)> = peaks
+        .filter(|cell| !is_host(&cell.id.subject) || run.plan.subjects.iter().all(|one| is_host(&one.name)))
+        .filter_map(|cell| match &cell.outcome {
+            Outcome::Measured(peak) => Some((cell.id.repetition, peak.requests() as f64 / peak.seconds.max(1e-9))),
+            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+        })
+        .collect();
+    let first = peaks.iter().map(|(repetition, _)| *repetition).min();
+    let of_first = peaks.iter().filter(|(repetition, _)| Some(*repetition) == first);
+    let highest = of_first.map(|(_, peak)| *peak).fold(0.0, f64::max);
+    if highest > 0.0 {
+        Ok(highest)
+    } else {
+        Err(Unable::failed("no peak was measured, and its points are shares of that"))
     }
 }
 
@@ -336,6 +392,13 @@ fn differs(before: &crate::results::Host, now: &crate::results::Host) -> Option<
     (!changed.is_empty()).then(|| format!("resumed with other conditions than it began with: {}", changed.join(", ")))
 }
 
+/// A process's command line, in words.
+fn command_line(pid: u32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = bytes.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    words.join(" ").trim().to_owned()
+}
+
 /// Time that a hypervisor has taken from all processors, in nanoseconds.
 fn stolen_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -349,4 +412,39 @@ fn file_name(id: &CellId) -> String {
         text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
     };
     format!("{}--{}--r{}-p{}", plain(&id.load), plain(&id.subject), id.repetition, id.point)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::Operations;
+
+    #[test]
+    fn all_subjects_are_measured_at_shares_of_one_peak() {
+        let plan = "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 'h'\nstack = 'host'\n\
+                    [[subject]]\nname = 'a'\nstack = 'egret'\n[[subject]]\nname = 'b'\nstack = 'egret'\n\
+                    [[load]]\ncurve = { from = 10, to = 90, points = 3 }\n";
+        let cell = |subject: &str, repetition, requests| {
+            let reads = Some(Operations { requests, bytes: 0, ..Operations::default() });
+            let measurement = Measurement { seconds: 1.0, reads, ..Measurement::default() };
+            let id = CellId { load: "randread 4k QD1 curve".into(), subject: subject.into(), repetition, point: 0 };
+            Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
+        };
+        let mut run = Run {
+            format: FORMAT,
+            plan: toml::from_str(plan).unwrap(),
+            scale: 1.0,
+            seed: 1,
+            only: None,
+            started: 0,
+            ended: None,
+            host: Default::default(),
+            cells: vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)],
+            incidents: Vec::new(),
+        };
+        let load = run.plan.loads[0].clone();
+        assert_eq!(peak(&run, &load), Ok(300.0));
+        run.cells.clear();
+        assert!(peak(&run, &load).is_err());
+    }
 }

@@ -7,10 +7,15 @@
 //!
 //! The order follows from the run's seed, so that a run that is resumed goes on in the same one.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use egret_loadgen::random::{Shuffle, mix};
 
-use crate::plan::{Load, Plan};
-use crate::results::CellId;
+use crate::analysis::Analysis;
+use crate::plan::{Load, Plan, Stack};
+use crate::results::{CellId, Run};
+use crate::statistics::{Looks, Verdict};
 
 /// What the baseline's second measurement is called.
 pub const AGAIN: &str = " (again)";
@@ -28,11 +33,41 @@ pub struct Step {
     pub share: Option<f64>,
 }
 
-/// Every cell of a plan, in order; with `only`, those whose load or subject has it in its name.
+/// Every cell of a plan, in order; with `only`, those whose load or subject has it in its name. Repetitions beyond the
+/// plan's least come later, where they decide.
 pub fn steps(plan: &Plan, seed: u64, only: Option<&str>) -> Vec<Step> {
+    rounds(plan, seed, only, 0..plan.repetitions)
+}
+
+/// What is measured once more after so many repetitions: up to the next look, the comparisons that it may decide, and the
+/// host beside them. Nothing where none is left.
+pub fn more_steps(run: &Run, after: u32) -> Vec<Step> {
+    let plan = &run.plan;
+    let Some(look) = Looks::new(plan.repetitions, plan.most_repetitions()).after(after) else { return Vec::new() };
+    let seen =
+        Run { cells: run.cells.iter().filter(|cell| cell.id.repetition < after).cloned().collect(), ..run.clone() };
+    let mut wanted: BTreeSet<(String, String)> = BTreeSet::new();
+    for judged in Analysis::new(&seen).judged {
+        // Twice of what is left: the estimate is rough.
+        let within = |more: usize| more <= 2 * (plan.most_repetitions() - after) as usize;
+        if !matches!(judged.decision, Ok(Verdict::CantTell { more_pairs: Some(more) }) if within(more)) {
+            continue;
+        }
+        let names = plan.subjects.iter().filter(|subject| subject.stack == Stack::Host).map(|host| host.name.clone());
+        let again = format!("{}{AGAIN}", judged.baseline);
+        for name in names.chain([judged.subject, judged.baseline, again]) {
+            wanted.insert((judged.load.clone(), name));
+        }
+    }
+    let mut steps = rounds(plan, run.seed, run.only.as_deref(), after..look);
+    steps.retain(|step| wanted.contains(&(step.id.load.clone(), step.id.subject.clone())));
+    steps
+}
+
+fn rounds(plan: &Plan, seed: u64, only: Option<&str>, repetitions: Range<u32>) -> Vec<Step> {
     let loads = &plan.loads;
     let mut steps = Vec::new();
-    for repetition in 0..plan.repetitions {
+    for repetition in repetitions {
         let mut shuffle = Shuffle::seeded(mix(seed ^ u64::from(repetition)));
         for load in shuffle.of((0..loads.len()).collect()) {
             for (point, share) in points(&loads[load]) {

@@ -63,6 +63,8 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
     key("numjobs", &load.numjobs);
     if load.rw.ends_with("rw") {
         key("rwmixread", &load.rwmixread);
+        // Reads, writes, and both in one histogram.
+        key("unified_rw_reporting", &"both");
     }
     if *norandommap {
         key("norandommap", &1);
@@ -98,6 +100,8 @@ pub struct Group {
     pub reads: Option<Operations>,
     /// Writes, if there were any.
     pub writes: Option<Operations>,
+    /// How long reads and writes took together, where fio was asked for that.
+    pub mixed: Option<Latency>,
     /// CPU time of the jobs, in nanoseconds.
     pub cpu_ns: u64,
 }
@@ -134,6 +138,7 @@ fn group(job: &Value) -> Result<Group, String> {
     Ok(Group {
         reads: operations(&job["read"]),
         writes: operations(&job["write"]),
+        mixed: operations(&job["mixed"]).map(|both| both.latency),
         seconds,
         cpu_ns: ((cpu("usr_cpu") + cpu("sys_cpu")) * elapsed * 1e9) as u64,
         name,
@@ -169,25 +174,19 @@ pub fn measurement(groups: &[Group]) -> Option<Measurement> {
         seconds,
         reads: groups.iter().filter_map(|group| group.reads.clone()).reduce(joined),
         writes: groups.iter().filter_map(|group| group.writes.clone()).reduce(joined),
+        latency: if let [only] = groups { only.mixed.clone() } else { None },
         cpu,
         ..Measurement::default()
     };
     (measurement.requests() > 0 && seconds > 0.0).then_some(measurement)
 }
 
-/// Quantiles of both are weighed by how many requests there were: near enough where they are much alike.
+/// Quantiles of both do not follow from those of each, and are absent.
 fn joined(one: Operations, other: Operations) -> Operations {
     let requests = one.requests + other.requests;
     let share = one.requests as f64 / requests.max(1) as f64;
-    let weighed = |of: fn(&Latency) -> f64| of(&one.latency) * share + of(&other.latency) * (1.0 - share);
-    let latency = Latency {
-        mean: weighed(|latency| latency.mean),
-        p50: weighed(|latency| latency.p50),
-        p90: weighed(|latency| latency.p90),
-        p99: weighed(|latency| latency.p99),
-        p999: weighed(|latency| latency.p999),
-        max: one.latency.max.max(other.latency.max),
-    };
+    let mean = one.latency.mean * share + other.latency.mean * (1.0 - share);
+    let latency = Latency { mean, max: one.latency.max.max(other.latency.max), ..Latency::default() };
     Operations { requests, bytes: one.bytes + other.bytes, latency }
 }
 
@@ -227,6 +226,7 @@ mod tests {
             "ioengine=io_uring",
             "rw=randrw",
             "rwmixread=70",
+            "unified_rw_reporting=both",
             "bs=8192",
             "iodepth=4",
             "numjobs=2",
@@ -257,8 +257,24 @@ mod tests {
         let groups = groups(OUTPUT).unwrap();
         let latency = Latency { mean: 1500.5, p50: 1000.0, p90: 1900.0, p99: 1990.0, p999: 1999.0, max: 2000.0 };
         let reads = Some(Operations { requests: 2, bytes: 8192, latency });
-        let group = Group { name: "disk0".into(), seconds: 1.0, reads, writes: None, cpu_ns: 500_000_000 };
+        let group = Group { name: "disk0".into(), seconds: 1.0, reads, writes: None, mixed: None, cpu_ns: 500_000_000 };
         assert_eq!(groups, [group]);
+    }
+
+    #[test]
+    fn quantiles_of_reads_and_writes_are_those_of_both_or_absent() {
+        let mixed = OUTPUT.replace(
+            r#""write": { "io_bytes": 0, "runtime": 0, "total_ios": 0 }"#,
+            r#""write": { "io_bytes": 4096, "runtime": 1000, "total_ios": 1, "lat_ns": { "mean": 3000.0, "max": 3000,
+               "percentile": { "99.000000": 3000 } } },
+               "mixed": { "io_bytes": 12288, "runtime": 1000, "total_ios": 3, "lat_ns": { "mean": 2000.0, "max": 3000,
+               "percentile": { "99.000000": 2990 } } }"#,
+        );
+        let of = |text: &str| measurement(&groups(text).unwrap()).unwrap();
+        assert_eq!(of(&mixed).latency(|latency| latency.p99), Some(2990.0));
+        let apart = of(&mixed.replace("mixed", "other"));
+        assert_eq!(apart.latency(|latency| latency.p99), None);
+        assert!((apart.mean_latency().unwrap() - 2000.333).abs() < 0.01, "{:?}", apart.mean_latency());
     }
 
     #[test]

@@ -81,7 +81,10 @@ impl Deployment for Host {
         let mut measurement = fio::measurement(&groups).ok_or_else(|| failed("fio did nothing".into()))?;
         measurement.offered_iops = task.rate_iops;
         if let Some(meter) = watched {
+            let own = measurement.cpu.load;
             measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+            // The threads of a fio that ended early took what they had spent with them; fio knows it.
+            measurement.cpu.load = measurement.cpu.load.filter(|spent| *spent > 0).or(own);
         }
         Ok(measurement)
     }

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::machine::Placement;
-use crate::plan::{Load, Stack, Subject};
+use crate::plan::{Load, Plan, Stack, Subject};
 use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
@@ -98,6 +98,11 @@ pub trait Deployment {
         false
     }
 
+    /// The processes that serve, by number.
+    fn pids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Puts it under load, once, and returns when that is over.
     ///
     /// # Errors
@@ -148,6 +153,20 @@ pub fn missing(subject: &Subject) -> Option<String> {
         return Some(format!("{name} is not installed: it comes with the package {package}"));
     }
     if subject.stack == Stack::Guest { guest::missing() } else { None }
+}
+
+/// Takes out of a plan the optional subjects whose programs this machine lacks, but for the baseline; says of each what
+/// would bring it, in one line.
+pub fn leave_out(plan: &mut Plan) -> Vec<String> {
+    let (mut left_out, mut names) = (Vec::new(), Vec::new());
+    for subject in plan.subjects.iter().filter(|one| one.optional && one.name != plan.baseline()) {
+        if let Some(why) = missing(subject) {
+            left_out.push(format!("without the subject '{}': {why}", subject.name));
+            names.push(subject.name.clone());
+        }
+    }
+    plan.leave_out(&names);
+    left_out
 }
 
 /// Where a program is, by the search path.

@@ -19,8 +19,6 @@ use crate::results::{Bottleneck, Latency, Measurement, Operations};
 
 /// How long a server may take to listen.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Requests that an open loop may have in flight on each disk of a job, at least.
-const ROOM: u16 = 128;
 /// The most memory for all buffers of a load, in bytes; beyond it requests share buffers. It is several times the size of
 /// most processors' caches, so that shared buffers are not cache-warm.
 const MEMORY: u64 = 128 << 20;
@@ -156,6 +154,10 @@ fn are_listening(sockets: &[&PathBuf]) -> bool {
 }
 
 impl Deployment for Served {
+    fn pids(&self) -> Vec<u32> {
+        self.servers.iter().map(Process::pid).collect()
+    }
+
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
@@ -245,7 +247,7 @@ impl Served {
         Ok(Spec {
             rw: load.rw.parse()?,
             bs: u32::try_from(load.bs.0).unwrap_or(u32::MAX),
-            iodepth: if task.rate_iops.is_some() { load.iodepth.max(ROOM) } else { load.iodepth },
+            iodepth: load.iodepth,
             numjobs: load.numjobs,
             rwmixread: load.rwmixread,
             rate_iops: task.rate_iops.map(rate),
@@ -296,17 +298,12 @@ fn by_order(pid: u32, iothreads: u32) -> BTreeSet<u32> {
 }
 
 fn measurement(tally: &Tally, bs: u32) -> Measurement {
-    let operations = |requests: u64, of: &hdrhistogram::Histogram<u64>| {
+    let latency = |of: &hdrhistogram::Histogram<u64>| {
         let at = |quantile| of.value_at_quantile(quantile) as f64;
-        let latency = Latency {
-            mean: of.mean(),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            p999: at(0.999),
-            max: of.max() as f64,
-        };
-        (requests > 0).then(|| Operations { requests, bytes: requests * u64::from(bs), latency })
+        Latency { mean: of.mean(), p50: at(0.5), p90: at(0.9), p99: at(0.99), p999: at(0.999), max: of.max() as f64 }
+    };
+    let operations = |requests: u64, of: &hdrhistogram::Histogram<u64>| {
+        (requests > 0).then(|| Operations { requests, bytes: requests * u64::from(bs), latency: latency(of) })
     };
     let mut reads = tally.lat.clone();
     if tally.writes > 0 {
@@ -317,7 +314,29 @@ fn measurement(tally: &Tally, bs: u32) -> Measurement {
         seconds: tally.elapsed.as_secs_f64(),
         reads: operations(tally.reads, &reads),
         writes: operations(tally.writes, &tally.write_lat),
+        latency: Some(latency(&tally.all_lat())),
+        unstarted: tally.open.as_ref().map_or(0, |open| open.unstarted),
         limit: tally.limit().map(Bottleneck::Load),
         ..Measurement::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mixed_loads_quantiles_are_of_all_its_requests() {
+        let mut tally = Tally::new(Waiting::Blocking, false);
+        (tally.reads, tally.writes, tally.elapsed) = (98, 2, Duration::from_secs(1));
+        (0..98).for_each(|_| tally.lat.record(10_000).unwrap());
+        for _ in 0..2 {
+            tally.lat.record(1_000_000).unwrap();
+            tally.write_lat.record(1_000_000).unwrap();
+        }
+        let measurement = measurement(&tally, 4096);
+        let p99 = measurement.latency(|latency| latency.p99).unwrap();
+        // A mean of both p99, by how many there were, would be 30 us.
+        assert!((990_000.0..1_010_000.0).contains(&p99), "{p99}");
     }
 }

@@ -2,20 +2,27 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`median`], [`spread`] | values of one kind |
-//! | [`Estimate`] | a ratio with its confidence intervals, from pairs or from two independent samples |
-//! | [`Family`] | how many intervals are read together, and the noise floor |
-//! | [`Verdict`] | an estimate compared with a limit: pass, fail, can't tell |
+//! | [`median`], [`spread`], [`deviation`] | values of one kind |
+//! | [`Sample`] | one comparison as it was measured, of pairs or of two groups |
+//! | `moderated` | variances of one kind, each moderated by all |
+//! | [`judge`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
+//! | [`relations`] | pairs of options: alike, more, less, unknown |
+//! | [`Looks`] | when a plan that may measure more looks at what it has |
+//! | [`Count`], [`Overall`] | the verdict of a whole plan |
 //! | [`agreement`] | whether something held in every repetition |
 
-mod estimate;
-mod resample;
+mod family;
+mod looks;
+mod moderated;
+mod sample;
 #[cfg(test)]
 mod simulations;
 mod verdict;
 
-pub use estimate::{Estimate, Family, Interval, deviation};
-pub use verdict::{Limit, Verdict};
+pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, relations};
+pub use looks::Looks;
+pub use sample::{Sample, mean};
+pub use verdict::{Count, Limit, Overall, Verdict};
 
 /// The middle of some values; `NaN` of none.
 pub fn median(mut values: Vec<f64>) -> f64 {
@@ -26,6 +33,11 @@ pub fn median(mut values: Vec<f64>) -> f64 {
         odd if odd % 2 == 1 => values[middle],
         _ => (values[middle - 1] + values[middle]) / 2.0,
     }
+}
+
+/// The sample standard deviation of some values; 0 of fewer than two.
+pub fn deviation(values: &[f64]) -> f64 {
+    Sample::of_pairs(values).map_or(0.0, |sample| sample.variance.sqrt())
 }
 
 /// The median, and behind it the whole range: `1.02 (0.99..1.04)`; `-` of none.

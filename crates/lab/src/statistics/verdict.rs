@@ -13,15 +13,15 @@ pub enum Limit {
     AtMost(f64),
 }
 
-/// How an estimate compares with a limit.
+/// What a comparison comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "is")]
 pub enum Verdict {
-    /// The interval lies on the good side.
+    /// No more was lost than the limit allows.
     Pass,
-    /// The interval lies on the bad side.
+    /// Something was certainly lost, and perhaps more than the limit allows.
     Fail,
-    /// The interval straddles the limit.
+    /// Neither is sure.
     CantTell {
         /// How many more pairs would probably decide; none if it takes too many.
         more_pairs: Option<usize>,
@@ -40,74 +40,134 @@ impl Limit {
             Self::AtLeast(limit) | Self::AtMost(limit) => limit,
         }
     }
-}
 
-impl Estimate {
-    /// Judges it. A plan passes only if every comparison does, which is safe with uncorrected intervals (intersection–union
-    /// test, Berger 1982): a pass takes `alone`. It fails if any comparison does, so a fail takes `together`.
-    pub fn judge(&self, limit: Limit) -> Verdict {
-        let at = limit.at();
-        let (good, bad, likely_good) = match limit {
-            Limit::AtLeast(_) => (self.alone.low >= at, self.together.high < at, self.median >= at),
-            Limit::AtMost(_) => (self.alone.high <= at, self.together.low > at, self.median <= at),
-        };
-        let interval = if likely_good { self.alone } else { self.together };
-        match (good, bad) {
-            (true, _) => Verdict::Pass,
-            (_, true) => Verdict::Fail,
-            _ => Verdict::CantTell { more_pairs: self.more_pairs(interval, at) },
+    /// Whether the whole interval keeps it.
+    pub fn is_kept_by(self, estimate: &Estimate) -> bool {
+        match self {
+            Self::AtLeast(limit) => estimate.low >= limit,
+            Self::AtMost(limit) => estimate.high <= limit,
         }
     }
 
-    /// Whether it is within `threshold` of 1, an equivalence test of both bounds (TOST, Schuirmann 1987); `None` if that is
-    /// undecided.
-    pub fn is_about_one(&self, threshold: f64) -> Option<bool> {
-        let (least, most) = (1.0 - threshold, 1.0 + threshold);
-        let inside = self.alone.low >= least && self.alone.high <= most;
-        let outside = self.together.high < least || self.together.low > most;
-        (inside || outside).then_some(inside)
+    /// Whether a ratio keeps it.
+    pub fn holds_for(self, ratio: f64) -> bool {
+        match self {
+            Self::AtLeast(limit) => ratio >= limit,
+            Self::AtMost(limit) => ratio <= limit,
+        }
+    }
+
+    /// The sign of a loss's logarithm.
+    pub fn sign_of_loss(self) -> f64 {
+        match self {
+            Self::AtLeast(_) => -1.0,
+            Self::AtMost(_) => 1.0,
+        }
+    }
+}
+
+/// How many comparisons came out how, and what that comes to: a plan's verdict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Comparisons that passed.
+    pub passed: usize,
+    /// Those that failed.
+    pub failed: usize,
+    /// Those of which nobody can tell.
+    pub cant_tell: usize,
+    /// Those that decide nothing, whatever their figures are.
+    pub nothing: usize,
+}
+
+/// What a family of comparisons comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overall {
+    /// Every comparison that decides passed.
+    Pass,
+    /// One failed.
+    Fail,
+    /// Some may have, or nothing decides.
+    CantTell,
+    /// Nothing may be compared.
+    NotComparable,
+}
+
+impl Overall {
+    /// In a word or two.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Fail => "fail",
+            Self::CantTell => "can't tell",
+            Self::NotComparable => "not comparable",
+        }
+    }
+
+    /// As a program ends: 0 pass, 1 fail, 2 can't tell, 3 not comparable.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Pass => 0,
+            Self::Fail => 1,
+            Self::CantTell => 2,
+            Self::NotComparable => 3,
+        }
+    }
+}
+
+impl Count {
+    /// Counts decisions: verdicts, and reasons why there is none.
+    pub fn of<'a, E: 'a>(decisions: impl Iterator<Item = &'a Result<Verdict, E>>) -> Self {
+        let mut count = Self::default();
+        for decision in decisions {
+            *match decision {
+                Ok(Verdict::Pass) => &mut count.passed,
+                Ok(Verdict::Fail) => &mut count.failed,
+                Ok(Verdict::CantTell { .. }) => &mut count.cant_tell,
+                Err(_) => &mut count.nothing,
+            } += 1;
+        }
+        count
+    }
+
+    /// What it comes to. A plan passes only if every comparison does, which is safe with intervals of 95 % each (the
+    /// intersection–union test, Berger 1982); it fails if one does.
+    pub fn overall(&self) -> Overall {
+        match (self.failed, self.cant_tell, self.passed) {
+            (1.., _, _) => Overall::Fail,
+            (0, 0, 1..) => Overall::Pass,
+            _ => Overall::CantTell,
+        }
+    }
+}
+
+impl std::fmt::Display for Count {
+    /// `of 24 comparisons 20 passed, 1 failed, 3 can't be told; 4 more decide nothing`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { passed, failed, cant_tell, nothing } = self;
+        match passed + failed + cant_tell {
+            0 => write!(f, "no comparison decides anything")?,
+            all => write!(f, "of {all} comparisons {passed} passed, {failed} failed, {cant_tell} can't be told")?,
+        }
+        if *nothing > 0 { write!(f, "; {nothing} more decide nothing") } else { Ok(()) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::statistics::Family;
-
-    fn of(ratios: &[f64]) -> Estimate {
-        Estimate::of_pairs(ratios, Family::alone()).expect("ratios")
-    }
 
     #[test]
-    fn an_interval_that_straddles_the_limit_decides_nothing() {
-        let steady = of(&[0.90, 0.91, 0.90, 0.89, 0.90]);
-        assert_eq!(steady.judge(Limit::AtLeast(0.95)), Verdict::Fail);
-        assert_eq!(steady.judge(Limit::AtMost(1.05)), Verdict::Pass);
-        assert_eq!(steady.judge(Limit::AtLeast(0.8)), Verdict::Pass);
-        assert!(matches!(steady.judge(Limit::AtLeast(0.895)), Verdict::CantTell { .. }));
-    }
-
-    #[test]
-    fn so_many_more_pairs_as_are_named_would_decide_if_they_came_out_alike() {
-        let few = [0.98, 1.02, 0.99, 1.03, 0.98];
-        let Verdict::CantTell { more_pairs: Some(more) } = of(&few).judge(Limit::AtLeast(0.975)) else {
-            panic!("{:?}", of(&few));
-        };
-        assert!((2..40).contains(&more), "{more}");
-        let many: Vec<_> = few.into_iter().cycle().take(5 + 2 * more).collect();
-        assert_eq!(of(&many).judge(Limit::AtLeast(0.975)), Verdict::Pass);
-    }
-
-    #[test]
-    fn no_number_of_pairs_decides_what_lies_on_the_limit() {
-        let verdict = of(&[0.94, 0.95, 0.96]).judge(Limit::AtLeast(0.95));
-        assert_eq!(verdict, Verdict::CantTell { more_pairs: None });
-    }
-
-    #[test]
-    fn alike_different_and_unknown_are_told_apart() {
-        assert_eq!(of(&[1.0, 1.01, 0.99, 1.0, 1.0]).is_about_one(0.05), Some(true));
-        assert_eq!(of(&[2.0, 2.1, 2.0, 1.9, 2.0]).is_about_one(0.05), Some(false));
-        assert_eq!(of(&[1.0, 1.2, 0.9, 1.1, 1.0]).is_about_one(0.05), None);
+    fn a_plan_has_one_verdict_and_says_how_many_comparisons_decide() {
+        let (pass, fail, open) = (Ok(Verdict::Pass), Ok(Verdict::Fail), Ok(Verdict::CantTell { more_pairs: None }));
+        let count = |decisions: &[Result<Verdict, &str>]| Count::of(decisions.iter());
+        assert_eq!(count(&[pass, Err("host")]).overall(), Overall::Pass);
+        assert_eq!(count(&[pass, open]).overall(), Overall::CantTell);
+        assert_eq!(count(&[pass, open, fail]).overall(), Overall::Fail);
+        assert_eq!(count(&[Err("host")]).overall(), Overall::CantTell, "nothing decides");
+        assert_eq!(
+            count(&[pass, open, fail, Err("host")]).to_string(),
+            "of 3 comparisons 1 passed, 1 failed, 1 can't be told; 1 more decide nothing"
+        );
+        assert_eq!(count(&[]).to_string(), "no comparison decides anything");
     }
 }

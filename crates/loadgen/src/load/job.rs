@@ -73,6 +73,9 @@ struct Run {
     begin: u64,
     end: u64,
     in_flight: usize,
+    /// Of an open loop: since when no request that was due has found every slot taken.
+    room_since: u64,
+    has_room: bool,
     last_completion: u64,
     cpu_before: u64,
     kicks_before: u64,
@@ -147,6 +150,8 @@ impl Job {
             begin,
             end: begin + span.length.as_nanos() as u64,
             in_flight: 0,
+            room_since: 0,
+            has_room: true,
             last_completion: 0,
             cpu_before: 0,
             kicks_before: 0,
@@ -160,7 +165,7 @@ impl Job {
             None => {
                 for lane in &mut self.lanes {
                     while let Some(slot) = lane.free.pop() {
-                        lane.issue(slot, 0, 0);
+                        lane.issue(slot, 0, 0, 0);
                         run.in_flight += 1;
                     }
                     lane.queue.publish()?;
@@ -202,6 +207,10 @@ impl Job {
             let length = run.end - run.begin;
             run.begin = now;
             run.end = now + length;
+            // What a server that is too slow has left undone so far is the warm-up's, or nothing else would be measured.
+            while let Some(arrivals) = self.arrivals.as_mut().filter(|arrivals| arrivals.next() < now) {
+                arrivals.advance();
+            }
         } else {
             tally.cpu_ns += machine::thread_cpu_time_ns() - run.cpu_before;
             edge(Edge::End);
@@ -212,6 +221,7 @@ impl Job {
             if let (Some(arrivals), Some(open)) = (&mut self.arrivals, &mut tally.open) {
                 while arrivals.next() < now {
                     open.unstarted += 1;
+                    open.unstarted_lat.saturating_record(now - arrivals.next());
                     arrivals.advance();
                 }
             }
@@ -238,7 +248,7 @@ impl Job {
                     tally.record(&flight, now, lane.bs());
                 }
                 if closed && run.phase != Phase::Draining {
-                    lane.issue(slot, now, now);
+                    lane.issue(slot, now, now, now);
                 } else {
                     lane.free.push(slot);
                     run.in_flight -= 1;
@@ -263,13 +273,19 @@ impl Job {
             let first = self.rng.below(count as u64) as usize;
             let with_room =
                 (first..first + count).map(|index| index % count).find(|&index| !self.lanes[index].free.is_empty());
-            let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else { break };
+            let Some(lane) = with_room.map(|index| &mut self.lanes[index]) else {
+                run.has_room = false;
+                break;
+            };
+            if !run.has_room {
+                (run.has_room, run.room_since) = (true, now);
+            }
             if run.in_flight == 0 {
                 // No request was in flight, so the server's silence begins only now.
                 run.last_completion = now;
             }
             let slot = lane.free.pop().unwrap_or_default();
-            lane.issue(slot, arrivals.next(), run.now());
+            lane.issue(slot, arrivals.next(), run.room_since, run.now());
             lane.queue.publish()?;
             run.in_flight += 1;
             arrivals.advance();
@@ -363,6 +379,8 @@ impl Job {
                 begin: 0,
                 end: 0,
                 in_flight: 0,
+                room_since: 0,
+                has_room: true,
                 last_completion: 0,
                 cpu_before: 0,
                 kicks_before: 0,

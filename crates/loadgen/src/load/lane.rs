@@ -22,6 +22,8 @@ pub(super) struct Flight {
     pub intended: u64,
     /// Its actual start.
     pub issued: u64,
+    /// How much later than it could have that was, with room for it: the load's own doing.
+    pub late: u64,
     pub op: Op,
     block: u64,
 }
@@ -54,7 +56,7 @@ impl Lane {
             (true, true) => Order::Uniform(random),
             (true, false) => Order::Permuted(Permutation::new(blocks, random)),
         };
-        let none = Flight { intended: 0, issued: 0, op: Op::Read, block: 0 };
+        let none = Flight { intended: 0, issued: 0, late: 0, op: Op::Read, block: 0 };
         let mut lane = Self {
             free: (0..spec.iodepth.min(queue.depth())).rev().collect(),
             flights: vec![none; usize::from(queue.depth())].into(),
@@ -84,9 +86,9 @@ impl Lane {
         lane
     }
 
-    /// Submits the next request in `slot`.
+    /// Submits the next request in `slot`, of which there was room since `possible`.
     #[inline]
-    pub fn issue(&mut self, slot: u16, intended: u64, issued: u64) {
+    pub fn issue(&mut self, slot: u16, intended: u64, possible: u64, issued: u64) {
         let op = match self.reads {
             100 => Op::Read,
             0 => Op::Write,
@@ -97,10 +99,12 @@ impl Lane {
             None => self.next_block(),
             Some(_) => self.reserve(),
         };
-        self.issue_at(slot, op, block, intended, issued);
+        let late = issued.saturating_sub(possible.max(intended));
+        self.issue_at(slot, block, Flight { intended, issued, late, op, block });
     }
 
-    fn issue_at(&mut self, slot: u16, op: Op, block: u64, intended: u64, issued: u64) {
+    fn issue_at(&mut self, slot: u16, block: u64, flight: Flight) {
+        let op = flight.op;
         let offset = self.begin + block * u64::from(self.bs);
         if op == Op::Write
             && let Some(ledger) = &mut self.ledger
@@ -109,7 +113,7 @@ impl Lane {
             stamp.fill(&mut self.scratch);
             self.queue.fill(slot, &self.scratch);
         }
-        self.flights[usize::from(slot)] = Flight { intended, issued, op, block };
+        self.flights[usize::from(slot)] = flight;
         self.queue.submit(slot, op, offset, self.bs);
     }
 
@@ -174,7 +178,7 @@ impl Lane {
 
     /// Submits a read of `block` in `slot`, which will be checked.
     pub fn read_back(&mut self, slot: u16, block: u64) {
-        self.issue_at(slot, Op::Read, block, 0, 0);
+        self.issue_at(slot, block, Flight { intended: 0, issued: 0, late: 0, op: Op::Read, block });
     }
 
     /// The length of a request in bytes.

@@ -51,8 +51,12 @@ pub struct OpenLoop {
     pub slat: Histogram<u64>,
     /// From the actual start to the completion.
     pub clat: Histogram<u64>,
+    /// Of that, how much the load itself was late: from when there was room for the request.
+    pub late: Histogram<u64>,
     /// Requests that were due and found no free slot before the end.
     pub unstarted: u64,
+    /// How long these had waited by then: they took longer than that.
+    pub unstarted_lat: Histogram<u64>,
 }
 
 fn histogram() -> Histogram<u64> {
@@ -69,7 +73,13 @@ impl Tally {
             bytes: 0,
             lat: histogram(),
             write_lat: histogram(),
-            open: open.then(|| OpenLoop { slat: histogram(), clat: histogram(), unstarted: 0 }),
+            open: open.then(|| OpenLoop {
+                slat: histogram(),
+                clat: histogram(),
+                late: histogram(),
+                unstarted: 0,
+                unstarted_lat: histogram(),
+            }),
             cpu_ns: 0,
             turns: 0,
             at_once: 0,
@@ -90,7 +100,9 @@ impl Tally {
         if let (Some(mine), Some(theirs)) = (&mut self.open, &other.open) {
             mine.slat += &theirs.slat;
             mine.clat += &theirs.clat;
+            mine.late += &theirs.late;
             mine.unstarted += theirs.unstarted;
+            mine.unstarted_lat += &theirs.unstarted_lat;
         }
         self.cpu_ns += other.cpu_ns;
         self.turns += other.turns;
@@ -113,7 +125,17 @@ impl Tally {
         if let Some(open) = &mut self.open {
             open.slat.saturating_record(flight.issued - flight.intended);
             open.clat.saturating_record(now.saturating_sub(flight.issued));
+            open.late.saturating_record(flight.late);
         }
+    }
+
+    /// All latencies: of an open loop also those of requests that never started, as far as they had waited.
+    pub fn all_lat(&self) -> Histogram<u64> {
+        let mut all = self.lat.clone();
+        if let Some(open) = &self.open {
+            all += &open.unstarted_lat;
+        }
+        all
     }
 
     /// Requests that completed.
@@ -144,9 +166,9 @@ impl Tally {
     /// Why the load, and not the server, was the bottleneck, if it was.
     pub fn limit(&self) -> Option<String> {
         if let Some(open) = &self.open {
-            let late = open.slat.value_at_quantile(0.5);
+            let late = open.late.value_at_quantile(0.5);
             let whole = self.lat.value_at_quantile(0.5).max(1);
-            return (open.unstarted == 0 && late * 2 > whole)
+            return (late * 2 > whole)
                 .then(|| format!("half of the requests were made over {:.1} us late", late as f64 / 1e3));
         }
         let share = self.never_waiting();
@@ -173,13 +195,22 @@ mod tests {
     }
 
     #[test]
-    fn an_open_loop_that_is_late_by_itself_says_so_unless_the_queue_was_full() {
+    fn an_open_loop_that_is_late_by_itself_says_so_and_one_without_room_does_not() {
         let mut tally = Tally::new(Waiting::Blocking, true);
         tally.lat.record(100_000).unwrap();
         tally.open.as_mut().unwrap().slat.record(80_000).unwrap();
-        assert!(tally.limit().unwrap().starts_with("half of the requests were made over 8"));
-        tally.open.as_mut().unwrap().unstarted = 1;
         assert_eq!(tally.limit(), None);
+        tally.open.as_mut().unwrap().late.record(80_000).unwrap();
+        assert!(tally.limit().unwrap().starts_with("half of the requests were made over 8"));
+    }
+
+    #[test]
+    fn requests_that_never_started_are_late_ones() {
+        let mut tally = Tally::new(Waiting::Blocking, true);
+        (0..99).for_each(|_| tally.lat.record(1000).unwrap());
+        tally.open.as_mut().unwrap().unstarted_lat.record(1_000_000).unwrap();
+        assert_eq!(tally.all_lat().len(), 100);
+        assert!(tally.all_lat().max() >= 1_000_000 && tally.lat.max() < 2000);
     }
 
     #[test]

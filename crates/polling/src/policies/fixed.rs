@@ -2,7 +2,8 @@
 
 use crate::{Nanos, Policy, Slot, Standing, Wait};
 
-/// Spins for so long, always, and then blocks: what the lab draws the line with that learning has to beat.
+/// Spins for so long, always, and then blocks: what the lab draws the line with that learning has to beat. Its ends are the
+/// frugal one, which never spins, and the fast one, which never blocks, at a core per I/O thread.
 pub(crate) struct Fixed {
     window: Nanos,
 }

@@ -2,25 +2,21 @@
 //!
 //! | file | `poll-policy` | from |
 //! |---|---|---|
-//! | `off.rs` | `off` | a loop that never spins |
-//! | `busy.rs` | `busy` | SPDK |
+//! | `fixed.rs` | `off` | a loop that never spins |
+//! | `fixed.rs` | `busy` | SPDK |
 //! | `fixed.rs` | `fixed` | the lab |
 //! | `shared_window.rs` | `shared-window` | QEMU up to 9.2 |
 //! | `per_source_window.rs` | `per-source-window` | QEMU 10.0 to 11.0 |
 //! | `weighted.rs` | `weighted` | QEMU 11.1 |
 
-mod busy;
 mod fixed;
-mod off;
 mod per_slot;
 mod per_source_window;
 mod shared_window;
 mod weighted;
 mod window_rule;
 
-pub(crate) use busy::Busy;
 pub(crate) use fixed::Fixed;
-pub(crate) use off::Off;
 pub(crate) use per_source_window::PerSourceWindow;
 pub(crate) use shared_window::SharedWindow;
 pub(crate) use weighted::Weighted;

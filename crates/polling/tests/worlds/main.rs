@@ -4,9 +4,7 @@
 
 mod world;
 
-use egret_polling::{
-    BlockCost, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build,
-};
+use egret_polling::{BlockCost, EventKind, LastWait, Nanos, Parameters, Policy, PolicyKind, Standing, Wait, build};
 use world::{Client, Disk, Load, Running, Wakeup, World};
 
 const MS: u64 = 1_000_000;
@@ -37,20 +35,8 @@ const TRUE_VIRTUAL: BlockCost = BlockCost { cpu: Nanos(22_000), latency: Nanos(6
 const TRUE_METAL: BlockCost = BlockCost { cpu: Nanos(2_500), latency: Nanos(2_500) };
 
 /// One window, whatever happens.
-struct Fixed(Nanos);
-
-impl Policy for Fixed {
-    fn window(&mut self, _before: &Standing) -> Nanos {
-        self.0
-    }
-    fn observe(&mut self, _wait: &Wait<'_>) {}
-    fn forget(&mut self, _slot: Slot) {}
-    fn window_now(&self) -> Nanos {
-        self.0
-    }
-    fn weighs_block_cost(&self) -> bool {
-        false
-    }
+fn fixed(window: Nanos) -> Box<dyn Policy> {
+    build(PolicyKind::Fixed, &Parameters { max: Some(window), ..Parameters::default() }).expect("a policy")
 }
 
 fn blocking(world: World, depth: u32) -> World {
@@ -84,7 +70,7 @@ const OTHERS: [PolicyKind; 5] =
 /// What the best of the other policies, and of some fixed windows, comes to.
 fn best(world: World) -> u64 {
     let policies = OTHERS.map(|kind| cost(world, policy(kind, CALIBRATED).as_mut(), 100 * MS));
-    let windows = [1, 4, 16, 64].map(|us| cost(world, &mut Fixed(Nanos::from_micros(us)), 100 * MS));
+    let windows = [1, 4, 16, 64].map(|us| cost(world, fixed(Nanos::from_micros(us)).as_mut(), 100 * MS));
     policies.into_iter().chain(windows).min().expect("nine of them")
 }
 

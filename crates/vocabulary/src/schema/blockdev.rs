@@ -1,14 +1,15 @@
 //! The `blockdev` object.
 
-use egret_disk::{Aio, DetectZeroes, Discard, Locking};
+use egret_disk::{Aio, DebugEvent, DetectZeroes, Discard, IoType, Locking};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
+use super::nbd_client::{self, Nbd};
 use super::object::{object, with_defaults};
 use super::words::{as_word, words};
-use crate::{choices, options, variants};
+use crate::{options, variants};
 
 /// Longest `node-name`, in bytes: QEMU's.
 pub(super) const LONGEST_NODE_NAME: usize = 31;
@@ -73,12 +74,14 @@ variants! {
         "null-co" => NullCo(Null);
         /// As [`NullCo`](Self::NullCo).
         "null-aio" => NullAio(Null);
+        /// A disk that an NBD server has.
+        "nbd" => Nbd(Nbd);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
         /// The disk below, with errors that are injected on purpose.
         "blkdebug" => Blkdebug(Blkdebug);
     }
-    foreign FOREIGN_DRIVERS, because "Egret serves raw files and block devices"
+    foreign FOREIGN_DRIVERS, because "Egret serves raw disks"
 }
 
 options! {
@@ -139,11 +142,13 @@ options! {
     #[derive(Copy)]
     pub struct InjectError {
         /// What makes it active, from then on; `none` is so from the beginning.
-        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        #[serde(with = "as_word")]
+        event: DebugEvent, ValueType::Word(words::<DebugEvent>);
         /// The state in which the event does that.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// Which requests it is for.
-        iotype: Option<IoType>, ValueType::Word(IoType::words), unset "all";
+        #[serde(with = "as_word::optional")]
+        iotype: Option<IoType>, ValueType::Word(words::<IoType>), unset "all";
         /// The error, by its number: 5 is EIO, and 28 ENOSPC.
         errno: u16, ValueType::Number(1, 4095, ""), default 5;
         /// The sector of 512 bytes that a request must touch.
@@ -158,47 +163,12 @@ options! {
     #[derive(Copy)]
     pub struct SetState {
         /// What brings it about.
-        event: DebugEvent, ValueType::Word(DebugEvent::words);
+        #[serde(with = "as_word")]
+        event: DebugEvent, ValueType::Word(words::<DebugEvent>);
         /// The state in which it does.
         state: Option<u32>, ValueType::Number(0, u32::MAX as u64, ""), unset "any";
         /// The state from then on.
         new_state: u32, ValueType::Number(0, u32::MAX as u64, "");
-    }
-}
-
-choices! {
-    /// What QEMU's `blkdebug` is told of, as far as a raw disk does it.
-    pub enum DebugEvent {
-        /// Nothing: from the beginning.
-        "none" => None;
-        /// A read begins.
-        "read_aio" => ReadAio;
-        /// A write begins.
-        "write_aio" => WriteAio;
-        /// Likewise, one layer above.
-        "pwritev" => Pwritev;
-        /// A write of zeroes begins.
-        "pwritev_zero" => PwritevZero;
-        /// A flush begins.
-        "flush_to_os" => FlushToOs;
-        /// A flush reaches the disk.
-        "flush_to_disk" => FlushToDisk;
-    }
-}
-
-choices! {
-    /// What a request does.
-    pub enum IoType {
-        /// It reads.
-        "read" => Read;
-        /// It writes.
-        "write" => Write;
-        /// It writes zeroes.
-        "write-zeroes" => WriteZeroes;
-        /// It discards.
-        "discard" => Discard;
-        /// It flushes.
-        "flush" => Flush;
     }
 }
 
@@ -211,7 +181,7 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) => None,
         }
     }
 
@@ -220,7 +190,7 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) => None,
         }
     }
 }
@@ -260,6 +230,9 @@ static SHAPE: Shape = Shape {
             because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
         },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
+        nbd_client::TLS[0],
+        nbd_client::TLS[1],
+        nbd_client::TLS[2],
     ],
 };
 
@@ -285,7 +258,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "io_uring",
     "iscsi",
     "luks",
-    "nbd",
     "nfs",
     "nvme",
     "nvme-io_uring",
@@ -373,6 +345,9 @@ impl Blockdev {
         {
             let allowed = format!("{FD_SET} with a number in 0..={LARGEST_FD_SET}");
             return Err(Problem::must("filename", allowed, format!("'{filename}'")));
+        }
+        if let Driver::Nbd(nbd) = &self.driver {
+            nbd.place()?;
         }
         if let Driver::File(image) | Driver::HostDevice(image) = &self.driver
             && image.aio_max_batch > 0

@@ -96,7 +96,7 @@ pub enum ValueType {
 }
 
 /// A key that QEMU has and that is not done here.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Foreign {
     /// How QEMU spells it.
     pub name: &'static str,

@@ -20,6 +20,7 @@ mod export;
 mod iothread;
 mod key;
 mod lun;
+mod nbd_client;
 mod object;
 pub mod options;
 mod problem;
@@ -35,8 +36,8 @@ mod tests;
 pub use access::{Access, Mode};
 pub use add_fd::AddFd;
 pub use blockdev::{
-    Blkdebug, Blockdev, Cache, Child, DebugEvent, Driver, FdSetNumber, Image, InjectError, IoType, LARGEST_FD_SET,
-    Null, Raw, SetState, fd_set_number,
+    Blkdebug, Blockdev, Cache, Child, Driver, FdSetNumber, Image, InjectError, LARGEST_FD_SET, Null, Raw, SetState,
+    fd_set_number,
 };
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
@@ -47,6 +48,7 @@ pub use export::{
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
+pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;

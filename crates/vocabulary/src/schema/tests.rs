@@ -25,7 +25,7 @@ fn iothread(text: &str) -> Result<IoThread, ObjectError> {
 }
 
 /// What `$kind` is in the reference, and an object of that kind that sets every key it can.
-const FULL: [&str; 5] = [
+const FULL: [&str; 7] = [
     "file,node-name=d0,filename=/d,aio=native,aio-max-batch=4,locking=off,cache.direct=on,cache.no-flush=on,\
      read-only=on,auto-read-only=off,discard=unmap,detect-zeroes=unmap",
     "null-aio,node-name=n0,size=64K,latency-ns=10000,read-zeroes=on",
@@ -33,6 +33,8 @@ const FULL: [&str; 5] = [
     "blkdebug,node-name=b0,image=d0,inject-error.0.event=write_aio,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
      inject-error.0.errno=28,inject-error.0.sector=7,inject-error.0.once=on,inject-error.1.event=none,\
      set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new-state=2",
+    "nbd,node-name=n1,server.type=unix,server.path=/n,export=e,reconnect-delay=30,open-timeout=5",
+    "nbd,node-name=n2,server.type=inet,server.host=h,server.port=10809",
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
 
@@ -75,7 +77,7 @@ fn every_object_survives_the_way_through_json() {
     for text in FULL_EXPORT {
         there_and_back::<Export>(text);
     }
-    let nested = there_and_back::<Blockdev>(FULL[4]);
+    let nested = there_and_back::<Blockdev>(FULL[6]);
     assert_eq!(
         nested["file"],
         json!({"driver": "host_device", "filename": "/dev/x", "aio": "threads", "aio-max-batch": 0, "locking": "auto",
@@ -118,7 +120,7 @@ fn the_tables_and_the_structs_have_the_same_keys() {
         assert_eq!(have, want);
     }
     check::<IoThread>(&FULL_IOTHREAD);
-    check::<Blockdev>(&FULL[..4]);
+    check::<Blockdev>(&FULL[..6]);
     check::<Export>(&FULL_EXPORT);
 }
 
@@ -142,6 +144,7 @@ fn what_is_left_out_means_what_the_tables_say() {
     check::<IoThread>("id=io0", None, IoThread::fill_in);
     check::<Blockdev>("file,node-name=d0,filename=/d", Some("file"), |_| {});
     check::<Blockdev>("null-co,node-name=d0", Some("null-co"), |_| {});
+    check::<Blockdev>("nbd,node-name=d0,server.type=unix,server.path=/s", Some("nbd"), |_| {});
     check::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s", Some("vhost-user-blk"), |_| {});
     let scsi = "vhost-user-scsi,id=e,luns.0.lun=0,luns.0.node-name=d,addr.type=unix,addr.path=/s";
     check::<Export>(scsi, Some("vhost-user-scsi"), |_| {});
@@ -227,7 +230,7 @@ fn an_unknown_key_names_the_nearest_known_one() {
         ("node-name=d", "blockdev 'd': driver is missing"),
         (
             "flie,node-name=d",
-            "blockdev 'd': driver must be file, host_device, null-co, null-aio, raw or blkdebug, got 'flie'",
+            "blockdev 'd': driver must be file, host_device, null-co, null-aio, nbd, raw or blkdebug, got 'flie'",
         ),
         (
             "raw,node-name=d,file.driver=file,file.filname=x",
@@ -260,7 +263,7 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
     for (text, line) in [
         (
             "qcow2,node-name=d,file=x",
-            "blockdev 'd': driver 'qcow2' is QEMU's and not done here: Egret serves raw files and block devices",
+            "blockdev 'd': driver 'qcow2' is QEMU's and not done here: Egret serves raw disks",
         ),
         (
             "file,node-name=d,filename=x,pr-manager=p",

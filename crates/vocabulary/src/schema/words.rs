@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use egret_disk::{Aio, DetectZeroes, Discard, Locking};
+use egret_disk::{Aio, DebugEvent, DetectZeroes, Discard, IoType, Locking};
 use egret_event_loop::MonitorChoice;
 use egret_polling::PolicyKind;
 
@@ -33,7 +33,7 @@ macro_rules! word {
     )+};
 }
 
-word!(PolicyKind, MonitorChoice, Aio, DetectZeroes, Discard, Locking);
+word!(PolicyKind, MonitorChoice, Aio, DetectZeroes, Discard, Locking, DebugEvent, IoType);
 
 /// `#[serde(with = "as_word")]`: a value as its word.
 pub(super) mod as_word {
@@ -83,5 +83,7 @@ mod tests {
         reads_back::<DetectZeroes>();
         reads_back::<Discard>();
         reads_back::<Locking>();
+        reads_back::<DebugEvent>();
+        reads_back::<IoType>();
     }
 }

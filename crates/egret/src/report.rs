@@ -1,0 +1,44 @@
+//! `egret report`: a run's report anew, or several runs over time.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use egret_lab::{report, runner};
+
+/// Write the report of a run anew, or a page of several runs over time.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "Of several runs each is put beside the one before it. docs/report.md explains the pages.")]
+pub struct Report {
+    /// Runs of one plan, by their directories
+    #[arg(value_name = "DIR", required = true)]
+    runs: Vec<PathBuf>,
+    /// Where the page of several runs goes
+    #[arg(long, value_name = "FILE", default_value = "egret-report.html")]
+    output: PathBuf,
+}
+
+/// Runs `egret report`.
+pub fn run(asked: &Report) -> Result<()> {
+    if let [directory] = asked.runs.as_slice() {
+        report::write(&runner::read(directory)?, directory).with_context(|| directory.display().to_string())?;
+        println!("{}", directory.join(report::PAGE).display());
+        return Ok(());
+    }
+    let read = |directory: &PathBuf| Ok((link(directory, &asked.output), runner::read(directory)?));
+    let runs = asked.runs.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let page = report::over_time(&runs).map_err(anyhow::Error::msg)?;
+    std::fs::write(&asked.output, page).with_context(|| asked.output.display().to_string())?;
+    println!("{}", asked.output.display());
+    Ok(())
+}
+
+/// Where a run's own report is, seen from the page: beside it if both are in one folder, and else by its whole path.
+fn link(directory: &Path, page: &Path) -> String {
+    let report = directory.join(report::PAGE);
+    let folder = page.parent().unwrap_or(Path::new(""));
+    match report.strip_prefix(folder) {
+        Ok(relative) => relative.display().to_string(),
+        Err(_) => std::path::absolute(&report).unwrap_or(report).display().to_string(),
+    }
+}

@@ -1,0 +1,142 @@
+//! NBD servers that nobody here wrote: nbdkit, qemu-nbd and nbd-server, as child processes.
+
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::await_that;
+use super::server::Reaped;
+
+/// A running server; killed when dropped.
+pub struct NbdServer {
+    process: Reaped,
+    words: Vec<String>,
+    place: Place,
+}
+
+/// Where a server listens.
+#[derive(Clone)]
+enum Place {
+    Unix(PathBuf),
+    Tcp(String, u16),
+}
+
+impl Place {
+    fn answers(&self) -> bool {
+        match self {
+            Self::Unix(path) => UnixStream::connect(path).is_ok(),
+            Self::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).is_ok(),
+        }
+    }
+}
+
+impl NbdServer {
+    /// nbdkit at a UNIX socket: filters, the plugin, and what they are told.
+    pub fn nbdkit(socket: &Path, words: &[&str]) -> Self {
+        let socket = socket.display().to_string();
+        let first = ["nbdkit", "--foreground", "--exit-with-parent", "--unix", &socket];
+        Self::start(first.into_iter().chain(words.iter().copied()), Place::Unix(socket.clone().into()))
+    }
+
+    /// nbdkit at a TCP port.
+    pub fn nbdkit_tcp(host: &str, port: u16, words: &[&str]) -> Self {
+        let number = port.to_string();
+        let first = ["nbdkit", "--foreground", "--exit-with-parent", "--ipaddr", host, "--port", &number];
+        Self::start(first.into_iter().chain(words.iter().copied()), Place::Tcp(host.to_owned(), port))
+    }
+
+    /// qemu-nbd over a raw image, for so many clients at a time.
+    pub fn qemu(socket: &Path, image: &Path, clients: u32, words: &[&str]) -> Self {
+        let [socket, image, clients] =
+            [socket.display().to_string(), image.display().to_string(), format!("--shared={clients}")];
+        let first = ["qemu-nbd", "--persistent", "--format=raw", "--discard=unmap", "--socket", &socket, &clients];
+        let words = first.into_iter().chain(words.iter().copied()).chain([image.as_str()]);
+        Self::start(words, Place::Unix(socket.clone().into()))
+    }
+
+    fn start<'a>(words: impl IntoIterator<Item = &'a str>, place: Place) -> Self {
+        let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        let mut new = Self { process: spawn(&words), words, place };
+        new.await_it();
+        new
+    }
+
+    fn await_it(&mut self) {
+        let (process, place) = (&mut self.process, &self.place);
+        await_that(&format!("{} to listen", self.words[0]), || {
+            assert!(process.0.try_wait().expect("our child").is_none(), "{:?} has ended", self.words);
+            place.answers()
+        });
+    }
+
+    /// As if its host were gone.
+    pub fn kill(&mut self) {
+        self.process.0.kill().expect("our child");
+        self.process.0.wait().expect("our child");
+        if let Place::Unix(path) = &self.place {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Starts it once more, as it was.
+    pub fn start_again(&mut self) {
+        self.process = spawn(&self.words);
+        self.await_it();
+    }
+
+    /// Has it say nothing more, and keep its connections; or go on.
+    pub fn hang(&self, hangs: bool) {
+        let signal = if hangs { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(&self.process.0), signal).expect("our child");
+    }
+}
+
+/// nbd-server over an image, as the export "disk" at a TCP port. It goes to the background by itself.
+pub struct Reference {
+    pidfile: PathBuf,
+}
+
+impl Reference {
+    /// Its files are in `folder`.
+    pub fn start(folder: &Path, port: u16, image: &Path) -> Self {
+        let [pidfile, config] = ["nbd-server.pid", "nbd-server.conf"].map(|name| folder.join(name));
+        let generic = format!("[generic]\nlistenaddr=127.0.0.1\nport={port}\nallowlist=true\n");
+        let disk = format!("[disk]\nexportname={}\nflush=true\nfua=true\ntrim=true\n", image.display());
+        std::fs::write(&config, generic + &disk).expect("a file");
+        let mut command = Command::new("nbd-server");
+        let status = command.arg("-C").arg(&config).arg("-p").arg(&pidfile).status();
+        assert!(status.expect("nbd-server; make deps installs it").success());
+        let place = Place::Tcp("127.0.0.1".to_owned(), port);
+        await_that("nbd-server to listen", || pidfile.exists() && place.answers());
+        Self { pidfile }
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        let pid = std::fs::read_to_string(&self.pidfile).ok().and_then(|text| text.trim().parse().ok());
+        if let Some(pid) = pid.and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
+fn spawn(words: &[String]) -> Reaped {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+    Reaped(command.spawn().unwrap_or_else(|e| panic!("{}: {e}; make deps installs it", words[0])))
+}
+
+/// Whether this machine has the servers.
+pub fn has_servers_or_skips(test: &str) -> bool {
+    let missing = ["nbdkit", "qemu-nbd", "nbd-server"].into_iter().find(|program| {
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
+    });
+    if let Some(missing) = missing {
+        egret_needs::lacks(test, missing);
+    }
+    missing.is_none()
+}

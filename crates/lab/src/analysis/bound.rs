@@ -1,0 +1,82 @@
+//! What it means to a comparison that the disk or the load was the bottleneck.
+
+use crate::plan::Metric;
+use crate::results::Bottleneck;
+use crate::statistics::Verdict;
+
+/// What the bottlenecks of both sides leave of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// It decides.
+    None,
+    /// Both are at the same bound: their figures are that of the disk or of the load, and decide nothing.
+    Both(String),
+    /// The load held the baseline back, and not what is compared with it: the baseline is better than it looks, so that a
+    /// fail stands and a pass does not.
+    Baseline(String),
+}
+
+impl Bound {
+    /// Of a comparison of `ours` with `theirs`, which is the baseline. A bound is one of speed: what a request costs is
+    /// compared all the same.
+    pub fn of(metric: Metric, ours: Option<&Bottleneck>, theirs: Option<&Bottleneck>) -> Self {
+        match (ours, theirs) {
+            _ if matches!(metric, Metric::CpuPerIo | Metric::IoThreadCpu | Metric::ServerCpu) => Self::None,
+            (Some(Bottleneck::Load(why)), Some(Bottleneck::Load(_))) => Self::Both(format!("load-bound: {why}")),
+            (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Self::Both(format!("device-bound: {why}")),
+            (_, Some(Bottleneck::Load(why))) => Self::Baseline(format!("the baseline is load-bound: {why}")),
+            _ => Self::None,
+        }
+    }
+
+    /// What it leaves of a verdict, and what is to be said beside that.
+    pub fn leaves(self, verdict: Verdict) -> (Result<Verdict, String>, Option<String>) {
+        match self {
+            Self::None => (Ok(verdict), None),
+            Self::Both(why) => (Err(why), None),
+            Self::Baseline(why) if verdict == Verdict::Pass => (Ok(Verdict::CantTell { more_pairs: None }), Some(why)),
+            Self::Baseline(why) => (Ok(verdict), Some(why)),
+        }
+    }
+}
+
+/// The bound of most of some measurements, if they have one; a minority of them may have met it by chance.
+pub fn of_most<'a>(limits: &[Option<&'a Bottleneck>]) -> Option<&'a Bottleneck> {
+    let limited = limits.iter().flatten().count();
+    (2 * limited > limits.len()).then(|| limits.iter().flatten().next().copied()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_excuses_only_where_both_are_at_it() {
+        let (load, disk) = (Bottleneck::Load("l".into()), Bottleneck::Device("d".into()));
+        let of = |ours, theirs| Bound::of(Metric::Iops, ours, theirs);
+        assert_eq!(of(Some(&load), Some(&load)), Bound::Both("load-bound: l".into()));
+        assert_eq!(of(Some(&disk), Some(&disk)), Bound::Both("device-bound: d".into()));
+        for (ours, theirs) in [(Some(&load), None), (Some(&disk), None), (None, Some(&disk)), (None, None)] {
+            assert_eq!(of(ours, theirs), Bound::None);
+        }
+        assert_eq!(Bound::of(Metric::CpuPerIo, Some(&load), Some(&load)), Bound::None);
+    }
+
+    #[test]
+    fn a_baseline_that_the_load_held_back_lets_a_fail_stand_and_no_pass() {
+        let (load, disk) = (Bottleneck::Load("l".into()), Bottleneck::Device("d".into()));
+        for ours in [None, Some(&disk)] {
+            let bound = || Bound::of(Metric::Iops, ours, Some(&load));
+            assert_eq!(bound().leaves(Verdict::Fail).0, Ok(Verdict::Fail));
+            assert_eq!(bound().leaves(Verdict::Pass).0, Ok(Verdict::CantTell { more_pairs: None }));
+        }
+    }
+
+    #[test]
+    fn one_repetition_at_a_bound_is_no_bound() {
+        let disk = Bottleneck::Device("d".into());
+        assert_eq!(of_most(&[Some(&disk), None, None]), None);
+        assert_eq!(of_most(&[Some(&disk), Some(&disk), None]), Some(&disk));
+        assert_eq!(of_most(&[]), None);
+    }
+}

@@ -1,0 +1,279 @@
+//! Comparisons with the baseline, and what they decide.
+
+use super::bound::Bound;
+use super::table::counterpart;
+use super::{Analysis, CellKey, Status, Summary};
+use crate::plan::{Application, Load, Metric, Stack};
+use crate::runner::AGAIN;
+use crate::statistics::{self, Count, Estimate, Limit, Looks, Null, Question, Sample, Verdict, deviation, median};
+
+/// A comparison with the baseline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// Under which load.
+    pub load: String,
+    /// Of a curve: at which point; 0 is the closed loop.
+    pub point: u32,
+    /// Who is compared.
+    pub subject: String,
+    /// With whom.
+    pub baseline: String,
+    /// In what.
+    pub metric: Metric,
+    /// The subject's values.
+    pub ours: Option<Summary>,
+    /// The baseline's.
+    pub theirs: Option<Summary>,
+    /// The ratio; none where no repetition has both.
+    pub ratio: Option<Estimate>,
+    /// The baseline beside itself under the same load: the noise floor.
+    pub floor: Option<Estimate>,
+    /// What it decides, or why it decides nothing.
+    pub decision: Result<Verdict, String>,
+    /// What is to be said beside that.
+    pub note: Option<String>,
+}
+
+/// What is compared with what.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    load: &'a Load,
+    point: u32,
+    subject: &'a str,
+    baseline: &'a str,
+    metric: Metric,
+}
+
+impl<'a> Pair<'a> {
+    fn key(self, subject: &'a str) -> CellKey<'a> {
+        CellKey { load: &self.load.name, subject, point: self.point }
+    }
+
+    fn ours(self) -> CellKey<'a> {
+        self.key(self.subject)
+    }
+
+    fn theirs(self) -> CellKey<'a> {
+        self.key(self.baseline)
+    }
+}
+
+/// Logarithms of ratios, each with its repetition.
+type Logs = Vec<(u32, f64)>;
+
+fn sample(logs: &Logs, before: u32) -> Option<Sample> {
+    let logs: Vec<f64> = logs.iter().filter(|(repetition, _)| *repetition < before).map(|(_, log)| *log).collect();
+    Sample::of_pairs(&logs)
+}
+
+impl<'a> Analysis<'a> {
+    /// How many comparisons came out how: the verdict of the whole plan.
+    pub fn count(&self) -> Count {
+        Count::of(self.judged.iter().map(|one| &one.decision))
+    }
+
+    /// How much the logarithms of pairs of the baseline and itself deviate in a metric, typically over the loads; 0 where
+    /// nobody looked.
+    pub fn noise(&self, metric: Metric) -> f64 {
+        let deviations = self.loads.iter().map(|load| {
+            let logs = self.beside_itself(load, metric);
+            deviation(&logs.into_iter().map(|(_, log)| log).collect::<Vec<_>>())
+        });
+        let known: Vec<f64> = deviations.filter(|deviation| *deviation > 0.0).collect();
+        if known.is_empty() { 0.0 } else { median(known) }
+    }
+
+    /// The least variance that is believed of pairs of two subjects under a load: that of the baseline beside itself. The
+    /// mean of two measurements has half of one's variance.
+    pub(super) fn floor(&self, load: &Load, metric: Metric, pair: [&str; 2]) -> f64 {
+        let measured = |subject: &str| if self.has_again(load, subject) { 0.5 } else { 1.0 };
+        self.noise(metric).powi(2) * pair.map(measured).iter().sum::<f64>() / 2.0
+    }
+
+    /// Whether a subject was measured twice in each round.
+    fn has_again(&self, load: &Load, subject: &str) -> bool {
+        let again = format!("{subject}{AGAIN}");
+        self.table.has(CellKey { load: &load.name, subject: &again, point: 0 })
+    }
+
+    /// A load's baseline beside itself.
+    fn beside_itself(&self, load: &Load, metric: Metric) -> Logs {
+        let baseline = self.run.plan.baseline_under(load);
+        let again = format!("{baseline}{AGAIN}");
+        let key = |subject| CellKey { load: &load.name, subject, point: 0 };
+        self.table.log_ratios(key(&again), key(baseline), metric)
+    }
+
+    /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
+    pub(super) fn metrics(load: &Load, point: u32) -> &'static [Metric] {
+        match load.keys.application {
+            Some(Application::Pgbench) => &[Metric::Transactions, Metric::CpuPerIo],
+            Some(Application::Rsync) => &[Metric::Duration],
+            // An open loop gets what it asks for; how long that takes is the question.
+            None if load.keys.rate_iops.is_some() || point > 0 => &[Metric::Latency, Metric::CpuPerIo],
+            None => &[Metric::Iops, Metric::CpuPerIo],
+        }
+    }
+
+    fn pairs(&self) -> Vec<Pair<'a>> {
+        let mut all = Vec::new();
+        for load in self.loads.iter().copied() {
+            let on = self.subjects.iter().filter(|subject| load.is_put_on(subject) || subject.ends_with(AGAIN));
+            for subject in on.copied() {
+                let Some(baseline) = counterpart(&self.run.plan, load, subject) else { continue };
+                for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
+                    let metrics = Self::metrics(load, point).iter();
+                    all.extend(metrics.map(|&metric| Pair { load, point, subject, baseline, metric }));
+                }
+            }
+        }
+        all
+    }
+
+    pub(super) fn judge(&self) -> Vec<Judged> {
+        let pairs = self.pairs();
+        let logs: Vec<Logs> =
+            pairs.iter().map(|pair| self.table.log_ratios(pair.ours(), pair.theirs(), pair.metric)).collect();
+        let excuses: Vec<_> = pairs.iter().map(|pair| self.why_not(*pair)).collect();
+        // A family is of what can decide: the reference, and what is at a bound, would only make the others less sure.
+        let members: Vec<usize> =
+            (0..pairs.len()).filter(|index| excuses[*index].is_none() && !logs[*index].is_empty()).collect();
+        let found = self.verdicts(&members.iter().map(|index| (pairs[*index], &logs[*index])).collect::<Vec<_>>());
+        let mut estimates = vec![None; pairs.len()];
+        members.into_iter().zip(found).for_each(|(index, found)| estimates[index] = Some(found));
+        // What decides nothing has an interval of its own all the same.
+        let alone = |(pair, logs): (&Pair<'_>, &Logs)| Some(self.verdicts(&[(*pair, logs)]).first()?.0);
+        let shown = estimates.iter().zip(pairs.iter().zip(&logs));
+        let shown: Vec<_> = shown.map(|(found, one)| found.map_or_else(|| alone(one), |found| Some(found.0))).collect();
+        let floors = self.floors();
+        let judged = pairs.iter().zip(excuses).zip(estimates).zip(shown).map(|(((pair, excuse), found), ratio)| {
+            let (decision, note) = self.decide(*pair, excuse, found.map(|(_, verdict)| verdict));
+            let floor = floors.iter().find(|one| (one.0, one.1) == (pair.load.name.as_str(), pair.metric));
+            Judged {
+                load: pair.load.name.clone(),
+                point: pair.point,
+                subject: pair.subject.into(),
+                baseline: pair.baseline.into(),
+                metric: pair.metric,
+                ours: self.summary(pair.ours(), pair.metric),
+                theirs: self.summary(pair.theirs(), pair.metric),
+                ratio,
+                floor: floor.filter(|_| pair.point == 0).map(|one| one.2),
+                decision,
+                note,
+            }
+        });
+        judged.collect()
+    }
+
+    /// The estimates and verdicts of a family, look by look: what is decided at one is not looked at again.
+    fn verdicts(&self, family: &[(Pair<'_>, &Logs)]) -> Vec<(Estimate, Verdict)> {
+        let plan = &self.run.plan;
+        let measured = family.iter().flat_map(|(_, logs)| logs.iter()).map(|(repetition, _)| repetition + 1).max();
+        let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; family.len()];
+        let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
+        let mut before = 0;
+        for (look, share) in Looks::new(plan.repetitions, plan.most_repetitions()).all() {
+            // A run that was interrupted in its first round has an interval too.
+            if before > 0 && measured.is_none_or(|measured| measured <= before) {
+                break;
+            }
+            let question = |((pair, logs), found): (&(Pair<'_>, &Logs), &Option<_>)| {
+                let Pair { load, subject, baseline, metric, .. } = *pair;
+                Some(Question {
+                    kind: metric.name(),
+                    sample: sample(logs, look)?,
+                    floor: self.floor(load, metric, [subject, baseline]),
+                    limit: Limit::for_loss(plan.threshold, metric.more_is_better()),
+                    null: Null::NoLoss,
+                    // Without anything new there is nothing to look at.
+                    is_open: is_open(found) && logs.iter().any(|(repetition, _)| *repetition >= before),
+                })
+            };
+            let questions: Vec<_> = family.iter().zip(&found).map(question).collect();
+            let asked = (0..family.len()).filter_map(|index| Some((index, questions[index]?.is_open)));
+            let asked: Vec<_> = asked.collect();
+            let judged = statistics::judge(&questions.into_iter().flatten().collect::<Vec<_>>(), share);
+            for ((index, _), judged) in asked.into_iter().zip(judged).filter(|((_, is_open), _)| *is_open) {
+                found[index] = Some(judged);
+            }
+            before = look;
+        }
+        found.into_iter().flatten().collect()
+    }
+
+    /// Of each load and metric: the baseline beside itself.
+    fn floors(&self) -> Vec<(&'a str, Metric, Estimate)> {
+        let loads =
+            self.loads.iter().flat_map(|load| Self::metrics(load, 0).iter().map(move |metric| (*load, *metric)));
+        let known = loads.filter_map(|(load, metric)| {
+            let logs = self.beside_itself(load, metric);
+            let question = Question {
+                kind: metric.name(),
+                sample: sample(&logs, u32::MAX)?,
+                floor: 0.0,
+                limit: Limit::for_loss(self.run.plan.threshold, metric.more_is_better()),
+                null: Null::NoLoss,
+                is_open: true,
+            };
+            Some((load.name.as_str(), metric, question))
+        });
+        let (names, questions): (Vec<_>, Vec<_>) = known.map(|(load, metric, one)| ((load, metric), one)).unzip();
+        let estimates = statistics::judge(&questions, 1.0);
+        names.into_iter().zip(estimates).map(|((load, metric), (estimate, _))| (load, metric, estimate)).collect()
+    }
+
+    /// What failed is a fail whatever the other repetitions say, and a baseline that failed is none.
+    fn decide(
+        &self,
+        pair: Pair<'_>,
+        excuse: Option<String>,
+        verdict: Option<Verdict>,
+    ) -> (Result<Verdict, String>, Option<String>) {
+        let is_speed = Self::metrics(pair.load, pair.point)[0] == pair.metric;
+        if let Some(why) = excuse {
+            return (Err(why), None);
+        }
+        match (self.table.failures(pair.ours()), self.table.failures(pair.theirs())) {
+            (Some(ours), None) if is_speed => return (Ok(Verdict::Fail), Some(ours)),
+            (Some(failed), Some(_)) | (None, Some(failed)) if is_speed => {
+                return (Ok(Verdict::CantTell { more_pairs: None }), Some(failed));
+            }
+            _ => {}
+        }
+        let Some(verdict) = verdict else { return (Err("no repetition has both".into()), None) };
+        self.bound(pair).leaves(verdict)
+    }
+
+    fn bound(&self, pair: Pair<'_>) -> Bound {
+        Bound::of(pair.metric, self.table.limit(pair.ours()), self.table.limit(pair.theirs()))
+    }
+
+    /// Why a comparison decides nothing, whatever its figures are.
+    fn why_not(&self, pair: Pair<'_>) -> Option<String> {
+        let keys = [pair.ours(), pair.theirs()];
+        for key in keys {
+            match self.table.status(key) {
+                Status::Measured | Status::Failed(..) => {}
+                Status::Impossible(reason) => return Some(format!("{}: {reason}", key.subject)),
+                Status::Missing => return Some(format!("{} was not measured", key.subject)),
+            }
+        }
+        if keys.iter().any(|key| self.table.is_functional_only(*key)) {
+            return Some("functional only: emulated".into());
+        }
+        if [pair.subject, pair.baseline].iter().any(|name| self.stack(name) == Some(Stack::Host)) {
+            return Some("the reference".into());
+        }
+        let offered = keys.map(|key| self.table.offered(key));
+        if let [Some(ours), Some(theirs)] = offered
+            && (ours / theirs - 1.0).abs() > 0.01
+        {
+            return Some("their rates differ".into());
+        }
+        match self.bound(pair) {
+            Bound::Both(why) => Some(why),
+            Bound::None | Bound::Baseline(_) => None,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Whole runs of the built-in plans on a machine that is made up: what they find, and what they don't.
+
+use egret_lab::analysis::Analysis;
+use egret_lab::plan::{Metric, Plan};
+use egret_lab::results::{Cell, FORMAT, Host, Latency, Ledger, Measurement, Operations, Outcome, Run};
+use egret_lab::runner::{Step, more_steps, steps};
+use egret_lab::statistics::{Overall, Verdict};
+use egret_loadgen::random::{Random, mix};
+
+/// The scatter of one measurement, as a share of it.
+const NOISE: f64 = 0.03;
+
+fn normal(random: &mut Random) -> f64 {
+    (-2.0 * random.unit().ln()).sqrt() * (std::f64::consts::TAU * random.unit()).cos()
+}
+
+/// A subject that does a share less than the others under one load.
+type Planted = Option<(&'static str, &'static str, f64)>;
+
+fn measure(step: &Step, seed: u64, planted: Planted) -> Cell {
+    let id = step.id.clone();
+    let name = format!("{id:?}").bytes().fold(seed, |hash, byte| mix(hash ^ u64::from(byte)));
+    let mut random = Random::new(name);
+    let mut scattered = |value: f64| value * (NOISE * normal(&mut random)).exp();
+    let lost = planted.filter(|(load, subject, _)| (*load, *subject) == (id.load.as_str(), id.subject.as_str()));
+    let requests = scattered(100_000.0 * (1.0 - lost.map_or(0.0, |(_, _, share)| share))) as u64;
+    let latency = Latency { mean: 1e9 / requests as f64, p99: 3e9 / requests as f64, ..Latency::default() };
+    let reads = Some(Operations { requests, bytes: requests * 4096, latency });
+    let cpu = Ledger { server: Some(scattered(2000.0 * requests as f64) as u64), ..Ledger::default() };
+    let measurement = Measurement { seconds: 1.0, reads, cpu, ..Measurement::default() };
+    Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
+}
+
+/// Runs a built-in plan as the runner does, with more repetitions where they may decide.
+fn run(name: &str, seed: u64, planted: Planted) -> Run {
+    let plan = Plan::named(name).expect("a plan");
+    let host = Host::default();
+    let (cells, incidents) = (Vec::new(), Vec::new());
+    let mut run =
+        Run { format: FORMAT, plan, scale: 1.0, seed, started: 0, only: None, ended: Some(1), host, cells, incidents };
+    let mut next = steps(&run.plan, seed, None);
+    while !next.is_empty() {
+        run.cells.extend(next.iter().map(|step| measure(step, seed, planted)));
+        let measured = run.cells.iter().map(|cell| cell.id.repetition + 1).max().unwrap_or(0);
+        next = more_steps(&run, measured);
+    }
+    run
+}
+
+#[test]
+fn plans_of_things_that_are_alike_do_not_fail() {
+    for (name, runs) in [("quick", 20), ("modes", 20), ("polling", 2)] {
+        for seed in 0..runs {
+            let run = run(name, seed, None);
+            let analysis = Analysis::new(&run);
+            assert_ne!(analysis.overall(), Overall::Fail, "{name}, {seed}: {}", analysis.verdict());
+        }
+    }
+}
+
+#[test]
+fn a_planted_slowdown_is_found_and_only_what_is_open_is_measured_more() {
+    let load = "randwrite 8k QD8 8 jobs";
+    for seed in 0..2 {
+        let run = run("polling", seed, Some((load, "low-regret, 2 I/O threads", 0.078)));
+        let analysis = Analysis::new(&run);
+        let failed: Vec<_> = analysis.judged.iter().filter(|one| one.decision == Ok(Verdict::Fail)).collect();
+        let names: Vec<_> = failed.iter().map(|one| (one.load.as_str(), one.subject.as_str(), one.metric)).collect();
+        assert_eq!(names, [(load, "low-regret, 2 I/O threads", Metric::Iops)], "{seed}: {}", analysis.verdict());
+        let all = steps(&run.plan, seed, None).len() * 12 / 5;
+        assert!(run.cells.len() < all, "{} of {all} cells", run.cells.len());
+    }
+}
+
+#[test]
+fn a_comparison_that_is_decided_keeps_its_verdict_when_others_are_measured_more() {
+    let run = run("modes", 1, Some(("randread 4k QD1", "threads", 0.3)));
+    let early = Run { cells: run.cells.iter().filter(|cell| cell.id.repetition < 5).cloned().collect(), ..run.clone() };
+    let (early, late) = (Analysis::new(&early), Analysis::new(&run));
+    for (before, after) in early.judged.iter().zip(&late.judged) {
+        if matches!(before.decision, Ok(Verdict::Pass | Verdict::Fail)) {
+            assert_eq!(before.decision, after.decision, "{} {}", before.load, before.subject);
+        }
+    }
+    assert!(early.judged.iter().any(|one| one.decision == Ok(Verdict::Fail)));
+}

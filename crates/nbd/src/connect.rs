@@ -1,0 +1,228 @@
+//! From an address to an export that takes requests, within a time, and until somebody does not want it any more.
+
+#![forbid(unsafe_code)]
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use egret_event_loop::EventNotifier;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+    sockopt,
+};
+
+use crate::handshake::{self, Export, HandshakeError};
+use crate::protocol::{Headers, Reply, Request, command};
+use crate::target::{Address, Target};
+
+/// How long one attempt may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// After how long a peer is given up that does not acknowledge anything.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A connection whose export takes requests.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) export: Export,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens there, or the network does not lead there.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] io::Error),
+    /// Landlock does not let it.
+    #[error(
+        "the sandbox lets egret connect to those TCP ports that the configuration named when it started, not to {0}"
+    )]
+    Forbidden(u16),
+    /// The name leads nowhere.
+    #[error("cannot look up '{0}': {1}; give an address, for the sandbox does not let names be looked up")]
+    LookUp(String, #[source] io::Error),
+    /// What the server says.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+}
+
+impl Connection {
+    /// Connects and haggles, for [`PATIENCE`] at most; `stop` gives it up when it is set.
+    pub(crate) fn make(target: &Target, stop: &EventNotifier) -> Result<Self, ConnectError> {
+        let deadline = Instant::now() + PATIENCE;
+        let socket = match &target.address {
+            Address::Unix(path) => {
+                let address = SocketAddrUnix::new(path).map_err(|e| ConnectError::Connect(e.into()))?;
+                open(AddressFamily::UNIX, &address, deadline, stop).map_err(ConnectError::Connect)?
+            }
+            Address::Inet { host, port } => {
+                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+                let opened = look_up(host, *port)?
+                    .into_iter()
+                    .find_map(|address| open_tcp(address, deadline, stop).map_err(|e| last = e).ok());
+                opened.ok_or_else(|| match last.kind() {
+                    io::ErrorKind::PermissionDenied => ConnectError::Forbidden(*port),
+                    _ => ConnectError::Connect(last),
+                })?
+            }
+        };
+        let mut stream = Stream { socket: &socket, deadline, stop };
+        let greeting = handshake::greet(&mut stream)?;
+        let export = handshake::choose(&mut stream, greeting, &target.export)?;
+        Ok(Self { socket, export })
+    }
+
+    /// Has the server make stable what was written, and waits for that.
+    pub(crate) fn flush(&self, deadline: Instant, stop: &EventNotifier) -> io::Result<()> {
+        let mut stream = Stream { socket: &self.socket, deadline, stop };
+        let headers = self.export.headers;
+        let flush = Request { flags: 0, command: command::FLUSH, cookie: u64::MAX, offset: 0, length: 0 };
+        let mut header = [0; 32];
+        let len = flush.write(headers, &mut header);
+        stream.write_all(&header[..len])?;
+        // A reply without data, in whichever form: a simple one is the shortest.
+        let mut bytes = [0; 32];
+        let len = if headers == Headers::Extended { 32 } else { 16 };
+        stream.read_exact(&mut bytes[..len])?;
+        let broken = || io::Error::other("the server breaks the protocol");
+        let reply = match Reply::read(headers, &bytes[..len]).map_err(io::Error::other)? {
+            Some((reply, _)) => reply,
+            None => {
+                stream.read_exact(&mut bytes[16..20])?;
+                Reply::read(headers, &bytes[..20]).map_err(io::Error::other)?.ok_or_else(broken)?.0
+            }
+        };
+        match reply {
+            Reply::Simple { error: 0, cookie: u64::MAX } => Ok(()),
+            Reply::Chunk { flags: 1, kind: 0, cookie: u64::MAX, length: 0, .. } => Ok(()),
+            Reply::Simple { error, cookie: u64::MAX } => Err(crate::protocol::errno(error).into()),
+            Reply::Chunk { kind, cookie: u64::MAX, length: 6.., .. } if kind & 1 << 15 != 0 => {
+                let mut error = [0; 4];
+                stream.read_exact(&mut error)?;
+                Err(crate::protocol::errno(u32::from_be_bytes(error)).into())
+            }
+            _ => Err(broken()),
+        }
+    }
+
+    /// Says goodbye, if that takes no time.
+    pub(crate) fn close(self) {
+        let goodbye = Request { flags: 0, command: command::DISCONNECT, cookie: 0, offset: 0, length: 0 };
+        let mut header = [0; 32];
+        let len = goodbye.write(self.export.headers, &mut header);
+        let _ = send(&self.socket, &header[..len], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+}
+
+/// Where a name leads; an address leads to itself.
+fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+    let known = match host {
+        "localhost" => vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)],
+        _ => host.parse().ok().into_iter().collect(),
+    };
+    if !known.is_empty() {
+        return Ok(known.into_iter().map(|address| SocketAddr::new(address, port)).collect());
+    }
+    let found = (host, port).to_socket_addrs().map_err(|e| ConnectError::LookUp(host.to_owned(), e))?;
+    Ok(found.collect())
+}
+
+fn open_tcp(address: SocketAddr, deadline: Instant, stop: &EventNotifier) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = open(family, &address, deadline, stop)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    // A server whose host is gone says nothing: what is sent is not acknowledged, and where nothing is sent it is asked.
+    sockopt::set_socket_keepalive(&socket, true)?;
+    sockopt::set_tcp_keepidle(&socket, SILENCE / 2)?;
+    sockopt::set_tcp_keepintvl(&socket, SILENCE / 6)?;
+    sockopt::set_tcp_keepcnt(&socket, 3)?;
+    sockopt::set_tcp_user_timeout(&socket, SILENCE.as_millis() as u32)?;
+    Ok(socket)
+}
+
+fn open(
+    family: AddressFamily,
+    address: &impl rustix::net::addr::SocketAddrArg,
+    deadline: Instant,
+    stop: &EventNotifier,
+) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    if let Err(e) = connect(&socket, address) {
+        if e != Errno::INPROGRESS {
+            return Err(e.into());
+        }
+        wait(&socket, PollFlags::OUT, deadline, stop)?;
+        // Asked again, it says what has come of it.
+        connect(&socket, address)?;
+    }
+    Ok(socket)
+}
+
+/// Waits until a socket is ready.
+fn wait(socket: impl AsFd, what: PollFlags, deadline: Instant, stop: &EventNotifier) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut both = [PollFd::new(&socket, what), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut both, Some(&timespec(left))) {
+            Ok(_) if !both[1].revents().is_empty() => return Err(io::ErrorKind::Interrupted.into()),
+            Ok(_) if !both[0].revents().is_empty() => return Ok(()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Waits for so long, or until `stop` is set; false if it is.
+pub(crate) fn pause(length: Duration, stop: &EventNotifier) -> bool {
+    let mut one = [PollFd::new(stop, PollFlags::IN)];
+    matches!(retry_on_intr(|| poll(&mut one, Some(&timespec(length)))), Ok(0))
+}
+
+fn timespec(length: Duration) -> Timespec {
+    Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
+}
+
+/// A socket that takes no longer than it may.
+struct Stream<'a> {
+    socket: &'a OwnedFd,
+    deadline: Instant,
+    stop: &'a EventNotifier,
+}
+
+impl Read for Stream<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match recv(self.socket, &mut *into, RecvFlags::DONTWAIT) {
+                Ok((count, _)) => return Ok(count),
+                Err(Errno::AGAIN) => wait(self.socket, PollFlags::IN, self.deadline, self.stop)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+impl Write for Stream<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match send(self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => return Ok(count),
+                Err(Errno::AGAIN) => wait(self.socket, PollFlags::OUT, self.deadline, self.stop)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,370 @@
+//! One I/O thread's connection to the server of one disk.
+//!
+//! ```text
+//!              push            submit                      reap
+//!   jobs ───────────▶ fresh ───────────▶ Outgoing ══▶ ··· ══▶ Incoming ──▶ done
+//!                       ▲   one sendmsg for the turn     │ straight to the request's memory
+//!                       └──── the connection has ended ──┘
+//! ```
+//!
+//! The socket never blocks, and the engine never connects: a thread of the disk's does ([`connector`](crate::connector)), and
+//! leaves a connection in the engine's [`Line`], whose bell is watched as the socket is. Both stand behind one descriptor, which
+//! stays the same.
+
+mod commands;
+mod incoming;
+mod outgoing;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use egret_disk::{Engine, EngineError, Finished, Job, Op};
+use egret_event_loop::{EventNotifier, Nanos, clock};
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use self::commands::{Commands, Next};
+use self::incoming::{Incoming, Received};
+use self::outgoing::Outgoing;
+use crate::connect::Connection;
+use crate::disk::Shared;
+
+/// Bytes that are sent in a turn, and received: more waits for the next one.
+const TURN: u64 = 1 << 20;
+/// How long an engine that is new waits for its connection at least.
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a thread leaves a connection for an engine.
+#[derive(Debug)]
+pub(crate) struct Line {
+    waiting: Mutex<Option<Connection>>,
+    is_there: AtomicBool,
+    bell: EventNotifier,
+}
+
+impl Line {
+    pub(crate) fn give(&self, connection: Connection) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        self.is_there.store(true, Ordering::Release);
+        self.bell.set();
+    }
+
+    fn take(&self) -> Option<Connection> {
+        if !self.is_there.swap(false, Ordering::Acquire) {
+            return None;
+        }
+        self.bell.clear();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// See the module's description.
+pub(crate) struct NbdEngine {
+    disk: Arc<Shared>,
+    line: Arc<Line>,
+    epoll: OwnedFd,
+    link: Link,
+    commands: Commands,
+    /// Not looked at since there is a connection.
+    fresh: VecDeque<u32>,
+    done: VecDeque<Finished>,
+    has_left: bool,
+}
+
+enum Link {
+    Up(Box<Up>),
+    /// Jobs wait until then; later ones, and all if there is no time, fail.
+    Down {
+        until: Option<Nanos>,
+    },
+}
+
+/// A connection in use.
+struct Up {
+    connection: Connection,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    /// There may be something to receive.
+    is_readable: bool,
+    /// The socket takes nothing, and it is watched for when it does.
+    is_blocked: bool,
+    /// It may take something again.
+    is_announced: bool,
+}
+
+/// Why there is no connection any more.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error("the server has ended the connection")]
+    Ended,
+    #[error("the connection has failed: {0}")]
+    Failed(#[source] Errno),
+    #[error("the server breaks the protocol: {0}")]
+    Lie(#[from] incoming::Lie),
+    #[error("the server is about to end")]
+    Shutdown,
+    #[error("its guest took away memory that was being written")]
+    Fault,
+}
+
+impl NbdEngine {
+    /// On the I/O thread.
+    pub(crate) fn new(disk: Arc<Shared>, connection: Option<Connection>) -> Result<Self, EngineError> {
+        let event = |e: io::Error| EngineError::Event(e);
+        let bell = EventNotifier::new().map_err(event)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| event(e.into()))?;
+        epoll::add(&epoll, &bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(|e| event(e.into()))?;
+        let line = Arc::new(Line { waiting: Mutex::default(), is_there: AtomicBool::new(false), bell });
+        let patience = disk.target.reconnect_delay.max(FIRST_PATIENCE);
+        let mut new = Self {
+            disk,
+            line,
+            epoll,
+            link: Link::Down { until: Some(clock::now() + nanos(patience)) },
+            commands: Commands::default(),
+            fresh: VecDeque::new(),
+            done: VecDeque::new(),
+            has_left: false,
+        };
+        match connection {
+            Some(connection) => new.connected(connection),
+            None => new.disk.wish(&new.line),
+        }
+        Ok(new)
+    }
+
+    fn connected(&mut self, connection: Connection) {
+        let data = epoll::EventData::new_u64(1);
+        if let Err(e) = epoll::add(&self.epoll, &connection.socket, data, epoll::EventFlags::IN) {
+            tracing::warn!("blockdev '{}': a connection cannot be watched: {e}", self.disk.target.node_name);
+            return self.disk.wish(&self.line);
+        }
+        self.link = Link::Up(Box::new(Up {
+            connection,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::new(),
+            is_readable: true,
+            is_blocked: false,
+            is_announced: false,
+        }));
+    }
+
+    /// The connection is of no use any more: all that is in flight waits for another, or fails.
+    #[cold]
+    fn lose(&mut self, why: &Lost, now: Nanos) {
+        tracing::warn!("blockdev '{}': {why}", self.disk.target.node_name);
+        let delay = self.disk.target.reconnect_delay;
+        self.link = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
+        self.fresh = self.commands.rewind().into();
+        self.disk.wish(&self.line);
+    }
+
+    /// Jobs that have waited for too long, or for which there is no waiting.
+    #[cold]
+    fn fail_fresh(&mut self) {
+        while let Some(place) = self.fresh.pop_front() {
+            finish(&mut self.commands, &mut self.done, place, Err(Errno::IO));
+        }
+    }
+
+    fn send(&mut self, now: Nanos) {
+        let Link::Up(up) = &mut self.link else { return };
+        let Up { connection, outgoing, is_blocked, is_announced, .. } = &mut **up;
+        while let Some(place) = self.fresh.pop_front() {
+            match self.commands.begin(place, &connection.export) {
+                Next::Send => outgoing.push(place),
+                Next::Over => finish(&mut self.commands, &mut self.done, place, Ok(())),
+            }
+        }
+        if *is_blocked && !std::mem::take(is_announced) {
+            return;
+        }
+        let mut budget = TURN;
+        let failed = loop {
+            if outgoing.is_empty() || budget == 0 {
+                break None;
+            }
+            match outgoing.send(&connection.socket, &mut self.commands) {
+                Ok(sent) => budget = budget.saturating_sub(sent.max(1)),
+                Err(Errno::INTR) => {}
+                Err(e) => break Some(e),
+            }
+        };
+        let blocks = failed == Some(Errno::AGAIN);
+        if blocks != *is_blocked {
+            *is_blocked = blocks;
+            let out = if blocks { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+            let flags = epoll::EventFlags::IN | out;
+            let _ = epoll::modify(&self.epoll, &connection.socket, epoll::EventData::new_u64(1), flags);
+        }
+        match failed {
+            None | Some(Errno::AGAIN) => {}
+            Some(Errno::FAULT) => {
+                // A message that is begun has to be ended, and cannot be.
+                if let Some(place) = outgoing.first() {
+                    finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
+                }
+                self.lose(&Lost::Fault, now);
+            }
+            Some(e) => self.lose(&Lost::Failed(e), now),
+        }
+    }
+
+    fn receive(&mut self, now: Nanos) {
+        let Link::Up(up) = &mut self.link else { return };
+        let mut budget = TURN;
+        while up.is_readable && budget > 0 {
+            match up.receive(&mut self.commands, &mut self.done, &self.disk) {
+                Ok(count) => budget = budget.saturating_sub(count.max(1)),
+                Err(why) => return self.lose(&why, now),
+            }
+        }
+    }
+}
+
+impl Engine for NbdEngine {
+    fn push(&mut self, job: Job) {
+        let place = self.commands.insert(job);
+        self.fresh.push_back(place);
+    }
+
+    fn submit(&mut self, now: Nanos) {
+        match self.link {
+            Link::Up(_) => self.send(now),
+            Link::Down { until: Some(_) } => {}
+            Link::Down { until: None } => self.fail_fresh(),
+        }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        let is_readable = matches!(&self.link, Link::Up(up) if up.is_readable);
+        is_readable || !self.done.is_empty() || self.line.is_there.load(Ordering::Relaxed)
+    }
+
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished)) {
+        if self.line.is_there.load(Ordering::Relaxed)
+            && let Some(connection) = self.line.take()
+        {
+            self.connected(connection);
+        }
+        self.receive(now);
+        if let Link::Down { until } = &mut self.link
+            && until.take_if(|until| *until <= now).is_some()
+        {
+            self.fail_fresh();
+        }
+        self.done.drain(..).for_each(done);
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        match &self.link {
+            // What comes of replies, and what a turn had no room for.
+            Link::Up(up) if !self.fresh.is_empty() || !up.outgoing.is_empty() && !up.is_blocked => Some(Nanos::ZERO),
+            Link::Up(_) => None,
+            Link::Down { until } => *until,
+        }
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.epoll.as_raw_fd())
+    }
+
+    fn announced(&mut self) {
+        if let Link::Up(up) = &mut self.link {
+            (up.is_readable, up.is_announced) = (true, true);
+        }
+    }
+
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        let mut this = self;
+        this.leave();
+        let commands = std::mem::take(&mut this.commands);
+        this.done.drain(..).map(|finished| finished.job).chain(commands.into_jobs()).for_each(left);
+    }
+}
+
+impl NbdEngine {
+    /// Leaves the connection to the disk, if nothing is in flight on it, and ends it otherwise: nothing touches the jobs' memory
+    /// any more.
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.has_left, true) {
+            return;
+        }
+        let link = std::mem::replace(&mut self.link, Link::Down { until: None });
+        let idle = match link {
+            Link::Up(up) if self.commands.is_empty() => {
+                let _ = epoll::delete(&self.epoll, &up.connection.socket);
+                Some(up.connection)
+            }
+            _ => self.line.take(),
+        };
+        self.disk.leave(idle);
+    }
+}
+
+impl Drop for NbdEngine {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Up {
+    fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Finished>, disk: &Shared) -> Result<u64, Lost> {
+        let Self { connection, outgoing, incoming, is_readable, .. } = self;
+        let mut ends = false;
+        let count = match incoming.receive(&connection.socket, commands) {
+            Ok(Received::Bytes { count, is_all }) => {
+                incoming.digest(commands, &connection.export, |commands, place| {
+                    let error = commands.get(place).and_then(|command| command.error);
+                    match (commands.advance(place, &connection.export), error) {
+                        (Next::Send, _) => outgoing.push(place),
+                        (Next::Over, None) => {
+                            if commands.get(place).is_some_and(|command| changes(command.job.request.op)) {
+                                disk.note_change();
+                            }
+                            finish(commands, done, place, Ok(()));
+                        }
+                        // It waits for the next connection ("Terminating the transmission phase").
+                        (Next::Over, Some(Errno::SHUTDOWN)) => ends = true,
+                        (Next::Over, Some(e)) => finish(commands, done, place, Err(e)),
+                    }
+                })?;
+                if ends {
+                    return Err(Lost::Shutdown);
+                }
+                // If replies are to come, the end of the connection could be there already, and nothing would announce it.
+                *is_readable = is_all || commands.awaits_replies();
+                count as u64
+            }
+            Ok(Received::Nothing) => {
+                *is_readable = false;
+                0
+            }
+            Err(None) => return Err(Lost::Ended),
+            Err(Some(e)) => return Err(Lost::Failed(e)),
+        };
+        Ok(count)
+    }
+}
+
+fn finish(commands: &mut Commands, done: &mut VecDeque<Finished>, place: u32, result: Result<(), Errno>) {
+    if let Some(command) = commands.remove(place) {
+        done.push_back(Finished { job: command.job, result });
+    }
+}
+
+/// Whether there is something to be made stable after it.
+const fn changes(op: Op) -> bool {
+    match op {
+        Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard => true,
+        Op::Read | Op::Flush => false,
+    }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(time.as_nanos().try_into().unwrap_or(u64::MAX / 2))
+}

@@ -1,0 +1,8 @@
+//! An I/O thread's engine against servers that are right, wrong, slow and gone.
+
+mod lies;
+mod outages;
+mod requests;
+mod rig;
+mod server;
+mod several;

@@ -1,0 +1,213 @@
+//! Connections that end, and what becomes of requests meanwhile.
+
+use std::time::{Duration, Instant};
+
+use egret_disk::Op;
+use egret_nbd::protocol::{BlockSizes, command, export_flag};
+use rustix::io::Errno;
+
+use crate::requests::connected;
+use crate::rig::{Rig, open};
+use crate::server::{HANGS, Peer, Says, Server};
+
+/// As [`connected`], with a delay in milliseconds.
+fn connected_for(says: Says, delay: u64) -> (Rig, Peer, Server) {
+    let server = Server::new();
+    let target = server.target(delay);
+    let (disk, peer) = std::thread::scope(|scope| {
+        let disk = scope.spawn(|| open(target).unwrap());
+        let peer = server.accept(says);
+        (disk.join().unwrap(), peer)
+    });
+    (Rig::new(&disk).unwrap(), peer, server)
+}
+
+#[test]
+fn requests_are_sent_again_in_order_when_there_is_a_connection_again() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let ids: Vec<u64> = (0..20).map(|at| rig.write(at * 512, &[at as u8; 512])).collect();
+    rig.submit();
+    let requests: Vec<_> = (0..20).map(|_| peer.request().0).collect();
+    for answered in [3, 7] {
+        peer.done(&requests[answered]);
+        assert_eq!(rig.wait(ids[answered]).0, Ok(()));
+    }
+    // In the middle of a reply.
+    peer.send(&[0x66, 0x8e]);
+    drop(peer);
+    let later = rig.read(0, 512);
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let mut offsets = Vec::new();
+        for _ in 0..19 {
+            let (request, data) = next.request();
+            if request.command == command::READ {
+                next.data(&request, &[0x77; 512]);
+            } else {
+                assert_eq!(data, [(request.offset / 512) as u8; 512]);
+                next.done(&request);
+            }
+            offsets.push((request.command, request.offset / 512));
+        }
+        (offsets, next, server)
+    });
+    assert_eq!(rig.wait(later), (Ok(()), vec![0x77; 512]));
+    ids.iter().filter(|id| **id != ids[3] && **id != ids[7]).for_each(|id| assert_eq!(rig.wait(*id).0, Ok(())));
+    let again: Vec<(u16, u64)> = (0..20).filter(|at| ![3, 7].contains(at)).map(|at| (command::WRITE, at)).collect();
+    assert_eq!(next.join().unwrap().0, [again, vec![(command::READ, 0)]].concat());
+}
+
+#[test]
+fn a_connection_that_ends_while_nothing_is_asked_for_is_made_again_by_itself() {
+    let (mut rig, peer, server) = connected(Says::default());
+    drop(peer);
+    let accepted = std::thread::spawn(move || (server.accept(Says::default()), server));
+    let begun = Instant::now();
+    while !accepted.is_finished() {
+        assert!(begun.elapsed() < HANGS);
+        rig.turn(Duration::from_millis(10));
+    }
+    let (mut peer, _server) = accepted.join().unwrap();
+    let read = rig.read(0, 512);
+    rig.turn(Duration::ZERO);
+    rig.submit();
+    let server = std::thread::spawn(move || {
+        let (request, _) = peer.request();
+        peer.data(&request, &[5; 512]);
+        peer
+    });
+    assert_eq!(rig.wait(read), (Ok(()), vec![5; 512]));
+    server.join().unwrap();
+}
+
+#[test]
+fn without_a_reconnect_delay_requests_fail_at_once_until_there_is_a_connection_again() {
+    let (mut rig, mut peer, server) = connected_for(Says::default(), 0);
+    let first = rig.read(0, 512);
+    rig.submit();
+    peer.request();
+    drop(peer);
+    assert_eq!(rig.wait(first).0, Err(Errno::IO));
+    let second = rig.read(0, 512);
+    assert_eq!(rig.wait(second).0, Err(Errno::IO));
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let (request, _) = next.request();
+        next.data(&request, &[5; 512]);
+        (next, server)
+    });
+    let begun = Instant::now();
+    loop {
+        let read = rig.read(0, 512);
+        match rig.wait(read) {
+            (Ok(()), data) => break assert_eq!(data, [5; 512]),
+            (Err(e), _) => assert_eq!(e, Errno::IO),
+        }
+        assert!(begun.elapsed() < HANGS);
+        rig.turn(Duration::from_millis(10));
+    }
+    next.join().unwrap();
+}
+
+#[test]
+fn requests_fail_when_the_reconnect_delay_is_over_and_not_before() {
+    let (mut rig, mut peer, server) = connected_for(Says::default(), 300);
+    let read = rig.read(0, 512);
+    rig.submit();
+    peer.request();
+    drop(server);
+    drop(peer);
+    let begun = Instant::now();
+    assert_eq!(rig.wait(read).0, Err(Errno::IO));
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    let write = rig.write(0, &[1; 512]);
+    assert_eq!(rig.wait(write).0, Err(Errno::IO));
+}
+
+#[test]
+fn a_server_that_is_about_to_end_is_asked_again_when_it_is_there_again() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let write = rig.write(512, &[9; 512]);
+    rig.submit();
+    let (request, _) = peer.request();
+    peer.fail(&request, 108);
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let (request, data) = next.request();
+        next.done(&request);
+        (request.offset, data, next, server)
+    });
+    assert_eq!(rig.wait(write).0, Ok(()));
+    let (offset, data, ..) = next.join().unwrap();
+    assert_eq!((offset, data), (512, vec![9; 512]));
+    assert!(peer.is_left());
+}
+
+#[test]
+fn what_was_to_be_stable_and_is_not_is_written_again() {
+    let says = Says::default().without(export_flag::SEND_FUA);
+    let (mut rig, mut peer, server) = connected(says);
+    let write = rig.push(Op::Write { fua: true }, 0, 512, vec![4; 512]);
+    rig.turn(Duration::ZERO);
+    let (request, _) = peer.request();
+    peer.done(&request);
+    let dies = std::thread::spawn(move || assert_eq!(peer.request().0.command, command::FLUSH));
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(says);
+        let commands = [(); 2].map(|()| {
+            let (request, _) = next.request();
+            next.done(&request);
+            request.command
+        });
+        (commands, next, server)
+    });
+    assert_eq!(rig.wait(write).0, Ok(()));
+    dies.join().unwrap();
+    assert_eq!(next.join().unwrap().0, [command::WRITE, command::FLUSH]);
+}
+
+#[test]
+fn an_export_that_has_become_something_else_is_not_taken_for_what_it_was() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let read = rig.read(0, 512);
+    rig.submit();
+    peer.request();
+    drop(peer);
+    let blocks = Some(BlockSizes { minimum: 4096, preferred: 4096, maximum: 1 << 20 });
+    let next = std::thread::spawn(move || {
+        let read_only = Says { flags: Says::default().flags | export_flag::READ_ONLY, ..Says::default() };
+        for other in [Says { size: 4096, ..Says::default() }, read_only, Says { blocks, ..Says::default() }] {
+            let mut refused = server.accept(other);
+            assert!(refused.is_left());
+        }
+        // One that has grown goes on.
+        let mut next = server.accept(Says { size: 2 << 20, ..Says::default() });
+        let (request, _) = next.request();
+        next.data(&request, &[5; 512]);
+        (next, server)
+    });
+    assert_eq!(rig.wait(read), (Ok(()), vec![5; 512]));
+    next.join().unwrap();
+}
+
+#[test]
+fn a_server_that_says_nothing_is_left_when_nobody_waits_for_it_any_more() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let read = rig.read(0, 512);
+    rig.submit();
+    peer.request();
+    drop(peer);
+    // Somebody takes the connection, and does not greet.
+    let silent = std::thread::spawn(move || (server.accept_silently(), server));
+    let begun = Instant::now();
+    while !silent.is_finished() {
+        assert!(begun.elapsed() < HANGS);
+        rig.turn(Duration::from_millis(10));
+    }
+    assert!(!rig.is_done(read));
+    drop(rig);
+    let (mut stream, _server) = silent.join().unwrap();
+    stream.set_read_timeout(Some(HANGS)).unwrap();
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut stream, &mut rest).unwrap();
+}

@@ -1,0 +1,132 @@
+//! A disk of several I/O threads, and of none.
+
+use std::sync::Arc;
+
+use egret_disk::Disk;
+use egret_nbd::Target;
+use egret_nbd::protocol::{command, export_flag};
+
+use crate::rig::{Rig, open};
+use crate::server::{Peer, Says, Server};
+
+fn opened(server: &Server, says: Says, target: Target) -> (Result<Arc<Disk>, String>, Peer) {
+    std::thread::scope(|scope| {
+        let disk = scope.spawn(|| open(target));
+        let peer = server.accept(says);
+        (disk.join().unwrap(), peer)
+    })
+}
+
+#[test]
+fn each_io_thread_has_a_connection_where_a_flush_on_one_is_for_all() {
+    let server = Server::new();
+    let (disk, mut peer) = opened(&server, Says::default(), server.target(60_000));
+    let disk = disk.unwrap();
+    let mut first = Rig::new(&disk).unwrap();
+    let mut second = Rig::new(&disk).unwrap();
+    let mut other = server.accept(Says::default());
+    let ids = [first.write(0, &[1; 512]), second.write(512, &[2; 512])];
+    let servers = [
+        std::thread::spawn(move || {
+            let (request, _) = peer.request();
+            peer.done(&request);
+            (request.offset, peer)
+        }),
+        std::thread::spawn(move || {
+            let (request, _) = other.request();
+            other.done(&request);
+            (request.offset, other)
+        }),
+    ];
+    assert_eq!((first.wait(ids[0]).0, second.wait(ids[1]).0), (Ok(()), Ok(())));
+    let [a, b] = servers.map(|server| server.join().unwrap());
+    assert_eq!((a.0, b.0), (0, 512));
+}
+
+#[test]
+fn a_server_that_does_not_promise_it_has_one_io_thread_at_a_time() {
+    let server = Server::new();
+    let says = Says::default().without(export_flag::CAN_MULTI_CONN);
+    let (disk, mut peer) = opened(&server, says, server.target(60_000));
+    let disk = disk.unwrap();
+    let first = Rig::new(&disk).unwrap();
+    let Err(refused) = Rig::new(&disk) else { panic!("a second connection") };
+    assert!(refused.contains("NBD_FLAG_CAN_MULTI_CONN") && refused.ends_with("name one iothread"), "{refused}");
+    drop(first);
+    // The connection goes over to the next.
+    let mut next = Rig::new(&disk).unwrap();
+    let write = next.write(0, &[1; 512]);
+    let serving = std::thread::spawn(move || {
+        let (request, _) = peer.request();
+        peer.done(&request);
+        peer
+    });
+    assert_eq!(next.wait(write).0, Ok(()));
+    let mut peer = serving.join().unwrap();
+    // So it does to who flushes the disk when nobody serves it.
+    drop(next);
+    let flushing = std::thread::spawn({
+        let disk = Arc::clone(&disk);
+        move || disk.flush().map_err(|e| e.to_string())
+    });
+    let (request, _) = peer.request();
+    assert_eq!(request.command, command::FLUSH);
+    peer.done(&request);
+    assert_eq!(flushing.join().unwrap(), Ok(()));
+    // There is nothing more to flush.
+    disk.flush().unwrap();
+    drop(disk);
+    assert!(peer.is_left());
+}
+
+#[test]
+fn nothing_that_is_only_read_needs_the_promise() {
+    let server = Server::new();
+    let says = Says::default().without(export_flag::CAN_MULTI_CONN);
+    let (disk, _peer) = opened(&server, says, Target { read_only: true, ..server.target(0) });
+    let disk = disk.unwrap();
+    let _first = Rig::new(&disk).unwrap();
+    let _second = Rig::new(&disk).unwrap();
+    server.accept(says);
+}
+
+#[test]
+fn a_disk_is_as_its_server_says() {
+    let server = Server::new();
+    let read_only = Says { flags: export_flag::HAS_FLAGS | export_flag::READ_ONLY, size: 1_000_000, ..Says::default() };
+    let (refused, _) = opened(&server, read_only, server.target(0));
+    assert!(refused.unwrap_err().ends_with("the server has it for reading only; use read-only=on"));
+    let (disk, _peer) = opened(&server, read_only, Target { read_only: true, ..server.target(0) });
+    let disk = disk.unwrap();
+    assert_eq!((disk.size(), disk.supports_discard()), (999_936, false), "whole sectors");
+    let (disk, _peer) = opened(&server, Says::default(), server.target(0));
+    let disk = disk.unwrap();
+    assert_eq!((disk.logical_block_size(), disk.physical_block_size(), disk.supports_discard()), (512, 4096, true));
+    // Whoever asks for its size is told what it is by then.
+    std::thread::scope(|scope| {
+        let size = scope.spawn(|| disk.refresh_size().unwrap());
+        server.accept(Says { size: 2 << 20, ..Says::default() });
+        assert_eq!(size.join().unwrap(), 2 << 20);
+    });
+    assert_eq!(disk.size(), 2 << 20);
+}
+
+#[test]
+fn opening_is_tried_for_as_long_as_it_was_told_and_else_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd");
+    let server = Server::new();
+    let target = Target { address: egret_nbd::Address::Unix(path.clone()), ..server.target(0) };
+    let refused = open(target).unwrap_err();
+    let expected =
+        "blockdev 'd0': cannot open 'nbd+unix:///disk': cannot connect: No such file or directory (os error 2)";
+    assert_eq!(refused, expected);
+    let patient = Target { open_timeout: crate::server::HANGS, ..server.target(0) };
+    std::thread::scope(|scope| {
+        let disk = scope.spawn(|| open(patient));
+        // Who hangs up is no server.
+        drop(server.accept_silently());
+        server.accept(Says::default());
+        assert!(disk.join().unwrap().is_ok());
+    });
+}
