@@ -276,7 +276,8 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
         return;
     }
     let scratch = Scratch::new();
-    let [socket, read_only, coarse, none, export] = ["nbd", "ro", "coarse", "none", "e0"].map(|name| scratch.path(name));
+    let [socket, read_only, coarse, none, export] =
+        ["nbd", "ro", "coarse", "none", "e0"].map(|name| scratch.path(name));
     let image = scratch.image("image", MIB);
     let _nbd = NbdServer::qemu(&socket, &image, 1, &["--export-name=disk"]);
     let _read_only = NbdServer::nbdkit(&read_only, &["-r", "memory", "1M"]);

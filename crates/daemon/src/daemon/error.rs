@@ -36,7 +36,9 @@ pub enum StartError {
         size: u64,
     },
     /// An export's blocks are less than the disk takes.
-    #[error("export '{export}': logical-block-size must be at least {least}, the smallest block of {disk}, got {block}")]
+    #[error(
+        "export '{export}': logical-block-size must be at least {least}, the smallest block of {disk}, got {block}"
+    )]
     SmallBlocks {
         /// The export.
         export: String,
