@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
+//! | `remote` | images of clusters, as their options say |
 //! | `exports` | disks offered at an address |
 //! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `reservations` | files that reservations are kept in |
@@ -29,6 +30,7 @@ mod io_threads;
 mod limits;
 mod live;
 mod luns;
+mod remote;
 mod reservations;
 mod scsi;
 mod statistics;
@@ -53,6 +55,7 @@ pub use failures::{DiskFailure, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
+pub(crate) use remote::cluster_of;
 use scsi::KeptUnit;
 pub use statistics::DiskState;
 use teardowns::Teardowns;
