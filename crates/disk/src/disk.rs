@@ -8,6 +8,7 @@ mod open;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -72,6 +73,15 @@ impl Able {
         let yes = || AtomicBool::new(true);
         Self { punch_hole: yes(), zero_range: yes(), discard: yes(), write_through: yes() }
     }
+}
+
+/// A part of a disk that is alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its length in bytes.
+    pub len: u64,
+    /// Nothing is allocated for it, and it reads as zeroes.
+    pub is_hole: bool,
 }
 
 impl Disk {
@@ -269,6 +279,28 @@ impl Disk {
     /// Bytes that offsets and the lengths of buffers should be multiples of, to be moved without a copy.
     pub fn offset_alignment(&self) -> u32 {
         self.alignment.offset
+    }
+
+    /// What is allocated of a range, from its beginning: at most so many extents, of which there is one at least, and which
+    /// may end before the range does. A file system may take its time to say, and a disk that does not say is allocated.
+    pub fn extents(&self, range: Range<u64>, most: usize) -> Vec<Extent> {
+        let whole = |is_hole| vec![Extent { len: range.end - range.start, is_hole }];
+        match &self.backing {
+            Backing::File(file) => geometry::extents(file, range.clone(), most).unwrap_or_else(|_| whole(false)),
+            Backing::Null { read_zeroes: true, .. } => whole(true),
+            Backing::Null { .. } | Backing::Device(_) | Backing::Remote(_) => whole(false),
+        }
+    }
+
+    /// Whether zeroes are believed to take less time than data does.
+    pub fn zeroes_fast(&self) -> bool {
+        match &self.backing {
+            Backing::File(_) | Backing::Device(_) => {
+                [&self.able.punch_hole, &self.able.zero_range].iter().any(|able| able.load(Ordering::Relaxed))
+            }
+            Backing::Null { .. } => true,
+            Backing::Remote(_) => false,
+        }
     }
 
     /// The direction in which a request counts; `None` if it is not limited. As with QEMU's `throttle` driver: zeroes and

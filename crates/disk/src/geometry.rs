@@ -2,12 +2,15 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
 
 use crate::buffers::Aligned;
+use crate::disk::Extent;
 
 /// The unit of every size and offset, in bytes: virtio and SCSI know nothing smaller.
 pub(crate) const SECTOR: u32 = 512;
@@ -139,6 +142,37 @@ pub(crate) fn limits(file: &File, device: bool, blocks: Blocks) -> io::Result<Li
     let max_discard = whole(queue_limit(number, "discard_max_bytes").unwrap_or(0).min(MAX_EXTENT));
     let granularity = queue_limit(number, "discard_granularity").and_then(|g| u32::try_from(g).ok()).unwrap_or(0);
     Ok(Limits { max_discard, discard_granularity: granularity.max(blocks.logical), max_write_zeroes: MAX_EXTENT })
+}
+
+/// What of a range of a file is holes: at most so many extents. A sector is data if some of it is.
+pub(crate) fn extents(file: &File, range: Range<u64>, most: usize) -> Result<Vec<Extent>, Errno> {
+    let sector = u64::from(SECTOR);
+    let find = |what: SeekFrom| match rustix::fs::seek(file, what) {
+        // There is no more of it.
+        Err(Errno::NXIO) => Ok(None),
+        found => found.map(Some),
+    };
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = range.start;
+    while at < range.end && extents.len() < most {
+        let data = find(SeekFrom::Data(at))?.map_or(range.end, |data| data - data % sector).max(at);
+        let (len, is_hole) = if data > at {
+            (data.min(range.end) - at, true)
+        } else {
+            let hole = find(SeekFrom::Hole(at))?.map_or(range.end, |hole| hole.next_multiple_of(sector));
+            (hole.min(range.end) - at, false)
+        };
+        match extents.last_mut() {
+            Some(last) if last.is_hole == is_hole => last.len += len,
+            _ => extents.push(Extent { len, is_hole }),
+        }
+        // Whoever writes at the same time may have made it of no length.
+        at += len;
+        if len == 0 {
+            break;
+        }
+    }
+    if at == range.start { Err(Errno::AGAIN) } else { Ok(extents) }
 }
 
 /// Discards a part of a device, in multiples of its logical block size.

@@ -54,7 +54,7 @@ mod sync {
 }
 
 pub use blkdebug::{DebugRules, InjectError, SetState};
-pub use disk::{Active, Disk, Standing};
+pub use disk::{Active, Disk, Extent, Standing};
 pub use engine::Engine;
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};

@@ -31,21 +31,84 @@ pub struct Buffers {
     own: Option<Box<Own>>,
 }
 
-struct Own(Vec<u8>);
+enum Own {
+    Bytes(Vec<u8>),
+    Pages(Vec<Page>),
+}
+
+/// As direct I/O likes memory.
+#[derive(Clone, Copy)]
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "it is read and written through an iovec")] [u8; PAGE]);
+
+const PAGE: usize = 4096;
 
 impl Buffers {
+    /// Whole pages that go along with the list, for requests again and again: [`of_pages`](Lent::of_pages) lends them, and
+    /// [`into_pages`](Lent::into_pages) is how they come back. They hold nothing yet.
+    pub fn pages() -> Self {
+        Self { iovecs: Vec::with_capacity(1), own: Some(Box::new(Own::Pages(Vec::new()))) }
+    }
+
+    /// Has the list be the first `len` bytes of its pages, of which there are more from here on if there must be. They
+    /// hold what they held.
+    ///
+    /// # Panics
+    ///
+    /// If it has no [`pages`](Self::pages).
+    pub fn resize(&mut self, len: usize) {
+        let Some(Own::Pages(pages)) = self.own.as_deref_mut() else { panic!("the memory is pages of one's own") };
+        if pages.len() * PAGE < len {
+            pages.resize(len.div_ceil(PAGE), Page([0; PAGE]));
+        }
+        self.iovecs.clear();
+        // SAFETY: the pages stay where they are until they are resized, which makes the iovec anew, and they go where the
+        // iovec goes.
+        self.iovecs.push(unsafe { IoVec::new(pages.as_mut_ptr().cast(), len) });
+    }
+
+    /// What its [`pages`](Self::pages) hold, as far as the list goes.
+    pub fn bytes(&self) -> &[u8] {
+        match (self.own.as_deref(), self.iovecs.first()) {
+            // SAFETY: the iovec is within pages that are this list's own, and nobody writes to them while it is borrowed.
+            (Some(Own::Pages(_)), Some(iovec)) => unsafe { std::slice::from_raw_parts(iovec.base(), iovec.len()) },
+            _ => &[],
+        }
+    }
+
+    /// Likewise, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match (self.own.as_deref(), self.iovecs.first()) {
+            // SAFETY: as for `bytes`, and nobody else has the list.
+            (Some(Own::Pages(_)), Some(iovec)) => unsafe { std::slice::from_raw_parts_mut(iovec.base(), iovec.len()) },
+            _ => &mut [],
+        }
+    }
+
+    /// How many bytes its pages take.
+    pub fn capacity(&self) -> usize {
+        match self.own.as_deref() {
+            Some(Own::Pages(pages)) => pages.capacity() * PAGE,
+            _ => 0,
+        }
+    }
+
     /// Memory that goes along with the list. It is all of `iovecs` then, whose old content is forgotten.
     pub fn own(mut bytes: Vec<u8>, mut iovecs: Vec<IoVec>) -> Self {
         iovecs.clear();
         // SAFETY: the bytes stay where they are while the vector is not touched, and it goes where the iovec goes.
         iovecs.push(unsafe { IoVec::new(bytes.as_mut_ptr(), bytes.len()) });
-        Self { iovecs, own: Some(Box::new(Own(bytes))) }
+        Self { iovecs, own: Some(Box::new(Own::Bytes(bytes))) }
     }
 
     /// The list, for another request, and the memory that went along.
     #[inline]
     pub fn into_parts(self) -> (Vec<IoVec>, Option<Vec<u8>>) {
-        (self.iovecs, self.own.map(|own| own.0))
+        let bytes = self.own.and_then(|own| match *own {
+            Own::Bytes(bytes) => Some(bytes),
+            Own::Pages(_) => None,
+        });
+        (self.iovecs, bytes)
     }
 
     /// Whether the memory goes along with the list.
@@ -127,6 +190,21 @@ impl Lent {
     /// The iovecs must stay mapped, readable and writable until what this returns is dropped.
     pub unsafe fn assume(iovecs: Vec<IoVec>) -> Self {
         Self { buffers: iovecs.into(), by: Lender::NOBODY }
+    }
+
+    /// [`Buffers::pages`], which are lent by nobody: they go along.
+    ///
+    /// # Panics
+    ///
+    /// If the list has none, and is not empty.
+    pub fn of_pages(buffers: Buffers) -> Self {
+        assert!(buffers.is_empty() || matches!(buffers.own.as_deref(), Some(Own::Pages(_))), "its memory goes along");
+        Self { buffers, by: Lender::NOBODY }
+    }
+
+    /// The pages again, or an empty list if that is not what was lent.
+    pub fn into_pages(self) -> Buffers {
+        if matches!(self.buffers.own.as_deref(), Some(Own::Pages(_))) { self.buffers } else { Buffers::default() }
     }
 
     /// What `by` lends, or what answers for itself.
