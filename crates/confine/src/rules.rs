@@ -288,8 +288,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_capset, &[Control], "confining a thread"),
     // I/O threads.
     call!(SYS_io_uring_enter, &[Io], "the ring: requests, waiting"),
-    call!(SYS_epoll_pwait2, &[Io], "fd-monitor=epoll"),
-    call!(SYS_epoll_ctl, &[Io], "fd-monitor=epoll; connections to NBD servers"),
+    call!(SYS_epoll_pwait2, &[Io], "fd-monitor=epoll; which clients over NBD have something to say"),
+    call!(SYS_epoll_ctl, &[Io], "fd-monitor=epoll; clients over NBD; connections to NBD servers"),
     call!(SYS_preadv2, &[Io], "reads that the page cache may answer"),
     call!(SYS_pread64, &[Io, Control], "how the thread fares; whether an image takes direct I/O"),
     call!(SYS_clock_gettime, &[Io, Metrics, Control], "processor time of threads"),
@@ -337,7 +337,7 @@ pub const RULES: &[Rule] = &[
         "ENABLE_RINGS",
         int(1, register::ENABLE_RINGS as i64)
     ),
-    call!(SYS_epoll_create1, &[Control, Io], "an I/O thread's monitor; connections to NBD servers"),
+    call!(SYS_epoll_create1, &[Control, Io], "an I/O thread's monitor; clients over NBD; connections to NBD servers"),
     call!(
         SYS_prctl,
         &[Control],
@@ -354,8 +354,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
     // Sessions.
     call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
-    call!(SYS_recvmsg, &[Session, Control, Io], "messages with descriptors; replies of NBD servers"),
-    call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; requests to NBD servers"),
+    call!(SYS_recvmsg, &[Session, Control, Io], "messages with descriptors; clients over NBD; replies of NBD servers"),
+    call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; clients over NBD; requests to NBD servers"),
     call!(
         SYS_getsockopt,
         &[Session, Metrics, Control],
@@ -377,15 +377,23 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fcntl, &[Session], "what a peer's memory is", "F_GET_SEALS", int(1, libc::F_GET_SEALS as i64)),
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
     // Metrics.
-    call!(SYS_read, &[Metrics, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
+    call!(SYS_read, &[Session, Metrics, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
     call!(SYS_sendto, &[Metrics, Watchdog, Control, Connector], "answers; the service manager; NBD servers"),
     call!(
         SYS_setsockopt,
-        &[Metrics, Control],
+        &[Session, Metrics, Control],
         "clients over TCP",
         "TCP_NODELAY",
         int(1, libc::IPPROTO_TCP as i64),
         int(2, libc::TCP_NODELAY as i64)
+    ),
+    call!(
+        SYS_setsockopt,
+        &[Session],
+        "clients over TCP",
+        "SO_KEEPALIVE",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_KEEPALIVE as i64)
     ),
     call!(SYS_shutdown, &[Metrics, Session], "clients that were told off, or that do not receive"),
     call!(
@@ -505,7 +513,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fcntl, &[Control], "what a descriptor was opened for", "F_GETFL", int(1, libc::F_GETFL as i64)),
     call!(SYS_fcntl, &[Control], "an image past the page cache", "F_SETFL", int(1, libc::F_SETFL as i64)),
     call!(SYS_newfstatat, &[Control], "users and groups by name"),
-    call!(SYS_lseek, &[Control], "users and groups by name"),
+    call!(SYS_lseek, &[Session, Control], "what of an image is allocated; users and groups by name"),
     call!(SYS_geteuid, &[Control], "whose a socket is"),
     call!(SYS_uname, &[Control], "where --record-waits was recorded"),
     call!(SYS_exit_group, &[Control], "the end"),
@@ -544,6 +552,8 @@ mod tests {
             libc::SYS_io_submit,
             libc::SYS_epoll_pwait2,
             libc::SYS_ppoll,
+            libc::SYS_recvmsg,
+            libc::SYS_sendmsg,
             libc::SYS_write,
             libc::SYS_preadv2,
             libc::SYS_preadv,

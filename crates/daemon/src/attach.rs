@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use egret_vocabulary::schema::{Addr, Device, Export, UnixAddr};
+use egret_vocabulary::schema::{Addr, Device, Export, UnixAddr, VhostUser};
 
 /// The ring size that QEMU, and libvirt with it, sets up when told nothing.
 const QEMU_QUEUE_SIZE: u16 = 128;
@@ -32,25 +32,31 @@ impl Attach {
     ///
     /// `None` for an export on an inherited descriptor: where its socket is, only the one who made it knows.
     pub fn new(export: &Export, directory: &Path) -> Option<Self> {
-        let Addr::Unix(UnixAddr { path }) = &export.addr else { return None };
+        let vhost_user = export.vhost_user()?;
+        let Addr::Unix(UnixAddr { path }) = &vhost_user.addr else { return None };
         let path = directory.join(path).to_string_lossy().into_owned();
         // libvirt and cloud-hypervisor know no vhost-user-scsi.
         if let Device::VhostUserScsi(_) = export.device {
-            return Some(Self { qemu: qemu(export, &path), libvirt: String::new(), cloud_hypervisor: String::new() });
+            return Some(Self {
+                qemu: qemu(export, vhost_user, &path),
+                libvirt: String::new(),
+                cloud_hypervisor: String::new(),
+            });
         }
         Some(Self {
-            qemu: qemu(export, &path),
-            libvirt: libvirt(export, &path),
-            cloud_hypervisor: cloud_hypervisor(export, &path),
+            qemu: qemu(export, vhost_user, &path),
+            libvirt: libvirt(vhost_user, &path),
+            cloud_hypervisor: cloud_hypervisor(vhost_user, &path),
         })
     }
 }
 
-fn qemu(export: &Export, path: &str) -> String {
-    let Export { id, num_queues, queue_size, .. } = export;
-    let device = match export.device {
-        Device::VhostUserBlk(_) => format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}"),
-        Device::VhostUserScsi(_) => format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}"),
+fn qemu(Export { id, device, .. }: &Export, vhost_user: &VhostUser, path: &str) -> String {
+    let VhostUser { num_queues, queue_size, .. } = vhost_user;
+    let device = if let Device::VhostUserScsi(_) = device {
+        format!("vhost-user-scsi-pci,num_queues={num_queues},virtqueue_size={queue_size}")
+    } else {
+        format!("vhost-user-blk-pci,num-queues={num_queues},queue-size={queue_size}")
     };
     let chardev =
         shell_word(&format!("socket,id=chr-{id},path={},reconnect-ms={RECONNECT_MS}", path.replace(',', ",,")));
@@ -61,8 +67,7 @@ fn qemu(export: &Export, path: &str) -> String {
     )
 }
 
-fn libvirt(export: &Export, path: &str) -> String {
-    let Export { num_queues, queue_size, .. } = export;
+fn libvirt(VhostUser { num_queues, queue_size, .. }: &VhostUser, path: &str) -> String {
     let mut driver = format!("<driver name='qemu' type='raw' queues='{num_queues}'");
     if *queue_size != QEMU_QUEUE_SIZE {
         let _ = write!(driver, " queue_size='{queue_size}'");
@@ -76,8 +81,7 @@ fn libvirt(export: &Export, path: &str) -> String {
     )
 }
 
-fn cloud_hypervisor(export: &Export, path: &str) -> String {
-    let Export { num_queues, queue_size, .. } = export;
+fn cloud_hypervisor(VhostUser { num_queues, queue_size, .. }: &VhostUser, path: &str) -> String {
     // Its option parser splits at commas and knows double quotes.
     let path = if path.contains([',', '[', ']']) { format!("\"{path}\"") } else { path.to_owned() };
     let disk = format!("vhost_user=true,socket={path},num_queues={num_queues},queue_size={queue_size}");
@@ -97,13 +101,19 @@ fn xml_text(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use egret_vocabulary::schema::{Descriptor, FdAddr, ScsiDevice};
+    use egret_vocabulary::schema::{Object as _, Spelling};
+    use serde_json::{Value, json};
 
     use super::*;
 
     fn export(path: &str) -> Export {
-        let addr = Addr::Unix(UnixAddr { path: path.to_owned() });
-        Export { num_queues: 4, ..Export::new("disk0", "disk0", addr) }
+        with(json!({ "type": "vhost-user-blk", "node-name": "disk0", "addr": { "type": "unix", "path": path } }))
+    }
+
+    /// One with these keys, too.
+    fn with(mut keys: Value) -> Export {
+        (keys["id"], keys["num-queues"]) = ("disk0".into(), 4.into());
+        Export::from_value(keys, Spelling::Typed).unwrap()
     }
 
     #[test]
@@ -132,7 +142,7 @@ mod tests {
     #[test]
     fn a_virtio_scsi_export_has_a_line_for_qemu_alone() {
         let attach = Attach::new(
-            &Export { device: Device::VhostUserScsi(ScsiDevice { luns: Vec::new() }), ..export("s") },
+            &with(json!({ "type": "vhost-user-scsi", "addr": { "type": "unix", "path": "s" } })),
             Path::new("/"),
         )
         .unwrap();
@@ -154,14 +164,16 @@ mod tests {
 
     #[test]
     fn another_ring_size_is_handed_to_libvirt() {
-        let export = Export { queue_size: 256, ..export("s") };
+        let addr = json!({ "type": "unix", "path": "s" });
+        let export = with(json!({ "type": "vhost-user-blk", "node-name": "d", "addr": addr, "queue-size": 256 }));
         let attach = Attach::new(&export, Path::new("/")).unwrap();
         assert!(attach.libvirt.contains("queues='4' queue_size='256'/>"), "{attach:?}");
     }
 
     #[test]
     fn an_inherited_socket_has_no_lines() {
-        let export = Export { addr: Addr::Fd(FdAddr { str: Descriptor::Number(3) }), ..export("s") };
+        let addr = json!({ "type": "fd", "str": "3" });
+        let export = with(json!({ "type": "vhost-user-blk", "node-name": "d", "addr": addr }));
         assert_eq!(Attach::new(&export, Path::new("/")), None);
     }
 }

@@ -164,7 +164,7 @@ impl Snapshot {
         let mut export = Export::read(object, &view.export_stats(id)?);
         let queues = view.watched().exports.get(id)?;
         // The queues of a virtio-scsi device that have no disks come first, and run where the first of the others does.
-        let diskless = queues.len() - usize::from(object.num_queues);
+        let diskless = queues.len() - usize::from(object.num_queues());
         let thread = |index: usize| thread_of(object, index.saturating_sub(diskless) as u16);
         let each = queues.iter().enumerate().map(|(index, queue)| Queue::read(&queue.read(), thread(index)));
         export.queues = each.collect();
@@ -219,13 +219,13 @@ impl IoThread {
 
 impl Export {
     fn read(object: &schema::Export, stats: &QueueStats) -> Self {
-        let mut threads: Vec<String> = (0..object.num_queues).map(|queue| thread_of(object, queue)).collect();
+        let mut threads: Vec<String> = (0..object.num_queues()).map(|queue| thread_of(object, queue)).collect();
         threads.sort_unstable();
         threads.dedup();
         Self {
             id: object.id.clone(),
             node_names: object.node_names().map(|(_, name)| name.to_owned()).collect(),
-            num_queues: object.num_queues,
+            num_queues: object.num_queues(),
             total: Queue::read(stats, threads.join(",")),
             queues: Vec::new(),
         }

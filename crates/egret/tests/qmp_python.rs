@@ -65,6 +65,10 @@ blockdev-reopen options=[{"driver":"file","node-name":"d0","filename":"PLACE/ima
 egret-move-queue id=e0 queue=0 iothread=io1
 egret-map-queues id=e0 iothread=io0
 block_set_io_throttle id=d0 bps=0 bps_rd=0 bps_wr=0 iops=100 iops_rd=0 iops_wr=0
+nbd-server-start addr={"type":"unix","data":{"path":"PLACE/nbd"}}
+nbd-server-add device=d0 name=n0
+nbd-server-remove name=n0
+nbd-server-stop
 block_resize node-name=d0 size=2097152
 query-named-block-nodes
 query-blockstats

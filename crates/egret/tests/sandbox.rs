@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs::{File, Permissions};
+use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -13,6 +14,7 @@ use std::path::Path;
 
 use blkio::ReqFlags;
 use egret_lab::disks::LoopDevice;
+use egret_nbd::protocol::{Headers, command};
 use egret_needs::Ceph;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, getegid, geteuid};
@@ -22,6 +24,7 @@ use support::calls::{Calls, has_strace_or_skips};
 use support::disk::Disk;
 use support::guest::Guest;
 use support::nbd::{NbdServer, has_servers_or_skips};
+use support::nbd_client::NbdClient;
 #[cfg(target_arch = "x86_64")]
 use support::puppet::Puppet;
 use support::qmp::Qmp;
@@ -144,6 +147,7 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     qmp.run("blockdev-del", json!({"node-name": "d1"}));
     use_a_device(&mut qmp, scratch);
     be_handed_descriptors(&mut qmp, scratch);
+    use_nbd(&mut qmp, scratch);
     use_a_server(&mut qmp, scratch);
     let elsewhere = json!({"driver": "file", "node-name": "d3", "filename": env!("CARGO_BIN_EXE_egret")});
     qmp.fail("blockdev-add", elsewhere);
@@ -248,8 +252,27 @@ fn be_handed_descriptors(qmp: &mut Qmp, scratch: &Scratch) {
     use_disk(&mut Disk::connect(&scratch.path("e4")).unwrap());
 }
 
-/// A disk, and a monitor at a TCP port.
-fn on_tcp(scratch: &Scratch, monitor: u16) -> Options {
+/// A client over NBD, on each monitor.
+fn use_nbd(qmp: &mut Qmp, scratch: &Scratch) {
+    let nbd = scratch.path("nbd");
+    qmp.run("nbd-server-start", json!({"addr": {"type": "unix", "data": {"path": nbd}}}));
+    let iothreads = ["io0", "io1", "io2"];
+    qmp.run(
+        "block-export-add",
+        json!({"type": "nbd", "id": "e-nbd", "node-name": "d0", "name": "disk", "writable": true, "iothread": iothreads}),
+    );
+    for _ in iothreads {
+        let mut client = NbdClient::connect(&nbd, "disk", Headers::Extended);
+        client.write(0, &[1; 4096]);
+        assert_eq!(client.read(0, 4096), [1; 4096]);
+        client.call(0, command::BLOCK_STATUS, 0, MIB, &[]).unwrap();
+    }
+    qmp.run("nbd-server-stop", json!({}));
+    qmp.event("BLOCK_EXPORT_DELETED");
+}
+
+/// A disk, and a monitor and NBD at TCP ports.
+fn on_tcp(scratch: &Scratch, monitor: u16, nbd: u16) -> Options {
     let chardev = format!("socket,id=m,host=127.0.0.1,port={monitor},server=on,wait=off");
     let image = scratch.image("d0", MIB);
     let options = Options::new().iothread("io0", "").disk("d0", &image, "").export(
@@ -258,6 +281,8 @@ fn on_tcp(scratch: &Scratch, monitor: u16) -> Options {
         &scratch.path("e0"),
         "iothread=io0,writable=on",
     );
+    let server = format!("addr.type=inet,addr.host=127.0.0.1,addr.port={nbd}");
+    let options = options.words(["--nbd-server", &server, "--export", "nbd,id=e-nbd,node-name=d0"]);
     options.words(["--chardev", &chardev, "--monitor", "m"])
 }
 
@@ -299,15 +324,16 @@ fn every_rule_is_needed_and_none_is_missing() {
     // Over TCP, and ended by a signal that is none of the handler's.
     let scratch = Scratch::new();
     let record = scratch.path("calls");
-    let [metrics, monitor, nbd] = free_ports();
+    let [metrics, monitor, nbd, exported] = free_ports();
     let _servers = ["127.0.0.1", "::1"].map(|host| NbdServer::nbdkit_tcp(host, nbd, &["memory", "1M"]));
     let nbd = |node: &str, host: &str| format!("nbd,node-name={node},filename=nbd://{host}:{nbd}");
-    let options =
-        on_tcp(&scratch, monitor).words(["--blockdev", &nbd("n4", "127.0.0.1"), "--blockdev", &nbd("n6", "[::1]")]);
+    let options = on_tcp(&scratch, monitor, exported);
+    let options = options.words(["--blockdev", &nbd("n4", "127.0.0.1"), "--blockdev", &nbd("n6", "[::1]")]);
     let options = options.words(["--metrics".to_owned(), format!("127.0.0.1:{metrics}")]);
     let mut server = Server::start(&Program::egret().recorded(&record), &options);
     await_that("the monitor to listen, last of all", || TcpStream::connect(("127.0.0.1", monitor)).is_ok());
     http::get_tcp(metrics, "/metrics").unwrap();
+    TcpStream::connect(("127.0.0.1", exported)).unwrap().read_exact(&mut [0; 18]).unwrap();
     Disk::connect(&scratch.path("e0")).unwrap();
     // Rust's own handler takes one away.
     await_that("the daemon to end", || {

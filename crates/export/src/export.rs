@@ -16,12 +16,14 @@ use egret_vring::memory::MemoryRules;
 use crate::budget::ClientBudget;
 use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::listener::{Address, ListenError, Listener};
+use crate::nbd::Offer;
 use crate::protocol::Connection;
-use crate::queues::{Shared, lock};
+use crate::queues::{QueueCounts, Shared, lock};
 use crate::session::Session;
 use crate::socket::Access;
+use crate::source::Worker;
 use crate::stats::{QueueCounters, QueueStats};
-use crate::worker::{Kickless, Worker};
+use crate::worker::Kickless;
 
 /// How an export is to be, whatever its device is.
 #[derive(Debug)]
@@ -61,6 +63,9 @@ pub enum ExportError {
     /// Its disk is somebody else's at present.
     #[error("export '{0}': {1}")]
     Disk(String, #[source] Box<OpenError>),
+    /// Another export over NBD has its name.
+    #[error("export '{0}': NBD server already has export named '{1}'")]
+    NbdName(String, String),
     /// The system ran out of something.
     #[error("export '{0}': {1}")]
     System(String, #[source] io::Error),
@@ -86,6 +91,14 @@ pub struct Export {
 pub struct Stop(EventNotifier);
 
 impl Stop {
+    pub(crate) fn new() -> io::Result<Self> {
+        EventNotifier::new().map(Self)
+    }
+
+    pub(crate) const fn notifier(&self) -> &EventNotifier {
+        &self.0
+    }
+
     /// From here on, whoever asked before.
     pub fn stop(&self) {
         self.0.set();
@@ -97,15 +110,8 @@ impl Stop {
 pub(crate) enum DeviceType {
     Blk(Arc<Blk>),
     Scsi(Arc<Scsi>),
-}
-
-impl DeviceType {
-    fn device(&self) -> Arc<dyn Device> {
-        match self {
-            Self::Blk(blk) => Arc::clone(blk) as _,
-            Self::Scsi(scsi) => Arc::clone(scsi) as _,
-        }
-    }
+    /// None: clients speak NBD.
+    Nbd(Arc<Offer>),
 }
 
 impl Export {
@@ -125,31 +131,38 @@ impl Export {
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
         let blk = Blk::new(device).map_err(|e| ExportError::Device(config.id.clone(), e))?;
-        Self::listen(config, DeviceType::Blk(blk), vec![Some(disk)], loops)
+        let device = Arc::clone(&blk) as _;
+        Self::listen(config, DeviceType::Blk(blk), device, vec![Some(disk)], loops)
     }
 
     pub(crate) fn listen(
         config: ExportConfig,
         kind: DeviceType,
+        device: Arc<dyn Device>,
         disks: Vec<Option<Arc<Disk>>>,
         loops: Vec<LoopHandle<Worker>>,
     ) -> Result<Self, ExportError> {
         let ExportConfig { id, address, access, memory, kickless, errors } = config;
         assert!(!loops.is_empty(), "an export needs a loop to run its queues");
         let system = |e: io::Error| ExportError::System(id.clone(), e);
-        let stop = Stop(EventNotifier::new().map_err(system)?);
-        let device = kind.device();
+        let stop = Stop::new().map_err(system)?;
         let listener = Listener::open(address, access).map_err(|e| ExportError::Listen(id.clone(), e))?;
-        let shared = Arc::new(Shared::new(&id, device, memory, kickless, errors, disks, &loops));
+        let counts = QueueCounts { all: device.num_queues(), diskless: device.diskless_queues() };
+        let shared = Arc::new(Shared::new(&id, counts, memory, kickless, errors, disks, &loops));
         let (theirs, their_stop) = (Arc::clone(&shared), stop.clone());
         let thread = std::thread::Builder::new().name(id.clone()).stack_size(256 << 10);
         let bounds = Bounds::of_this_thread();
         let thread = thread.spawn(move || {
             bounds.narrow(egret_confine::ThreadKind::Session);
-            serve(&theirs, listener, &their_stop.0);
+            serve(&theirs, &device, listener, &their_stop.0);
         });
         let thread = thread.map_err(system)?;
-        Ok(Self { shared, device: kind, stop, thread: Some(thread) })
+        Ok(Self::running(shared, kind, stop, thread))
+    }
+
+    /// One whose thread runs until it is stopped.
+    pub(crate) const fn running(shared: Arc<Shared>, device: DeviceType, stop: Stop, thread: JoinHandle<()>) -> Self {
+        Self { shared, device, stop, thread: Some(thread) }
     }
 
     /// The export's name.
@@ -159,6 +172,9 @@ impl Export {
 
     /// Whether a client has queues running, or requests in flight that it has left behind.
     pub fn is_in_use(&self) -> bool {
+        if let DeviceType::Nbd(offer) = &self.device {
+            return offer.is_in_use();
+        }
         self.shared.is_draining() || lock(&self.shared.queues).running.iter().any(Option::is_some)
     }
 
@@ -209,14 +225,14 @@ impl Drop for Export {
 }
 
 /// The export's thread: one client after the other.
-fn serve(shared: &Shared, mut listener: Listener, stop: &EventNotifier) {
+fn serve(shared: &Shared, device: &Arc<dyn Device>, mut listener: Listener, stop: &EventNotifier) {
     let mut budget = ClientBudget::new();
     let log = shared.log();
     loop {
         match listener.accept(log, stop.as_fd()) {
             Ok(Some(client)) => {
                 log.info(format_args!("a client connected"));
-                match Session::new(shared, Connection::new(client, stop.as_fd()), &mut budget).run() {
+                match Session::new(shared, device, Connection::new(client, stop.as_fd()), &mut budget).run() {
                     Ok(()) => log.info(format_args!("the client left")),
                     Err(e) => log.warn(format_args!("the client's session is ended: {e}")),
                 }

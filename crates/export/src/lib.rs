@@ -26,6 +26,7 @@ mod listener;
 mod luns;
 mod memory_file;
 mod moves;
+mod nbd;
 mod peer_fd;
 mod peer_log;
 mod protocol;
@@ -34,6 +35,7 @@ mod queues;
 mod reopen;
 mod session;
 mod socket;
+mod source;
 mod stats;
 mod sys;
 mod vring;
@@ -47,8 +49,10 @@ pub use luns::{
     Change, ConfigError, DiscardConfig, Keeper, LeavingDisk, LogicalUnit, LunConfig, Naa, NexusId, Registered,
 };
 pub use moves::Pause;
+pub use nbd::{NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError};
 pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MAPPINGS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};
+pub use source::Worker;
 pub use stats::{OpStats, QueueCounters, QueueStats};
-pub use worker::{Kickless, Worker};
+pub use worker::Kickless;

@@ -13,7 +13,7 @@ use egret_virtio::scsi::{Lun, LunAddress, Scsi, ScsiConfig};
 
 use crate::export::{DeviceType, Export, ExportConfig, ExportError};
 use crate::queues::{RunningQueue, lock};
-use crate::worker::Worker;
+use crate::source::Worker;
 
 pub use egret_scsi::{Change, ConfigError, DiscardConfig, Keeper, LogicalUnit, LunConfig, Naa, NexusId, Registered};
 
@@ -47,7 +47,8 @@ impl Export {
             });
             added.map_err(|e| ExportError::Lun(id.clone(), e))?;
         }
-        Self::listen(config, DeviceType::Scsi(scsi), disks, loops)
+        let device = Arc::clone(&scsi) as _;
+        Self::listen(config, DeviceType::Scsi(scsi), device, disks, loops)
     }
 
     /// Adds a logical unit, and tells the client.
@@ -69,7 +70,7 @@ impl Export {
             None => None,
         };
         let mut attached = Vec::new();
-        for queue in queues.running_queues(self.shared.device().diskless_queues()) {
+        for queue in queues.running_queues(self.shared.counts.diskless) {
             let (theirs, id) = (Arc::clone(&disk), queue.id);
             let asked = queue.on.call(move |target| attach(target, id, key, theirs));
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
@@ -109,7 +110,7 @@ impl Export {
             let at = all.iter().position(|(key, _)| *key == gone.disk)?;
             Some(all.swap_remove(at).1)
         });
-        let leaving = detach(&queues.running_queues(self.shared.device().diskless_queues()), gone.disk, active);
+        let leaving = detach(&queues.running_queues(self.shared.counts.diskless), gone.disk, active);
         drop(queues);
         self.notify_event_queue();
         Ok(leaving)
@@ -131,7 +132,7 @@ impl Export {
     pub fn luns(&self) -> Vec<LunAddress> {
         match &self.device {
             DeviceType::Scsi(scsi) => scsi.addresses(),
-            DeviceType::Blk(_) => Vec::new(),
+            DeviceType::Blk(_) | DeviceType::Nbd(_) => Vec::new(),
         }
     }
 
@@ -143,7 +144,7 @@ impl Export {
     fn scsi(&self, at: LunAddress) -> Result<&Scsi, ExportError> {
         match &self.device {
             DeviceType::Scsi(scsi) => Ok(scsi),
-            DeviceType::Blk(_) => Err(ExportError::NoLun(self.shared.id.clone(), at)),
+            DeviceType::Blk(_) | DeviceType::Nbd(_) => Err(ExportError::NoLun(self.shared.id.clone(), at)),
         }
     }
 
@@ -176,7 +177,7 @@ type Loop = egret_event_loop::EventLoop<Worker>;
 /// Gives a disk to a worker, on its loop.
 fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std::io::Result<()> {
     let slot = target.backend().attach(&disk).map_err(std::io::Error::other)?;
-    match target.source(id) {
+    match target.source(id).and_then(Worker::queue) {
         Some(worker) => worker.add_disk(key, disk, slot),
         // It stops, and comes back with all disks.
         None => target.backend().detach(slot),
@@ -190,7 +191,7 @@ fn detach(queues: &[RunningQueue], key: DiskKey, active: Option<Active>) -> Leav
     for &RunningQueue { ref on, id, .. } in queues {
         let held = held.clone();
         on.send(move |target| {
-            if let Some(slot) = target.source(id).and_then(|worker| worker.remove_disk(key)) {
+            if let Some(slot) = target.source(id).and_then(Worker::queue).and_then(|worker| worker.remove_disk(key)) {
                 target.backend().detach_telling(slot, held);
                 // It may keep requests for that disk.
                 target.wake(id);

@@ -20,8 +20,8 @@ use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{LoopHandle, Nanos, clock};
 
 use crate::export::{Export, ExportError};
-use crate::queues::{Queues, RunningQueue, assign_queues, lock};
-use crate::worker::Worker;
+use crate::queues::{Queues, RunningQueue, lock};
+use crate::source::Worker;
 
 /// How long a change waits for requests in flight before it is given up; [`ExportError::Busy`] says it too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -64,10 +64,10 @@ impl Export {
     /// If there is no loop.
     pub fn run_on(&self, loops: &[LoopHandle<Worker>]) -> Result<Pause, ExportError> {
         let mut queues = lock(&self.shared.queues);
-        let targets = assign_queues(self.shared.device(), loops).into_iter().enumerate();
+        let targets = self.shared.counts.assign(loops).into_iter().enumerate();
         let targets = targets.filter(|(queue, to)| queues.loops[*queue] != *to).collect::<Targets>();
         let system = |e| ExportError::System(self.shared.id.clone(), e);
-        let diskless = self.shared.device().diskless_queues().into();
+        let diskless = self.shared.counts.diskless.into();
         let with_disks = targets.iter().filter(|(queue, _)| *queue >= diskless && queues.running[*queue].is_some());
         let mut prepared: Vec<Prepared> = Vec::new();
         for (_, to) in with_disks {

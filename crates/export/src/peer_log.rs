@@ -49,8 +49,13 @@ impl Budget {
 
 impl PeerLog {
     pub(crate) fn new(id: &str) -> Self {
+        Self::about(&format!("export '{id}': "))
+    }
+
+    /// With lines that begin so.
+    pub(crate) fn about(about: &str) -> Self {
         let budget = Budget { lines: BURST, since: Instant::now(), suppressed: 0 };
-        Self { about: format!("export '{id}': "), budget: Mutex::new(budget) }
+        Self { about: about.to_owned(), budget: Mutex::new(budget) }
     }
 
     /// Says what a peer did that is worth knowing.

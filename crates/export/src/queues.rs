@@ -16,8 +16,9 @@ use egret_vring::ring::Queue;
 use crate::errors::{ErrorHandling, ErrorPolicy};
 use crate::peer_log::PeerLog;
 use crate::protocol::send_config_change;
+use crate::source::Worker;
 use crate::stats::QueueCounters;
-use crate::worker::{Disks, Kickless, Leave, QueueInfo, VringFds, Worker};
+use crate::worker::{Disks, Kickless, Leave, QueueInfo, QueueWorker, VringFds};
 
 /// What an export's conversation needs of it, and what others may ask meanwhile.
 pub(crate) struct Shared {
@@ -25,7 +26,7 @@ pub(crate) struct Shared {
     /// What is written about clients and guests.
     log: Arc<PeerLog>,
     kickless: Kickless,
-    device: Arc<dyn Device>,
+    pub(crate) counts: QueueCounts,
     /// What is done about requests that fail.
     pub(crate) errors: Arc<ErrorHandling>,
     /// What a client may hand over as guest memory.
@@ -89,26 +90,36 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
-pub(crate) fn assign_queues(device: &dyn Device, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
-    let turn = |queue: u16| usize::from(queue.saturating_sub(device.diskless_queues()));
-    (0..device.num_queues()).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
+/// How many queues an export has.
+#[derive(Clone, Copy)]
+pub(crate) struct QueueCounts {
+    pub(crate) all: u16,
+    /// Of those, counted from the first, how many never ask anything of a disk.
+    pub(crate) diskless: u16,
+}
+
+impl QueueCounts {
+    /// Deals queues out to loops: those that have disks in turn; the others are with the first of them.
+    pub(crate) fn assign(self, loops: &[LoopHandle<Worker>]) -> Vec<LoopHandle<Worker>> {
+        let turn = |queue: u16| usize::from(queue.saturating_sub(self.diskless));
+        (0..self.all).map(|queue| loops[turn(queue) % loops.len()].clone()).collect()
+    }
 }
 
 impl Shared {
     /// Of an export that begins; it has a queue on each loop in turn.
     pub(crate) fn new(
         id: &str,
-        device: Arc<dyn Device>,
+        counts: QueueCounts,
         memory: MemoryRules,
         kickless: Kickless,
         errors: ErrorPolicy,
         disks: Vec<Option<Arc<Disk>>>,
         loops: &[LoopHandle<Worker>],
     ) -> Self {
-        let count = device.num_queues().into();
+        let count = counts.all.into();
         let queues = Queues {
-            loops: assign_queues(&*device, loops),
+            loops: counts.assign(loops),
             running: vec![None; count],
             stranded: Vec::new(),
             stopping: 0,
@@ -119,7 +130,7 @@ impl Shared {
             id: id.to_owned(),
             log: Arc::new(PeerLog::new(id)),
             kickless,
-            device,
+            counts,
             errors: ErrorHandling::new(id, errors),
             memory,
             counters: (0..count).map(|_| Arc::default()).collect(),
@@ -134,6 +145,11 @@ impl Shared {
         &self.log
     }
 
+    /// As [`log`](Self::log), for who keeps it.
+    pub(crate) fn shared_log(&self) -> Arc<PeerLog> {
+        Arc::clone(&self.log)
+    }
+
     pub(crate) fn counters(&self) -> &[Arc<QueueCounters>] {
         &self.counters
     }
@@ -142,21 +158,17 @@ impl Shared {
         self.draining.load(Ordering::Acquire)
     }
 
-    pub(crate) fn device(&self) -> &dyn Device {
-        &*self.device
-    }
-
     /// Makes a worker of a queue, and gives it to its loop.
-    pub(crate) fn run(&self, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
-        let model = Arc::clone(&self.device).model(index as u16, queue.size());
+    pub(crate) fn run(&self, device: &Arc<dyn Device>, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
+        let model = Arc::clone(device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
-        let disks = if index < self.device.diskless_queues().into() { Vec::new() } else { queues.disks.clone() };
+        let disks = if index < self.counts.diskless.into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
         let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
         let errors = Arc::clone(&self.errors);
-        let mut worker = Worker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
+        let mut worker = QueueWorker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
         worker.set_home(queues.loops[index].clone());
-        queues.running[index] = Some(queues.loops[index].attach(worker)?);
+        queues.running[index] = Some(queues.loops[index].attach(worker.into())?);
         Ok(())
     }
 
@@ -164,7 +176,16 @@ impl Shared {
     /// has at most one command in the loop's mailbox.
     ///
     /// No lock is held meanwhile. If the queue has moved to another loop, the change is tried there.
-    pub(crate) fn change(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
+    pub(crate) fn change(&self, queue: usize, change: impl FnOnce(&mut QueueWorker) + Send + 'static) {
+        self.change_worker(queue, |worker| {
+            if let Some(queue) = worker.queue() {
+                change(queue);
+            }
+        });
+    }
+
+    /// As [`change`](Self::change).
+    pub(crate) fn change_worker(&self, queue: usize, mut change: impl FnOnce(&mut Worker) + Send + 'static) {
         loop {
             let queue = lock(&self.queues).running_queue(queue);
             let Some(RunningQueue { on, id, .. }) = queue else { return };
@@ -220,7 +241,7 @@ impl Shared {
     }
 
     /// Has all disks active, because rings are to run. Tries once.
-    pub(crate) fn activate(&self) -> Result<(), OpenError> {
+    pub(crate) fn activate(&self, device: &dyn Device) -> Result<(), OpenError> {
         let mut queues = lock(&self.queues);
         if queues.active.is_some() {
             return Ok(());
@@ -230,7 +251,7 @@ impl Shared {
         // The client has asked for their sizes before, when others may have had them active.
         let news = queues
             .disks_by_key()
-            .filter(|(key, disk)| disk.options().allow_inactive && self.device.resize(*key, disk.size()));
+            .filter(|(key, disk)| disk.options().allow_inactive && device.resize(*key, disk.size()));
         let is_news = news.count() > 0;
         queues.active = Some(active);
         drop(queues);

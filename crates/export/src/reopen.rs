@@ -20,10 +20,10 @@ use egret_disk::{Disk, DiskSlot};
 use egret_event_loop::{EventLoop, Nanos, clock};
 use egret_virtio::DiskKey;
 
-use crate::export::{Export, ExportError};
+use crate::export::{DeviceType, Export, ExportError};
 use crate::moves::{PATIENCE, Pause, take_in};
 use crate::queues::{Queues, RunningQueue, lock};
-use crate::worker::Worker;
+use crate::source::Worker;
 
 /// A disk, and the one that takes its queue.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     for (export, queues) in exports.iter().zip(&locked) {
         let system = |e| ExportError::System(export.id().to_owned(), e);
         let changes = changes(queues, disks);
-        for queue in queues.running_queues(export.shared.device().diskless_queues()) {
+        for queue in queues.running_queues(export.shared.counts.diskless) {
             if !changes.is_empty() {
                 swaps.push(QueueSwap::prepare(queue, &changes).map_err(system)?);
             }
@@ -59,8 +59,11 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     }
     let busy = || ExportError::Busy(exports.first().map_or_else(String::new, |export| export.id().to_owned()));
     let pause = DrainBarrier::run(swaps).ok_or_else(busy)?;
-    for queues in &mut locked {
+    for (export, queues) in exports.iter().zip(&mut locked) {
         for (key, disk) in changes(queues, disks) {
+            if let DeviceType::Nbd(offer) = &export.device {
+                offer.set_disk(&disk);
+            }
             let mut active = queues.active.iter_mut().flatten().filter(|(of, _)| *of == key);
             if let Some((_, active)) = active.next()
                 && let Ok(new) = disk.activate()

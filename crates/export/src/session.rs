@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
 use egret_event_loop::Leaving;
-use egret_virtio::{EVENT_IDX, RING_PACKED};
+use egret_virtio::{Device, EVENT_IDX, RING_PACKED};
 use egret_vring::memory::{DirtyLog, GuestMemory, Region};
 use egret_vring::ring::{Inflight, InflightConfig, PACKED_BASE, QueueConfig, Record};
 use egret_vring::vhost_user::{F_LOG_ALL, F_PROTOCOL_FEATURES, protocol_feature};
@@ -24,8 +24,9 @@ use crate::peer_fd::PeerFd;
 use crate::protocol::{Connection, InflightAt, Message, RegionAt, Request, RingAt};
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::queues::Shared;
+use crate::source::Worker;
 use crate::vring::{Due, Runs, Vring};
-use crate::worker::{Leave, VringFds, Worker};
+use crate::worker::{Leave, QueueWorker, VringFds};
 
 mod migration;
 
@@ -62,6 +63,7 @@ pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
     shared: &'a Shared,
+    device: &'a Arc<dyn Device>,
     connection: Connection<'a>,
     budget: &'a mut ClientBudget,
     memory: Arc<GuestMemory>,
@@ -77,11 +79,17 @@ pub(crate) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(shared: &'a Shared, connection: Connection<'a>, budget: &'a mut ClientBudget) -> Self {
-        let vrings = (0..shared.device().num_queues()).map(|_| Vring::default()).collect();
+    pub(crate) fn new(
+        shared: &'a Shared,
+        device: &'a Arc<dyn Device>,
+        connection: Connection<'a>,
+        budget: &'a mut ClientBudget,
+    ) -> Self {
+        let vrings = (0..device.num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::under(shared.memory.clone()));
         Self {
             shared,
+            device,
             connection,
             budget,
             memory,
@@ -132,7 +140,7 @@ impl<'a> Session<'a> {
         let reply = |bytes: &[u8]| self.connection.reply(message, bytes).map(|()| Answered::Replied);
         let reply_u64 = |value: u64| reply(&value.to_ne_bytes());
         match request {
-            Request::GetFeatures => return reply_u64(self.shared.device().features() | TRANSPORT_FEATURES),
+            Request::GetFeatures => return reply_u64(self.device.features() | TRANSPORT_FEATURES),
             Request::GetProtocolFeatures => return reply_u64(PROTOCOL_FEATURES),
             Request::GetQueueNum => return reply_u64(self.vrings.len() as u64),
             Request::GetMaxMemSlots => return reply_u64(MAX_MEMORY_SLOTS as u64),
@@ -205,7 +213,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), ProtocolError> {
-        if let Err(e) = self.shared.device().set_features(features & !TRANSPORT_FEATURES) {
+        if let Err(e) = self.device.set_features(features & !TRANSPORT_FEATURES) {
             return invalid(e.to_string());
         }
         self.features = features;
@@ -318,8 +326,8 @@ impl<'a> Session<'a> {
         match Inflight::map(fd, at.offset, at.size, config) {
             Ok(inflight) => {
                 match inflight.choices() {
-                    Some(choices) => self.shared.device().choose(choices),
-                    None => inflight.set_choices(self.shared.device().choices()),
+                    Some(choices) => self.device.choose(choices),
+                    None => inflight.set_choices(self.device.choices()),
                 }
                 self.inflight = Some(inflight);
                 Ok(())
@@ -348,7 +356,7 @@ impl<'a> Session<'a> {
             Due::Stop => self.stop_queue(index),
             Due::Start | Due::Nothing => return Ok(()),
         }
-        match usize::from(self.shared.device().diskless_queues()) {
+        match usize::from(self.device.diskless_queues()) {
             diskless if index >= diskless => (0..diskless).try_for_each(|waiting| self.update_vring(waiting)),
             _ => Ok(()),
         }
@@ -357,7 +365,7 @@ impl<'a> Session<'a> {
     /// Whether a queue without disks has to wait for request queues. If the record has chains of it in flight, these may be
     /// functions that abort commands, which must find the commands: all that the record has in flight must be so again.
     fn must_wait(&self, index: usize) -> bool {
-        let diskless = usize::from(self.shared.device().diskless_queues());
+        let diskless = usize::from(self.device.diskless_queues());
         let is_busy = |index| self.record(index).is_some_and(|record| record.is_busy());
         let is_behind = |other: usize| !self.vrings[other].is_running() && is_busy(other);
         index < diskless && is_busy(index) && (diskless..self.vrings.len()).any(is_behind)
@@ -399,7 +407,7 @@ impl<'a> Session<'a> {
                 "queue {index} is packed, and no in-flight record says where a dead daemon was in it; reset the guest"
             ));
         }
-        if index < self.shared.device().diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
+        if index < self.device.diskless_queues().into() && record.as_ref().is_some_and(Record::is_busy) {
             self.shared.await_turns();
         }
         let queue = match config.start_recorded(&self.memory, record) {
@@ -408,7 +416,7 @@ impl<'a> Session<'a> {
         };
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
-        self.shared.run(index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
+        self.shared.run(self.device, index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
     }
 
     /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
@@ -416,7 +424,7 @@ impl<'a> Session<'a> {
     fn activate(&self) -> Result<(), ProtocolError> {
         let patience_ends = Instant::now() + LOCK_PATIENCE;
         loop {
-            match self.shared.activate() {
+            match self.shared.activate(&**self.device) {
                 Err(e) if e.is_locked() && Instant::now() < patience_ends && self.connection.pause(LOOK_AGAIN)? => {}
                 activated => return Ok(activated?),
             }
@@ -436,7 +444,7 @@ impl<'a> Session<'a> {
             }
         }
         for (index, leaving) in draining {
-            let worker = leaving.wait().map(Worker::into_parts);
+            let worker = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_parts);
             self.shared.has_stopped();
             let Some((config, fds)) = worker else { continue };
             self.vrings[index].come_to_rest(config.base, fds);
@@ -457,7 +465,7 @@ impl<'a> Session<'a> {
 
     fn reset(&mut self) {
         self.stop_all();
-        self.shared.device().reset();
+        self.device.reset();
         self.inflight = None;
         self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
         self.settle();
@@ -499,17 +507,17 @@ impl<'a> Session<'a> {
     /// The reply to GET_CONFIG: its header again, and the bytes.
     fn read_config(&self, offset: u32, size: u32, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
-        self.shared.device().read_config(config_offset(offset), &mut bytes);
+        self.device.read_config(config_offset(offset), &mut bytes);
         let header = [offset, size, flags].map(u32::to_ne_bytes).concat();
         [header, bytes].concat()
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ProtocolError> {
-        if let Err(e) = self.shared.device().write_config(config_offset(offset), bytes) {
+        if let Err(e) = self.device.write_config(config_offset(offset), bytes) {
             return invalid(e.to_string());
         }
         if let Some(inflight) = &self.inflight {
-            inflight.set_choices(self.shared.device().choices());
+            inflight.set_choices(self.device.choices());
         }
         Ok(())
     }

@@ -60,10 +60,16 @@ struct OpCounters {
 impl QueueCounters {
     #[inline]
     pub(crate) fn count(&self, completed: &Completed, latency: Nanos) {
-        let op = &self.ops[completed.request_type as usize];
+        self.count_op(completed.request_type, completed.bytes, completed.status == Status::Ok, latency);
+    }
+
+    /// As [`count`](Self::count), of a request that was no chain of descriptors.
+    #[inline]
+    pub(crate) fn count_op(&self, request_type: RequestType, bytes: u64, is_ok: bool, latency: Nanos) {
+        let op = &self.ops[request_type as usize];
         op.requests.add(1);
-        op.bytes.add(completed.bytes);
-        op.errors.add(u64::from(completed.status != Status::Ok));
+        op.bytes.add(bytes);
+        op.errors.add(u64::from(!is_ok));
         op.latency.get_or_init(|| Box::new(LatencyCounters::new())).count(latency);
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Request, RequestToken};
-use egret_event_loop::{LoopHandle, Nanos, Signals, Source, SourceId, Turn};
+use egret_event_loop::{LoopHandle, Nanos, Signals, SourceId, Turn};
 use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::{Buffers, GuestMemory};
 use egret_vring::ring::{Chain, Queue, QueueConfig};
@@ -20,6 +20,7 @@ use self::stopped::Stopped;
 use crate::alarm::Alarm;
 use crate::errors::ErrorHandling;
 use crate::peer_log::PeerLog;
+use crate::source::Worker;
 use crate::stats::QueueCounters;
 
 /// The descriptors by which a queue's two sides signal each other: eventfds, which the peer owns as much as we do.
@@ -111,7 +112,7 @@ struct Begun {
 ///
 /// Nothing on the path from kick to call allocates, locks or logs: the buffers of chains and requests are reused, and
 /// no other thread writes to the worker's counters.
-pub struct Worker {
+pub(crate) struct QueueWorker {
     info: QueueInfo,
     queue: Queue,
     model: Model,
@@ -127,9 +128,9 @@ pub struct Worker {
     /// Requests that completions led to. They are pushed at the next dispatch, because a completion has no engines at hand.
     follow_ups: Vec<(DiskKey, Request<Buffers>)>,
     /// The loop that it is to be attached to.
-    home: Option<LoopHandle<Self>>,
+    home: Option<LoopHandle<Worker>>,
     /// Rings when waiting chains may go on; there is one while the worker is attached.
-    alarm: Option<Arc<Alarm<Self>>>,
+    alarm: Option<Arc<Alarm<Worker>>>,
     phase: Phase,
     /// The last dispatch left available chains in the ring.
     is_behind: bool,
@@ -188,7 +189,7 @@ impl Disks {
     }
 }
 
-impl Worker {
+impl QueueWorker {
     pub(crate) fn new(
         info: QueueInfo,
         queue: Queue,
@@ -265,7 +266,7 @@ impl Worker {
     }
 
     /// Says which loop it is going to be attached to: others wake it there.
-    pub(crate) fn set_home(&mut self, home: LoopHandle<Self>) {
+    pub(crate) fn set_home(&mut self, home: LoopHandle<Worker>) {
         self.home = Some(home);
     }
 
@@ -418,7 +419,7 @@ impl Worker {
 
     /// Has the queue dispatched at `deadline`, or before: whoever asks for it asks again then.
     #[cold]
-    fn wake_at(&mut self, turn: &mut Turn<'_, Self>, deadline: Nanos) {
+    fn wake_at(&mut self, turn: &mut Turn<'_, Worker>, deadline: Nanos) {
         let is_polled = self.fds.kick.is_none() && self.info.kickless == Kickless::Timer;
         let is_set = self.timer > turn.now() && self.timer <= deadline;
         if !is_polled && !is_set {
@@ -429,7 +430,7 @@ impl Worker {
 
     /// Sets the timer by which a queue without a kick descriptor is polled.
     #[cold]
-    fn look_again(&mut self, turn: &mut Turn<'_, Self>) {
+    fn look_again(&mut self, turn: &mut Turn<'_, Worker>) {
         if self.info.kickless == Kickless::Timer && self.phase == Phase::Running && turn.now() >= self.look_at {
             self.look_at = turn.now() + LOOK_EVERY;
             turn.set_timer(self.look_at);
@@ -454,25 +455,20 @@ fn signal(signals: &mut Signals, fd: Option<&OwnedFd>) {
     }
 }
 
-impl Source for Worker {
-    type Backend = EngineSet;
-
-    fn route(ended: &Ended) -> u32 {
-        ended.completion.token.source()
-    }
-
-    fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
+/// What a loop has it do, as a [`Source`](egret_event_loop::Source).
+impl QueueWorker {
+    pub(crate) fn attached(&mut self, id: SourceId, engines: &mut EngineSet) -> io::Result<()> {
         self.disks.attach(engines).map_err(io::Error::other)?;
         self.source = id.index();
         // The last loop's timer is not this one's.
         (self.look_at, self.timer) = (Nanos::ZERO, Nanos::ZERO);
         self.alarm = self.home.clone().map(|home| Alarm::new(home, id));
         self.model.set_waker(self.alarm.clone().map(Into::into));
-        Source::resume(self, engines);
+        self.resume_queue(engines);
         Ok(())
     }
 
-    fn detached(&mut self, engines: &mut EngineSet) {
+    pub(crate) fn detached(&mut self, engines: &mut EngineSet) {
         self.alarm = None;
         self.model.set_waker(None);
         if self.stopped.leaving.is_some() {
@@ -482,11 +478,11 @@ impl Source for Worker {
         self.disks.detach(engines);
     }
 
-    fn poll(&mut self) -> bool {
+    pub(crate) fn poll(&mut self) -> bool {
         self.phase == Phase::Running && self.queue.is_available() && self.takes_chains()
     }
 
-    fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+    pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
         self.answer_alarm(turn.now());
         if self.stopped.is || self.errors.is_stopped() {
             self.attend_stop(engines, turn);
@@ -503,7 +499,7 @@ impl Source for Worker {
         }
     }
 
-    fn complete(&mut self, Ended { completion, failed }: Ended, now: Nanos) -> bool {
+    pub(crate) fn complete(&mut self, Ended { completion, failed }: Ended, now: Nanos) -> bool {
         let Completion { token, result, buffers } = completion;
         let buffers = self.queue.take_back(buffers);
         let mut completion = Completion { token, result, buffers };
@@ -519,7 +515,7 @@ impl Source for Worker {
         !self.follow_ups.is_empty() || was_full
     }
 
-    fn notify(&mut self, signals: &mut Signals) {
+    pub(crate) fn notify(&mut self, signals: &mut Signals) {
         let has_published = std::mem::take(&mut self.unpublished);
         let wants_call = self.phase != Phase::Broken && self.queue.publish_used();
         let owes_call = std::mem::take(&mut self.fds.owes_call);
@@ -542,11 +538,11 @@ impl Source for Worker {
         }
     }
 
-    fn suppress(&mut self) {
+    pub(crate) fn suppress(&mut self) {
         self.queue.suppress_kicks();
     }
 
-    fn arm(&mut self) -> bool {
+    pub(crate) fn arm(&mut self) -> bool {
         // The model has no use for chains, so kicks can be ignored; the queue is woken when it has.
         if !self.takes_chains() {
             return true;
@@ -559,7 +555,7 @@ impl Source for Worker {
         }
     }
 
-    fn stop(&mut self, engines: &mut EngineSet) {
+    pub(crate) fn stop(&mut self, engines: &mut EngineSet) {
         if self.stopped.leaving == Some(Leave::NotBegun) && !self.gives_up() {
             self.withdraw(engines);
         }
@@ -570,18 +566,18 @@ impl Source for Worker {
         self.stopped.is |= self.errors.is_stopped() && !self.gives_up();
     }
 
-    fn resume(&mut self, engines: &mut EngineSet) {
+    pub(crate) fn resume_queue(&mut self, engines: &mut EngineSet) {
         self.disks.slots.iter().flatten().for_each(|slot| engines.enable_limits(*slot));
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
         }
     }
 
-    fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.queue.in_flight() == 0 || self.keeps_all()
     }
 
-    fn descriptor(&self) -> Option<RawFd> {
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.fds.kick.as_ref().map(AsRawFd::as_raw_fd)
     }
 }

@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
-    Secret, SecretFormat, UnixAddr, default_memory_max,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Export, IoThread, NbdServer, Object,
+    ObjectError, Problem, Secret, SecretFormat, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -32,6 +32,8 @@ pub struct Config {
     pub exports: Vec<Export>,
     /// How much guest memory is mapped for all of them together at a time, at most, in bytes.
     pub memory_max: u64,
+    /// Where the clients of exports over NBD connect, if there are to be some.
+    pub nbd_server: Option<NbdServer>,
 }
 
 impl Config {
@@ -77,7 +79,23 @@ impl Config {
     /// A configuration without objects.
     pub fn empty() -> Self {
         let (iothreads, blockdevs, exports) = Default::default();
-        Self { secrets: Vec::new(), iothreads, blockdevs, exports, memory_max: default_memory_max() }
+        let (secrets, nbd_server) = Default::default();
+        Self { secrets, iothreads, blockdevs, exports, memory_max: default_memory_max(), nbd_server }
+    }
+
+    /// Checks that exports over NBD have a server.
+    ///
+    /// # Errors
+    /// There is one, and no server.
+    pub fn check_nbd_server(&self) -> Result<(), ObjectError> {
+        let needs = |export: &&Export| matches!(export.device, Device::Nbd(_));
+        match self.exports.iter().find(needs).filter(|_| self.nbd_server.is_none()) {
+            Some(export) => {
+                let line = "type=nbd needs --nbd-server, which says where clients connect";
+                Err(export.error(Problem::Together(line.to_owned())))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Adds an I/O thread.
@@ -157,7 +175,7 @@ impl Config {
                 )
             })
         });
-        let cached = self.exports.iter().filter(|export| export.allow_inactive).flat_map(|export| {
+        let cached = self.exports.iter().filter(|export| export.allow_inactive()).flat_map(|export| {
             let nodes = export.node_names().filter(|(_, node)| self.disk(node).is_some_and(|disk| disk.is_cached()));
             nodes.map(move |(_, node)| {
                 format!(
@@ -245,9 +263,9 @@ impl Config {
             reference(key, "iothread", name, self.iothreads.iter().map(|iothread| iothread.id.as_str()))?;
         }
         for (_, node) in export.node_names() {
-            let differs = |other: &&Export| other.has_node(node) && other.allow_inactive != export.allow_inactive;
+            let differs = |other: &&Export| other.has_node(node) && other.allow_inactive() != export.allow_inactive();
             if let Some(other) = self.exports.iter().find(differs).filter(|other| other.id != export.id) {
-                let [ours, theirs] = [export, other].map(|export| if export.allow_inactive { "on" } else { "off" });
+                let [ours, theirs] = [export, other].map(|export| if export.allow_inactive() { "on" } else { "off" });
                 let (other, both) = (other.subject(), "of one blockdev have the same");
                 return Err(Problem::Together(format!(
                     "allow-inactive={ours}, and {other} of blockdev '{node}' has {theirs}: all exports {both}"
@@ -268,9 +286,17 @@ impl Config {
         let mut taken: BTreeMap<PathBuf, &Export> = BTreeMap::new();
         for export in &self.exports {
             // A descriptor is given to one, and a monitor's client may give its name to the next.
-            let Addr::Unix(UnixAddr { path }) = &export.addr else { continue };
+            let Some(Addr::Unix(UnixAddr { path })) = export.addr() else { continue };
             if let Some(other) = taken.insert(absolute(path), export) {
                 let problem = format!("addr.path {path} is taken by {}", other.subject());
+                return Err(export.error(Problem::Together(problem)));
+            }
+        }
+        let mut names: BTreeMap<&str, &Export> = BTreeMap::new();
+        for export in &self.exports {
+            let Device::Nbd(device) = &export.device else { continue };
+            if let Some(other) = names.insert(device.name(), export) {
+                let problem = format!("name '{}' is taken by {}", device.name(), other.subject());
                 return Err(export.error(Problem::Together(problem)));
             }
         }

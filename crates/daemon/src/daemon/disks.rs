@@ -181,7 +181,7 @@ impl Daemon {
             if bytes < size {
                 return failed(format!("it has {size} bytes, and shrinking would lose data; got {bytes}"));
             }
-            let block = exports.clone().map(|export| export.logical_block_size).max().unwrap_or(512);
+            let block = exports.clone().map(|export| export.logical_block_size()).max().unwrap_or(512);
             let block = block.max(disk.offset_alignment());
             if !bytes.is_multiple_of(block.into()) {
                 return failed(format!("size must be a multiple of {block}, got {bytes}"));
@@ -229,8 +229,11 @@ impl Daemon {
 
 /// Tells the client of an export that the disk has another size; says whether it could be told.
 fn announce_size(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
-    if let schema::Device::VhostUserBlk(_) = object.device {
-        return export.resize(bytes);
+    match object.device {
+        schema::Device::VhostUserBlk(_) => return export.resize(bytes),
+        // NBD tells the size once, when a client comes.
+        schema::Device::Nbd(_) => return false,
+        schema::Device::VhostUserScsi(_) => {}
     }
     let lun = object.luns().iter().find(|lun| lun.node_name == node_name);
     lun.is_some_and(|lun| export.resize_lun(super::scsi::address_of(lun), bytes).is_ok())
@@ -258,7 +261,7 @@ pub(super) enum Locks {
 pub(super) fn locks(config: &Config, name: &str) -> Locks {
     match config.exports.iter().find(|export| export.has_node(name)) {
         None => Locks::Never,
-        Some(export) if export.allow_inactive => Locks::Active,
+        Some(export) if export.allow_inactive() => Locks::Active,
         Some(_) => Locks::Open,
     }
 }

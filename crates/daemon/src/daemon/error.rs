@@ -77,6 +77,18 @@ pub enum StartError {
          not hold for both; let writable, writethrough, logical-block-size, serial, wwn, removable and pr-file be the same"
     )]
     TwoUnits(String, LunAddress, String),
+    /// There is no such user or group as may connect to the NBD server.
+    #[error("NBD server: {0}")]
+    NbdAccess(#[source] std::io::Error),
+    /// Its port is none.
+    #[error("NBD server: {0}")]
+    NbdPort(String),
+    /// It cannot be had.
+    #[error(transparent)]
+    NbdServer(#[from] egret_export::NbdServerError),
+    /// An export over NBD, and no server.
+    #[error("export '{0}': type=nbd needs the NBD server: give --nbd-server, or nbd-server-start before it")]
+    NoNbdServer(String),
     /// An export cannot be made.
     #[error(transparent)]
     Export(#[from] egret_export::ExportError),
@@ -141,6 +153,18 @@ pub enum ChangeError {
     /// An export has no logical unit there.
     #[error("export '{0}': there is nothing at {1}")]
     NoLun(String, LunAddress),
+    /// NBD is served already.
+    #[error("NBD server already running")]
+    NbdServerRunning,
+    /// NBD is not served.
+    #[error("NBD server not running")]
+    NoNbdServer,
+    /// An export is not one over NBD.
+    #[error("Export '{0}' is not an NBD export")]
+    NotNbd(String),
+    /// Another export over NBD has its name.
+    #[error("NBD server already has export named '{0}'")]
+    NbdName(String),
     /// A client uses it.
     #[error("export '{0}' still in use")]
     ExportInUse(String),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use egret_disk::{Disk, Driver};
 use egret_event_loop::Nanos;
-use egret_export::{Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError};
+use egret_export::{
+    Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, NbdOptions, OnError,
+};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
 use egret_virtio::scsi::ScsiConfig;
-use egret_vocabulary::schema::{self, BlkDevice, FdAddr, ScsiDevice, UnixAddr};
+use egret_vocabulary::schema::{self, BlkDevice, FdAddr, NbdDevice, ScsiDevice, UnixAddr, VhostUser};
 use egret_vring::memory::{MemoryFiles, MemoryLimits, MemoryRules};
 
 use super::scsi::UnitOptions;
@@ -53,7 +55,16 @@ impl Daemon {
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
         }
-        if matches!(object.addr, schema::Addr::Fd(_)) && socket.is_none() {
+        if let schema::Device::Nbd(device) = &object.device {
+            match &self.nbd_server {
+                None => return Err(ChangeError::NoNbdServer),
+                Some(server) if server.has_export(device.name()) => {
+                    return Err(ChangeError::NbdName(device.name().to_owned()));
+                }
+                Some(_) => {}
+            }
+        }
+        if matches!(object.addr(), Some(schema::Addr::Fd(_))) && socket.is_none() {
             return Err(ChangeError::NoSocket(object.id));
         }
         self.config.add_export(object.clone())?;
@@ -113,9 +124,45 @@ impl Daemon {
     pub(super) fn start_export(&mut self, object: &schema::Export, socket: Option<OwnedFd>) -> Result<(), StartError> {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
-        let Options { id, addr, access, device, iothreads, memory_files, memory, kickless, errors } =
-            Options::of(object, &disks);
+        let Options { id, device, iothreads, errors } = Options::of(object, &disks);
         let id = id.to_owned();
+        let mut loops = Vec::new();
+        for name in iothreads {
+            if !self.io_threads.contains_key(name) {
+                self.start_default_io_thread()?;
+            }
+            loops.push(self.io_threads[name].handle().clone());
+        }
+        let export = match device {
+            Device::Blk(device, client) => {
+                let config = self.export_config(id, client, errors, socket)?;
+                Export::start(config, device, Arc::clone(&disks[0]), loops)?
+            }
+            Device::Scsi(device, luns, client) => {
+                let config = self.export_config(id, client, errors, socket)?;
+                let luns = self.units(&config.id, luns, disks)?;
+                Export::start_scsi(config, device, luns, loops)?
+            }
+            Device::Nbd(options) => {
+                let server = self.nbd_server.as_ref().ok_or_else(|| StartError::NoNbdServer(id.clone()))?;
+                Export::start_nbd(id, options, server, Arc::clone(&disks[0]), &loops)?
+            }
+        };
+        export.errors().watch_overdue(self.failures.bell());
+        self.registry.register_export(&export);
+        self.exports.insert(object.id.clone(), export);
+        Ok(())
+    }
+
+    /// How a virtual machine finds an export.
+    fn export_config(
+        &self,
+        id: String,
+        client: ClientOptions<'_>,
+        errors: ErrorPolicy,
+        socket: Option<OwnedFd>,
+    ) -> Result<ExportConfig, StartError> {
+        let ClientOptions { addr, access, memory_files, memory, kickless } = client;
         let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
         let address = match (addr, socket) {
             (schema::Addr::Unix(UnixAddr { path }), _) => Address::Path(path.into()),
@@ -124,27 +171,9 @@ impl Daemon {
                 return Err(StartError::Inherit(id, fd.clone(), InheritError::NotOpen));
             }
         };
-        let mut loops = Vec::new();
-        for name in iothreads {
-            if !self.io_threads.contains_key(name) {
-                self.start_default_io_thread()?;
-            }
-            loops.push(self.io_threads[name].handle().clone());
-        }
         let budget = self.memory.part(memory, "export", "its memory-max");
         let memory = MemoryRules { files: memory_files, budget: Some(budget) };
-        let config = ExportConfig { id, address, access, memory, kickless, errors };
-        let export = match device {
-            Device::Blk(device) => Export::start(config, device, Arc::clone(&disks[0]), loops)?,
-            Device::Scsi(device, luns) => {
-                let luns = self.units(&config.id, luns, disks)?;
-                Export::start_scsi(config, device, luns, loops)?
-            }
-        };
-        export.errors().watch_overdue(self.failures.bell());
-        self.registry.register_export(&export);
-        self.exports.insert(object.id.clone(), export);
-        Ok(())
+        Ok(ExportConfig { id, address, access, memory, kickless, errors })
     }
 
     /// The thread of exports that name none, which is an object like any other once it is there.
@@ -160,22 +189,28 @@ impl Daemon {
 #[derive(Debug)]
 struct Options<'a> {
     id: &'a str,
-    addr: &'a schema::Addr,
-    access: &'a schema::Access,
-    device: Device,
-    /// The I/O thread of each queue.
+    device: Device<'a>,
+    /// The I/O thread of each queue, or of each lane.
     iothreads: Vec<&'a str>,
-    memory_files: MemoryFiles,
-    memory: MemoryLimits,
-    kickless: Kickless,
     errors: ErrorPolicy,
 }
 
-/// What the guest is to see of an export.
+/// What clients are to see of an export.
 #[derive(Debug)]
-enum Device {
-    Blk(BlkConfig),
-    Scsi(ScsiConfig, Vec<UnitOptions>),
+enum Device<'a> {
+    Blk(BlkConfig, ClientOptions<'a>),
+    Scsi(ScsiConfig, Vec<UnitOptions>, ClientOptions<'a>),
+    Nbd(NbdOptions),
+}
+
+/// How an export over vhost-user is found, and what it takes from its client.
+#[derive(Debug)]
+struct ClientOptions<'a> {
+    addr: &'a schema::Addr,
+    access: &'a schema::Access,
+    memory_files: MemoryFiles,
+    memory: MemoryLimits,
+    kickless: Kickless,
 }
 
 impl<'a> Options<'a> {
@@ -184,43 +219,65 @@ impl<'a> Options<'a> {
     fn of(object: &'a schema::Export, disks: &[Arc<Disk>]) -> Self {
         let schema::Export {
             id,
-            addr,
-            access,
             device,
-            // What the guest sees of them `blk_config` and `scsi::config` say.
-            writable: _,
-            writethrough: _,
-            logical_block_size: _,
-            rerror,
-            werror,
-            request_timeout,
-            num_queues,
-            queue_size,
-            // `iothread_of` knows which of the two counts.
+            // What a guest sees of them `blk_config` and `scsi::config` say.
+            writable,
+            writethrough,
+            // `iothread_of` knows whether it counts.
             iothread: _,
-            iothread_vq_mapping: _,
             // It is asked when a queue is to move.
             fixed_iothread: _,
+        } = object;
+        let device = match device {
+            schema::Device::VhostUserBlk(blk) => {
+                Device::Blk(blk_config(object, blk, &disks[0]), ClientOptions::of(&blk.vhost_user))
+            }
+            schema::Device::VhostUserScsi(ScsiDevice { luns, vhost_user }) => {
+                let config = ScsiConfig { num_queues: vhost_user.num_queues, queue_size: vhost_user.queue_size };
+                let luns = luns.iter().zip(disks);
+                let luns = luns.map(|(lun, disk)| UnitOptions::of(object, lun, disk)).collect();
+                Device::Scsi(config, luns, ClientOptions::of(vhost_user))
+            }
+            schema::Device::Nbd(device) => {
+                let NbdDevice { node_name: _, name: _, description } = device;
+                let (name, description) = (device.name().to_owned(), description.clone());
+                Device::Nbd(NbdOptions { name, description, writable: *writable, writethrough: *writethrough })
+            }
+        };
+        let queues = 0..object.num_queues();
+        Self {
+            id,
+            device,
+            iothreads: queues.map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD)).collect(),
+            errors: object.vhost_user().map(errors).unwrap_or_default(),
+        }
+    }
+}
+
+impl<'a> ClientOptions<'a> {
+    fn of(object: &'a VhostUser) -> Self {
+        let VhostUser {
+            addr,
+            access,
+            // What a guest sees of it `blk_config` and `scsi::config` say.
+            logical_block_size: _,
+            num_queues: _,
+            queue_size: _,
+            // `errors` reads them.
+            rerror: _,
+            werror: _,
+            request_timeout: _,
+            // `iothread_of` knows whether it counts.
+            iothread_vq_mapping: _,
             // Its disks are opened accordingly.
             allow_inactive: _,
             kickless_queues,
             memory_max,
             memory_files,
         } = object;
-        let device = match device {
-            schema::Device::VhostUserBlk(blk) => Device::Blk(blk_config(object, blk, &disks[0])),
-            schema::Device::VhostUserScsi(ScsiDevice { luns }) => {
-                let config = ScsiConfig { num_queues: *num_queues, queue_size: *queue_size };
-                let luns = luns.iter().zip(disks);
-                Device::Scsi(config, luns.map(|(lun, disk)| UnitOptions::of(object, lun, disk)).collect())
-            }
-        };
         Self {
-            id,
             addr,
             access,
-            device,
-            iothreads: (0..*num_queues).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD)).collect(),
             memory_files: match memory_files {
                 schema::MemoryFiles::SharedMemory => MemoryFiles::SharedMemory,
                 schema::MemoryFiles::Any => MemoryFiles::Any,
@@ -230,12 +287,15 @@ impl<'a> Options<'a> {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
             },
-            errors: ErrorPolicy {
-                rerror: on_error(*rerror),
-                werror: on_error(*werror),
-                timeout: request_timeout.map(|seconds| Nanos::from_millis(1000 * u64::from(seconds))),
-            },
         }
+    }
+}
+
+fn errors(object: &VhostUser) -> ErrorPolicy {
+    ErrorPolicy {
+        rerror: on_error(object.rerror),
+        werror: on_error(object.werror),
+        timeout: object.request_timeout.map(|seconds| Nanos::from_millis(1000 * u64::from(seconds))),
     }
 }
 
@@ -251,7 +311,7 @@ const fn on_error(word: schema::OnError) -> OnError {
 /// That a disk is whole blocks of an export, which the disk takes: one on another machine reads and writes back no larger
 /// block of its own.
 pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), StartError> {
-    let (block, size) = (object.logical_block_size, disk.size());
+    let (block, size) = (object.logical_block_size(), disk.size());
     let least = disk.logical_block_size();
     if matches!(disk.options().driver, Driver::Remote(_)) && block < least {
         let (export, disk) = (object.id.clone(), disks::described(disk));
@@ -265,13 +325,14 @@ pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), Sta
 
 /// What the guest is to see of the disk of a virtio-blk device.
 fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfig {
+    let VhostUser { logical_block_size, num_queues, queue_size, .. } = &blk.vhost_user;
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX);
     BlkConfig {
         capacity_bytes: disk.size(),
-        logical_block_size: export.logical_block_size,
-        physical_block_size: disk.physical_block_size().max(export.logical_block_size),
-        num_queues: export.num_queues,
-        queue_size: export.queue_size,
+        logical_block_size: *logical_block_size,
+        physical_block_size: disk.physical_block_size().max(*logical_block_size),
+        num_queues: *num_queues,
+        queue_size: *queue_size,
         read_only: !export.writable,
         serial: blk.serial().to_owned(),
         writethrough: export.writethrough,
@@ -306,15 +367,17 @@ mod tests {
             Arc::new(Disk::open(&DiskOptions::new(name, driver)).unwrap())
         };
         let disks: Vec<_> = object.node_names().map(|(_, name)| open(name)).collect();
-        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive);
+        let (moves, locks) = (!object.fixed_iothread, !object.allow_inactive());
         format!("{:?}, moves: {moves}, locks: {locks}", Options::of(&object, &disks))
     }
 
     const BLK: &str = "vhost-user-blk,id=x,node-name=d,addr.type=unix,addr.path=/s,iothread-vq-mapping.0.iothread=a";
     const SCSI: &str = "vhost-user-scsi,id=x,addr.type=fd,addr.str=3,luns.0.lun=1,luns.0.node-name=d,num-queues=2";
 
+    const NBD: &str = "nbd,id=x,node-name=d";
+
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 32] = [
+    const OTHERWISE: [(&str, &str, &str); 34] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -345,6 +408,8 @@ mod tests {
         ("memory-files", BLK, "any"),
         ("node-name", BLK, "e"),
         ("serial", BLK, "s"),
+        ("name", NBD, "n"),
+        ("description", NBD, "for whom"),
         ("luns.0.lun", SCSI, "2"),
         ("luns.0.target", SCSI, "2"),
         ("luns.0.node-name", SCSI, "e"),

@@ -48,7 +48,7 @@ impl Daemon {
             return Err(ChangeError::NoObject(id.to_owned()));
         }
         let uses = |export: &egret_vocabulary::schema::Export| {
-            (0..export.num_queues).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
+            (0..export.num_queues()).any(|queue| export.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD) == id)
         };
         if self.config.exports.iter().any(uses) {
             return Err(ChangeError::ObjectInUse(id.to_owned()));

@@ -24,7 +24,7 @@ impl Daemon {
         if let Some((_, name)) = object.iothreads().find(|(_, name)| !self.io_threads.contains_key(*name)) {
             return Err(ChangeError::NoIoThread(name.to_owned()));
         }
-        let owners = (0..object.num_queues).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD));
+        let owners = (0..object.num_queues()).map(|queue| object.iothread_of(queue).unwrap_or(DEFAULT_IOTHREAD));
         let home = now.iothread_of(0).unwrap_or(DEFAULT_IOTHREAD);
         if now.fixed_iothread && owners.clone().any(|owner| owner != home) {
             return Err(ChangeError::FixedExport(object.id.clone(), home.to_owned()));

@@ -70,7 +70,7 @@ impl Daemon {
         };
         match object.device {
             Device::VhostUserScsi(_) => Ok((object, export)),
-            Device::VhostUserBlk(_) => Err(ChangeError::NotScsi(id.to_owned())),
+            Device::VhostUserBlk(_) | Device::Nbd(_) => Err(ChangeError::NotScsi(id.to_owned())),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | `disks` | images that are open |
 //! | `remote` | images of clusters, as their options say |
 //! | `exports` | disks offered at an address |
+//! | `nbd` | the server that has exports over NBD |
 //! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `reservations` | files that reservations are kept in |
 //! | `limits` | limits on disks |
@@ -30,6 +31,7 @@ mod io_threads;
 mod limits;
 mod live;
 mod luns;
+mod nbd;
 mod remote;
 mod reservations;
 mod scsi;
@@ -41,6 +43,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egret_disk::{Active, Disk, ThrottleGroup};
+use egret_export::NbdServer;
 use egret_polling::trace::Trace;
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{AddFd, Addr, FdAddr};
@@ -84,6 +87,8 @@ pub struct Daemon {
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
     fd_sets: FdSets,
+    /// It outlives its exports.
+    nbd_server: Option<NbdServer>,
 }
 
 /// Memory regions mapped for all exports together: half of the mappings that Linux lets a process have by default
@@ -117,7 +122,11 @@ impl Daemon {
                 "--memory-max",
             ),
             fd_sets: FdSets::default(),
+            nbd_server: None,
         };
+        if let Some(server) = &config.nbd_server {
+            new.nbd_server = Some(nbd::start(server)?);
+        }
         for AddFd { fd, set, opaque } in inherited.take_sets() {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;
             new.keep_fd(set, descriptor, opaque);
@@ -127,15 +136,16 @@ impl Daemon {
             new.start_io_thread(io_thread)?;
         }
         for export in &config.exports {
-            let socket = match &export.addr {
-                Addr::Unix(_) => None,
-                Addr::Fd(FdAddr { str: fd }) => {
+            let socket = match export.addr() {
+                None | Some(Addr::Unix(_)) => None,
+                Some(Addr::Fd(FdAddr { str: fd })) => {
                     let explain = |e| StartError::Inherit(export.id.clone(), fd.clone(), e);
                     Some(inherited.take(fd).map_err(explain)?)
                 }
             };
             new.start_export(export, socket)?;
         }
+        new.nbd_server.iter().for_each(NbdServer::open);
         Ok(new)
     }
 

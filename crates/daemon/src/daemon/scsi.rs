@@ -132,7 +132,7 @@ impl UnitOptions {
 
 /// What the guest is to see of a logical unit.
 fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
-    let block = export.logical_block_size;
+    let block = export.logical_block_size();
     let whole = |bytes: u64| bytes - bytes % u64::from(block);
     LunConfig {
         capacity_bytes: disk.size(),

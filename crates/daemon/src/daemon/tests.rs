@@ -28,8 +28,9 @@ fn scsi_export(directory: &Path, id: &str) -> Export {
 }
 
 fn scsi_export_of(directory: &Path, id: &str, luns: Vec<Lun>) -> Export {
-    let device = Device::VhostUserScsi(ScsiDevice { luns });
-    Export { device, writable: true, ..export(directory, id, "x") }
+    let base = export(directory, id, "x");
+    let vhost_user = base.vhost_user().unwrap().clone();
+    Export { device: Device::VhostUserScsi(ScsiDevice { luns, vhost_user }), writable: true, ..base }
 }
 
 const FIRST: LunAddress = LunAddress { target: 0, lun: 0 };
@@ -118,7 +119,9 @@ fn a_logical_unit_that_cannot_be_added_or_removed_leaves_everything_as_it_was() 
     let odd = Image::new(at.join("odd.img").to_str().unwrap());
     daemon.add_blockdev(Blockdev::new("odd", Driver::File(odd))).unwrap();
     daemon.add_export(export(at, "e0", "d0")).unwrap();
-    daemon.add_export(Export { logical_block_size: 4096, ..scsi_export(at, "s0") }).unwrap();
+    let mut s0 = scsi_export(at, "s0");
+    s0.vhost_user_mut().unwrap().logical_block_size = 4096;
+    daemon.add_export(s0).unwrap();
     daemon.add_lun("s0", lun(1, "d1")).unwrap();
     daemon.add_export(export(at, "e2", "d2")).unwrap();
 

@@ -156,9 +156,9 @@ pub(super) static COMMANDS: &[Command] = &[
         about: "Offer a disk; it listens when this returns.",
         run: Run::Mutate(|context, arguments| {
             let export = Export::from_value(arguments.into(), Spelling::Typed)?;
-            let socket = match &export.addr {
-                Addr::Unix(_) => None,
-                Addr::Fd(FdAddr { str: fd }) => Some(context.descriptors.take(fd)?),
+            let socket = match export.addr() {
+                None | Some(Addr::Unix(_)) => None,
+                Some(Addr::Fd(FdAddr { str: fd })) => Some(context.descriptors.take(fd)?),
             };
             context.daemon.add_export_on(export, socket)?;
             Ok(nothing())
@@ -225,6 +225,7 @@ fn exports(view: &View) -> Value {
 fn node_of(export: &Export) -> &str {
     match &export.device {
         Device::VhostUserBlk(device) => &device.node_name,
+        Device::Nbd(device) => &device.node_name,
         Device::VhostUserScsi(_) => "",
     }
 }

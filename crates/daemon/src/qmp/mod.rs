@@ -10,7 +10,7 @@
 //! | [`frame`] | where one JSON value ends and the next begins; how much a client may send |
 //! | [`session`] | one client's conversation: negotiation, then a command and its answer at a time |
 //! | [`command`] | what a command is |
-//! | [`commands`] | the table of commands; `own`, `objects`, `block`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
+//! | [`commands`] | the table of commands; `own`, `objects`, `block`, `nbd`, `luns`, `descriptors`, `limits`, `live` and `stats` fill it |
 //! | [`event`] | what happens without having been asked for |
 //! | [`introspect`] | the table for programs |
 //! | [`control`] | the thread that serves all monitors, with a bound on what each may cost |
@@ -34,6 +34,7 @@ pub mod introspect;
 mod limits;
 mod live;
 mod luns;
+mod nbd;
 mod objects;
 mod own;
 pub mod reference;

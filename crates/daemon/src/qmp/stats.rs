@@ -64,7 +64,7 @@ mod tests {
         daemon.add_blockdev(Blockdev::new("d0", Driver::File(Image::new(at("image"))))).unwrap();
         for id in ["e0", "e1"] {
             let mut export = schema::Export::new(id, "d0", Addr::Unix(UnixAddr { path: at(id) }));
-            export.num_queues = 3;
+            export.vhost_user_mut().unwrap().num_queues = 3;
             daemon.add_export(export).unwrap();
         }
         let all: Snapshot = serde_json::from_value(ask(&mut daemon, serde_json::json!({})).unwrap()).unwrap();

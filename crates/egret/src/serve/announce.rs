@@ -14,14 +14,15 @@ pub fn announcement(config: &Config) -> Result<String> {
     let mut text = String::new();
     for export in &config.exports {
         let access = if export.writable { "writable" } else { "read-only" };
-        let _ = match &export.addr {
-            Addr::Unix(UnixAddr { path }) => {
+        let _ = match export.addr() {
+            None => writeln!(text, "{}: {access}, to clients of the NBD server", export.id),
+            Some(Addr::Unix(UnixAddr { path })) => {
                 writeln!(text, "{}: {access}, at {}", export.id, directory.join(path).display())
             }
-            Addr::Fd(FdAddr { str: Descriptor::Number(fd) }) => {
+            Some(Addr::Fd(FdAddr { str: Descriptor::Number(fd) })) => {
                 writeln!(text, "{}: {access}, at the socket of descriptor {fd}", export.id)
             }
-            Addr::Fd(FdAddr { str: Descriptor::Name(name) }) => {
+            Some(Addr::Fd(FdAddr { str: Descriptor::Name(name) })) => {
                 writeln!(text, "{}: {access}, at the inherited socket '{name}'", export.id)
             }
         };

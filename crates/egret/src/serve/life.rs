@@ -85,7 +85,7 @@ pub fn live(config: &Config, life: Life) -> Result<()> {
 
 /// The sockets to serve on, and the descriptors that were handed over.
 fn descriptors<'a>(config: &'a Config, life: &'a Life) -> impl Iterator<Item = &'a Descriptor> {
-    let exports = config.exports.iter().filter_map(|export| match &export.addr {
+    let exports = config.exports.iter().filter_map(|export| match export.addr()? {
         Addr::Fd(FdAddr { str: fd }) => Some(fd),
         Addr::Unix(_) => None,
     });

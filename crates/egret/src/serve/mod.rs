@@ -95,9 +95,9 @@ pub struct Serve {
     /// Serve metrics for Prometheus: unix:PATH, HOST:PORT on loopback, or fd:NAME; more keys may follow: ,mode=0660
     #[arg(long, value_name = "PLACE")]
     pub metrics: Option<String>,
-    /// QEMU's, and refused
-    #[arg(long, hide = true)]
-    pub nbd_server: Vec<String>,
+    /// Serve NBD, for exports of type nbd: addr.type=unix,addr.path=... or addr.type=inet,addr.host=...,addr.port=...[,KEY=VALUE...]
+    #[arg(long, conflicts_with = "disk", help_heading = "qemu-storage-daemon's options")]
+    pub nbd_server: Option<String>,
 
     /// Write the process's number to a file, and hold the file as long as it lives
     #[arg(long, value_name = "PATH")]
@@ -205,9 +205,6 @@ fn metrics_place(arguments: &Serve) -> Result<Option<Address>> {
 
 /// The configuration that the arguments ask for.
 pub fn config(arguments: &Serve) -> Result<Config> {
-    if !arguments.nbd_server.is_empty() {
-        bail!("--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk");
-    }
     let mut config = match &arguments.disk {
         Some(disk) => one_disk::config(disk, arguments)?,
         None => objects::config(arguments)?,
@@ -216,6 +213,7 @@ pub fn config(arguments: &Serve) -> Result<Config> {
         let bytes = schema::memory_max(text.as_str().into(), Spelling::Text);
         config.memory_max = bytes.map_err(|problem| anyhow!("--{problem}"))?;
     }
+    config.check_nbd_server()?;
     if config.exports.is_empty() && arguments.monitor.is_empty() {
         bail!("nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor");
     }

@@ -3,7 +3,9 @@
 use anyhow::{Result, anyhow};
 use egret_vocabulary::config::{Config, ConfigFile};
 use egret_vocabulary::keyval;
-use egret_vocabulary::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Secret, Spelling};
+use egret_vocabulary::schema::{
+    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling,
+};
 use serde_json::Value;
 
 use super::Serve;
@@ -16,6 +18,11 @@ pub fn config(arguments: &Serve) -> Result<Config> {
     objects.iothreads.extend(read_all(&others, "object", "qom-type", IoThread::from_user_object)?);
     objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
     objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
+    if let Some(text) = &arguments.nbd_server {
+        let (value, spelling) = keyval::read(text, "").map_err(|error| anyhow!("--nbd-server {text}: {error}"))?;
+        let server = NbdServer::from_value(value, spelling);
+        objects.nbd_server = Some(server.map_err(|problem| anyhow!("--nbd-server {text}: {problem}"))?);
+    }
     Ok(objects.config()?)
 }
 
@@ -54,6 +61,8 @@ pub fn help(arguments: &Serve) -> Option<String> {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {
         Some(keys("--export TYPE,KEY=VALUE,...: disks offered to virtual machines", Export::SHAPE))
+    } else if arguments.nbd_server.iter().any(|text| text == "help") {
+        Some(keys("--nbd-server KEY=VALUE,...: where clients of exports of type nbd connect", &NBD_SERVER))
     } else {
         None
     }
@@ -76,7 +85,7 @@ mod tests {
     }
 
     /// Each was given to qemu-storage-daemon 10.0, which served it (with files and descriptors of these names).
-    const TAKEN_BY_QEMU: [&str; 10] = [
+    const TAKEN_BY_QEMU: [&str; 11] = [
         "--blockdev driver=file,node-name=f,filename=d.img \
          --export type=vhost-user-blk,id=e,addr.type=unix,addr.path=s,node-name=f",
         "--blockdev file,node-name=f,filename=d.img,cache.direct=on,aio=native,discard=unmap,detect-zeroes=unmap \
@@ -98,6 +107,8 @@ mod tests {
          --export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=s",
         "--blockdev file,node-name=f,filename=d.img,read-only=on,auto-read-only=on,locking=off,force-share=off,\
 drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=s,allow-inactive=off,",
+        "--blockdev null-co,node-name=n --nbd-server addr.type=unix,addr.path=s,max-connections=4 \
+         --export nbd,id=e,node-name=n,name=x,description=y,writable=on,writethrough=on",
     ];
 
     #[test]
@@ -130,7 +141,14 @@ drop-cache=on --export vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=
     fn what_is_wrong_is_said_in_one_line() {
         for (options, error) in [
             ("", "nothing to serve: name a disk (egret serve DISK), or give an --export or a --monitor"),
-            ("--nbd-server x", "--nbd-server is QEMU's and not done here: Egret exports vhost-user-blk"),
+            (
+                "--nbd-server addr.type=inet,addr.host=::1,addr.port=http",
+                "--nbd-server addr.type=inet,addr.host=::1,addr.port=http: addr.port must be 1..=65535, got 'http'",
+            ),
+            (
+                "--blockdev null-co,node-name=n --export nbd,id=e,node-name=n",
+                "export 'e': type=nbd needs --nbd-server, which says where clients connect",
+            ),
             ("--blockdev null-co,node-name", "--blockdev null-co,node-name: expected '=' after 'node-name'"),
             ("--blockdev null-co", "blockdev (null-co): node-name is missing"),
             ("--object iothread", "--object iothread: iothread without id: id is missing"),

@@ -59,6 +59,15 @@ async def main():
     assert (await run("query-block-exports"))[0]["iothread-vq-mapping"] == [{"iothread": "io1", "vqs": [0]}]
     await drive("egret-map-queues", {"id": "e0", "iothread-vq-mapping": [{"iothread": "io0", "vqs": [0]}]})
     await run("object-del", {"id": "io1"})
+    await drive("nbd-server-start", {"addr": {"type": "unix", "data": {"path": f"{PLACE}/nbd.sock"}}})
+    await drive("nbd-server-add", {"device": "d0", "name": "n0"})
+    await run("block-export-add", {"type": "nbd", "id": "n1", "node-name": "d0", "name": "disk", "writable": True})
+    await refused(client, "nbd-server-add", {"device": "d0", "name": "disk"})
+    with client.listener("BLOCK_EXPORT_DELETED") as deleted:
+        await drive("nbd-server-remove", {"name": "n0"})
+        assert (await asyncio.wait_for(deleted.get(), 30))["data"] == {"id": "n0"}
+        await drive("nbd-server-stop")
+        assert (await asyncio.wait_for(deleted.get(), 30))["data"] == {"id": "n1"}
     await drive("block_resize", {"node-name": "d0", "size": 2 << 20})
     assert (await drive("query-named-block-nodes"))[0]["image"]["virtual-size"] == 2 << 20
     assert (await drive("query-blockstats"))[0]["stats"]["rd_operations"] == 0

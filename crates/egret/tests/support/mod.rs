@@ -9,6 +9,7 @@
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
 //! | [`nbd`] | servers that nobody here wrote |
+//! | [`nbd_client`] | an NBD client written by hand, as badly as a test likes |
 //! | [`neighbour`] | a client that writes and verifies beside whatever a test does to others |
 //! | [`attacker`] | a virtqueue of any layout and device, driven over [`wire`]: what a guest or a front end gone mad can do |
 //! | [`vm`] | whether this machine can boot a Linux guest |
@@ -29,6 +30,7 @@ pub mod fate;
 pub mod guest;
 pub mod http;
 pub mod nbd;
+pub mod nbd_client;
 pub mod neighbour;
 pub mod puppet;
 pub mod qmp;

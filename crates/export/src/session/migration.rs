@@ -78,7 +78,7 @@ impl Session<'_> {
     ) -> Result<Answered, ProtocolError> {
         let channel = match direction {
             _ if self.vrings.iter().any(Vring::is_running) => Err(TransferError::Running),
-            Direction::Save => device_state::save(self.shared.device()),
+            Direction::Save => device_state::save(&**self.device),
             Direction::Load => device_state::begin_to_load(),
         };
         let replied = match channel {
@@ -106,12 +106,12 @@ impl Session<'_> {
             Transfer::None => Err(TransferError::NotAsked),
             Transfer::Saved => Ok(()),
             Transfer::Loading(_) if self.vrings.iter().any(Vring::is_running) => Err(TransferError::Running),
-            Transfer::Loading(channel) => device_state::load(self.shared.device(), &channel),
+            Transfer::Loading(channel) => device_state::load(&**self.device, &channel),
         };
         if let Err(e) = &checked {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
         } else if let Some(inflight) = &self.inflight {
-            inflight.set_choices(self.shared.device().choices());
+            inflight.set_choices(self.device.choices());
         }
         checked.is_ok()
     }

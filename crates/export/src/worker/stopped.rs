@@ -20,8 +20,9 @@ use egret_event_loop::{Nanos, Turn};
 use egret_virtio::DiskKey;
 use egret_vring::memory::Buffers;
 
-use super::{Leave, Phase, Worker};
+use super::{Leave, Phase, QueueWorker};
 use crate::errors::IoStatus;
+use crate::source::Worker;
 
 /// How often a queue tries whether there is space again.
 const TRY_EVERY: Nanos = Nanos::from_millis(1000);
@@ -61,7 +62,7 @@ impl Stopped {
     }
 }
 
-impl Worker {
+impl QueueWorker {
     /// Keeps a request that was to be pushed.
     #[cold]
     pub(super) fn keep(&mut self, key: DiskKey, request: Request<Buffers>) {
@@ -151,7 +152,7 @@ impl Worker {
     /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one
     /// request now and then if that may help; if not, all that was kept goes to the engines.
     #[cold]
-    pub(super) fn attend_stop(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+    pub(super) fn attend_stop(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
         let is_stopped = self.errors.is_stopped();
         self.stopped.is = !self.gives_up()
             && match self.phase {
@@ -171,7 +172,7 @@ impl Worker {
         }
     }
 
-    fn probe(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Self>) {
+    fn probe(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
         if self.stopped.probe.is_some() || self.stopped.failed.is_empty() {
             return;
         }

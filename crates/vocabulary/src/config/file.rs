@@ -15,13 +15,18 @@ use super::Config;
 use crate::address::Address;
 use crate::metrics;
 use crate::nearest::hint;
-use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Secret, Spelling, memory_max};
+use crate::schema::{
+    Blockdev, Export, IoThread, MEMORY_MAX, NbdServer, Object, ObjectError, Problem, Secret, Spelling, memory_max,
+};
 
 /// The objects that a file names.
 const KINDS: [&str; 4] = [Secret::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
 
 /// The table that says where metrics are served.
 const METRICS: &str = "metrics";
+
+/// The table that says where NBD is served.
+const NBD_SERVER: &str = "nbd-server";
 
 /// What is wrong with a file: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +48,8 @@ pub struct ConfigFile {
     pub metrics: Option<Address>,
     /// How much guest memory is mapped at a time, at most, in bytes, if it says.
     pub memory_max: Option<u64>,
+    /// Where NBD is served; nowhere if it does not say.
+    pub nbd_server: Option<NbdServer>,
     /// Where each object is, by how errors call it.
     locations: Vec<(String, Location)>,
     name: String,
@@ -81,7 +88,13 @@ impl ConfigFile {
         for (key, value) in root.get_ref() {
             let (kind, at) = (key.get_ref().as_ref(), key.span().start);
             if kind == METRICS {
-                file.metrics = Some(read_metrics(value).map_err(|(at, what)| complain(at, what))?);
+                let read = read_table(METRICS, value, metrics::from_keys);
+                file.metrics = Some(read.map_err(|(at, what)| complain(at, what))?);
+                continue;
+            }
+            if kind == NBD_SERVER {
+                let read = read_table(NBD_SERVER, value, NbdServer::from_value);
+                file.nbd_server = Some(read.map_err(|(at, what)| complain(at, what))?);
                 continue;
             }
             if kind == MEMORY_MAX {
@@ -90,7 +103,7 @@ impl ConfigFile {
                 continue;
             }
             if !KINDS.contains(&kind) {
-                let known = KINDS.into_iter().chain([METRICS, MEMORY_MAX]);
+                let known = KINDS.into_iter().chain([METRICS, NBD_SERVER, MEMORY_MAX]);
                 return Err(complain(at, format!("unknown key '{kind}'; {}", hint(kind, known))));
             }
             let tables = value.get_ref().as_array().filter(|list| list.iter().all(|item| item.get_ref().is_table()));
@@ -129,8 +142,8 @@ impl ConfigFile {
     /// # Errors
     /// As [`Config::new`].
     pub fn config(&self) -> Result<Config, FileError> {
-        let Self { secrets, iothreads, blockdevs, exports, .. } = self.clone();
-        let mut config = Config { secrets, iothreads, blockdevs, exports, ..Config::empty() };
+        let Self { secrets, iothreads, blockdevs, exports, nbd_server, .. } = self.clone();
+        let mut config = Config { secrets, iothreads, blockdevs, exports, nbd_server, ..Config::empty() };
         config.memory_max = self.memory_max.unwrap_or(config.memory_max);
         config.checked().map_err(|error| self.locate(&error))
     }
@@ -166,6 +179,10 @@ pub fn effective(config: &Config) -> String {
     config.iothreads.iter().for_each(|object| table(IoThread::NOUN, flat(object)));
     config.blockdevs.iter().for_each(|object| table(Blockdev::NOUN, flat(object)));
     config.exports.iter().for_each(|object| table(Export::NOUN, flat(object)));
+    if let Some(server) = &config.nbd_server {
+        let server = flat(server).unwrap_or_else(|error| format!("# {error}\n"));
+        let _ = writeln!(text, "[{NBD_SERVER}]\n{server}");
+    }
     text
 }
 
@@ -180,18 +197,22 @@ fn flat(object: &impl serde::Serialize) -> Result<String, toml::ser::Error> {
     Ok(text)
 }
 
-/// Where the table says that metrics are served, or what is wrong and where.
-fn read_metrics(value: &Spanned<DeValue<'_>>) -> Result<Address, (usize, String)> {
+/// What a table of this name says, or what is wrong and where.
+fn read_table<T>(
+    name: &str,
+    value: &Spanned<DeValue<'_>>,
+    read: impl Fn(Value, Spelling) -> Result<T, Problem>,
+) -> Result<T, (usize, String)> {
     let at = value.span().start;
     let given = json(value.get_ref());
     if !given.is_object() {
-        return Err((at, format!("{METRICS} must be a table: write [{METRICS}]")));
+        return Err((at, format!("{name} must be a table: write [{name}]")));
     }
-    metrics::from_keys(given, Spelling::Typed).map_err(|problem| {
+    read(given, Spelling::Typed).map_err(|problem| {
         let mut keys = Vec::new();
         collect_keys(value, "", &mut |path, span| keys.push((path, span.start)));
         let location = keys.into_iter().find(|(path, _)| problem.key() == Some(path));
-        (location.map_or(at, |(_, at)| at), format!("{METRICS}: {problem}"))
+        (location.map_or(at, |(_, at)| at), format!("{name}: {problem}"))
     })
 }
 

@@ -32,6 +32,9 @@ const MOST_SECONDS: u64 = 86400;
 /// `VIRTIO_BLK_ID_BYTES` (virtio 1.3, 5.2.6).
 const LONGEST_SERIAL: usize = 20;
 
+/// No string of NBD's is longer (doc/proto.md, "Conventions").
+const LONGEST_NBD_STRING: usize = 4096;
+
 /// What qemu-storage-daemon answers.
 const DEFAULT_SERIAL: &str = "vhost_user_blk";
 
@@ -44,15 +47,27 @@ options! {
         device: Device => &[];
         /// Name of the export.
         id: String, ValueType::Name(usize::MAX);
+        /// Let clients write.
+        writable: bool, ValueType::Flag, default "off";
+        /// Complete a write only when it is on stable storage, and offer no volatile cache.
+        writethrough: bool, ValueType::Flag, default "off";
+        /// The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt out to
+        /// in turn.
+        #[serde(serialize_with = "one_or_list")]
+        iothread: Vec<String>, ValueType::Names, unset "the daemon chooses";
+        /// Never move the disk to another I/O thread; not with several of them.
+        fixed_iothread: bool, ValueType::Flag, default "off";
+    }
+}
+
+options! {
+    /// What exports over vhost-user have in common.
+    pub struct VhostUser {
         /// Where clients connect.
         addr: Addr, ValueType::Object(&ADDR);
         /// Who may connect there.
         #[serde(flatten)]
         access: Access => Access::KEYS;
-        /// Let clients write.
-        writable: bool, ValueType::Flag, default "off";
-        /// Complete a write only when it is on stable storage, and offer no volatile cache.
-        writethrough: bool, ValueType::Flag, default "off";
         /// Lock the image only while a client's rings run, not as long as the export is there: for a guest that migrates
         /// to another daemon with the same image. All exports of a blockdev have the same here.
         allow_inactive: bool, ValueType::Flag, default "off";
@@ -72,15 +87,9 @@ options! {
         /// The ring size that the disk is described for: requests of at most `queue-size` - 2 segments are offered. A
         /// client may set up rings of any size up to 1024. Egret's own for this type.
         queue_size: u16, ValueType::PowerOfTwo(SMALLEST_QUEUE, LARGEST_QUEUE), default 128;
-        /// The I/O thread that runs the export, or a list (`iothread.0=a,iothread.1=b`) that its queues are dealt out to
-        /// in turn.
-        #[serde(serialize_with = "one_or_list")]
-        iothread: Vec<String>, ValueType::Names, unset "the daemon chooses";
         /// Which I/O thread has which queues (`iothread-vq-mapping.0.iothread=a`): every thread once, and every queue
         /// once or no queue at all. Egret's own for exports.
         iothread_vq_mapping: Vec<VqMapping>, ValueType::List(&VQ_MAPPING), unset "by `iothread`";
-        /// Never move the disk to another I/O thread; not with several of them.
-        fixed_iothread: bool, ValueType::Flag, default "off";
         /// What is done with a queue that its client sets up without a kick descriptor, by which vhost-user asks for
         /// polling: `timer` looks at it once a millisecond at least, and more often while the I/O thread spins for its
         /// policy; `busy` lets the I/O thread never sleep, for clients that you trust with a core. Egret's own.
@@ -103,8 +112,10 @@ variants! {
         "vhost-user-blk" => VhostUserBlk(BlkDevice);
         /// Any number, as a virtio-scsi device over vhost-user.
         "vhost-user-scsi" => VhostUserScsi(ScsiDevice);
+        /// One, to the clients of the NBD server.
+        "nbd" => Nbd(NbdDevice);
     }
-    foreign &["nbd", "fuse", "vduse-blk"], because "Egret exports vhost-user-blk and vhost-user-scsi"
+    foreign &["fuse", "vduse-blk"], because "Egret exports vhost-user-blk, vhost-user-scsi and nbd"
 }
 
 options! {
@@ -114,6 +125,9 @@ options! {
         node_name: String, ValueType::Name(LONGEST_NODE_NAME);
         /// What the guest reads as the disk's serial number. Egret's own for this type.
         serial: Option<String>, ValueType::Text(0, LONGEST_SERIAL), unset DEFAULT_SERIAL;
+        /// What it has in common with the other.
+        #[serde(flatten)]
+        vhost_user: VhostUser => VhostUser::KEYS;
     }
 }
 
@@ -122,6 +136,21 @@ options! {
     pub struct ScsiDevice {
         /// The logical units that it begins with (`luns.0.lun=0,luns.0.node-name=d0`). This type is Egret's own.
         luns: Vec<Lun>, ValueType::List(&lun::SHAPE), unset "none";
+        /// What it has in common with the other.
+        #[serde(flatten)]
+        vhost_user: VhostUser => VhostUser::KEYS;
+    }
+}
+
+options! {
+    /// A disk over NBD.
+    pub struct NbdDevice {
+        /// The blockdev to export.
+        node_name: String, ValueType::Name(LONGEST_NODE_NAME);
+        /// What clients call it.
+        name: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "`node-name`";
+        /// What it is for, to people who ask.
+        description: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "none";
     }
 }
 
@@ -221,6 +250,27 @@ impl BlkDevice {
     }
 }
 
+impl NbdDevice {
+    /// What clients call it.
+    pub fn name(&self) -> &str {
+        self.name.as_ref().unwrap_or(&self.node_name)
+    }
+}
+
+impl ScsiDevice {
+    fn check_luns(&self) -> Result<(), Problem> {
+        let Self { luns, vhost_user } = self;
+        if vhost_user.num_queues > MOST_SCSI_QUEUES {
+            return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), vhost_user.num_queues));
+        }
+        if vhost_user.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
+            let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";
+            return Err(Problem::Together(line.to_owned()));
+        }
+        lun::check(luns)
+    }
+}
+
 impl Export {
     /// An export over vhost-user-blk with every key that is not needed left at its default.
     pub fn new(id: impl Into<String>, node_name: impl Into<String>, addr: Addr) -> Self {
@@ -228,10 +278,52 @@ impl Export {
         with_defaults(needed, &SHAPE)
     }
 
+    /// What it has if it is one over vhost-user.
+    pub const fn vhost_user(&self) -> Option<&VhostUser> {
+        match &self.device {
+            Device::VhostUserBlk(BlkDevice { vhost_user, .. })
+            | Device::VhostUserScsi(ScsiDevice { vhost_user, .. }) => Some(vhost_user),
+            Device::Nbd(_) => None,
+        }
+    }
+
+    /// Likewise, to be changed; whoever does sees to it that it fits together.
+    pub const fn vhost_user_mut(&mut self) -> Option<&mut VhostUser> {
+        match &mut self.device {
+            Device::VhostUserBlk(BlkDevice { vhost_user, .. })
+            | Device::VhostUserScsi(ScsiDevice { vhost_user, .. }) => Some(vhost_user),
+            Device::Nbd(_) => None,
+        }
+    }
+
+    /// Where its own clients connect; `None` if they are those of the NBD server.
+    pub fn addr(&self) -> Option<&Addr> {
+        self.vhost_user().map(|vhost_user| &vhost_user.addr)
+    }
+
+    /// Whether its disks are locked only while a client uses them.
+    pub fn allow_inactive(&self) -> bool {
+        self.vhost_user().is_some_and(|vhost_user| vhost_user.allow_inactive)
+    }
+
+    /// The smallest unit that its clients address, in bytes.
+    pub fn logical_block_size(&self) -> u32 {
+        self.vhost_user().map_or(SMALLEST_BLOCK as u32, |vhost_user| vhost_user.logical_block_size)
+    }
+
+    /// Its queues for requests; of one over NBD, the I/O threads that its clients are dealt out to.
+    pub fn num_queues(&self) -> u16 {
+        self.vhost_user().map_or(self.iothread.len().max(1) as u16, |vhost_user| vhost_user.num_queues)
+    }
+
+    fn vq_mapping(&self) -> &[VqMapping] {
+        self.vhost_user().map_or(&[], |vhost_user| &vhost_user.iothread_vq_mapping)
+    }
+
     /// The logical units of a virtio-scsi device.
     pub fn luns(&self) -> &[Lun] {
         match &self.device {
-            Device::VhostUserBlk(_) => &[],
+            Device::VhostUserBlk(_) | Device::Nbd(_) => &[],
             Device::VhostUserScsi(device) => &device.luns,
         }
     }
@@ -239,7 +331,9 @@ impl Export {
     /// The disks that it names, each with the key that names it.
     pub fn node_names(&self) -> impl Iterator<Item = (String, &str)> {
         let one = match &self.device {
-            Device::VhostUserBlk(device) => Some(("node-name".to_owned(), device.node_name.as_str())),
+            Device::VhostUserBlk(BlkDevice { node_name, .. }) | Device::Nbd(NbdDevice { node_name, .. }) => {
+                Some(("node-name".to_owned(), node_name.as_str()))
+            }
             Device::VhostUserScsi(_) => None,
         };
         let many = self.luns().iter().enumerate();
@@ -255,8 +349,8 @@ impl Export {
     pub fn without_lun(&self, address: LunAddress) -> (Self, Option<Lun>) {
         let mut without = self.clone();
         let lun = match &mut without.device {
-            Device::VhostUserBlk(_) => None,
-            Device::VhostUserScsi(ScsiDevice { luns }) => {
+            Device::VhostUserBlk(_) | Device::Nbd(_) => None,
+            Device::VhostUserScsi(ScsiDevice { luns, .. }) => {
                 luns.iter().position(|lun| lun.address == address).map(|at| luns.remove(at))
             }
         };
@@ -277,7 +371,7 @@ impl Export {
 
     /// The I/O threads that it names, each with the key that names it.
     pub fn iothreads(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let mapped = self.iothread_vq_mapping.iter().map(|of| ("iothread-vq-mapping", of.iothread.as_str()));
+        let mapped = self.vq_mapping().iter().map(|of| ("iothread-vq-mapping", of.iothread.as_str()));
         self.iothread.iter().map(|name| ("iothread", name.as_str())).chain(mapped)
     }
 
@@ -285,7 +379,7 @@ impl Export {
     ///
     /// Queues without an owner of their own are dealt out in turn, in the order in which the threads are named.
     pub fn iothread_of(&self, queue: u16) -> Option<&str> {
-        if let Some(owner) = self.iothread_vq_mapping.iter().find(|of| of.vqs.contains(&queue)) {
+        if let Some(owner) = self.vq_mapping().iter().find(|of| of.vqs.contains(&queue)) {
             return Some(&owner.iothread);
         }
         self.iothreads().map(|(_, name)| name).nth(usize::from(queue) % self.iothreads().count().max(1))
@@ -294,7 +388,7 @@ impl Export {
     /// Which I/O thread has which queues, every queue named; `default` has those for which the daemon chooses.
     pub fn mapping(&self, default: &str) -> Vec<VqMapping> {
         let mut mapping: Vec<VqMapping> = Vec::new();
-        for queue in 0..self.num_queues {
+        for queue in 0..self.num_queues() {
             let iothread = self.iothread_of(queue).unwrap_or(default);
             match mapping.iter_mut().find(|of| of.iothread == iothread) {
                 Some(of) => of.vqs.push(queue),
@@ -309,7 +403,15 @@ impl Export {
     /// # Errors
     /// They are none, or break the rules that these keys have.
     pub fn placed(&self, iothread: Vec<String>, iothread_vq_mapping: Vec<VqMapping>) -> Result<Self, ObjectError> {
-        let placed = Self { iothread, iothread_vq_mapping, ..self.clone() };
+        let mut placed = Self { iothread, ..self.clone() };
+        let count = placed.num_queues();
+        match placed.vhost_user_mut() {
+            Some(vhost_user) => vhost_user.iothread_vq_mapping = iothread_vq_mapping,
+            None if count != self.num_queues() || !iothread_vq_mapping.is_empty() => {
+                return Err(self.error(Problem::must("iothread", "as many names as it has had so far", "others")));
+            }
+            None => {}
+        }
         placed.check().map_err(|problem| self.error(problem))?;
         let names_one = placed.iothreads().next().is_some();
         let missing = || self.error(Problem::Missing { key: "iothread-vq-mapping".to_owned() });
@@ -321,12 +423,20 @@ impl Export {
     /// # Errors
     /// It has no such queue.
     pub fn with_queue_on(&self, queue: u16, iothread: &str, mapping: Vec<VqMapping>) -> Result<Self, ObjectError> {
-        if queue >= self.num_queues {
-            let allowed = format!("0..={} (num-queues={})", self.num_queues - 1, self.num_queues);
+        let count = self.num_queues();
+        if queue >= count {
+            let allowed = format!("0..={} (num-queues={count})", count - 1);
             return Err(self.error(Problem::must("queue", allowed, queue)));
         }
-        let mut moved = Self { iothread: Vec::new(), iothread_vq_mapping: mapping, ..self.clone() };
-        let mapping = &mut moved.iothread_vq_mapping;
+        let mut moved = Self { iothread: Vec::new(), ..self.clone() };
+        let Some(vhost_user) = moved.vhost_user_mut() else {
+            let of = |lane: u16| mapping.iter().find(|of| of.vqs.contains(&lane)).map(|of| of.iothread.clone());
+            moved.iothread = (0..count).filter_map(of).collect();
+            moved.iothread[usize::from(queue)] = iothread.to_owned();
+            return Ok(moved);
+        };
+        vhost_user.iothread_vq_mapping = mapping;
+        let mapping = &mut vhost_user.iothread_vq_mapping;
         mapping.iter_mut().for_each(|of| of.vqs.retain(|&other| other != queue));
         match mapping.iter_mut().find(|of| of.iothread == iothread) {
             Some(of) => {
@@ -346,12 +456,14 @@ impl Export {
 
     fn check(&self) -> Result<(), Problem> {
         let together = |problem: String| Err(Problem::Together(problem));
-        if let (Addr::Fd(_), Some(key)) = (&self.addr, self.access.about_its_file().next()) {
+        if let Some(VhostUser { addr: Addr::Fd(_), access, .. }) = self.vhost_user()
+            && let Some(key) = access.about_its_file().next()
+        {
             return together(format!(
                 "{key} does not go with addr.type=fd: whoever made that socket has said it; allow-uid does go with it"
             ));
         }
-        if !self.iothread.is_empty() && !self.iothread_vq_mapping.is_empty() {
+        if !self.iothread.is_empty() && !self.vq_mapping().is_empty() {
             return together("iothread and iothread-vq-mapping say the same thing twice: use one of them".to_owned());
         }
         if self.fixed_iothread && self.iothreads().count() > 1 {
@@ -361,24 +473,15 @@ impl Export {
         if let Some((key, name)) = self.iothreads().find(|(_, name)| !named.insert(*name)) {
             return together(format!("{key} names iothread '{name}' twice"));
         }
-        self.check_mapping()?;
+        self.vhost_user().map_or(Ok(()), VhostUser::check_mapping)?;
         match &self.device {
-            Device::VhostUserBlk(_) => Ok(()),
-            Device::VhostUserScsi(device) => self.check_luns(&device.luns),
+            Device::VhostUserBlk(_) | Device::Nbd(_) => Ok(()),
+            Device::VhostUserScsi(device) => device.check_luns(),
         }
     }
+}
 
-    fn check_luns(&self, luns: &[Lun]) -> Result<(), Problem> {
-        if self.num_queues > MOST_SCSI_QUEUES {
-            return Err(Problem::must("num-queues", format!("1..={MOST_SCSI_QUEUES}"), self.num_queues));
-        }
-        if self.allow_inactive && luns.iter().any(|lun| !lun.pr_file.is_empty()) {
-            let line = "pr-file does not go with allow-inactive=on: reservations do not move to another daemon";
-            return Err(Problem::Together(line.to_owned()));
-        }
-        lun::check(luns)
-    }
-
+impl VhostUser {
     /// QEMU's rules: all entries say their queues or none does, and every queue has one owner.
     fn check_mapping(&self) -> Result<(), Problem> {
         let together = |problem: String| Err(Problem::Together(problem));

@@ -20,6 +20,7 @@ mod export;
 mod iothread;
 mod key;
 mod lun;
+mod nbd;
 mod nbd_client;
 mod object;
 pub mod options;
@@ -44,12 +45,13 @@ pub use blockdev::{
 pub use cpus::Cpus;
 pub use descriptor::Descriptor;
 pub use export::{
-    Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, OnError, ScsiDevice, UnixAddr,
-    VQ_MAPPING, VqMapping,
+    Addr, BlkDevice, Device, Export, FdAddr, Kickless, LONGEST_SOCKET_PATH, MemoryFiles, NbdDevice, OnError,
+    ScsiDevice, UnixAddr, VQ_MAPPING, VhostUser, VqMapping,
 };
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
+pub use nbd::{InetAddr, NBD_SERVER, NO_TLS, NbdAddr, NbdServer};
 pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};

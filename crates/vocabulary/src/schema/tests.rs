@@ -41,7 +41,7 @@ images-per-cluster-handle=2,settings.rbd_cache=false",
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
 
-const FULL_EXPORT: [&str; 4] = [
+const FULL_EXPORT: [&str; 5] = [
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,writable=on,writethrough=yes,\
      logical-block-size=4k,num-queues=3,queue-size=256,serial=abc,fixed-iothread=off,\
      memory-max=1.5G,memory-files=any,rerror=ignore,werror=stop,request-timeout=30,iothread-vq-mapping.0.iothread=a,iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2,\
@@ -51,6 +51,7 @@ const FULL_EXPORT: [&str; 4] = [
      luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on,luns.1.pr-file=/pr",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b,mode=0660,user=me,\
      group=kvm,allow-uid.0=107,allow-uid.1=me",
+    "nbd,id=e0,node-name=d0,name=disk,description=for whom,writable=on,iothread.0=a,iothread.1=b",
 ];
 
 const FULL_IOTHREAD: [&str; 2] = [
@@ -152,6 +153,10 @@ fn what_is_left_out_means_what_the_tables_say() {
     check::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=/s", Some("vhost-user-blk"), |_| {});
     let scsi = "vhost-user-scsi,id=e,luns.0.lun=0,luns.0.node-name=d,addr.type=unix,addr.path=/s";
     check::<Export>(scsi, Some("vhost-user-scsi"), |_| {});
+    assert_eq!(
+        error::<Export>("nbd,id=e,node-name=d,num-queues=1"),
+        "export 'e': key 'num-queues' belongs to type vhost-user-blk or vhost-user-scsi, and this is nbd"
+    );
     for (text, policy) in [("id=io0", PolicyKind::LowRegret), ("id=io0,poll-shrink=0", PolicyKind::Weighted)] {
         assert_eq!(read::<IoThread>(text).unwrap().policy(), policy, "{text}");
     }
@@ -281,8 +286,8 @@ fn what_qemu_has_and_we_have_not_is_said_to_be_so_unless_it_changes_nothing() {
     read::<Blockdev>("file,node-name=d,filename=x,force-share=off,drop-cache=on,x-check-cache-dropped=off,active=on")
         .unwrap();
     assert_eq!(
-        error::<Export>("nbd,id=e,node-name=d"),
-        "export 'e': type 'nbd' is QEMU's and not done here: Egret exports vhost-user-blk and vhost-user-scsi"
+        error::<Export>("fuse,id=e,node-name=d"),
+        "export 'e': type 'fuse' is QEMU's and not done here: Egret exports vhost-user-blk, vhost-user-scsi and nbd"
     );
     assert!(error::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=inet").contains("addr.type 'inet' is QEMU's"));
     read::<Export>("vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path=s,addr.abstract=off,allow-inactive=no")
@@ -304,7 +309,10 @@ fn the_logical_units_of_an_export_are_apart_and_within_what_scsi_addresses() {
             "luns.0.wwn must be a number of 64 bits that begins with 2, 3 or 5, got 0x1234",
         ),
         (format!("{one},num-queues=255"), "num-queues must be 1..=254, got 255"),
-        (format!("{one},node-name=d"), "key 'node-name' belongs to type vhost-user-blk, and this is vhost-user-scsi"),
+        (
+            format!("{one},node-name=d"),
+            "key 'node-name' belongs to type vhost-user-blk or nbd, and this is vhost-user-scsi",
+        ),
     ] {
         assert_eq!(error::<Export>(&text), format!("export 'e': {line}"));
     }
@@ -358,7 +366,7 @@ fn who_may_connect_is_said_in_octal_and_by_names_or_numbers_and_only_of_a_socket
         assert_eq!(error::<Export>(&format!("{unix},{text}")), format!("export 'e': {line}"));
     }
     let fd = "vhost-user-blk,id=e,node-name=d,addr.type=fd,addr.str=3,allow-uid=7";
-    assert_eq!(read::<Export>(fd).unwrap().access.allow_uid, ["7"]);
+    assert_eq!(read::<Export>(fd).unwrap().vhost_user().unwrap().access.allow_uid, ["7"]);
     for key in ["mode=0660", "user=me", "group=kvm"] {
         let (name, _) = key.split_once('=').unwrap();
         let line = format!("export 'e': {name} does not go with addr.type=fd: {made}");
@@ -367,7 +375,9 @@ fn who_may_connect_is_said_in_octal_and_by_names_or_numbers_and_only_of_a_socket
     let typed = |users: Value| {
         let addr = json!({"type": "unix", "path": "s"});
         let export = json!({"type": "vhost-user-blk", "id": "e", "node-name": "d", "addr": addr, "allow-uid": users});
-        Export::from_value(export, Spelling::Typed).map(|export| export.access.allow_uid).map_err(|e| e.to_string())
+        Export::from_value(export, Spelling::Typed)
+            .map(|export| export.vhost_user().unwrap().access.allow_uid.clone())
+            .map_err(|e| e.to_string())
     };
     assert_eq!(typed(json!(7)).unwrap(), ["7"]);
     assert_eq!(typed(json!([7, "me"])).unwrap(), ["7", "me"]);
@@ -447,6 +457,7 @@ fn the_reference_is_in_step_with_the_tables() {
         (IoThread::NOUN, reference(IoThread::SHAPE)),
         (Blockdev::NOUN, reference(Blockdev::SHAPE)),
         (Export::NOUN, reference(Export::SHAPE)),
+        ("nbd-server", reference(&NBD_SERVER)),
     ] {
         let (begin, end) = (format!("<!-- keys of {noun} -->\n"), format!("<!-- end of {noun} -->"));
         let from = blessed.find(&begin).unwrap_or_else(|| panic!("no '{begin}'")) + begin.len();

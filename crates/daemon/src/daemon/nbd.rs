@@ -1,0 +1,70 @@
+//! The server that has all exports over NBD.
+
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::time::Duration;
+
+use egret_export::{NbdAddress, NbdServer, NbdServerConfig};
+use egret_vocabulary::schema::{self, Device, NbdAddr, UnixAddr};
+
+use super::{ChangeError, Daemon, Deletion, StartError};
+
+/// Starts the server that an object describes.
+pub(super) fn start(object: &schema::NbdServer) -> Result<NbdServer, StartError> {
+    let schema::NbdServer { addr, access, max_connections, handshake_max_seconds } = object;
+    let address = match addr {
+        NbdAddr::Unix(UnixAddr { path }) => {
+            let access = crate::access::resolve(access).map_err(StartError::NbdAccess)?;
+            NbdAddress::Unix(path.into(), access)
+        }
+        NbdAddr::Inet(inet) => {
+            let port = inet.number().map_err(|problem| StartError::NbdPort(problem.to_string()))?;
+            warn_of_reach(&inet.host, port);
+            NbdAddress::Tcp(inet.host.clone(), port)
+        }
+    };
+    let handshake_max = Duration::from_secs((*handshake_max_seconds).into());
+    Ok(NbdServer::start(NbdServerConfig { address, max_connections: *max_connections, handshake_max })?)
+}
+
+/// Says that other hosts may read what is exported, if they may.
+fn warn_of_reach(host: &str, port: u16) {
+    let mut addresses = (host, port).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    if let Some(reached) = addresses.find(|ip: &IpAddr| !ip.is_loopback()) {
+        tracing::warn!(
+            "NBD server: other hosts reach {reached}, and nothing is encrypted; nor is anybody asked who he is"
+        );
+    }
+}
+
+impl Daemon {
+    /// Starts to serve NBD.
+    ///
+    /// # Errors
+    /// It does already, or the address cannot be had.
+    pub fn start_nbd_server(&mut self, object: schema::NbdServer) -> Result<(), ChangeError> {
+        if self.nbd_server.is_some() {
+            return Err(ChangeError::NbdServerRunning);
+        }
+        let server = start(&object)?;
+        server.open();
+        self.nbd_server = Some(server);
+        self.config.nbd_server = Some(object);
+        Ok(())
+    }
+
+    /// Ends that: exports over NBD go, whoever uses them, and their socket does.
+    ///
+    /// # Errors
+    /// NBD is not served.
+    pub fn stop_nbd_server(&mut self) -> Result<(), ChangeError> {
+        let Some(server) = self.nbd_server.take() else { return Err(ChangeError::NoNbdServer) };
+        let is_nbd = |export: &&schema::Export| matches!(export.device, Device::Nbd(_));
+        let ids: Vec<String> = self.config.exports.iter().filter(is_nbd).map(|export| export.id.clone()).collect();
+        for id in ids {
+            self.remove_export(&id, Deletion::Hard)?;
+        }
+        drop(server);
+        self.config.nbd_server = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,750 @@
+//! A client of an export, once it has chosen it: its requests in, replies out.
+//!
+//! ```text
+//!   socket ─▶ input ─▶ header ─▶ a command ─▶ its parts, of a mebibyte at most ─▶ engines
+//!   socket ◀─ output ◀───────────── replies, or chunks of them ◀───────────────────┘
+//! ```
+//!
+//! A client's data takes so much memory and no more, from the moment that it is read until it is sent: one that asks for
+//! more, or does not take its replies, is read from no further. A lane never waits for it.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+
+use egret_disk::{EngineSet, Extent, Op};
+use egret_event_loop::Nanos;
+use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
+use egret_virtio::RequestType;
+use egret_vring::memory::Buffers;
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
+
+use super::lane::{ClientId, Core, Part};
+use super::reply::{Head, ReplyTo};
+use super::server::Place;
+use super::slab::Slab;
+
+/// Bytes that are received at a time, beside a write's data.
+const INPUT: usize = 16 << 10;
+/// Data that an engine is given at a time.
+const PART: u64 = 1 << 20;
+/// What an engine is given at a time of what takes no time.
+const NOTHING_TO_DO: u64 = 1 << 30;
+/// Data of one client's that takes memory.
+const WINDOW: usize = 4 << 20;
+/// Requests of one client's that are not answered, and replies that are not sent, are no more than this.
+const MOST_REQUESTS: usize = 256;
+/// Bytes that one client has taken in in a turn of its lane's, or sent.
+const TURN_BYTES: u64 = 256 << 10;
+/// Pieces that one system call sends.
+const PIECES: usize = 32;
+
+/// Numbers of contexts of metadata.
+pub(super) const BASE_ALLOCATION: u32 = 1;
+pub(super) const ALLOCATION_DEPTH: u32 = 2;
+/// `NBD_STATE_HOLE` and `NBD_STATE_ZERO`.
+const HOLE: u32 = 3;
+
+/// The contexts of metadata that a client has chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Contexts {
+    pub(super) allocation: bool,
+    pub(super) depth: bool,
+}
+
+/// A client whose handshake is over.
+pub(super) struct NewClient {
+    pub(super) socket: OwnedFd,
+    pub(super) headers: Headers,
+    pub(super) contexts: Contexts,
+    /// What it has sent already of its first requests; no more than [`INPUT`].
+    pub(super) input: Vec<u8>,
+    /// What it was told last and has not been sent yet.
+    pub(super) output: Vec<u8>,
+    pub(super) place: Place,
+}
+
+/// How a client's run ended.
+pub(super) enum Ran {
+    /// There is more to do, in another turn.
+    More,
+    /// It waits for its socket, or for what it has asked for before.
+    Waits,
+    /// It is to be hung up on, for this reason if not by its own wish.
+    Ends(Option<String>),
+}
+
+/// One step of a run.
+enum Step {
+    Done,
+    /// More input is needed.
+    Starved,
+    /// There is too much of it already.
+    HeldUp,
+}
+
+type Stepped = Result<Step, Option<String>>;
+
+/// What is done with what comes in.
+enum Current {
+    /// A request's header is awaited.
+    Header,
+    /// Parts of a command are to be given to the engines.
+    Cut(u32),
+    /// The data of a part of a write is being received.
+    Receive { command: u32, buffers: Buffers, filled: usize },
+    /// The data of a write that was refused is passed over.
+    Skip(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write { fua: bool },
+    Flush,
+    Trim { fua: bool },
+    WriteZeroes { unmap: bool, fua: bool },
+    Cache,
+    Status { one: bool },
+}
+
+impl Kind {
+    const fn request_type(self) -> RequestType {
+        match self {
+            Self::Read => RequestType::Read,
+            Self::Write { .. } => RequestType::Write,
+            Self::Flush => RequestType::Flush,
+            Self::Trim { .. } => RequestType::Discard,
+            Self::WriteZeroes { .. } => RequestType::WriteZeroes,
+            Self::Cache | Self::Status { .. } => RequestType::Other,
+        }
+    }
+}
+
+/// A request that is not answered yet.
+struct Command {
+    to: ReplyTo,
+    kind: Kind,
+    len: u64,
+    /// How much of it was given to the engines.
+    cut: u64,
+    /// Parts that have not come back; for a question, its answer.
+    parts: u32,
+    /// Whether there is more to give.
+    is_cut: bool,
+    failed: Option<Errno>,
+    begun: Nanos,
+}
+
+impl Command {
+    const fn has_ended(&self) -> bool {
+        self.is_cut && self.parts == 0
+    }
+
+    /// A read whose data comes in one go, in its order, and with nothing in between.
+    fn is_in_order(&self) -> bool {
+        self.to.headers == Headers::Simple && self.kind == Kind::Read && self.len > PART
+    }
+}
+
+/// Something to be sent.
+struct Piece {
+    head: Option<Head>,
+    data: Data,
+}
+
+enum Data {
+    None,
+    Pages(Buffers),
+    Bytes(Vec<u8>),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::None => &[],
+            Self::Pages(buffers) => buffers.bytes(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Piece {
+    fn head(&self) -> &[u8] {
+        self.head.as_ref().map_or(&[], Head::bytes)
+    }
+
+    fn len(&self) -> usize {
+        self.head().len() + self.data.bytes().len()
+    }
+}
+
+/// See the module's description.
+pub(super) struct Client {
+    pub(super) id: ClientId,
+    /// It is on its lane's list of those that have something to do.
+    pub(super) is_runnable: bool,
+    /// Likewise of those that have something to send.
+    pub(super) is_sender: bool,
+    /// It has something to do when something of it has ended.
+    pub(super) is_held_up: bool,
+    /// Bytes that have been taken in.
+    pub(super) taken_in: u64,
+    /// There until it is hung up on.
+    socket: Option<OwnedFd>,
+    _place: Place,
+    headers: Headers,
+    contexts: Contexts,
+    input: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The socket may have more to read.
+    is_readable: bool,
+    is_writable: bool,
+    /// Its other end sends nothing more: what it has sent is to be read to its end.
+    has_hung_up: bool,
+    /// It wants to leave when everything is answered.
+    leaves: bool,
+    current: Current,
+    commands: Slab<Command>,
+    /// Parts that engines have.
+    in_flight: u32,
+    output: VecDeque<Piece>,
+    /// How much of the first piece was sent.
+    sent: usize,
+    /// Memory that its data takes.
+    memory: usize,
+}
+
+impl Client {
+    pub(super) fn new(id: ClientId, new: NewClient) -> Self {
+        let NewClient { socket, headers, contexts, input: first, output, place } = new;
+        let mut input = vec![0; INPUT.max(first.len())].into_boxed_slice();
+        input[..first.len()].copy_from_slice(&first);
+        let output = (!output.is_empty()).then_some(Piece { head: None, data: Data::Bytes(output) });
+        Self {
+            id,
+            is_runnable: false,
+            is_sender: false,
+            is_held_up: false,
+            taken_in: 0,
+            socket: Some(socket),
+            _place: place,
+            headers,
+            contexts,
+            input,
+            start: 0,
+            end: first.len(),
+            is_readable: true,
+            is_writable: true,
+            has_hung_up: false,
+            leaves: false,
+            current: Current::Header,
+            commands: Slab::default(),
+            in_flight: 0,
+            output: output.into_iter().collect(),
+            sent: 0,
+            memory: 0,
+        }
+    }
+
+    /// What its socket has become; says whether it may have room for what waits.
+    pub(super) fn note(&mut self, flags: EventFlags) -> bool {
+        self.has_hung_up |= flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        self.is_readable |= flags.contains(EventFlags::IN) || self.has_hung_up;
+        self.is_writable |= flags.contains(EventFlags::OUT) || self.has_hung_up;
+        self.is_writable && !self.output.is_empty()
+    }
+
+    /// Whether nothing is left of it but a place.
+    pub(super) fn is_gone(&self) -> bool {
+        let is_done = self.leaves && self.commands.is_empty() && self.output.is_empty();
+        (is_done || self.socket.is_none()) && self.in_flight == 0
+    }
+
+    pub(super) const fn is_connected(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    pub(super) fn has_output(&self) -> bool {
+        self.is_writable && !self.output.is_empty()
+    }
+
+    /// Closes its socket. What an engine has is the engine's until it comes back.
+    pub(super) fn hang_up(&mut self, core: &mut Core) {
+        if self.socket.take().is_none() {
+            return;
+        }
+        core.count_requests(-(self.commands.len() as i64));
+        self.leaves = true;
+        for piece in std::mem::take(&mut self.output) {
+            if let Data::Pages(buffers) = piece.data {
+                core.pool.give_back(buffers);
+            }
+        }
+        if let Current::Receive { buffers, .. } = std::mem::replace(&mut self.current, Current::Header) {
+            core.pool.give_back(buffers);
+        }
+    }
+
+    /// Does what there is to do, as much as fits into a turn.
+    pub(super) fn run(&mut self, core: &mut Core, engines: &mut EngineSet, now: Nanos) -> Ran {
+        let until = self.taken_in + TURN_BYTES;
+        while self.taken_in < until {
+            let stepped = match self.current {
+                Current::Header => self.take_header(core, now),
+                Current::Cut(command) => self.cut(command, core, engines),
+                Current::Receive { .. } => self.receive(core, engines),
+                Current::Skip(_) => self.skip(),
+            };
+            match stepped.and_then(|step| if matches!(step, Step::Starved) { self.fill() } else { Ok(step) }) {
+                Ok(Step::Done) => {}
+                Ok(Step::Starved) => return Ran::Waits,
+                Ok(Step::HeldUp) => {
+                    self.is_held_up = true;
+                    return Ran::Waits;
+                }
+                Err(why) => return Ran::Ends(why),
+            }
+        }
+        Ran::More
+    }
+
+    fn buffered(&self) -> &[u8] {
+        &self.input[self.start..self.end]
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        self.taken_in += bytes as u64;
+    }
+
+    /// Receives more: what is missing of a write's data where that belongs, and what comes behind it.
+    fn fill(&mut self) -> Stepped {
+        if !self.is_readable || self.leaves {
+            return Ok(Step::Starved);
+        }
+        self.input.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let Some(socket) = &self.socket else { return Ok(Step::Starved) };
+        let data = match &mut self.current {
+            Current::Receive { buffers, filled, .. } => &mut buffers.bytes_mut()[*filled..],
+            _ => &mut [],
+        };
+        let missing = data.len();
+        let room = &mut self.input[self.end..];
+        let asked = missing + room.len();
+        let mut pieces = [IoSliceMut::new(data), IoSliceMut::new(room)];
+        let pieces = if missing == 0 { &mut pieces[1..] } else { &mut pieces[..] };
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = match recvmsg(socket, pieces, &mut RecvAncillaryBuffer::default(), flags) {
+            Ok(received) => received.bytes,
+            Err(Errno::AGAIN) => {
+                self.is_readable = false;
+                return Ok(Step::Starved);
+            }
+            Err(Errno::INTR) => return Ok(Step::Done),
+            Err(e) => return Err(Some(format!("cannot receive: {}", std::io::Error::from(e)))),
+        };
+        if got == 0 {
+            let is_orderly = self.buffered().is_empty() && matches!(self.current, Current::Header);
+            return Err(if is_orderly { None } else { Some("it ended in the middle of a request".to_owned()) });
+        }
+        // What was there is read. Of anything that has come since, there is another event.
+        self.is_readable = got == asked || self.has_hung_up;
+        if let Current::Receive { filled, .. } = &mut self.current {
+            *filled += got.min(missing);
+            self.taken_in += got.min(missing) as u64;
+        }
+        self.end += got.saturating_sub(missing);
+        Ok(Step::Done)
+    }
+
+    fn skip(&mut self) -> Stepped {
+        let Current::Skip(left) = &mut self.current else { return Ok(Step::Done) };
+        let here = (*left).min((self.end - self.start) as u64);
+        *left -= here;
+        if *left == 0 {
+            self.current = Current::Header;
+        } else if here == 0 {
+            return Ok(Step::Starved);
+        }
+        self.consume(here as usize);
+        Ok(Step::Done)
+    }
+
+    fn take_header(&mut self, core: &mut Core, now: Nanos) -> Stepped {
+        if self.leaves {
+            return if self.is_gone() { Err(None) } else { Ok(Step::Starved) };
+        }
+        if self.commands.len() + self.output.len() >= MOST_REQUESTS {
+            return Ok(Step::HeldUp);
+        }
+        let read = Request::read(self.headers, self.buffered()).map_err(|e| Some(e.to_string()))?;
+        let Some(request) = read else { return Ok(Step::Starved) };
+        self.consume(self.headers.request_len());
+        if request.command == command::DISCONNECT {
+            self.leaves = true;
+            return Ok(Step::Done);
+        }
+        // With extended headers a write has PAYLOAD_LEN, but for QEMU's (10.0), whose own server knows it by that.
+        let says_so = self.headers == Headers::Extended && request.flags & command_flag::PAYLOAD_LEN != 0;
+        let has_data = request.command == command::WRITE || says_so;
+        let data = if has_data { request.length } else { 0 };
+        if data > DEFAULT_PAYLOAD.into() {
+            return Err(Some(format!("a request has {data} bytes of data, and {DEFAULT_PAYLOAD} are the most")));
+        }
+        let to = ReplyTo { headers: self.headers, cookie: request.cookie, offset: request.offset };
+        match self.examine(core, &request) {
+            Err(why) => {
+                self.tell(to.failed(why), Data::None);
+                self.current = if data > 0 { Current::Skip(data) } else { Current::Header };
+            }
+            Ok(Kind::Status { one }) => self.ask_extents(core, &request, to, one, now),
+            Ok(kind) if request.length == 0 && kind != Kind::Flush => self.tell(to.done(), Data::None),
+            Ok(kind) => {
+                core.count_requests(1);
+                let len = request.length;
+                let new = Command { to, kind, len, cut: 0, parts: 0, is_cut: false, failed: None, begun: now };
+                self.current = Current::Cut(self.commands.insert(new));
+            }
+        }
+        Ok(Step::Done)
+    }
+
+    /// What a request asks for, if it may.
+    fn examine(&self, core: &Core, request: &Request) -> Result<Kind, Errno> {
+        use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
+        let Request { flags, command, offset, length, .. } = *request;
+        let fua = flags & FUA != 0 || core.terms.writethrough;
+        let knows = |known: u16| if flags & !(known | FUA) == 0 { Ok(()) } else { Err(Errno::INVAL) };
+        let may_write = || if core.terms.writable { Ok(()) } else { Err(Errno::PERM) };
+        let within = |otherwise: Errno| {
+            let is_within = offset.checked_add(length).is_some_and(|end| end <= core.disk.size());
+            let is_aligned = (offset | length).is_multiple_of(512);
+            if !is_within {
+                Err(otherwise)
+            } else if is_aligned {
+                Ok(())
+            } else {
+                Err(Errno::INVAL)
+            }
+        };
+        Ok(match command {
+            command::READ => {
+                knows(if self.headers == Headers::Simple { 0 } else { DF })?;
+                within(Errno::INVAL)?;
+                if length > DEFAULT_PAYLOAD.into() {
+                    return Err(Errno::INVAL);
+                }
+                if flags & DF != 0 && length > PART {
+                    return Err(Errno::OVERFLOW);
+                }
+                Kind::Read
+            }
+            command::WRITE => {
+                knows(if self.headers == Headers::Extended { PAYLOAD_LEN } else { 0 })?;
+                may_write()?;
+                within(Errno::NOSPC)?;
+                Kind::Write { fua }
+            }
+            command::FLUSH => {
+                knows(0)?;
+                if offset | length != 0 {
+                    return Err(Errno::INVAL);
+                }
+                Kind::Flush
+            }
+            command::TRIM => {
+                knows(0)?;
+                may_write()?;
+                within(Errno::INVAL)?;
+                Kind::Trim { fua }
+            }
+            command::WRITE_ZEROES => {
+                knows(NO_HOLE | FAST_ZERO)?;
+                may_write()?;
+                within(Errno::NOSPC)?;
+                if flags & FAST_ZERO != 0 && !core.disk.zeroes_fast() {
+                    return Err(Errno::OPNOTSUPP);
+                }
+                Kind::WriteZeroes { unmap: flags & NO_HOLE == 0, fua }
+            }
+            command::CACHE => {
+                knows(0)?;
+                within(Errno::INVAL)?;
+                Kind::Cache
+            }
+            command::BLOCK_STATUS => {
+                knows(REQ_ONE)?;
+                within(Errno::INVAL)?;
+                if length == 0 || self.contexts == Contexts::default() || self.headers == Headers::Simple {
+                    return Err(Errno::INVAL);
+                }
+                Kind::Status { one: flags & REQ_ONE != 0 }
+            }
+            _ => return Err(Errno::INVAL),
+        })
+    }
+
+    /// Gives the next part of a command to the engines, or has its data received first.
+    fn cut(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) -> Stepped {
+        let others = self.commands.len() - 1;
+        let Some(command) = self.commands.get_mut(index) else { return Ok(Step::Done) };
+        if command.is_in_order() && (others > 0 || command.parts > 0) || self.in_flight >= MOST_REQUESTS as u32 {
+            return Ok(Step::HeldUp);
+        }
+        let (offset, left) = (command.to.offset + command.cut, command.len - command.cut);
+        let most = match command.kind {
+            Kind::Read | Kind::Write { .. } | Kind::Cache => PART,
+            Kind::Trim { .. } => core.disk.max_discard_bytes(),
+            Kind::WriteZeroes { .. } => core.disk.max_write_zeroes_bytes(),
+            Kind::Flush | Kind::Status { .. } => 0,
+        };
+        // Where nothing can be discarded a discard succeeds.
+        let len = left.min(if most == 0 { NOTHING_TO_DO } else { most });
+        let data = if matches!(command.kind, Kind::Read | Kind::Write { .. } | Kind::Cache) { len as usize } else { 0 };
+        if data > 0 {
+            if self.memory > 0 && self.memory + data > WINDOW {
+                return Ok(Step::HeldUp);
+            }
+            self.memory += data;
+        }
+        command.cut += len;
+        let op = match command.kind {
+            Kind::Write { .. } => {
+                let buffers = core.pool.take(data);
+                self.current = Current::Receive { command: index, buffers, filled: 0 };
+                // What of it is here already is followed by nothing, or by another request.
+                let Current::Receive { buffers, filled, .. } = &mut self.current else { return Ok(Step::Done) };
+                let here = data.min(self.end - self.start);
+                buffers.bytes_mut()[..here].copy_from_slice(&self.input[self.start..self.start + here]);
+                *filled = here;
+                self.consume(here);
+                return Ok(Step::Done);
+            }
+            Kind::Read | Kind::Cache => Op::Read,
+            Kind::Flush | Kind::Status { .. } => Op::Flush,
+            Kind::Trim { .. } => Op::Discard,
+            Kind::WriteZeroes { unmap, fua } => Op::WriteZeroes { unmap, fua },
+        };
+        command.parts += 1;
+        command.is_cut = command.cut == command.len;
+        if command.is_cut {
+            self.current = Current::Header;
+        }
+        self.in_flight += 1;
+        let buffers = if data > 0 { core.pool.take(data) } else { Buffers::default() };
+        core.push(engines, (self.id, index), op, offset..offset + len, buffers);
+        Ok(Step::Done)
+    }
+
+    /// Gives the engines a part of a write, once its data is here.
+    fn receive(&mut self, core: &mut Core, engines: &mut EngineSet) -> Stepped {
+        let Current::Receive { command: index, buffers, filled } = &mut self.current else { return Ok(Step::Done) };
+        if *filled < buffers.bytes().len() {
+            return Ok(Step::Starved);
+        }
+        let (index, buffers) = (*index, std::mem::take(buffers));
+        self.current = Current::Header;
+        let Some(command) = self.commands.get_mut(index) else { return Ok(Step::Done) };
+        let len = buffers.bytes().len() as u64;
+        let offset = command.to.offset + command.cut - len;
+        let Kind::Write { fua } = command.kind else { return Ok(Step::Done) };
+        command.parts += 1;
+        command.is_cut = command.cut == command.len;
+        if !command.is_cut {
+            self.current = Current::Cut(index);
+        }
+        self.in_flight += 1;
+        core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers);
+        Ok(Step::Done)
+    }
+
+    /// Has what a command has done made stable, before it is answered.
+    pub(super) fn flush(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) {
+        if self.socket.is_none() {
+            return;
+        }
+        self.in_flight += 1;
+        core.push(engines, (self.id, index), Op::Flush, 0..0, Buffers::default());
+    }
+
+    /// A part has come back.
+    ///
+    /// # Errors
+    ///
+    /// The client cannot be told, so that it is to be hung up on.
+    pub(super) fn complete(
+        &mut self,
+        core: &mut Core,
+        part: Part,
+        result: Result<(), Errno>,
+        buffers: Buffers,
+        now: Nanos,
+    ) -> Result<(), Option<String>> {
+        self.in_flight -= 1;
+        let data = buffers.bytes().len();
+        let command = self.commands.get_mut(part.command).filter(|_| self.socket.is_some());
+        let Some(command) = command else {
+            core.pool.give_back(buffers);
+            return Ok(());
+        };
+        command.parts -= 1;
+        command.failed = command.failed.or(result.err());
+        let (to, is_last) = (command.to, command.has_ended());
+        if command.kind != Kind::Read {
+            self.memory -= data;
+            core.pool.give_back(buffers);
+            return self.end_if_done(core, part.command, now);
+        }
+        let is_first = part.offset == to.offset;
+        let is_zero = to.headers != Headers::Simple && result.is_ok() && is_zero(buffers.bytes());
+        let head = match (to.headers, result) {
+            (Headers::Simple, Ok(())) => is_first.then(|| to.done()),
+            (Headers::Simple, Err(why)) if is_first => {
+                // Its other parts are not asked for.
+                if !std::mem::replace(&mut command.is_cut, true) {
+                    self.current = Current::Header;
+                }
+                Some(to.failed(why))
+            }
+            (Headers::Simple, Err(why)) => {
+                let why = std::io::Error::from(why);
+                return Err(Some(format!("a read failed of which it has a part already: {why}")));
+            }
+            (_, Ok(())) if is_zero => Some(to.hole(is_last, part.offset, part.len)),
+            (_, Ok(())) => Some(to.data(is_last, part.offset, data)),
+            (_, Err(why)) => Some(to.failed_at(is_last, why, part.offset)),
+        };
+        if result.is_ok() && !is_zero {
+            self.output.push_back(Piece { head, data: Data::Pages(buffers) });
+        } else {
+            self.memory -= data;
+            core.pool.give_back(buffers);
+            self.output.push_back(Piece { head, data: Data::None });
+        }
+        self.end_if_done(core, part.command, now)
+    }
+
+    /// Answers a command that has come to its end, but for a read, which has been.
+    fn end_if_done(&mut self, core: &mut Core, index: u32, now: Nanos) -> Result<(), Option<String>> {
+        let Some(command) = self.commands.get_mut(index).filter(|command| command.has_ended()) else { return Ok(()) };
+        if command.kind == (Kind::Trim { fua: true }) && command.failed.is_none() {
+            // A discard knows no FUA.
+            command.kind = Kind::Trim { fua: false };
+            command.parts = 1;
+            core.flush_later(self.id, index);
+            return Ok(());
+        }
+        let Some(Command { to, kind, len, failed, begun, .. }) = self.commands.remove(index) else { return Ok(()) };
+        core.counters.count_op(kind.request_type(), len, failed.is_none(), now - begun);
+        core.count_requests(-1);
+        if kind != Kind::Read {
+            self.tell(failed.map_or_else(|| to.done(), |why| to.failed(why)), Data::None);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, head: Head, data: Data) {
+        self.output.push_back(Piece { head: Some(head), data });
+    }
+
+    /// Asks what is allocated, which the export's thread finds out.
+    fn ask_extents(&mut self, core: &mut Core, request: &Request, to: ReplyTo, one: bool, now: Nanos) {
+        // Lengths have 32 bits.
+        let most = if self.headers == Headers::Extended { u64::MAX } else { u64::from(u32::MAX) & !511 };
+        let len = request.length.min(most);
+        let kind = Kind::Status { one };
+        let new = Command { to, kind, len, cut: len, parts: 1, is_cut: true, failed: None, begun: now };
+        let command = self.commands.insert(new);
+        core.count_requests(1);
+        if !self.contexts.allocation {
+            return self.tell_extents(core, command, &[Extent { len, is_hole: false }]);
+        }
+        core.ask_extents(self.id, command, request.offset, len, one);
+    }
+
+    /// Tells what is allocated.
+    pub(super) fn tell_extents(&mut self, core: &mut Core, index: u32, extents: &[Extent]) {
+        if self.socket.is_none() {
+            return;
+        }
+        let Some(Command { to, len, .. }) = self.commands.remove(index) else { return };
+        core.count_requests(-1);
+        let Contexts { allocation, depth } = self.contexts;
+        if allocation {
+            let flags = |hole: bool| if hole { HOLE } else { 0 };
+            let extents: Vec<_> = extents.iter().map(|extent| (extent.len, flags(extent.is_hole))).collect();
+            let (head, bytes) = to.status(!depth, BASE_ALLOCATION, &extents);
+            self.tell(head, Data::Bytes(bytes));
+        }
+        if depth {
+            // There is one image, and no other below it.
+            let (head, bytes) = to.status(true, ALLOCATION_DEPTH, &[(len, 1)]);
+            self.tell(head, Data::Bytes(bytes));
+        }
+    }
+
+    /// Sends what there is to send, of which `left` bytes fit into the turn. Says whether it has something to do then.
+    ///
+    /// # Errors
+    ///
+    /// The client takes nothing more.
+    pub(super) fn send(&mut self, core: &mut Core, left: &mut usize) -> Result<bool, Option<String>> {
+        let mut has_sent = false;
+        while self.has_output() && *left > 0 {
+            let mut slices = [IoSlice::new(&[]); 2 * PIECES];
+            let mut count = 0;
+            let mut skip = self.sent;
+            let mut room = (*left).min(TURN_BYTES as usize);
+            for piece in self.output.iter().take(PIECES) {
+                for bytes in [piece.head(), piece.data.bytes()] {
+                    let begun = skip.min(bytes.len());
+                    skip -= begun;
+                    let some = &bytes[begun..][..room.min(bytes.len() - begun)];
+                    if !some.is_empty() {
+                        slices[count] = IoSlice::new(some);
+                        (count, room) = (count + 1, room - some.len());
+                    }
+                }
+            }
+            let Some(socket) = &self.socket else { return Ok(false) };
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(socket, &slices[..count], &mut SendAncillaryBuffer::default(), flags) {
+                Ok(sent) => {
+                    *left = left.saturating_sub(sent);
+                    has_sent = true;
+                    self.sent += sent;
+                }
+                Err(Errno::AGAIN) => self.is_writable = false,
+                Err(Errno::INTR) => {}
+                // It may have left without a word, as it may.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(None),
+                Err(e) => return Err(Some(format!("cannot send: {}", std::io::Error::from(e)))),
+            }
+            self.forget_sent(core);
+        }
+        Ok(self.has_output() || has_sent && std::mem::take(&mut self.is_held_up))
+    }
+
+    fn forget_sent(&mut self, core: &mut Core) {
+        while let Some(first) = self.output.front()
+            && first.len() <= self.sent
+        {
+            self.sent -= first.len();
+            if let Some(Piece { data: Data::Pages(buffers), .. }) = self.output.pop_front() {
+                self.memory -= buffers.bytes().len();
+                core.pool.give_back(buffers);
+            }
+        }
+    }
+}
+
+/// Whether there is nothing but zeroes, which costs less to find out than to send them.
+fn is_zero(bytes: &[u8]) -> bool {
+    static ZEROES: [u8; 4096] = [0; 4096];
+    bytes.chunks(ZEROES.len()).all(|chunk| *chunk == ZEROES[..chunk.len()])
+}

@@ -1,0 +1,402 @@
+//! What server and client say to each other until the client has chosen an export: bytes in, bytes out.
+//!
+//! A client may haggle as it likes, within a budget: so many options, of so many bytes each. Who reads slowly is not
+//! answered any more before it has read ([`Handshake::wants`]), and there is a deadline, which is the server's.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use egret_disk::Disk;
+use egret_nbd::protocol::{
+    ANSWER_MAGIC, BlockSizes, DEFAULT_PAYLOAD, GREETING_MAGIC, Headers, OPTION_MAGIC, answer, export_flag,
+    handshake_flag, info, option,
+};
+
+use super::client::{ALLOCATION_DEPTH, BASE_ALLOCATION, Contexts};
+use super::export::{NbdOptions, Offer};
+use crate::queues::lock;
+
+/// Bytes of an option's data at most: it holds strings of up to 4096 bytes, of which contexts may be several.
+const MOST_DATA: usize = 32 << 10;
+/// Options that one client names. Who looks at every export of a server that has hundreds needs some for each.
+const MOST_OPTIONS: u32 = 4096;
+/// Answers that wait to be read before more options are looked at.
+const MOST_OUTPUT: usize = 64 << 10;
+
+/// What is offered, by its name.
+pub(super) type Offers = BTreeMap<String, Arc<Offer>>;
+
+/// The contexts that there are.
+const CONTEXTS: [(u32, &str); 2] = [(BASE_ALLOCATION, "base:allocation"), (ALLOCATION_DEPTH, "qemu:allocation-depth")];
+
+/// What a client has chosen.
+pub(super) struct Chosen {
+    pub(super) offer: Arc<Offer>,
+    pub(super) headers: Headers,
+    pub(super) contexts: Contexts,
+    /// What it has sent beyond.
+    pub(super) input: Vec<u8>,
+    /// What it is told first.
+    pub(super) output: Vec<u8>,
+}
+
+/// How a handshake ends without a choice: for a reason, or because the client wants no more.
+pub(super) type Ended = Option<String>;
+
+/// A conversation with one client.
+pub(super) struct Handshake {
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// The client's flags; none yet.
+    flags: Option<u32>,
+    options: u32,
+    headers: Headers,
+    /// The export that contexts were chosen for, and which.
+    contexts: Option<(String, Contexts)>,
+}
+
+/// What is to be read off the front of an option's data.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (front, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(front)
+    }
+
+    fn number<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.try_into().ok()
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.number().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.number().map(u32::from_be_bytes)
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let len = self.u32()?;
+        str::from_utf8(self.bytes(len as usize)?).ok()
+    }
+}
+
+impl Handshake {
+    /// It begins with what the server says.
+    pub(super) fn new() -> Self {
+        let mut output = Vec::with_capacity(64);
+        output.extend(GREETING_MAGIC.to_be_bytes());
+        output.extend(OPTION_MAGIC.to_be_bytes());
+        output.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
+        Self { input: Vec::new(), output, flags: None, options: 0, headers: Headers::Simple, contexts: None }
+    }
+
+    /// What is to be sent.
+    pub(super) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    /// Whether it takes more input, which it does not until what it has said is read.
+    pub(super) fn wants(&self) -> bool {
+        self.output.len() < MOST_OUTPUT
+    }
+
+    /// Takes what the client has sent.
+    ///
+    /// # Errors
+    ///
+    /// It is to be hung up on.
+    pub(super) fn feed(&mut self, bytes: &[u8], offers: &Mutex<Offers>) -> Result<Option<Chosen>, Ended> {
+        self.input.extend_from_slice(bytes);
+        loop {
+            if self.flags.is_none() {
+                let Some(flags) = Reader(&self.input).u32() else { return Ok(None) };
+                let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+                if flags & !known != 0 {
+                    return Err(Some(format!("its flags are {flags:#x}, of which {known:#x} were offered")));
+                }
+                self.flags = Some(flags);
+                self.input.drain(..4);
+            }
+            if !self.wants() {
+                return Ok(None);
+            }
+            let mut reader = Reader(&self.input);
+            let Some(magic) = reader.number().map(u64::from_be_bytes) else { return Ok(None) };
+            if magic != OPTION_MAGIC {
+                return Err(Some(format!("an option begins with {magic:#x}")));
+            }
+            let (Some(option), Some(len)) = (reader.u32(), reader.u32()) else { return Ok(None) };
+            if len as usize > MOST_DATA {
+                return Err(Some(format!("option {option} has {len} bytes of data, and {MOST_DATA} are the most")));
+            }
+            let Some(data) = reader.bytes(len as usize) else { return Ok(None) };
+            let (data, used) = (data.to_vec(), 16 + len as usize);
+            self.input.drain(..used);
+            self.options += 1;
+            if self.options > MOST_OPTIONS {
+                return Err(Some(format!("it has named {MOST_OPTIONS} options and has not chosen an export")));
+            }
+            if let Some(offer) = self.take(option, &data, &lock(offers))? {
+                let contexts = self.contexts.take().filter(|(name, _)| *name == offer.options.name);
+                let (headers, contexts) = (self.headers, contexts.map(|(_, contexts)| contexts).unwrap_or_default());
+                let (input, output) = (std::mem::take(&mut self.input), std::mem::take(&mut self.output));
+                return Ok(Some(Chosen { offer, headers, contexts, input, output }));
+            }
+        }
+    }
+
+    /// Answers one option; the export that it chooses, if it does.
+    fn take(&mut self, option: u32, data: &[u8], offers: &Offers) -> Result<Option<Arc<Offer>>, Ended> {
+        match option {
+            option::EXPORT_NAME => {
+                let name = String::from_utf8_lossy(data);
+                let offer = offers.get(&*name);
+                let offer = offer.ok_or_else(|| Some(format!("there is no export of the name '{name}'")))?;
+                let disk = offer.disk();
+                self.output.extend(disk.size().to_be_bytes());
+                self.output.extend(self.export_flags(&offer.options, &disk).to_be_bytes());
+                if self.flags.is_some_and(|flags| flags & u32::from(handshake_flag::NO_ZEROES) == 0) {
+                    self.output.extend([0; 124]);
+                }
+                return Ok(Some(Arc::clone(offer)));
+            }
+            option::ABORT => return Err(None),
+            option::LIST if data.is_empty() => {
+                for name in offers.keys() {
+                    let len = (name.len() as u32).to_be_bytes();
+                    self.answer(option, answer::SERVER, &[&len, name.as_bytes()]);
+                }
+                self.answer(option, answer::ACK, &[]);
+            }
+            option::INFO | option::GO => return Ok(self.tell(option, data, offers)),
+            option::STRUCTURED_REPLY if data.is_empty() => match self.headers {
+                Headers::Extended => self.refuse(option, answer::EXTENDED_HEADERS_REQUIRED, "headers are extended"),
+                Headers::Simple | Headers::Structured => {
+                    self.headers = Headers::Structured;
+                    self.answer(option, answer::ACK, &[]);
+                }
+            },
+            option::EXTENDED_HEADERS if data.is_empty() => {
+                self.headers = Headers::Extended;
+                self.answer(option, answer::ACK, &[]);
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.tell_contexts(option, data, offers),
+            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
+                self.refuse(option, answer::INVALID, "it takes no data");
+            }
+            option::STARTTLS => self.refuse(option, answer::UNSUPPORTED, "this server has no TLS"),
+            _ => self.refuse(option, answer::UNSUPPORTED, "it is not known here"),
+        }
+        Ok(None)
+    }
+
+    /// Tells what an export is like; returns it, if it is chosen with that.
+    fn tell(&mut self, option: u32, data: &[u8], offers: &Offers) -> Option<Arc<Offer>> {
+        let mut reader = Reader(data);
+        let mut read = || {
+            let name = reader.text()?;
+            let count = reader.u16()?;
+            let kinds = (0..count).map(|_| reader.u16()).collect::<Option<Vec<u16>>>()?;
+            reader.0.is_empty().then_some((name, kinds))
+        };
+        let Some((name, kinds)) = read() else {
+            self.refuse(option, answer::INVALID, "its data is not a name and kinds of information");
+            return None;
+        };
+        let Some(offer) = offers.get(name) else {
+            self.refuse(option, answer::UNKNOWN, "there is no export of that name");
+            return None;
+        };
+        let disk = offer.disk();
+        let (size, flags) = (disk.size().to_be_bytes(), self.export_flags(&offer.options, &disk).to_be_bytes());
+        let minimum = 512;
+        let preferred = disk.physical_block_size().next_power_of_two().clamp(4096, DEFAULT_PAYLOAD);
+        let sizes = BlockSizes { minimum, preferred, maximum: DEFAULT_PAYLOAD }.to_bytes();
+        self.answer(option, answer::INFO, &[&info::EXPORT.to_be_bytes(), &size, &flags]);
+        self.answer(option, answer::INFO, &[&info::BLOCK_SIZE.to_be_bytes(), &sizes]);
+        if kinds.contains(&info::NAME) {
+            self.answer(option, answer::INFO, &[&info::NAME.to_be_bytes(), name.as_bytes()]);
+        }
+        if let (true, Some(text)) = (kinds.contains(&info::DESCRIPTION), &offer.options.description) {
+            self.answer(option, answer::INFO, &[&info::DESCRIPTION.to_be_bytes(), text.as_bytes()]);
+        }
+        self.answer(option, answer::ACK, &[]);
+        (option == option::GO).then(|| Arc::clone(offer))
+    }
+
+    fn tell_contexts(&mut self, option: u32, data: &[u8], offers: &Offers) {
+        let is_set = option == option::SET_META_CONTEXT;
+        if is_set {
+            self.contexts = None;
+        }
+        if self.headers == Headers::Simple {
+            return self.refuse(option, answer::INVALID, "structured replies come first");
+        }
+        let mut reader = Reader(data);
+        let mut read = || {
+            let name = reader.text()?;
+            let count = reader.u32()?;
+            let mut queries = Vec::new();
+            for _ in 0..count {
+                queries.push(reader.text()?);
+            }
+            reader.0.is_empty().then_some((name, queries))
+        };
+        let Some((name, queries)) = read() else {
+            return self.refuse(option, answer::INVALID, "its data is not a name and contexts");
+        };
+        if !offers.contains_key(name) {
+            return self.refuse(option, answer::UNKNOWN, "there is no export of that name");
+        }
+        let asks_all = !is_set && queries.is_empty();
+        let mut contexts = Contexts::default();
+        for (id, context) in CONTEXTS {
+            // A name space and no name asks for all of it, where nothing is chosen.
+            let asks =
+                |query: &&str| *query == context || !is_set && query.ends_with(':') && context.starts_with(*query);
+            if asks_all || queries.iter().any(asks) {
+                let id = if is_set { id } else { 0 };
+                self.answer(option, answer::META_CONTEXT, &[&id.to_be_bytes(), context.as_bytes()]);
+                contexts.allocation |= context == CONTEXTS[0].1;
+                contexts.depth |= context == CONTEXTS[1].1;
+            }
+        }
+        if is_set {
+            self.contexts = Some((name.to_owned(), contexts));
+        }
+        self.answer(option, answer::ACK, &[]);
+    }
+
+    fn export_flags(&self, options: &NbdOptions, disk: &Disk) -> u16 {
+        use export_flag::{
+            CAN_MULTI_CONN, HAS_FLAGS, READ_ONLY, SEND_CACHE, SEND_DF, SEND_FAST_ZERO, SEND_FLUSH, SEND_FUA, SEND_TRIM,
+            SEND_WRITE_ZEROES,
+        };
+        let when = |condition: bool, flags: u16| if condition { flags } else { 0 };
+        // A flush is of the disk, whoever has written.
+        HAS_FLAGS
+            | SEND_FLUSH
+            | SEND_FUA
+            | SEND_CACHE
+            | CAN_MULTI_CONN
+            | when(self.headers != Headers::Simple, SEND_DF)
+            | when(!options.writable, READ_ONLY)
+            | when(options.writable, SEND_TRIM | SEND_WRITE_ZEROES)
+            | when(options.writable && disk.zeroes_fast(), SEND_FAST_ZERO)
+    }
+
+    fn refuse(&mut self, option: u32, why: u32, words: &str) {
+        self.answer(option, why, &[words.as_bytes()]);
+    }
+
+    fn answer(&mut self, option: u32, kind: u32, data: &[&[u8]]) {
+        let len: usize = data.iter().map(|part| part.len()).sum();
+        self.output.extend(ANSWER_MAGIC.to_be_bytes());
+        for number in [option, kind, len as u32] {
+            self.output.extend(number.to_be_bytes());
+        }
+        data.iter().for_each(|part| self.output.extend_from_slice(part));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An option's bytes.
+    fn said(option: u32, data: &[u8]) -> Vec<u8> {
+        [&b"IHAVEOPT"[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
+    }
+
+    /// The kinds of the answers in a server's output.
+    fn kinds(mut output: &[u8]) -> Vec<u32> {
+        let mut kinds = Vec::new();
+        while let Some((header, rest)) = output.split_first_chunk::<20>() {
+            assert_eq!(header[..8], ANSWER_MAGIC.to_be_bytes());
+            let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+            kinds.push(word(12));
+            output = &rest[word(16) as usize..];
+        }
+        kinds
+    }
+
+    #[test]
+    fn options_are_answered_however_their_bytes_come() {
+        let offers = Mutex::default();
+        let name = [&4u32.to_be_bytes()[..], b"disk", &[0, 0]].concat();
+        let context = [&4u32.to_be_bytes()[..], b"disk", &[0; 4]].concat();
+        let said = [
+            3u32.to_be_bytes().to_vec(),
+            said(option::LIST, b""),
+            said(option::LIST, b"x"),
+            said(4711, b"data"),
+            said(option::STARTTLS, b""),
+            said(option::SET_META_CONTEXT, &context),
+            said(option::STRUCTURED_REPLY, b""),
+            said(option::SET_META_CONTEXT, &context),
+            said(option::SET_META_CONTEXT, b"short"),
+            said(option::INFO, &name),
+            said(option::GO, &name[..9]),
+            said(option::EXTENDED_HEADERS, b""),
+            said(option::STRUCTURED_REPLY, b""),
+        ]
+        .concat();
+        let expected = [
+            answer::ACK,
+            answer::INVALID,
+            answer::UNSUPPORTED,
+            answer::UNSUPPORTED,
+            answer::INVALID,
+            answer::ACK,
+            answer::UNKNOWN,
+            answer::INVALID,
+            answer::UNKNOWN,
+            answer::INVALID,
+            answer::ACK,
+            answer::EXTENDED_HEADERS_REQUIRED,
+        ];
+        for piece in [1, 3, 16, said.len()] {
+            let mut handshake = Handshake::new();
+            handshake.output().clear();
+            for bytes in said.chunks(piece) {
+                assert!(handshake.feed(bytes, &offers).is_ok_and(|chosen| chosen.is_none()));
+            }
+            assert_eq!(kinds(handshake.output()), expected);
+            assert!(handshake.input.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_does_not_keep_to_it_is_hung_up_on() {
+        let after_flags = |bytes: Vec<u8>| [3u32.to_be_bytes().to_vec(), bytes].concat();
+        let (offers, no_name) = (Mutex::default(), after_flags(said(option::EXPORT_NAME, b"disk")));
+        for (bytes, why) in [
+            (4u32.to_be_bytes().to_vec(), Some("its flags are 0x4")),
+            (after_flags(vec![0; 16]), Some("an option begins with 0x0")),
+            (
+                after_flags([&b"IHAVEOPT"[..], &[0, 0, 0, 7], &[0xff; 4]].concat()),
+                Some("option 7 has 4294967295 bytes"),
+            ),
+            (no_name, Some("there is no export of the name 'disk'")),
+            (after_flags(said(option::LIST, b"").repeat(5000)), Some("it has named 4096 options")),
+            (after_flags(said(option::ABORT, b"")), None),
+        ] {
+            let mut handshake = Handshake::new();
+            let mut ended = None;
+            // Who reads all that it is told.
+            for bytes in bytes.chunks(64) {
+                handshake.output().clear();
+                ended = ended.or(handshake.feed(bytes, &offers).err());
+            }
+            let line = ended.expect("it is hung up on");
+            assert!(line.as_deref().map(|line| line.starts_with(why.unwrap_or("-"))) == why.map(|_| true), "{line:?}");
+        }
+        // Who reads nothing is not listened to for ever.
+        let mut handshake = Handshake::new();
+        let _ = handshake.feed(&after_flags(said(option::LIST, b"").repeat(4000)), &offers);
+        assert!(!handshake.wants() && handshake.output.len() < MOST_OUTPUT + 100);
+    }
+}

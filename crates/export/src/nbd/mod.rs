@@ -1,0 +1,34 @@
+//! Disks over NBD.
+//!
+//! ```text
+//!   client ═socket═▶ NbdServer (one thread)            I/O threads (one loop each)
+//!                      accept ─▶ handshake ──inbox──▶  Lane  Lane
+//!                                   │                    │ request → parts → engines
+//!                                   └ which export       └ replies
+//!                                                        ▲ extents
+//!                    an export's thread ─────────────────┘
+//! ```
+//!
+//! One server has all exports of this kind. Its thread speaks with clients until they have chosen one; from then on a
+//! client is one of those of a [`Lane`], of which an export has one on each of its I/O threads. A lane is to an export what
+//! a queue is to one over vhost-user: it moves to another I/O thread, and gets another disk, by the same means.
+//!
+//! The specification is doc/proto.md of the NetworkBlockDevice project.
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod export;
+mod extents;
+mod handshake;
+mod inbox;
+mod lane;
+mod pool;
+mod reply;
+mod server;
+mod slab;
+
+pub use export::NbdOptions;
+pub(crate) use export::Offer;
+pub(crate) use lane::Lane;
+pub use server::{NbdAddress, NbdServer, NbdServerConfig, NbdServerError};

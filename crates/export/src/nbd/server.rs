@@ -1,0 +1,395 @@
+//! The server: a socket, the clients that have not chosen an export yet, and the names of exports.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use egret_confine::{Bounds, ThreadKind};
+use egret_event_loop::EventNotifier;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, accept_with, recvmsg, sendmsg,
+};
+
+use super::client::NewClient;
+use super::export::Offer;
+use super::handshake::{Chosen, Handshake, Offers};
+use crate::peer_log::PeerLog;
+use crate::queues::lock;
+use crate::socket::{Access, Arrival, BindError, UnixSocket};
+
+/// Clients that are in their handshakes at a time, though the server would have more.
+const MOST_GUESTS: usize = 1024;
+/// How long nobody is let in after the system could not.
+const REST: Duration = Duration::from_secs(1);
+/// What is read of a handshake at a time, and so the most that a client has sent beyond it.
+const INPUT: usize = 4096;
+
+/// Where clients connect.
+#[derive(Clone, Debug)]
+pub enum NbdAddress {
+    /// A UNIX socket that is made at this path and removed again, and who may connect.
+    Unix(PathBuf, Access),
+    /// A TCP port of this host.
+    Tcp(String, u16),
+}
+
+/// How a server is to be.
+#[derive(Clone, Debug)]
+pub struct NbdServerConfig {
+    /// Where it listens.
+    pub address: NbdAddress,
+    /// Clients that it has at a time; 0: any number. Who comes then waits to be let in.
+    pub max_connections: u32,
+    /// How long a client may take to choose an export; zero: as long as it likes.
+    pub handshake_max: Duration,
+}
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum NbdServerError {
+    /// There is no socket at the path.
+    #[error("NBD server: cannot listen on socket '{0}': {1}")]
+    Bind(PathBuf, #[source] BindError),
+    /// The port is taken, or there is no such host.
+    #[error("NBD server: cannot listen on host '{0}', port {1}: {2}")]
+    Tcp(String, u16, #[source] io::Error),
+    /// It may not.
+    #[error(
+        "NBD server: cannot listen on host '{0}', port {1}: {2}; the sandbox leaves the port that --nbd-server names, and \
+         that as long as it is listened on"
+    )]
+    Port(String, u16, #[source] io::Error),
+    /// The system ran out of something.
+    #[error("NBD server: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A server, which listens as long as it is there. Its exports are gone before it is.
+pub struct NbdServer {
+    registry: Arc<Registry>,
+    stop: EventNotifier,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the server's thread shares with others.
+struct Registry {
+    offers: Mutex<Offers>,
+    clients: AtomicUsize,
+    /// Clients are let in.
+    is_open: AtomicBool,
+    /// Clients are, or one has left.
+    left: EventNotifier,
+}
+
+/// An export's name, while it is in a server's list.
+pub(super) struct Listed {
+    registry: Arc<Registry>,
+    name: String,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        lock(&self.registry.offers).remove(&self.name);
+    }
+}
+
+/// A client's place among those of its server, and of its export once it has chosen one.
+pub(super) struct Place {
+    registry: Arc<Registry>,
+    of_export: Option<Arc<AtomicUsize>>,
+}
+
+impl Place {
+    fn new(registry: &Arc<Registry>) -> Self {
+        registry.clients.fetch_add(1, Ordering::AcqRel);
+        Self { registry: Arc::clone(registry), of_export: None }
+    }
+
+    fn choose(&mut self, offer: &Offer) {
+        offer.clients.fetch_add(1, Ordering::AcqRel);
+        self.of_export = Some(Arc::clone(&offer.clients));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(of_export) = &self.of_export {
+            of_export.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.registry.clients.fetch_sub(1, Ordering::AcqRel);
+        self.registry.left.set();
+    }
+}
+
+impl NbdServer {
+    /// Begins to listen. Clients are let in from when it is [opened](Self::open).
+    ///
+    /// # Errors
+    ///
+    /// The address is taken or unusable; nothing is left behind.
+    pub fn start(config: NbdServerConfig) -> Result<Self, NbdServerError> {
+        let listener = Listener::open(&config.address)?;
+        let (stop, left) = (EventNotifier::new()?, EventNotifier::new()?);
+        let (offers, clients, is_open) = (Mutex::default(), AtomicUsize::new(0), AtomicBool::new(false));
+        let registry = Arc::new(Registry { offers, clients, is_open, left });
+        let most = if config.max_connections == 0 { usize::MAX } else { config.max_connections as usize };
+        let hall = Hall {
+            listener,
+            registry: Arc::clone(&registry),
+            log: PeerLog::about("NBD server: "),
+            most,
+            patience: config.handshake_max,
+            rests_until: None,
+            guests: Vec::new(),
+        };
+        let (theirs, bounds) = (stop.clone(), Bounds::of_this_thread());
+        let thread =
+            std::thread::Builder::new().name("nbd-server".to_owned()).stack_size(256 << 10).spawn(move || {
+                bounds.narrow(ThreadKind::Session);
+                hall.serve(&theirs);
+            })?;
+        Ok(Self { registry, stop, thread: Some(thread) })
+    }
+
+    /// Lets clients in: who comes before its exports are there would be told that they are not.
+    pub fn open(&self) {
+        self.registry.is_open.store(true, Ordering::Release);
+        self.registry.left.set();
+    }
+
+    /// Whether an export of this name is in its list.
+    pub fn has_export(&self, name: &str) -> bool {
+        lock(&self.registry.offers).contains_key(name)
+    }
+
+    /// Puts an export into its list; `None` if its name is there.
+    pub(super) fn list(&self, offer: &Arc<Offer>) -> Option<Listed> {
+        let name = offer.options.name.clone();
+        let mut offers = lock(&self.registry.offers);
+        if offers.contains_key(&name) {
+            return None;
+        }
+        offers.insert(name.clone(), Arc::clone(offer));
+        Some(Listed { registry: Arc::clone(&self.registry), name })
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        self.stop.set();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+enum Listener {
+    Unix(UnixSocket),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn open(address: &NbdAddress) -> Result<Self, NbdServerError> {
+        match address {
+            NbdAddress::Unix(path, access) => {
+                UnixSocket::bind(path, access).map(Self::Unix).map_err(|e| NbdServerError::Bind(path.clone(), e))
+            }
+            NbdAddress::Tcp(host, port) => {
+                let listen = || {
+                    let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                    let listener = TcpListener::bind(addresses.as_slice())?;
+                    listener.set_nonblocking(true)?;
+                    Ok(Self::Tcp(listener))
+                };
+                listen().map_err(|e: io::Error| match e.kind() {
+                    io::ErrorKind::PermissionDenied => NbdServerError::Port(host.clone(), *port, e),
+                    _ => NbdServerError::Tcp(host.clone(), *port, e),
+                })
+            }
+        }
+    }
+
+    /// The next client, if there is one that is let in.
+    fn accept(&self, log: &PeerLog) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::Unix(socket) => Ok(match socket.accept()? {
+                Arrival::Client(client) => Some(client.into()),
+                Arrival::Refused(uid) => {
+                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
+                    None
+                }
+                Arrival::Nobody => None,
+            }),
+            Self::Tcp(listener) => match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(client) => {
+                    // Replies should not wait for others, and who is gone without a word should be found out. Without
+                    // either it is slower, and right.
+                    let _ = set_tcp_nodelay(&client, true);
+                    let _ = set_socket_keepalive(&client, true);
+                    Ok(Some(client))
+                }
+                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+                Err(e) => Err(e.into()),
+            },
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(socket) => socket.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Where clients are until they have chosen.
+struct Hall {
+    listener: Listener,
+    registry: Arc<Registry>,
+    log: PeerLog,
+    most: usize,
+    patience: Duration,
+    /// Nobody is let in before this, because the system could not.
+    rests_until: Option<Instant>,
+    guests: Vec<Guest>,
+}
+
+/// A client that has not chosen an export yet.
+struct Guest {
+    socket: OwnedFd,
+    handshake: Handshake,
+    deadline: Option<Instant>,
+    place: Place,
+}
+
+/// What became of a guest.
+enum Fate {
+    Stays(Guest),
+    Chose(NewClient, Arc<Offer>),
+    Left(Option<String>),
+}
+
+impl Hall {
+    fn serve(mut self, stop: &EventNotifier) {
+        loop {
+            let now = Instant::now();
+            self.rests_until = self.rests_until.filter(|until| *until > now);
+            let is_full =
+                self.registry.clients.load(Ordering::Acquire) >= self.most || self.guests.len() >= MOST_GUESTS;
+            let is_open = self.registry.is_open.load(Ordering::Acquire);
+            let lets_in = is_open && !is_full && self.rests_until.is_none();
+            let deadlines = self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until);
+            let timeout = deadlines.min().map(|nearest| timespec(nearest.saturating_duration_since(now)));
+            let mut fds = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&self.registry.left, PollFlags::IN),
+                PollFd::new(&self.listener, if lets_in { PollFlags::IN } else { PollFlags::empty() }),
+            ];
+            fds.extend(self.guests.iter_mut().map(|guest| {
+                let has_output = !guest.handshake.output().is_empty();
+                let wants = if has_output { PollFlags::OUT } else { PollFlags::IN };
+                PollFd::from_borrowed_fd(guest.socket.as_fd(), wants)
+            }));
+            if poll(&mut fds, timeout.as_ref()).is_err() {
+                continue;
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return;
+            }
+            self.registry.left.clear();
+            self.serve_guests(&ready[3..]);
+            if lets_in && ready[2] {
+                self.let_in();
+            }
+        }
+    }
+
+    fn let_in(&mut self) {
+        match self.listener.accept(&self.log) {
+            Ok(Some(socket)) => self.guests.push(Guest {
+                socket,
+                handshake: Handshake::new(),
+                deadline: (!self.patience.is_zero()).then(|| Instant::now() + self.patience),
+                place: Place::new(&self.registry),
+            }),
+            Ok(None) => {}
+            Err(e) => {
+                self.log.warn(format_args!("cannot accept clients: {e}"));
+                // Out of descriptors, say: others may give some back.
+                self.rests_until = Some(Instant::now() + REST);
+            }
+        }
+    }
+
+    fn serve_guests(&mut self, ready: &[bool]) {
+        let now = Instant::now();
+        for (guest, is_ready) in std::mem::take(&mut self.guests).into_iter().zip(ready) {
+            let is_late = guest.deadline.is_some_and(|deadline| deadline <= now);
+            let fate = match *is_ready {
+                true => guest.go_on(),
+                false if is_late => Fate::Left(Some(format!("it has chosen no export in {:?}", self.patience))),
+                false => Fate::Stays(guest),
+            };
+            match fate {
+                Fate::Stays(guest) => self.guests.push(guest),
+                Fate::Chose(client, offer) => offer.take(client),
+                Fate::Left(Some(why)) => self.log.warn(format_args!("a client is sent away: {why}")),
+                Fate::Left(None) => {}
+            }
+        }
+    }
+}
+
+impl Guest {
+    /// Sends what there is to send, or reads what the client says.
+    fn go_on(mut self) -> Fate {
+        let failed = |e: Errno| Fate::Left((e != Errno::CONNRESET && e != Errno::PIPE).then(|| e.to_string()));
+        let output = self.handshake.output();
+        if !output.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.socket, &[IoSlice::new(output)], &mut SendAncillaryBuffer::default(), flags) {
+                Ok(sent) => drop(output.drain(..sent)),
+                Err(Errno::AGAIN | Errno::INTR) => return Fate::Stays(self),
+                Err(e) => return failed(e),
+            }
+            // What it has sent meanwhile may have waited for this.
+            return self.take(&[]);
+        }
+        let mut input = [0; INPUT];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut input)], &mut RecvAncillaryBuffer::default(), flags) {
+            Ok(received) if received.bytes == 0 => Fate::Left(None),
+            Ok(received) => self.take(&input[..received.bytes]),
+            Err(Errno::AGAIN | Errno::INTR) => Fate::Stays(self),
+            Err(e) => failed(e),
+        }
+    }
+
+    fn take(mut self, input: &[u8]) -> Fate {
+        let registry = Arc::clone(&self.place.registry);
+        match self.handshake.feed(input, &registry.offers) {
+            Ok(None) => Fate::Stays(self),
+            Ok(Some(Chosen { offer, headers, contexts, input, output })) => {
+                let Self { socket, mut place, .. } = self;
+                place.choose(&offer);
+                Fate::Chose(NewClient { socket, headers, contexts, input, output, place }, offer)
+            }
+            Err(why) => Fate::Left(why),
+        }
+    }
+}
+
+fn timespec(length: Duration) -> Timespec {
+    Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
+}
