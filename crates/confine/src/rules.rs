@@ -471,8 +471,6 @@ pub const RULES: &[Rule] = &[
     call!(SYS_pidfd_open, &[Rbd], "whether the process is gone that has an image locked"),
     call!(SYS_uname, &[Rbd], "what a cluster is told of its client"),
     call!(SYS_sysinfo, &[Rbd], "what a cluster is told of its client"),
-    #[cfg(target_arch = "x86_64")]
-    call!(SYS_access, &[Rbd], "a cluster's configuration and keyrings"),
     call!(SYS_memfd_create, &[Rbd], "the header of an encrypted image"),
     call!(SYS_ftruncate, &[Rbd], "the header of an encrypted image"),
     call!(SYS_fstatfs, &[Rbd], "the header of an encrypted image"),
@@ -480,7 +478,6 @@ pub const RULES: &[Rule] = &[
     call!(SYS_flock, &[Rbd], "the header of an encrypted image"),
     call!(SYS_mlock, &[Rbd], "the key of an encrypted image"),
     call!(SYS_munlock, &[Rbd], "the key of an encrypted image"),
-    call!(SYS_statfs, &[Rbd], "what a cluster is told of its client"),
     // Files of reservations.
     call!(SYS_fsync, &[Reservations], "a file of reservations, and its directory"),
     call!(SYS_renameat, &[Reservations], "a file of reservations in the place of the one before"),

@@ -230,14 +230,22 @@ fn an_encrypted_image_is_read_with_its_passphrase_and_refused_without() {
         let secret = format!("secret,id=pass,file={}", scratch.path(pass).display());
         serve(ceph, "sealed", ",encrypt.format=luks2,encrypt.key-secret=pass", socket).words(["--object", &secret])
     };
-    let mut client = Client::new(true);
     let socket = scratch.path("socket");
     let server = Server::start(&Program::egret(), &sealed("pass", &socket));
-    client.connect(&socket);
-    client.load(300);
-    client.drain();
-    client.wire = None;
+    Guest::boot(&socket).read_honestly();
     assert_eq!(server.terminate().code(), Some(0));
     let said = fails(&sealed("wrong", &scratch.path("no")));
     assert!(said.contains("the passphrase of encrypt.key-secret does not open it"), "{said}");
+}
+
+#[test]
+fn a_daemon_that_is_confined_without_a_cluster_says_so_where_a_monitor_adds_one() {
+    let scratch = Scratch::new();
+    let (monitor, disk) = (scratch.path("qmp"), json!({"driver": "rbd", "node-name": "d1", "pool": "p", "image": "i"}));
+    let options = Options::new().null("d0", "").monitor("m", &monitor);
+    let _server = Server::start(&Program::egret(), &options);
+    let said = Qmp::connect(&monitor).fail("blockdev-add", disk);
+    let line = "blockdev 'd1': cannot open 'p/i': the sandbox leaves no network to a daemon that is started without a disk of \
+                driver=rbd; start egret with one, or with --sandbox=off";
+    assert_eq!(said, line);
 }

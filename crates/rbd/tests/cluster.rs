@@ -10,7 +10,7 @@ use egret_disk::{
 };
 use egret_event_loop::{Backend as _, clock};
 use egret_needs::{Ceph, Part};
-use egret_rbd::{ClusterOptions, ImageOptions, RbdDisk, RbdOptions};
+use egret_rbd::{ClusterOptions, ImageOptions, Luks, RbdDisk, RbdOptions, Secret};
 use egret_vring::memory::{IoVec, Lent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -374,4 +374,28 @@ fn a_lock_that_was_taken_away_has_requests_wait_instead_of_fail() {
     rig.begin(Op::Write { fua: false }, 0, 512, vec![2; 512], 512);
     assert!(!rig.turn(2, &mut [None]) || rig.engines.in_flight() == 1, "it is neither done nor failed");
     assert_eq!(rig.engines.in_flight(), 1);
+}
+
+#[test]
+fn an_encrypted_image_reads_as_it_was_written_zeroes_among_it() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create sealed --size 64M");
+    let pass = ceph.dir().join("pass");
+    std::fs::write(&pass, "open").unwrap();
+    ceph.run(&format!("rbd encryption format rbd/sealed luks1 {}", pass.display()));
+    let mut sealed = options(ceph, "sealed");
+    sealed.image.encryption = Some((Luks::One, Secret(b"open".to_vec())));
+    let disk = open(&sealed).unwrap();
+    assert!(disk.size() < 64 * MIB, "the header is not the guest's");
+    let mut rig = Rig::new(&disk);
+    rig.write(MIB, &pattern(4 * MIB, 3)).unwrap();
+    for (unmap, at) in [(false, MIB), (true, 3 * MIB)] {
+        rig.run(Op::WriteZeroes { unmap, fua: true }, at, MIB).unwrap();
+        assert!(rig.read(at, MIB).iter().all(|&byte| byte == 0));
+        assert!(rig.read(at + MIB, MIB) == pattern(4 * MIB, 3)[at as usize..at as usize + MIB as usize]);
+    }
+    drop((rig, disk));
+    sealed.image.encryption = Some((Luks::One, Secret(b"shut".to_vec())));
+    let line = line(open(&sealed));
+    assert!(line.contains("the passphrase of encrypt.key-secret does not open it"), "{line}");
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::key::{Shape, ValueType};
 use super::object::object;
 use super::words::{as_word, words};
-use super::{Cpus, Object, ObjectError, Problem, Spelling};
+use super::{Cpus, Object, ObjectError, Problem, Secret, Spelling};
 use crate::options;
 
 /// QEMU holds these in an `int64_t`.
@@ -98,6 +98,10 @@ impl IoThread {
         let error = |problem| ObjectError { subject: id.unwrap_or_else(|| "object without id".to_owned()), problem };
         match value.as_object_mut().and_then(|object| object.remove("qom-type")) {
             Some(kind) if kind == Self::NOUN => Self::from_value(value, spelling),
+            Some(kind) if kind == Secret::NOUN => {
+                let line = "secrets are given when the daemon starts, by --object or in its configuration file";
+                Err(error(Problem::Together(line.to_owned())))
+            }
             Some(kind) if FOREIGN_OBJECTS.iter().any(|foreign| kind == *foreign) => {
                 let what = format!("qom-type {kind}").replace('"', "'");
                 Err(error(Problem::NotDone {

@@ -52,9 +52,9 @@ options! {
 options! {
     /// Where a monitor of a cluster is.
     pub struct MonitorAddress {
-        /// Host, by name or number.
+        /// (rbd) Host of a monitor of the cluster: its address, or its name without a sandbox.
         host: String, ValueType::Text(1, LONGEST);
-        /// Port.
+        /// (rbd) Port of the monitor; text, as in QEMU.
         port: String, ValueType::Text(1, 5);
     }
 }
@@ -62,9 +62,9 @@ options! {
 options! {
     /// How an image is encrypted.
     pub struct Encrypt {
-        /// Format of the encryption. It needs an image that the format was loaded into (`rbd encryption format`).
+        /// (rbd) Format that the image has been given by `rbd encryption format`, for librbd to decrypt it.
         format: EncryptionFormat, ValueType::Word(EncryptionFormat::words);
-        /// Secret that holds the passphrase.
+        /// (rbd) Secret that holds the passphrase.
         key_secret: String, ValueType::Name(usize::MAX);
     }
 }

@@ -455,6 +455,7 @@ fn the_reference_is_in_step_with_the_tables() {
     let mut blessed = text.clone();
     for (noun, table) in [
         (IoThread::NOUN, reference(IoThread::SHAPE)),
+        (Secret::NOUN, reference(Secret::SHAPE)),
         (Blockdev::NOUN, reference(Blockdev::SHAPE)),
         (Export::NOUN, reference(Export::SHAPE)),
         ("nbd-server", reference(&NBD_SERVER)),
