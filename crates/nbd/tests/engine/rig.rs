@@ -95,8 +95,13 @@ impl Rig {
 
     /// How a request ended, and its memory.
     pub fn wait(&mut self, id: u64) -> (Result<(), Errno>, Vec<u8>) {
-        let begun = Instant::now();
         self.submit();
+        self.wait_only(id)
+    }
+
+    /// As [`wait`](Self::wait), for one that was submitted.
+    pub fn wait_only(&mut self, id: u64) -> (Result<(), Errno>, Vec<u8>) {
+        let begun = Instant::now();
         while !self.done.contains_key(&id) {
             assert!(begun.elapsed() < HANGS, "request {id} hangs");
             self.turn(HANGS);
