@@ -80,6 +80,7 @@ done <<END
 0 sg_wr_mode --page=8
 0 sg_logs --all
 5 sg_logs --page=ie
+0 sg_senddiag --test
 0 sg_sync
 0 sg_sync --16
 0 sg_sync --immed
@@ -138,7 +139,7 @@ done <<END
 9 sg_rep_zones
 9 sg_ses
 9 sg_seek --lba=0 --num=8
+5 sg_senddiag --list
 # What the standard has every disk have, and this one has not.
 9 sg_format --format --quick
-9 sg_senddiag --selftest=0 --test
 END

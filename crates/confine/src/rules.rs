@@ -55,22 +55,17 @@ impl ThreadKind {
     /// The kinds of threads that threads of this kind start.
     pub const fn starts(self) -> &'static [Self] {
         match self {
-            // What talks to clusters is started before control threads are confined, and lends them nothing.
-            Self::Control => {
-                const {
-                    &[
-                        Self::Control,
-                        Self::Io,
-                        Self::Worker,
-                        Self::Session,
-                        Self::Metrics,
-                        Self::Watchdog,
-                        Self::Log,
-                        Self::Reservations,
-                        Self::Connector,
-                    ]
-                }
-            }
+            // What reaches other machines has a `Starter`.
+            Self::Control => &[
+                Self::Control,
+                Self::Io,
+                Self::Worker,
+                Self::Session,
+                Self::Metrics,
+                Self::Watchdog,
+                Self::Log,
+                Self::Reservations,
+            ],
             Self::Io | Self::Worker => &[Self::Worker],
             Self::Session
             | Self::Metrics
@@ -195,7 +190,7 @@ macro_rules! call {
 use ThreadKind::{Connector, Control, Io, Log, Metrics, Rbd, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
-const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log, Rbd];
+const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log, Connector, Rbd];
 const CONFINERS: &[ThreadKind] = &[Control, Io];
 
 /// How the C library starts a thread: with all that threads of a process share, and in no namespace of its own.
@@ -446,7 +441,8 @@ pub const RULES: &[Rule] = &[
         "making a socket while nobody else does; whose a file of reservations is"
     ),
     // Images in clusters: librbd's calls, and its own threads.
-    call!(SYS_socket, &[Rbd], "a cluster's daemons"),
+    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET", int(0, libc::AF_INET as i64)),
+    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET6", int(0, libc::AF_INET6 as i64)),
     call!(SYS_connect, &[Rbd], "a cluster's daemons"),
     call!(SYS_setsockopt, &[Rbd], "a cluster's daemons"),
     call!(SYS_sendmsg, &[Rbd], "a cluster's daemons"),

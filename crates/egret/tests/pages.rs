@@ -167,16 +167,16 @@ fn every_test_that_a_page_names_is_there() {
 #[test]
 fn the_guest_tests_are_those_that_the_readme_and_the_page_of_tests_list() {
     let is_test = |line: &&str| line.starts_with("fn ") && line.contains("() {");
-    let code = read("crates/egret/tests/guest.rs");
-    let tests: Vec<&str> = code
-        .split("#[test]\n")
-        .skip(1)
-        .filter_map(|rest| rest.lines().find(is_test))
-        .filter_map(|line| line.strip_prefix("fn ")?.split('(').next())
-        .collect();
+    let mut tests = Vec::new();
+    for (file, module) in [("main", ""), ("conformance", "conformance::"), ("failing", "failing::")] {
+        let code = read(format!("crates/egret/tests/guest/{file}.rs"));
+        let found = code.split("#[test]\n").skip(1).filter_map(|rest| rest.lines().find(is_test));
+        let names = found.filter_map(|line| line.strip_prefix("fn ")?.split('(').next());
+        tests.extend(names.map(|name| (module, name.to_owned())));
+    }
     let (readme, page) = (read("README.md"), read("docs/testing.md"));
-    for test in &tests {
-        assert!(readme.contains(&format!("\ntest {test} ... ok\n")), "README.md lists no {test}");
+    for (module, test) in &tests {
+        assert!(readme.contains(&format!("\ntest {module}{test} ... ok\n")), "README.md lists no {test}");
         assert!(page.contains(&format!("\n| `{test}` |")), "docs/testing.md lists no {test}");
     }
     assert!(readme.contains(&format!("\nrunning {} tests\n", tests.len())), "{tests:#?}");

@@ -3,60 +3,35 @@
 //! A call of librbd's that waits for a cluster that is away cannot be taken back. It goes on on its thread, and what it
 //! would have returned is dropped there.
 //!
-//! librbd's own threads are what the thread is that opens an image. So the threads of calls are started by one that was
-//! started before the daemon's others were confined, and that says what they are.
+//! librbd's own threads are what the thread is that opens an image. So the threads of calls have a [`Starter`].
 
 #![deny(unsafe_code)]
 
-use std::sync::OnceLock;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use egret_confine::{Bounds, ThreadKind};
+use egret_confine::{Starter, ThreadKind};
 
 use crate::error::RbdError;
 
-type Call = Box<dyn FnOnce() + Send>;
+static STARTER: Starter = Starter::new(ThreadKind::Rbd, "rbd");
 
-static STARTER: OnceLock<Sender<Call>> = OnceLock::new();
-
-/// Starts what starts threads for calls, bound as the calling thread is. To be called before that is confined; the first
-/// call does it, too.
+/// Starts what starts threads for calls. To be called before the calling thread is confined; the first call does it, too.
 ///
 /// # Errors
 ///
 /// There are no threads left.
 pub fn start() -> Result<(), RbdError> {
-    if STARTER.get().is_some() {
-        return Ok(());
-    }
-    let bounds = Bounds::of_this_thread();
-    if bounds.is_confined() {
-        return Err(RbdError::Confined);
-    }
-    let (sender, receiver) = channel::<Call>();
-    let starter = move || {
-        bounds.narrow(ThreadKind::Rbd);
-        let bounds = Bounds::of_this_thread();
-        for call in receiver {
-            let thread = move || {
-                bounds.narrow(ThreadKind::Rbd);
-                call();
-            };
-            if let Err(e) = std::thread::Builder::new().name("rbd-call".to_owned()).spawn(thread) {
-                tracing::error!("there is no thread for librbd: {e}");
-            }
-        }
-    };
-    let started = std::thread::Builder::new().name("rbd".to_owned()).spawn(starter);
-    started.map_err(|e| RbdError::Thread(e.to_string()))?;
-    let _ = STARTER.set(sender);
-    Ok(())
+    STARTER.begin().map_err(|e| match e.kind() {
+        io::ErrorKind::PermissionDenied => RbdError::Confined,
+        _ => RbdError::Thread(e.to_string()),
+    })
 }
 
 /// Whether calls can be made without starting what makes them.
 pub fn is_started() -> bool {
-    STARTER.get().is_some()
+    STARTER.has_begun()
 }
 
 /// Has `call` run, and waits for what it returns, as long as `patience` lasts.
@@ -89,7 +64,5 @@ pub fn leave_at_once(status: u8) {
 
 /// Has `call` run, and waits for nothing. Calls have been [started](start).
 pub(crate) fn run(call: impl FnOnce() + Send + 'static) {
-    if let Some(starter) = STARTER.get() {
-        let _ = starter.send(Box::new(call));
-    }
+    let _ = STARTER.run(call);
 }

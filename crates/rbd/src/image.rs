@@ -98,8 +98,7 @@ impl Image {
             _ => "",
         };
         check(opened, || ("open it".to_owned(), hint))?;
-        let event =
-            rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(own("eventfd"))?;
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(own("eventfd"))?;
         let mut new =
             Self { ceph, handle, watch: None, changed: Box::new(Box::new(changed)), event: Mutex::new(event), pool };
         if let Some((format, secret)) = encryption {

@@ -12,6 +12,7 @@ pub(crate) enum Run {
     ModeSelect,
     ModeSense,
     StartStopUnit,
+    SendDiagnostic,
     PreventAllow,
     ReadCapacity10,
     ReadCapacity16,
@@ -274,7 +275,7 @@ const FREE: Access = Access::Free;
 const UNIT: Access = Access::Unit;
 
 /// Every command, service actions of one operation code next to each other.
-pub(crate) static TABLE: [Spec; 50] = [
+pub(crate) static TABLE: [Spec; 51] = [
     Spec::new(0x00, Run::TestUnitReady, UNIT, &[0x00, 0, 0, 0, 0, 0]),
     Spec::new(0x03, Run::RequestSense, FREE, &[0x03, 0, 0, 0, 0xff, 0]),
     Spec::new(0x08, Run::Read, Access::Read, &[0x08, 0x1f, 0xff, 0xff, 0xff, 0]),
@@ -287,6 +288,8 @@ pub(crate) static TABLE: [Spec; 50] = [
     Spec::new(0x1a, Run::ModeSense, Access::Write, &[0x1a, 0x08, 0xff, 0xff, 0xff, 0]),
     // Starting is allowed; stopping, ejecting and power conditions are not (SBC-4, reservations).
     Spec::new(0x1b, Run::StartStopUnit, Access::Unless { byte: 4, mask: 0xf1, is: 0x01 }, &[0x1b, 0x01, 0, 0, 0xf7, 0]),
+    // Whether the test may take the unit or the device off line does not matter.
+    Spec::new(0x1d, Run::SendDiagnostic, Access::Write, &[0x1d, 0xf4, 0, 0, 0, 0]).ignores(1, 0x03),
     // Allowing removal is allowed; preventing it is not (SPC-5).
     Spec::new(0x1e, Run::PreventAllow, Access::Unless { byte: 4, mask: 0x03, is: 0 }, &[0x1e, 0, 0, 0, 0x03, 0])
         .needs(Needs::Removable),

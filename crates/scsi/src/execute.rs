@@ -8,7 +8,7 @@ use crate::call::{Answer, Call};
 use crate::cdb::{Access, Cdb, Needs, Run, Spec};
 use crate::command::{Admission, Command, Hold};
 use crate::nexus::{Flags, Nexus};
-use crate::report::{log_sense, report_luns, report_task_management};
+use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
 use crate::step::{DataOut, DiskOp, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
@@ -282,6 +282,7 @@ impl LogicalUnit {
             Run::Read => self.read(call),
             Run::Write => self.write(call),
             Run::TestUnitReady => Ok(Step::good(0)),
+            Run::SendDiagnostic => send_diagnostic(call),
             Run::RequestSense => self.request_sense(call),
             Run::Inquiry => self.inquiry(call),
             Run::ModeSelect => self.mode_select(call),

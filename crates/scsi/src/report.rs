@@ -4,6 +4,7 @@ use crate::call::{Answer, Call};
 use crate::cdb::{ACTION, Spec, TABLE};
 use crate::nexus::Attention;
 use crate::sense::{Refusal, Sense};
+use crate::step::Step;
 use crate::unit::LogicalUnit;
 
 /// Everything but well known logical units (SPC-5): there are none of those, or of any other special kind.
@@ -151,6 +152,12 @@ pub(crate) fn report_luns(call: Call<'_>) -> Answer {
     data.extend([0; 4]);
     data.extend(luns.iter().take(needed.div_ceil(8) - 1).flat_map(|lun| lun.to_be_bytes()));
     call.command.respond(call.task, allocated)
+}
+
+/// SEND DIAGNOSTIC (SPC-5): the default self-test, which passes: a disk that does not work says so when it is used.
+pub(crate) fn send_diagnostic(call: Call<'_>) -> Answer {
+    // SELF-TEST CODE: those in the background and the others.
+    if call.cdb.byte(1) & 0xe0 == 0 { Ok(Step::good(0)) } else { Err(Sense::cdb(1).bit(7).into()) }
 }
 
 /// LOG SENSE (SPC-5): the supported log pages, which is all there is.

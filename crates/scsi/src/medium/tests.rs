@@ -464,6 +464,20 @@ fn a_stopped_unit_has_flushed_and_is_not_ready_until_it_is_started() {
     assert_eq!(rig.ops, [], "NO_FLUSH");
 }
 
+/// SPC-5, SEND DIAGNOSTIC command.
+#[test]
+fn the_default_self_test_passes_and_there_is_no_other() {
+    let mut rig = rig();
+    for flags in [0, 4, 0x14, 7] {
+        rig.run(&[0x1d, flags, 0, 0, 0, 0], &[], 0).good();
+    }
+    // In the background, and with a list of parameters.
+    assert_eq!(rig.run(&[0x1d, 0x20, 0, 0, 0, 0], &[], 0).sense(), Sense::cdb(1).bit(7));
+    assert_eq!(rig.run(&[0x1d, 0x10, 0, 0, 4, 0], &[0; 4], 0).sense(), Sense::cdb(4).bit(2));
+    rig.run(&start_stop(0), &[], 0).good();
+    rig.run(&[0x1d, 4, 0, 0, 0, 0], &[], 0).good();
+}
+
 /// SBC-4, START STOP UNIT command.
 #[test]
 fn only_a_removable_medium_can_be_ejected_and_only_if_nobody_prevents_it() {

@@ -146,7 +146,7 @@ fn a_reservation_keeps_out_the_commands_that_the_tables_say_and_no_others() {
     let mut compare_and_write = cdb16(0x89, 0, 0, 0);
     compare_and_write[13] = 1;
     // The command, and whether a write exclusive and an exclusive access reservation conflict with it.
-    let table: [(&[u8], bool, bool); 24] = [
+    let table: [(&[u8], bool, bool); 25] = [
         (&[0x00, 0, 0, 0, 0, 0], false, false),
         (&[0x03, 0, 0, 0, 18, 0], false, false),
         (&[0x12, 0, 0, 0, 36, 0], false, false),
@@ -155,6 +155,7 @@ fn a_reservation_keeps_out_the_commands_that_the_tables_say_and_no_others() {
         (&[0x1b, 0, 0, 0, 1, 0], false, false),
         (&[0x1b, 0, 0, 0, 0, 0], true, true),
         (&[0x1b, 0, 0, 0, 0x11, 0], true, true),
+        (&[0x1d, 4, 0, 0, 0, 0], true, true),
         (&[0x1e, 0, 0, 0, 0, 0], false, false),
         (&[0x1e, 0, 0, 0, 1, 0], true, true),
         (&cdb10(0x25, 0, 0, 0), false, false),
@@ -283,7 +284,7 @@ fn third_parties_extents_and_lists_of_them_are_invalid_fields() {
 /// SPC-2, tables of commands that are allowed in the presence of various reservations.
 #[test]
 fn a_reserved_unit_answers_others_what_the_tables_say_and_nothing_else() {
-    let table: [(&[u8], bool); 20] = [
+    let table: [(&[u8], bool); 21] = [
         (&[0x00, 0, 0, 0, 0, 0], true),
         (&[0x03, 0, 0, 0, 18, 0], false),
         (&[0x12, 0, 0, 0, 36, 0], false),
@@ -293,6 +294,7 @@ fn a_reserved_unit_answers_others_what_the_tables_say_and_nothing_else() {
         (&RELEASE_6, false),
         (&[0x1b, 0, 0, 0, 1, 0], false),
         (&[0x1b, 0, 0, 0, 0, 0], true),
+        (&[0x1d, 4, 0, 0, 0, 0], true),
         (&[0x1e, 0, 0, 0, 0, 0], false),
         (&[0x1e, 0, 0, 0, 1, 0], true),
         (&cdb10(0x25, 0, 0, 0), false),
