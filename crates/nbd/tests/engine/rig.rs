@@ -48,6 +48,13 @@ impl Rig {
         Ok(Self { engines, slot, epoll, memory: HashMap::new(), done: HashMap::new(), next: 0 })
     }
 
+    /// Lets go of the disk, and takes it in again.
+    pub fn attach_again(&mut self, disk: &Arc<Disk>) -> Result<(), String> {
+        self.engines.detach(self.slot);
+        self.slot = self.engines.attach(disk).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+
     /// Pushes a request over `data`, which is in pieces of up to 1000 bytes.
     pub fn push(&mut self, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
         self.next += 1;
