@@ -437,12 +437,18 @@ fn attack(puppet: &mut Puppet) -> Vec<(&'static str, i64)> {
     let anonymous = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     let shadow = puppet.put("/etc/shadow");
     let reading = puppet.call(libc::SYS_openat, [here, shadow, libc::O_RDONLY as u64, 0, 0, 0]);
+    // 127.0.0.1, and a port that no disk is at: a thread that starts those that connect may make a socket.
+    let address = puppet.put("\u{2}\0\u{9}\u{9}\u{7f}\0\0\u{1}\0\0\0\0\0\0\0\0");
+    let tcp = match puppet.call(libc::SYS_socket, [libc::AF_INET as u64, stream, 0, 0, 0, 0]) {
+        refused @ ..0 => refused,
+        socket => puppet.call(libc::SYS_connect, [socket as u64, address, 16, 0, 0, 0]),
+    };
     let program = puppet.put("/bin/true");
     let mut call = |number, arguments| puppet.call(number, arguments);
     vec![
         ("open", reading),
         ("open for writing", call(libc::SYS_openat, [here, program, libc::O_WRONLY as u64, 0, 0, 0])),
-        ("socket over TCP", call(libc::SYS_socket, [libc::AF_INET as u64, stream, 0, 0, 0, 0])),
+        ("connection over TCP", tcp),
         ("execve", call(libc::SYS_execve, [program, 0, 0, 0, 0, 0])),
         ("ptrace", call(libc::SYS_ptrace, [libc::PTRACE_SEIZE.into(), 1, 0, 0, 0, 0])),
         ("process_vm_readv", call(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0])),

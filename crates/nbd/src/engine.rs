@@ -160,6 +160,9 @@ impl NbdEngine {
         let delay = self.disk.target.reconnect_delay;
         self.link = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
         self.fresh = self.commands.rewind().into();
+        if delay.is_zero() {
+            self.fail_fresh();
+        }
         self.disk.wish(&self.line);
     }
 

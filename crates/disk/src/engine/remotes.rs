@@ -21,7 +21,7 @@ pub(crate) struct Remotes {
     places: Vec<usize>,
     /// Engines whose disks have left. They go with the next submission, when the loop watches their descriptors no more: a
     /// number that is free again must not be taken for one that is watched.
-    left: Vec<Box<dyn Engine>>,
+    left: Vec<Served>,
     counters: Arc<EngineCounters>,
 }
 
@@ -97,7 +97,11 @@ impl SharedEngine for Remotes {
         let place = match self.served.iter().position(is_it) {
             Some(place) => place,
             None => {
-                let new = Served { disk: disk.clone(), engine: disk.engine()?, slots: 0, fresh: 0 };
+                // One that is about to leave stays: its disk may have no second.
+                let new = match self.left.iter().position(|left| left.disk == *disk) {
+                    Some(left) => self.left.swap_remove(left),
+                    None => Served { disk: disk.clone(), engine: disk.engine()?, slots: 0, fresh: 0 },
+                };
                 let place = self.served.iter().position(Option::is_none).unwrap_or(self.served.len());
                 self.served.resize_with(self.served.len().max(place + 1), || None);
                 self.served[place] = Some(new);
@@ -116,7 +120,7 @@ impl SharedEngine for Remotes {
         let Some(served) = &mut self.served[place] else { return };
         served.slots -= 1;
         if served.slots == 0 {
-            self.left.extend(self.served[place].take().map(|served| served.engine));
+            self.left.extend(self.served[place].take());
         }
     }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use egret_disk::Op;
+use egret_event_loop::Backend as _;
 use egret_nbd::protocol::{BlockSizes, command, export_flag};
 use rustix::io::Errno;
 
@@ -110,6 +111,17 @@ fn without_a_reconnect_delay_requests_fail_at_once_until_there_is_a_connection_a
 }
 
 #[test]
+fn a_request_that_cannot_even_be_sent_fails_without_anything_being_announced() {
+    let (mut rig, peer, _server) = connected_for(Says::default(), 0);
+    rig.turn(Duration::ZERO);
+    drop(peer);
+    let write = rig.write(0, &[1; 512]);
+    rig.submit();
+    assert!(rig.engines.has_completions());
+    assert_eq!(rig.wait(write).0, Err(Errno::IO));
+}
+
+#[test]
 fn requests_fail_when_the_reconnect_delay_is_over_and_not_before() {
     let (mut rig, mut peer, server) = connected_for(Says::default(), 300);
     let read = rig.read(0, 512);
@@ -210,4 +222,24 @@ fn a_server_that_says_nothing_is_left_when_nobody_waits_for_it_any_more() {
     stream.set_read_timeout(Some(HANGS)).unwrap();
     let mut rest = Vec::new();
     std::io::Read::read_to_end(&mut stream, &mut rest).unwrap();
+}
+
+#[test]
+fn the_end_of_a_connection_is_seen_behind_its_last_reply() {
+    let (mut rig, mut peer, server) = connected(Says::default());
+    let ids = [rig.read(0, 512), rig.read(512, 512)];
+    rig.submit();
+    let [request, _] = [peer.request().0, peer.request().0];
+    // Both are there when the thread of the loop looks, and announced at once.
+    peer.data(&request, &[5; 512]);
+    drop(peer);
+    let next = std::thread::spawn(move || {
+        let mut next = server.accept(Says::default());
+        let (request, _) = next.request();
+        next.data(&request, &[6; 512]);
+        (next, server)
+    });
+    assert_eq!(rig.wait(ids[0]), (Ok(()), vec![5; 512]));
+    assert_eq!(rig.wait_only(ids[1]), (Ok(()), vec![6; 512]));
+    next.join().unwrap();
 }

@@ -48,6 +48,13 @@ impl Rig {
         Ok(Self { engines, slot, epoll, memory: HashMap::new(), done: HashMap::new(), next: 0 })
     }
 
+    /// Lets go of the disk, and takes it in again.
+    pub fn attach_again(&mut self, disk: &Arc<Disk>) -> Result<(), String> {
+        self.engines.detach(self.slot);
+        self.slot = self.engines.attach(disk).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+
     /// Pushes a request over `data`, which is in pieces of up to 1000 bytes.
     pub fn push(&mut self, op: Op, offset: u64, len: u64, data: Vec<u8>) -> u64 {
         self.next += 1;
@@ -95,8 +102,13 @@ impl Rig {
 
     /// How a request ended, and its memory.
     pub fn wait(&mut self, id: u64) -> (Result<(), Errno>, Vec<u8>) {
-        let begun = Instant::now();
         self.submit();
+        self.wait_only(id)
+    }
+
+    /// As [`wait`](Self::wait), for one that was submitted.
+    pub fn wait_only(&mut self, id: u64) -> (Result<(), Errno>, Vec<u8>) {
+        let begun = Instant::now();
         while !self.done.contains_key(&id) {
             assert!(begun.elapsed() < HANGS, "request {id} hangs");
             self.turn(HANGS);
