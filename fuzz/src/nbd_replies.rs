@@ -48,7 +48,13 @@ pub fn nbd_replies(data: &[u8]) {
             0 | 1 => {
                 let len = 512 * (1 + u64::from(input.u8() % 32));
                 let offset = 512 * u64::from(input.u16() % 1024);
-                let ops = [Op::Read, Op::Read, Op::Write { fua: true }, Op::Flush, Op::WriteZeroes { unmap: true, fua: false }];
+                let ops = [
+                    Op::Read,
+                    Op::Read,
+                    Op::Write { fua: true },
+                    Op::Flush,
+                    Op::WriteZeroes { unmap: true, fua: false },
+                ];
                 let op = input.one_of(&ops);
                 let data = matches!(op, Op::Read | Op::Write { .. });
                 let bytes = if data { vec![0xee; len as usize] } else { Vec::new() };
@@ -123,10 +129,22 @@ impl Server {
         let request = self.requests[at];
         let offset = (self.headers == Headers::Extended).then_some(request.offset);
         let flags = u16::from(input.u8() % 2);
-        let kinds = [chunk::NONE, chunk::OFFSET_DATA, chunk::OFFSET_DATA, chunk::OFFSET_HOLE, chunk::ERROR, chunk::ERROR_OFFSET, 5, 6, 77];
+        let kinds = [
+            chunk::NONE,
+            chunk::OFFSET_DATA,
+            chunk::OFFSET_DATA,
+            chunk::OFFSET_HOLE,
+            chunk::ERROR,
+            chunk::ERROR_OFFSET,
+            5,
+            6,
+            77,
+        ];
         let kind = input.one_of(&kinds);
         let skip = u64::from(input.u8() % 4) * 512;
-        let len = input.one_of(&[request.length.saturating_sub(skip), request.length, 512, 1, u64::from(input.u16())]).min(1 << 16);
+        let len = input
+            .one_of(&[request.length.saturating_sub(skip), request.length, 512, 1, u64::from(input.u16())])
+            .min(1 << 16);
         let place = (request.offset + skip).to_be_bytes();
         let payload = match kind {
             chunk::NONE => Vec::new(),
