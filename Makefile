@@ -22,11 +22,12 @@ guest: deps
 	scripts/make-guest
 	scripts/make-apps
 
-# What takes too long for every change: six thousand losses of power and ends of the daemon, and thirty thousand
-# migrations, in some minutes each; two hundred losses of power under a Linux guest, and five hundred migrations of such, in
-# an hour each; and then a soak for HOURS=1.
+# What takes too long for every change: six thousand losses of power and ends of the daemon, fifty ends of one whose disk is
+# in a cluster, and thirty thousand migrations, in some minutes each; two hundred losses of power under a Linux guest, and five
+# hundred migrations of such, in an hour each; what threads share under ThreadSanitizer; and then a soak for HOURS=1.
 soak: guest
 	EGRET_POWER_LOSSES=$(or $(LOSSES),50) $(CARGO) test --locked -p egret --test power
+	EGRET_RBD_KILLS=$(or $(KILLS),50) $(CARGO) test --locked -p egret --test rbd killed_under_load
 	EGRET_GUEST_POWER_LOSSES=$(or $(GUEST_LOSSES),200) $(CARGO) test --locked -p egret --test guest a_database -- --nocapture
 	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
 	EGRET_MIGRATIONS=$(or $(GUEST_MIGRATIONS),32) $(CARGO) test --locked -p egret --test migration guests:: -- --nocapture

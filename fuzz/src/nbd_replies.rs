@@ -141,16 +141,15 @@ impl Server {
             77,
         ];
         let kind = input.one_of(&kinds);
+        let (error, any) = (input.u8(), u64::from(input.u16()));
         let skip = u64::from(input.u8() % 4) * 512;
-        let len = input
-            .one_of(&[request.length.saturating_sub(skip), request.length, 512, 1, u64::from(input.u16())])
-            .min(1 << 16);
+        let len = input.one_of(&[request.length.saturating_sub(skip), request.length, 512, 1, any]).min(1 << 16);
         let place = (request.offset + skip).to_be_bytes();
         let payload = match kind {
             chunk::NONE => Vec::new(),
             chunk::OFFSET_DATA => [&place[..], &vec![0x11; len as usize]].concat(),
             chunk::OFFSET_HOLE => [&place[..], &(len as u32).to_be_bytes()].concat(),
-            _ => [&[0, 0, 0, input.u8()], &(len as u16).to_be_bytes()[..], &vec![b'x'; len as usize % 100]].concat(),
+            _ => [&[0, 0, 0, error], &(len as u16).to_be_bytes()[..], &vec![b'x'; len as usize % 100]].concat(),
         };
         let reply = match self.headers {
             Headers::Simple => Reply::Simple { error: u32::from(input.u8() / 128), cookie: request.cookie },

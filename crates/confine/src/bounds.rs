@@ -108,6 +108,11 @@ impl Bounds {
         Self(KIND.get())
     }
 
+    /// Whether they are those of a thread that the kernel keeps from calls that it does not make.
+    pub fn is_confined(self) -> bool {
+        self.0.is_some() && SETTLED.get().is_some_and(|settled| settled.programs.is_some())
+    }
+
     /// The calling thread, started by whom these bounds are of, is of this kind from here on, for good.
     ///
     /// # Panics

@@ -40,6 +40,7 @@ pub struct Files {
     places: Vec<(PathBuf, BitFlags<AccessFs>)>,
     ports: Vec<(u16, AccessNet)>,
     speaks_to_abstract_sockets: bool,
+    connects: bool,
 }
 
 /// What the daemon wants to do at a path.
@@ -111,6 +112,16 @@ impl Files {
         self.beside(path, AccessFs::RemoveFile.into());
     }
 
+    /// A file that is read: itself alone.
+    pub fn read(&mut self, path: &Path) {
+        self.add(path.to_owned(), AccessFs::ReadFile.into());
+    }
+
+    /// TCP connections, to whatever port: a cluster's daemons have theirs by chance.
+    pub fn connections(&mut self) {
+        self.connects = true;
+    }
+
     /// A TCP port that is listened on.
     pub fn port(&mut self, port: u16) {
         self.ports.push((port, AccessNet::BindTcp));
@@ -160,7 +171,7 @@ impl Files {
         let mut rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(NEWEST))?
-            .handle_access(AccessNet::from_all(NEWEST))?
+            .handle_access(if self.connects { AccessNet::BindTcp.into() } else { AccessNet::from_all(NEWEST) })?
             .scope(scopes)?
             .create()?;
         let always = OF_EVERY_DAEMON.map(|(place, need)| (PathBuf::from(place), need.access()));
@@ -175,7 +186,9 @@ impl Files {
             }
         }
         let _ = KEPT.set(kept);
-        for (port, access) in &self.ports {
+        // What is not asked for of the kernel needs no leave.
+        let connects = |access| self.connects && access == AccessNet::ConnectTcp;
+        for (port, access) in self.ports.iter().filter(|(_, access)| !connects(*access)) {
             rules = rules.add_rule(NetPort::new(*port, *access))?;
         }
         let status = rules.restrict_self()?;

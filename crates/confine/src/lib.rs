@@ -9,6 +9,8 @@
 //! | `files` | which files, sockets and ports there are | Landlock |
 //! | `rights` | who it is | users, groups, capabilities |
 //!
+//! Threads that reach other machines are started by a [`Starter`].
+//!
 //! [`Confinement::begin`] is called once, before there are threads. Each thread that the daemon starts then says what it
 //! is, with the [`Bounds`] that its starter took. Where nothing has begun (a test, the lab, `--sandbox=off`) that does
 //! nothing.
@@ -19,9 +21,11 @@ mod filter;
 mod missing;
 mod rights;
 pub mod rules;
+mod starter;
 
 pub use bounds::{Bounds, ConfineError, Confinement};
 pub use files::{Files, Use, refusal};
 pub use missing::Missing;
 pub use rights::Identity;
 pub use rules::ThreadKind;
+pub use starter::Starter;

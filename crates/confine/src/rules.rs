@@ -33,11 +33,13 @@ pub enum ThreadKind {
     Reservations,
     /// Connects to a disk's server.
     Connector,
+    /// Calls of librbd that wait for a cluster, and what librbd itself starts.
+    Rbd,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Control,
         Self::Io,
         Self::Worker,
@@ -47,14 +49,31 @@ impl ThreadKind {
         Self::Log,
         Self::Reservations,
         Self::Connector,
+        Self::Rbd,
     ];
 
     /// The kinds of threads that threads of this kind start.
     pub const fn starts(self) -> &'static [Self] {
         match self {
-            Self::Control => &Self::ALL,
+            // What reaches other machines has a `Starter`.
+            Self::Control => &[
+                Self::Control,
+                Self::Io,
+                Self::Worker,
+                Self::Session,
+                Self::Metrics,
+                Self::Watchdog,
+                Self::Log,
+                Self::Reservations,
+            ],
             Self::Io | Self::Worker => &[Self::Worker],
-            Self::Session | Self::Metrics | Self::Watchdog | Self::Log | Self::Reservations | Self::Connector => &[],
+            Self::Session
+            | Self::Metrics
+            | Self::Watchdog
+            | Self::Log
+            | Self::Reservations
+            | Self::Connector
+            | Self::Rbd => &[],
         }
     }
 
@@ -70,6 +89,7 @@ impl ThreadKind {
             Self::Log => "log",
             Self::Reservations => "reservations",
             Self::Connector => "connector",
+            Self::Rbd => "rbd",
         }
     }
 }
@@ -167,10 +187,10 @@ macro_rules! call {
     };
 }
 
-use ThreadKind::{Connector, Control, Io, Log, Metrics, Reservations, Session, Watchdog, Worker};
+use ThreadKind::{Connector, Control, Io, Log, Metrics, Rbd, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
-const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log];
+const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log, Connector, Rbd];
 const CONFINERS: &[ThreadKind] = &[Control, Io];
 
 /// How the C library starts a thread: with all that threads of a process share, and in no namespace of its own.
@@ -273,7 +293,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_preadv2, &[Io], "reads that the page cache may answer"),
     call!(SYS_pread64, &[Io, Control], "how the thread fares; whether an image takes direct I/O"),
     call!(SYS_clock_gettime, &[Io, Metrics, Control], "processor time of threads"),
-    call!(SYS_eventfd2, &[Io, Control], "bells"),
+    call!(SYS_eventfd2, &[Io, Control, Rbd], "bells"),
+    call!(SYS_dup3, &[Io], "which of several I/O threads hears of an image's completions"),
     call!(SYS_io_setup, &[Io], "aio=native"),
     call!(SYS_io_submit, &[Io], "aio=native"),
     call!(SYS_io_destroy, &[Io], "aio=native"),
@@ -419,6 +440,39 @@ pub const RULES: &[Rule] = &[
         &[Control, Reservations],
         "making a socket while nobody else does; whose a file of reservations is"
     ),
+    // Images in clusters: librbd's calls, and its own threads.
+    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET", int(0, libc::AF_INET as i64)),
+    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET6", int(0, libc::AF_INET6 as i64)),
+    call!(SYS_connect, &[Rbd], "a cluster's daemons"),
+    call!(SYS_setsockopt, &[Rbd], "a cluster's daemons"),
+    call!(SYS_sendmsg, &[Rbd], "a cluster's daemons"),
+    call!(SYS_read, &[Rbd], "a cluster's daemons; its configuration and keyrings"),
+    call!(SYS_shutdown, &[Rbd], "a cluster's daemons"),
+    call!(SYS_fcntl, &[Rbd], "a cluster's daemons"),
+    call!(SYS_getsockname, &[Rbd], "a cluster's daemons"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_epoll_create, &[Rbd], "a cluster's daemons"),
+    call!(SYS_epoll_ctl, &[Rbd], "a cluster's daemons"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_epoll_wait, &[Rbd], "a cluster's daemons"),
+    call!(SYS_pipe2, &[Rbd], "librbd's own threads"),
+    call!(SYS_openat, &[Rbd], "a cluster's configuration and keyrings, within what Landlock leaves"),
+    call!(SYS_newfstatat, &[Rbd], "a cluster's configuration and keyrings"),
+    call!(SYS_lseek, &[Rbd], "a cluster's configuration and keyrings"),
+    call!(SYS_statx, &[Rbd], "whose numbers of processes these are"),
+    call!(SYS_pidfd_open, &[Rbd], "whether the process is gone that has an image locked"),
+    call!(SYS_uname, &[Rbd], "what a cluster is told of its client"),
+    call!(SYS_sysinfo, &[Rbd], "what a cluster is told of its client"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_access, &[Rbd], "a cluster's configuration and keyrings"),
+    call!(SYS_memfd_create, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_ftruncate, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_fstatfs, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_writev, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_flock, &[Rbd], "the header of an encrypted image"),
+    call!(SYS_mlock, &[Rbd], "the key of an encrypted image"),
+    call!(SYS_munlock, &[Rbd], "the key of an encrypted image"),
+    call!(SYS_statfs, &[Rbd], "what a cluster is told of its client"),
     // Files of reservations.
     call!(SYS_fsync, &[Reservations], "a file of reservations, and its directory"),
     call!(SYS_renameat, &[Reservations], "a file of reservations in the place of the one before"),

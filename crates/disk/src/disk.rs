@@ -93,11 +93,22 @@ impl Disk {
             Backing::Null { .. } => return Ok(self.size()),
             Backing::Remote(remote) => remote.ask_size()?,
         };
+        Ok(self.adopt_size(size))
+    }
+
+    /// Another size, if somebody else has changed it and its driver was told; requests are checked against it from then
+    /// on. Does not wait.
+    pub fn take_new_size(&self) -> Option<u64> {
+        let Backing::Remote(remote) = &self.backing else { return None };
+        remote.take_new_size().map(|size| self.adopt_size(size))
+    }
+
+    fn adopt_size(&self, size: u64) -> u64 {
         // What is too little for a block cannot be used.
         let block = if let Backing::Remote(_) = self.backing { self.blocks.logical } else { SECTOR };
         let size = size - size % u64::from(self.alignment.offset.max(block));
         self.set_size(size);
-        Ok(size)
+        size
     }
 
     fn set_size(&self, bytes: u64) {
@@ -190,8 +201,12 @@ impl Disk {
         self.throttle.set_group(group);
     }
 
-    /// Has a notifier set when a failure is [noted](Self::note_failure), from here on; the first one to be named is.
+    /// Has a notifier set when a failure is [noted](Self::note_failure), or somebody else has
+    /// [changed its size](Self::take_new_size), from here on; the first one to be named is.
     pub fn watch_failures(&self, bell: &EventNotifier) {
+        if let Backing::Remote(remote) = &self.backing {
+            remote.watch(bell);
+        }
         self.failures.watch(bell);
     }
 

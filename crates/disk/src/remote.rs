@@ -3,11 +3,13 @@
 
 #![forbid(unsafe_code)]
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
 use crate::engine::Engine;
@@ -19,12 +21,17 @@ use crate::options::RemoteKind;
 ///
 /// Any thread may call it, and may wait in it: no I/O thread does. What I/O threads use is its [engines](Self::engine), which
 /// never wait.
-pub trait Remote: fmt::Debug + Send + Sync {
+pub trait Remote: Any + fmt::Debug + Send + Sync {
     /// Which driver it is.
     fn kind(&self) -> RemoteKind;
 
     /// What messages call it: the URI by which others would find it.
     fn name(&self) -> &str;
+
+    /// Whether `other` was made with the same options, so that a disk that is to be as it is need not be opened anew.
+    fn is_like(&self, _other: &dyn Any) -> bool {
+        false
+    }
 
     /// Opens it, and says what it is like. Called once, before anything but its kind and its name is asked for: to make one
     /// takes nothing.
@@ -52,6 +59,14 @@ pub trait Remote: fmt::Debug + Send + Sync {
     ///
     /// There is no answer.
     fn ask_size(&self) -> io::Result<u64>;
+
+    /// Has a notifier set when somebody else has changed its size, from here on, where the driver is told of that.
+    fn watch(&self, _bell: &EventNotifier) {}
+
+    /// The size that somebody else has given it, if that has changed since this was last asked. Does not wait.
+    fn take_new_size(&self) -> Option<u64> {
+        None
+    }
 
     /// Whether it can be [resized](Self::resize); else its owner alone makes it longer.
     fn can_resize(&self) -> bool;
@@ -94,7 +109,7 @@ pub struct Shape {
     pub limits: Limits,
 }
 
-/// A handle of a [`Remote`]: the same as another one if it is of the same open disk.
+/// A handle of a [`Remote`]; equal are those that were made with the same options.
 #[derive(Clone, Debug)]
 pub struct RemoteDisk(Arc<dyn Remote>);
 
@@ -113,9 +128,17 @@ impl Deref for RemoteDisk {
     }
 }
 
+impl RemoteDisk {
+    /// Whether both are of one disk.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl PartialEq for RemoteDisk {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        let theirs: &dyn Any = &*other.0;
+        self.is(other) || self.0.is_like(theirs)
     }
 }
 

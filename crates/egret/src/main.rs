@@ -32,7 +32,16 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => {
             return bench::run(&arguments).unwrap_or_else(|error| complain(&in_one_line(&error)));
         }
-        Command::Serve(arguments) => serve::run(*arguments),
+        Command::Serve(arguments) => {
+            let done = serve::run(*arguments);
+            if let Err(error) = &done
+                && egret_rbd::is_started()
+            {
+                complain(&in_one_line(error));
+            }
+            egret_rbd::leave_at_once(done.is_err().into());
+            done
+        }
         Command::Report(arguments) => report::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),

@@ -364,7 +364,9 @@ fn what_is_wrong_is_said_in_one_line_before_anything_starts() {
     assert!(error.contains("too little space in "), "{error}");
     assert!(with(NULL_DISK, &["--only", "nobody"]).contains("no load and no subject has 'nobody'"));
     assert!(with(NULL_DISK, &["--scale", "0"]).contains("--scale must be above 0"));
-    let error = with(&NULL_DISK.replace("type = 'null'\nsize = '64M'", "type = 'device'\npath = '/dev/null'"), &[]);
+    let device = NULL_DISK.replace("type = 'null'\nsize = '64M'", "type = 'device'\npath = '/dev/null'");
+    assert!(with(&device, &[]).ends_with("the plan writes to /dev/null: --write-device lets it"));
+    let error = with(&device, &["--write-device"]);
     assert!(error.contains("/dev/null is no block device"), "{error}");
 }
 
@@ -504,6 +506,30 @@ fn what_fio_measured_elsewhere_is_brought_in() {
     let subjects: Vec<_> = run.cells.iter().map(|cell| cell.id.subject.as_str()).collect();
     assert_eq!(subjects, ["six", "seven"]);
     assert_eq!(measured(&run.cells[0]).latency(|latency| latency.mean), Some(7.0));
+}
+
+#[test]
+fn runs_are_compared_in_groups_and_drawn_over_time() {
+    let lab = slow("null");
+    succeeded(&lab.bench(&["--repetitions", "1"]).output().unwrap());
+    let results = lab.results().display().to_string();
+    let egret = |words: &[&str]| {
+        let mut egret = Command::new(env!("CARGO_BIN_EXE_egret"));
+        egret.args(words).current_dir(lab.plan.parent().unwrap()).output().unwrap()
+    };
+    // A run beside itself has nothing that one repetition could tell, and two of each side are two runs.
+    let one = egret(&["compare", &results, &results]);
+    assert_eq!(one.status.code(), Some(2), "{}", text(&one.stderr));
+    assert!(text(&one.stdout).contains("one run each: "), "{}", text(&one.stdout));
+    let several = egret(&["compare", &results, &results, "--", &results, &results]);
+    assert!(!text(&several.stdout).contains("one run each: "), "{}", text(&several.stdout));
+    let three = egret(&["compare", &results, &results, &results]);
+    assert_eq!(three.status.code(), Some(3));
+    assert!(text(&three.stderr).contains("two runs are compared, A and B, or several as A1 A2 A3 -- B1 B2 B3; got 3"));
+    succeeded(&egret(&["report", &results]));
+    let page = egret(&["report", "--output", "over-time.html", &results, &results]);
+    assert_eq!(text(&page.stdout), "over-time.html\n");
+    assert!(fs::read_to_string(lab.scratch.image_path("over-time.html")).unwrap().contains("<svg "));
 }
 
 #[test]

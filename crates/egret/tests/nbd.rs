@@ -153,7 +153,7 @@ fn a_server_that_is_killed_under_load_costs_time_and_nothing_else() {
             rounds
         });
         let stopping = Stop(&stop);
-        for outage in 1..=5 {
+        for outage in 1..=3 {
             nbd.kill();
             nbd.start_again();
             await_that("the daemon to be connected again", || {
@@ -276,10 +276,13 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
         return;
     }
     let scratch = Scratch::new();
-    let [socket, read_only, none, export] = ["nbd", "ro", "none", "e0"].map(|name| scratch.path(name));
+    let [socket, read_only, coarse, none, export] =
+        ["nbd", "ro", "coarse", "none", "e0"].map(|name| scratch.path(name));
     let image = scratch.image("image", MIB);
     let _nbd = NbdServer::qemu(&socket, &image, 1, &["--export-name=disk"]);
     let _read_only = NbdServer::nbdkit(&read_only, &["-r", "memory", "1M"]);
+    let blocks = ["--filter=blocksize-policy", "memory", "1M", "blocksize-minimum=4096"];
+    let _coarse = NbdServer::nbdkit(&coarse, &blocks);
     let talks = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = talks.local_addr().unwrap().port();
     let _babbles = std::thread::spawn(move || {
@@ -301,6 +304,9 @@ fn what_is_wrong_with_a_server_is_said_in_a_line_when_its_disk_is_opened() {
     assert!(line.contains("the server has no export 'dsik'"), "{line}");
     let line = said(&unix(&read_only), ",writable=on");
     assert!(line.contains("the server has it for reading only; use read-only=on"), "{line}");
+    let line = said(&unix(&coarse), "");
+    let expected = "logical-block-size must be at least 4096, the smallest block of blockdev 'd0'";
+    assert!(line.contains(expected) && line.ends_with("got 512"), "{line}");
     let line = said(&unix(&none), "");
     assert!(line.contains("cannot connect: No such file or directory"), "{line}");
     let line = said(&format!("filename=nbd://127.0.0.1:{port}"), "");

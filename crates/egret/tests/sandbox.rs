@@ -13,6 +13,7 @@ use std::path::Path;
 
 use blkio::ReqFlags;
 use egret_lab::disks::LoopDevice;
+use egret_needs::Ceph;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Signal, getegid, geteuid};
 use serde_json::{Value, json};
@@ -316,12 +317,47 @@ fn every_rule_is_needed_and_none_is_missing() {
     assert_eq!(server.await_end().signal(), Some(Signal::BUS.as_raw()));
     calls.add(&record);
 
+    let has_cluster = live_in_a_cluster(&mut calls);
+
     assert_eq!(
         calls.refused.iter().collect::<Vec<_>>(),
         Vec::<&String>::new(),
         "nothing that the daemon does is refused"
     );
-    assert_eq!(calls.unused(), Vec::<String>::new(), "nothing is allowed that the daemon does not do");
+    let mut unused = calls.unused();
+    unused.retain(|rule| has_cluster || !rule.starts_with("rbd: ") && !rule.ends_with("dup3 "));
+    assert_eq!(unused, Vec::<String>::new(), "nothing is allowed that the daemon does not do");
+}
+
+/// Images in a cluster, of which one is encrypted, and one was locked by a daemon that was killed; false where there is no
+/// Ceph.
+fn live_in_a_cluster(calls: &mut Calls) -> bool {
+    let Some(ceph) = Ceph::start() else { return false };
+    let scratch = Scratch::new();
+    let (conf, pass, record) = (ceph.conf(), scratch.path("pass"), scratch.path("calls"));
+    std::fs::write(&pass, "open").unwrap();
+    ceph.run("rbd create plain --size 16M");
+    ceph.run("rbd create sealed --size 64M");
+    ceph.run(&format!("rbd encryption format rbd/sealed luks2 {}", pass.display()));
+    let disk = |node: &str, image: &str, more: &str| {
+        let disk = format!("rbd,node-name={node},pool=rbd,image={image},conf={}{more}", conf.display());
+        ["--blockdev".to_owned(), disk]
+    };
+    let options = Options::new()
+        .iothread("io0", "")
+        .words(["--object".to_owned(), format!("secret,id=pass,file={}", pass.display())])
+        .words(disk("d0", "plain", ""))
+        .words(disk("d1", "sealed", ",encrypt.format=luks2,encrypt.key-secret=pass"))
+        .export("e0", "d0", &scratch.path("e0"), "writable=on,iothread=io0")
+        .export("e1", "d1", &scratch.path("e1"), "writable=on,iothread=io0");
+    drop(Server::start(&Program::egret(), &options));
+    let server = Server::start(&Program::egret().recorded(&record), &options);
+    for export in ["e0", "e1"] {
+        use_disk(&mut Disk::connect(&scratch.path(export)).unwrap());
+    }
+    assert_eq!(server.terminate().code(), Some(0));
+    calls.add(&record);
+    true
 }
 
 #[test]

@@ -219,6 +219,54 @@ fn failing(subject: &str, repetitions: u32) -> Run {
     })
 }
 
+fn ratio(run: &Run, subject: &str, metric: Metric) -> egret_lab::statistics::Estimate {
+    let judged = Analysis::new(run).judged;
+    let found = judged.into_iter().find(|one| one.subject == subject && one.metric == metric).expect("a comparison");
+    found.ratio.expect("a ratio")
+}
+
+#[test]
+fn both_measurements_of_the_baseline_are_what_others_are_compared_with() {
+    let run = run(|cell| {
+        if let (Outcome::Measured(measured), "base (again)") = (&mut cell.outcome, cell.id.subject.as_str()) {
+            measured.seconds /= 1.21;
+        }
+    });
+    let ratio = ratio(&run, "alike", Metric::Iops).ratio;
+    assert!((ratio * 1.1 - 1.0).abs() < 0.01, "{ratio}");
+}
+
+#[test]
+fn a_plan_that_may_look_again_spends_a_part_of_its_error_at_each_look() {
+    let run = run(|_| {});
+    let mut again = run.clone();
+    again.plan.most_repetitions = Some(12);
+    let width = |run: &Run| {
+        let ratio = ratio(run, "alike", Metric::Iops);
+        ratio.high / ratio.low
+    };
+    assert!(width(&again) > width(&run), "{} {}", width(&again), width(&run));
+}
+
+#[test]
+fn a_loss_that_is_within_the_noise_floor_is_no_fail() {
+    let noisy = |by: f64| {
+        let run = run(|cell| {
+            let up = if cell.id.repetition % 2 == 0 { by } else { 1.0 / by };
+            if let (Outcome::Measured(measured), "base (again)") = (&mut cell.outcome, cell.id.subject.as_str()) {
+                measured.seconds *= up;
+            }
+            // What the mean of both baselines takes away comes back, so that pairs agree all the same.
+            if let (Outcome::Measured(measured), "slow" | "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
+                measured.seconds *= up.sqrt();
+            }
+        });
+        decisions(&run, "slow", Metric::Iops)
+    };
+    assert_eq!(noisy(1.0), vec![Ok(Verdict::Fail); 3]);
+    assert!(noisy(4.0).iter().all(|one| matches!(one, Ok(Verdict::CantTell { .. }))), "{:?}", noisy(4.0));
+}
+
 #[test]
 fn what_failed_once_fails_and_is_shown_and_is_no_advice() {
     let run = failing("alike", 1);

@@ -8,7 +8,7 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use egret_confine::{Bounds, ThreadKind};
+use egret_confine::{Starter, ThreadKind};
 
 use crate::connect::Connection;
 use crate::disk::Shared;
@@ -32,14 +32,23 @@ pub(crate) enum Message {
 
 pub(crate) type Errand = Box<dyn FnOnce(&Shared) + Send>;
 
+/// Started before the daemon is confined.
+static STARTER: Starter = Starter::new(ThreadKind::Connector, "nbd");
+
+/// Starts what starts the threads that connect to servers. To be called before the calling thread is confined; the first disk
+/// does it, too.
+///
+/// # Errors
+/// There are no threads left.
+pub fn start() -> io::Result<()> {
+    STARTER.begin()
+}
+
 /// Starts it; it ends with what it is told by.
-pub(crate) fn start() -> io::Result<(Sender<Message>, impl FnOnce(Weak<Shared>))> {
+pub(crate) fn start_connector() -> io::Result<(Sender<Message>, impl FnOnce(Weak<Shared>))> {
     let (sender, messages) = channel();
     let (give, take) = channel();
-    let bounds = Bounds::of_this_thread();
-    let thread = std::thread::Builder::new().name("egret-nbd".to_owned()).stack_size(256 << 10);
-    thread.spawn(move || {
-        bounds.narrow(ThreadKind::Connector);
+    STARTER.run(move || {
         if let Ok(disk) = take.recv() {
             Connector { disk, waiting: Vec::new(), next: None, delay: SHORTEST, said: String::new(), succeeded: None }
                 .run(&messages);

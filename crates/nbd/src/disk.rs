@@ -94,7 +94,7 @@ impl Remote for NbdDisk {
     fn open(&self) -> Result<Shape, OpenCause> {
         let stop = EventNotifier::new().map_err(|e| self.error(e))?;
         let no_thread = |e| self.error(format!("no thread to connect by: {e}"));
-        let (connector, begin) = connector::start().map_err(no_thread)?;
+        let (connector, begin) = connector::start_connector().map_err(no_thread)?;
         let nothing = Export { size: 0, flags: 0, blocks: BlockSizes::default(), headers: Headers::Simple };
         let shared = Arc::new(Shared {
             target: self.target.clone(),

@@ -316,7 +316,11 @@ impl Up {
     fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Finished>, disk: &Shared) -> Result<u64, Lost> {
         let Self { connection, outgoing, incoming, is_readable, .. } = self;
         let mut ends = false;
-        let count = match incoming.receive(&connection.socket, commands) {
+        let received = match incoming.is_full() {
+            true => Ok(Received::Bytes { count: 0, is_all: true }),
+            false => incoming.receive(&connection.socket, commands),
+        };
+        let count = match received {
             Ok(Received::Bytes { count, is_all }) => {
                 incoming.digest(commands, &connection.export, |commands, place| {
                     let error = commands.get(place).and_then(|command| command.error);
@@ -337,8 +341,8 @@ impl Up {
                     return Err(Lost::Shutdown);
                 }
                 // If replies are to come, the end of the connection could be there already, and nothing would announce it.
-                *is_readable = is_all || commands.awaits_replies();
-                count as u64
+                *is_readable = is_all || incoming.is_full() || commands.awaits_replies();
+                count as u64 + incoming.filled()
             }
             Ok(Received::Nothing) => {
                 *is_readable = false;

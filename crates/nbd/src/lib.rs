@@ -22,5 +22,6 @@ pub mod protocol;
 mod socket;
 mod target;
 
+pub use connector::start;
 pub use disk::{NbdDisk, engine_over};
 pub use target::{Address, Target};

@@ -5,8 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod ceph;
+
 use std::fmt::Display;
 use std::io::Write as _;
+
+pub use ceph::{Ceph, Part};
 
 /// Says that `test` is left out, because it needs something: `root for a loop device`, `strace`.
 ///

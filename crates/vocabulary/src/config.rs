@@ -11,7 +11,7 @@ use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
     Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Export, IoThread, Object, ObjectError, Problem,
-    UnixAddr, default_memory_max,
+    Secret, SecretFormat, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -22,6 +22,8 @@ pub use file::{ConfigFile, FileError, effective};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Config {
+    /// Keys and passphrases.
+    pub secrets: Vec<Secret>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -39,7 +41,16 @@ impl Config {
     /// The first object that does not fit, and why: a name given twice or to nobody, an engine without what it needs,
     /// a writable export of a disk that is not, two exports at one address.
     pub fn new(iothreads: Vec<IoThread>, blockdevs: Vec<Blockdev>, exports: Vec<Export>) -> Result<Self, ObjectError> {
-        let config = Self { iothreads, blockdevs, exports, ..Self::empty() };
+        Self { iothreads, blockdevs, exports, ..Self::empty() }.checked()
+    }
+
+    /// Itself, if it fits together.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn checked(self) -> Result<Self, ObjectError> {
+        let config = self;
+        unique(&config.secrets)?;
         unique(&config.iothreads)?;
         unique(&config.exports)?;
         config.check_blockdevs()?;
@@ -51,18 +62,22 @@ impl Config {
         Ok(config)
     }
 
-    /// Itself, if it still fits together after something was put into it.
+    /// Itself, with what is in files of secrets read, so that nobody needs the files any more.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
-    pub fn checked(self) -> Result<Self, ObjectError> {
-        let Self { iothreads, blockdevs, exports, memory_max } = self;
-        Ok(Self { memory_max, ..Self::new(iothreads, blockdevs, exports)? })
+    /// A secret cannot be had.
+    pub fn with_secrets_read(mut self) -> Result<Self, ObjectError> {
+        for secret in &mut self.secrets {
+            let text = secret.base64().map_err(|why| secret.error(Problem::Together(why)))?;
+            (secret.data, secret.file, secret.format) = (Some(text), None, Some(SecretFormat::Base64));
+        }
+        Ok(self)
     }
 
     /// A configuration without objects.
     pub fn empty() -> Self {
-        Self { iothreads: Vec::new(), blockdevs: Vec::new(), exports: Vec::new(), memory_max: default_memory_max() }
+        let (iothreads, blockdevs, exports) = Default::default();
+        Self { secrets: Vec::new(), iothreads, blockdevs, exports, memory_max: default_memory_max() }
     }
 
     /// Adds an I/O thread.
@@ -201,6 +216,11 @@ impl Config {
                 Some(_) => blockdev.error(problem),
                 None => ObjectError { subject: format!("blockdev {}", described(blockdev)), problem },
             })?;
+            if let Driver::Rbd(rbd) = &blockdev.driver {
+                let known = self.secrets.iter().map(|secret| secret.id.as_str());
+                let missing = rbd.secrets().find_map(|(key, name)| reference(key, "secret", name, known.clone()).err());
+                missing.map_or(Ok(()), |problem| Err(blockdev.error(problem)))?;
+            }
             if let Some((key, Child::Node(name))) = blockdev.driver.child() {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
                 reference(key, "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
@@ -301,6 +321,7 @@ fn described(blockdev: &Blockdev) -> String {
         Driver::File(image) | Driver::HostDevice(image) => {
             format!("({}, {})", blockdev.driver.word(), image.filename)
         }
+        Driver::Rbd(rbd) => format!("({}, {})", blockdev.driver.word(), rbd.spec()),
         driver => format!("({})", driver.word()),
     }
 }

@@ -9,7 +9,7 @@
 //! - a stack is read-only if any layer is.
 
 use crate::schema::{
-    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Nbd, Null, Raw, SetState,
+    Blkdebug, Blockdev, Cache, Child, DetectZeroes, Discard, Driver, Image, InjectError, Nbd, Null, Raw, Rbd, SetState,
 };
 
 /// A disk, as an export opens it.
@@ -30,6 +30,8 @@ pub enum Bottom<'a> {
     File(&'a Image),
     /// A block device of the host.
     HostDevice(&'a Image),
+    /// An image in a Ceph cluster.
+    Rbd(&'a Rbd),
     /// Nothing.
     Null(&'a Null),
     /// An NBD server's export.
@@ -107,7 +109,7 @@ impl Settings {
 impl<'a> Disk<'a> {
     /// Whether what is in its image may be in the host's page cache.
     pub(crate) fn is_cached(&self) -> bool {
-        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_) | Bottom::Nbd(_))
+        !self.settings.direct && !matches!(self.bottom, Bottom::Null(_) | Bottom::Nbd(_) | Bottom::Rbd(_))
     }
 
     /// Goes down from `blockdev` to the image; `find` knows blockdevs by their names.
@@ -127,6 +129,7 @@ impl<'a> Disk<'a> {
             let below = match &at.driver {
                 Driver::File(image) => break Bottom::File(image),
                 Driver::HostDevice(image) => break Bottom::HostDevice(image),
+                Driver::Rbd(image) => break Bottom::Rbd(image),
                 Driver::NullCo(null) | Driver::NullAio(null) => break Bottom::Null(null),
                 Driver::Nbd(nbd) => break Bottom::Nbd(nbd),
                 Driver::Raw(Raw { file: child }) => child,
@@ -147,6 +150,9 @@ impl<'a> Disk<'a> {
             }
             settings = settings.over(layer);
         };
+        if let Bottom::Rbd(rbd) = bottom {
+            settings.read_only |= rbd.snapshot.is_some();
+        }
         Some(Self { bottom, settings, errors })
     }
 }

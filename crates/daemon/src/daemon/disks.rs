@@ -11,14 +11,15 @@ use std::time::Duration;
 use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
 use egret_event_loop::Nanos;
 use egret_nbd::{Address, NbdDisk, Target};
+use egret_rbd::RbdDisk;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
-use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Object as _};
+use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Object as _, Secret};
 
 use rustix::io::Errno;
 
 use super::io_threads::batch;
-use super::{ChangeError, Daemon, StartError};
+use super::{ChangeError, Daemon, StartError, remote};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -112,7 +113,7 @@ impl Daemon {
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            let wanted = options(name, &disk, written.is_some(), locks(config, name));
+            let wanted = options(name, &disk, written.is_some(), locks(config, name), &config.secrets);
             let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
             if let Some(disk) = self.disks.get(name) {
                 if of(disk.options()) == of(&wanted) {
@@ -211,6 +212,21 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Tells clients of disks whose size somebody else has changed.
+    pub fn announce_sizes(&self) {
+        for (name, disk) in &self.disks {
+            let Some(size) = disk.take_new_size() else { continue };
+            let exports = self.config.exports.iter().filter(|export| export.has_node(name));
+            for (object, export) in exports.filter_map(|object| Some((object, self.exports.get(&object.id)?))) {
+                if !announce_size(object, export, name, size) && export.is_in_use() {
+                    tracing::warn!("export '{}': its client cannot be told that '{name}' has {size} bytes", object.id);
+                }
+            }
+        }
+    }
+}
+
 /// Tells the client of an export that the disk has another size; says whether it could be told.
 fn announce_size(object: &schema::Export, export: &egret_export::Export, node_name: &str, bytes: u64) -> bool {
     if let schema::Device::VhostUserBlk(_) = object.device {
@@ -250,10 +266,16 @@ pub(super) fn locks(config: &Config, name: &str) -> Locks {
 /// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes.
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
-pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: Locks) -> Options {
+pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: Locks, secrets: &[Secret]) -> Options {
     let disk::Disk { bottom, settings, ref errors } = *disk;
     let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
+    let read_only = read_only || (auto_read_only && !written);
+    let locking_of = |locking| if locks == Locks::Never { Locking::Off } else { locking };
     let driver = match bottom {
+        Bottom::Rbd(rbd) => {
+            let locking = locking_of(rbd.locking);
+            Driver::Remote(RemoteDisk::new(RbdDisk::new(remote::rbd(name, rbd, direct, read_only, locking, secrets))))
+        }
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
         Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },
         Bottom::Null(&Null { size, latency_ns, read_zeroes }) => {
@@ -267,11 +289,11 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
     let (aio, aio_max_batch, locking, drop_cache) = match bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => {
             let Image { filename: _, aio, aio_max_batch, locking, drop_cache } = *image;
-            (aio, batch(aio_max_batch), if locks == Locks::Never { Locking::Off } else { locking }, drop_cache)
+            (aio, batch(aio_max_batch), locking_of(locking), drop_cache)
         }
+        Bottom::Rbd(rbd) => (Default::default(), 0, locking_of(rbd.locking), true),
         Bottom::Null(_) | Bottom::Nbd(_) => Default::default(),
     };
-    let read_only = read_only || (auto_read_only && !written);
     Options {
         node_name: name.to_owned(),
         driver,
@@ -342,21 +364,40 @@ pub(super) fn described(disk: &Disk) -> String {
 mod tests {
     use egret_vocabulary::keyval;
     use egret_vocabulary::schema::{
-        InjectError as InjectErrorShape, Object as _, SetState as SetStateShape, ValueType,
+        InjectError as InjectErrorShape, Object as _, SetState as SetStateShape, Spelling, ValueType,
     };
+    use serde_json::json;
 
     use super::*;
 
     fn opened(text: &str) -> Options {
         let (value, spelling) = keyval::read(text, "driver").unwrap();
         let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{text}: {error}"));
-        let config = Config::new(Vec::new(), vec![blockdev], Vec::new());
-        let config = config.unwrap_or_else(|error| panic!("{text}: {error}"));
-        options("d", &config.disk("d").unwrap(), false, Locks::Open)
+        let secret =
+            |id: &str, data: &str| Secret::from_value(json!({"id": id, "data": data}), Spelling::Typed).unwrap();
+        let secrets = vec![secret("s", "one"), secret("t", "two")];
+        let mut config = Config::empty();
+        (config.secrets, config.blockdevs) = (secrets, vec![blockdev]);
+        let config = config.checked().unwrap_or_else(|error| panic!("{text}: {error}"));
+        options("d", &config.disk("d").unwrap(), false, Locks::Open, &config.secrets)
     }
 
     /// Keys, each with a value beside its default, and with what it needs to have an effect.
-    const OTHERWISE: [(&str, &str, &str); 14] = [
+    const OTHERWISE: [(&str, &str, &str); 28] = [
+        ("pool", "q", ""),
+        ("namespace", "n", ""),
+        ("image", "j", ""),
+        ("conf", "/c", ""),
+        ("snapshot", "s", ""),
+        ("user", "u", ""),
+        ("key-secret", "s", ""),
+        ("auth-client-required", ".0=none", ""),
+        ("server", ".0.host=h,server.0.port=1", ""),
+        ("encrypt.format", "luks", ",encrypt.format=luks2,encrypt.key-secret=s"),
+        ("encrypt.key-secret", "t", ",encrypt.format=luks2,encrypt.key-secret=s"),
+        ("connect-timeout", "7", ""),
+        ("images-per-cluster-handle", "7", ""),
+        ("settings", ".rbd_cache=true", ""),
         ("filename", "/y", ""),
         ("aio", "io_uring", ""),
         ("aio-max-batch", "7", ",aio=native,cache.direct=on"),
@@ -378,6 +419,7 @@ mod tests {
         for (driver, least) in [
             ("file", "file,node-name=d,filename=/x"),
             ("host_device", "host_device,node-name=d,filename=/x"),
+            ("rbd", "rbd,node-name=d,pool=p,image=i"),
             ("null-co", "null-co,node-name=d"),
             ("null-aio", "null-aio,node-name=d"),
         ] {
@@ -389,7 +431,11 @@ mod tests {
             for name in names {
                 let (_, value, with) = OTHERWISE.iter().find(|(key, ..)| *key == name).expect(&name);
                 let text = format!("{least}{with}");
-                assert_ne!(opened(&format!("{text},{name}={value}")), opened(&text), "{driver}: {name}");
+                let other = format!("{name}{}{value}", if value.starts_with('.') { "" } else { "=" });
+                // What was said of the key before is taken back.
+                let others = text.split(',').filter(|part| !part.starts_with(&format!("{name}=")));
+                let changed = others.map(str::to_owned).chain([other]).collect::<Vec<_>>().join(",");
+                assert_ne!(opened(&changed), opened(&text), "{driver}: {name}");
             }
         }
     }

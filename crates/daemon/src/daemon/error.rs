@@ -35,6 +35,20 @@ pub enum StartError {
         /// Its size in bytes.
         size: u64,
     },
+    /// An export's blocks are less than the disk takes.
+    #[error(
+        "export '{export}': logical-block-size must be at least {least}, the smallest block of {disk}, got {block}"
+    )]
+    SmallBlocks {
+        /// The export.
+        export: String,
+        /// Its logical block, in bytes.
+        block: u32,
+        /// The disk.
+        disk: String,
+        /// Its own, in bytes.
+        least: u32,
+    },
     /// An export that writes, of a disk that others read and that is open for reading.
     #[error(
         "export '{export}': blockdev '{node}' is open for reading, because export '{reader}' came first; \

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use egret_disk::Disk;
+use egret_disk::{Disk, Driver};
 use egret_event_loop::Nanos;
 use egret_export::{Address, ErrorPolicy, Export, ExportConfig, Kickless, MAX_MAPPINGS, MAX_SOCKET_PATH, OnError};
 use egret_virtio::blk::{BlkConfig, DiscardLimits, SECTOR, WriteZeroesLimits};
@@ -248,9 +248,15 @@ const fn on_error(word: schema::OnError) -> OnError {
     }
 }
 
-/// That a disk is whole blocks of an export.
+/// That a disk is whole blocks of an export, which the disk takes: one on another machine reads and writes back no larger
+/// block of its own.
 pub(super) fn check_size(object: &schema::Export, disk: &Disk) -> Result<(), StartError> {
     let (block, size) = (object.logical_block_size, disk.size());
+    let least = disk.logical_block_size();
+    if matches!(disk.options().driver, Driver::Remote(_)) && block < least {
+        let (export, disk) = (object.id.clone(), disks::described(disk));
+        return Err(StartError::SmallBlocks { export, block, disk, least });
+    }
     if size.is_multiple_of(block.into()) {
         return Ok(());
     }
@@ -284,7 +290,7 @@ fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfi
 
 #[cfg(test)]
 mod tests {
-    use egret_disk::{Driver, Options as DiskOptions};
+    use egret_disk::Options as DiskOptions;
     use egret_vocabulary::keyval;
     use egret_vocabulary::schema::{Object as _, Shape, ValueType};
 

@@ -92,7 +92,7 @@ impl Daemon {
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
-            let options = options(name, &disk, written, locks(changed, name));
+            let options = options(name, &disk, written, locks(changed, name), &changed.secrets);
             let is_stopped = |(id, export): (&String, &Export)| {
                 let status = export.errors().status();
                 status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))
@@ -157,6 +157,7 @@ fn replace(old: &mut Blockdev, mut new: Blockdev) -> Result<(), ChangeError> {
         (Driver::File(old), Driver::File(new)) | (Driver::HostDevice(old), Driver::HostDevice(new)) => {
             keeps(old.filename == new.filename, "filename")?;
         }
+        (Driver::Rbd(old), Driver::Rbd(new)) => keeps(old.spec() == new.spec(), "image")?,
         (Driver::NullCo(old) | Driver::NullAio(old), Driver::NullCo(new) | Driver::NullAio(new)) => {
             keeps(old.size == new.size, "size")?;
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `io_threads` | loops, each on a thread of its own |
 //! | `disks` | images that are open |
+//! | `remote` | images of clusters, as their options say |
 //! | `exports` | disks offered at an address |
 //! | `luns`, `scsi` | logical units of an export, and what the guest sees of them |
 //! | `reservations` | files that reservations are kept in |
@@ -29,6 +30,7 @@ mod io_threads;
 mod limits;
 mod live;
 mod luns;
+mod remote;
 mod reservations;
 mod scsi;
 mod statistics;
@@ -53,6 +55,7 @@ pub use failures::{DiskFailure, RequestTimeout};
 use fd_sets::FdSets;
 pub use fd_sets::{FdSetError, FdSetShown};
 use io_threads::RunningIoThread;
+pub(crate) use remote::cluster_of;
 use scsi::KeptUnit;
 pub use statistics::DiskState;
 use teardowns::Teardowns;
@@ -95,6 +98,8 @@ impl Daemon {
     /// The first object that cannot be had. Nothing is left behind.
     pub fn start(config: &Config, inherited: &mut Inherited) -> Result<Self, StartError> {
         let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
+        // A disk may be added when the calling thread is confined.
+        egret_nbd::start().map_err(no_bell)?;
         let mut new = Self {
             config: config.clone(),
             exports: BTreeMap::new(),

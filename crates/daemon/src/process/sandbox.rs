@@ -112,6 +112,15 @@ impl Sandbox {
                         files.server(port);
                     }
                 }
+                Bottom::Rbd(rbd) => {
+                    // Loads the libraries as well, which is not to be done any more when files are confined. What is
+                    // missing is said when the image is opened.
+                    let cluster = crate::daemon::cluster_of(rbd);
+                    cluster.files().unwrap_or_default().iter().for_each(|path| files.read(Path::new(path)));
+                    // Of what decrypts images.
+                    ["/dev/random", "/dev/urandom"].iter().for_each(|path| files.read(Path::new(path)));
+                    files.connections();
+                }
                 Bottom::Null(_) => {}
             }
         }

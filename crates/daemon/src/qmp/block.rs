@@ -234,6 +234,7 @@ fn node(view: &View, name: &str) -> Option<Value> {
     let (disk, state) = (config.disk(name)?, view.disk_state(name)?);
     let file = match disk.bottom {
         Bottom::File(image) | Bottom::HostDevice(image) => image.filename.clone(),
+        Bottom::Rbd(image) => format!("rbd:{}", image.spec()),
         Bottom::Null(_) => "null-co://".to_owned(),
         Bottom::Nbd(nbd) => nbd.uri(),
     };

@@ -327,6 +327,9 @@ impl Control {
 
     fn announce_failures(&mut self) {
         let failures = self.daemon.as_mut().map(|daemon| daemon.failures(Instant::now()));
+        if let Some(daemon) = &self.daemon {
+            daemon.announce_sizes();
+        }
         for failure in failures.unwrap_or_default() {
             tracing::warn!("{failure}");
             self.announce(&Event::BlockIoError(failure));

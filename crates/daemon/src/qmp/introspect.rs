@@ -107,6 +107,11 @@ impl Types {
                 self.word(&name, &words());
                 name
             }
+            ValueType::Words(words) => {
+                self.word(&name, &words());
+                self.list(&name)
+            }
+            ValueType::Settings => "any".to_owned(),
             ValueType::Numbers(..) => self.list("int"),
             ValueType::Names => {
                 let list = self.list("str");

@@ -93,7 +93,7 @@ impl Engine for Remotes {
 impl SharedEngine for Remotes {
     fn attach(&mut self, slot: u32, disk: &Arc<Disk>) -> Result<(), EngineError> {
         let Backing::Remote(disk) = &disk.backing else { return Ok(()) };
-        let is_it = |served: &Option<Served>| served.as_ref().is_some_and(|served| served.disk == *disk);
+        let is_it = |served: &Option<Served>| served.as_ref().is_some_and(|served| served.disk.is(disk));
         let place = match self.served.iter().position(is_it) {
             Some(place) => place,
             None => {

@@ -104,6 +104,7 @@ fn serve(
 ) -> Result<()> {
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
+    let config = &config.clone().with_secrets_read()?;
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let places = places(life);
     let (identity, missing) = life.sandbox.begin(config, &places)?;

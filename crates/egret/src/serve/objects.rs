@@ -3,7 +3,7 @@
 use anyhow::{Result, anyhow};
 use egret_vocabulary::config::{Config, ConfigFile};
 use egret_vocabulary::keyval;
-use egret_vocabulary::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Spelling};
+use egret_vocabulary::schema::{self, Blockdev, Export, IoThread, Object, ObjectError, Secret, Spelling};
 use serde_json::Value;
 
 use super::Serve;
@@ -11,10 +11,17 @@ use super::Serve;
 /// The configuration that the file and the options spell out; their order does not matter.
 pub fn config(arguments: &Serve) -> Result<Config> {
     let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
-    objects.iothreads.extend(read_all(&arguments.object, "object", "qom-type", IoThread::from_user_object)?);
+    let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(|text| is_secret(text));
+    objects.secrets.extend(read_all(&secrets, "object", "qom-type", Secret::from_user_object)?);
+    objects.iothreads.extend(read_all(&others, "object", "qom-type", IoThread::from_user_object)?);
     objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
     objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
     Ok(objects.config()?)
+}
+
+fn is_secret(text: &str) -> bool {
+    let read = keyval::read(text, "qom-type");
+    read.is_ok_and(|(value, _)| value.get("qom-type").and_then(Value::as_str) == Some(Secret::NOUN))
 }
 
 fn read_all<T: Object>(
@@ -41,7 +48,8 @@ pub fn help(arguments: &Serve) -> Option<String> {
     let asks = |texts: &[String]| texts.iter().any(|text| text == "help" || text.ends_with(",help"));
     let keys = |head: &str, shape| format!("{head}\n{}", schema::help(shape));
     if asks(&arguments.object) {
-        Some(keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE))
+        let threads = keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE);
+        Some(threads + "\n" + &keys("--object secret,KEY=VALUE,...: a key or a passphrase, by a name", Secret::SHAPE))
     } else if asks(&arguments.blockdev) {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {

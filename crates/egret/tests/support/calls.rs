@@ -106,6 +106,7 @@ fn kind_of(name: &str) -> ThreadKind {
         "log" => ThreadKind::Log,
         "egret-nbd" => ThreadKind::Connector,
         "egret-reserved" => ThreadKind::Reservations,
+        "rbd" => ThreadKind::Rbd,
         name if name.starts_with("io") => ThreadKind::Io,
         name if name.starts_with('e') => ThreadKind::Session,
         other => panic!("a thread called {other} is confined"),

@@ -5,7 +5,9 @@ use super::table::counterpart;
 use super::{Analysis, CellKey, Status, Summary};
 use crate::plan::{Application, Load, Metric, Stack};
 use crate::runner::AGAIN;
-use crate::statistics::{self, Count, Estimate, Limit, Looks, Null, Question, Sample, Verdict, deviation, median};
+use crate::statistics::{
+    self, Count, Estimate, Limit, Look, Looks, Null, Question, Sample, Verdict, deviation, median,
+};
 
 /// A comparison with the baseline.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,7 +175,7 @@ impl<'a> Analysis<'a> {
         let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; family.len()];
         let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
         let mut before = 0;
-        for (look, share) in Looks::new(plan.repetitions, plan.most_repetitions()).all() {
+        for look in Looks::new(plan.repetitions, plan.most_repetitions()).all() {
             // A run that was interrupted in its first round has an interval too.
             if before > 0 && measured.is_none_or(|measured| measured <= before) {
                 break;
@@ -182,7 +184,7 @@ impl<'a> Analysis<'a> {
                 let Pair { load, subject, baseline, metric, .. } = *pair;
                 Some(Question {
                     kind: metric.name(),
-                    sample: sample(logs, look)?,
+                    sample: sample(logs, look.after)?,
                     floor: self.floor(load, metric, [subject, baseline]),
                     limit: Limit::for_loss(plan.threshold, metric.more_is_better()),
                     null: Null::NoLoss,
@@ -193,11 +195,11 @@ impl<'a> Analysis<'a> {
             let questions: Vec<_> = family.iter().zip(&found).map(question).collect();
             let asked = (0..family.len()).filter_map(|index| Some((index, questions[index]?.is_open)));
             let asked: Vec<_> = asked.collect();
-            let judged = statistics::judge(&questions.into_iter().flatten().collect::<Vec<_>>(), share);
+            let judged = statistics::judge(&questions.into_iter().flatten().collect::<Vec<_>>(), look);
             for ((index, _), judged) in asked.into_iter().zip(judged).filter(|((_, is_open), _)| *is_open) {
                 found[index] = Some(judged);
             }
-            before = look;
+            before = look.after;
         }
         found.into_iter().flatten().collect()
     }
@@ -219,7 +221,7 @@ impl<'a> Analysis<'a> {
             Some((load.name.as_str(), metric, question))
         });
         let (names, questions): (Vec<_>, Vec<_>) = known.map(|(load, metric, one)| ((load, metric), one)).unzip();
-        let estimates = statistics::judge(&questions, 1.0);
+        let estimates = statistics::judge(&questions, Look::ONLY);
         names.into_iter().zip(estimates).map(|((load, metric), (estimate, _))| (load, metric, estimate)).collect()
     }
 
@@ -262,7 +264,9 @@ impl<'a> Analysis<'a> {
         if keys.iter().any(|key| self.table.is_functional_only(*key)) {
             return Some("functional only: emulated".into());
         }
-        if [pair.subject, pair.baseline].iter().any(|name| self.stack(name) == Some(Stack::Host)) {
+        // Where all are fio on the host they are what is compared, as in runs that were imported.
+        let [ours, theirs] = [pair.subject, pair.baseline].map(|name| self.stack(name) == Some(Stack::Host));
+        if ours != theirs {
             return Some("the reference".into());
         }
         let offered = keys.map(|key| self.table.offered(key));

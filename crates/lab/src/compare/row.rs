@@ -6,7 +6,7 @@ use crate::analysis::bound::{Bound, of_most};
 use crate::plan::Metric;
 use crate::results::{Cell, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
-use crate::statistics::{self, Estimate, Limit, Null, Question, Sample, Verdict, deviation, mean, median};
+use crate::statistics::{self, Estimate, Limit, Look, Null, Question, Sample, Verdict, deviation, mean, median};
 
 /// A metric of one subject under one load, on both sides.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,13 +159,13 @@ fn judge(rows: &mut [Row], questions: &[(usize, Question)], bound: impl Fn(&Row)
     let (deciding, shown): (Vec<_>, Vec<_>) =
         questions.iter().copied().partition(|(index, _)| rows[*index].decision.is_ok());
     let family: Vec<Question> = deciding.iter().map(|(_, question)| *question).collect();
-    for ((index, _), (estimate, verdict)) in deciding.iter().zip(statistics::judge(&family, 1.0)) {
+    for ((index, _), (estimate, verdict)) in deciding.iter().zip(statistics::judge(&family, Look::ONLY)) {
         let row = &mut rows[*index];
         row.ratio = Some(estimate);
         (row.decision, row.note) = bound(row).leaves(verdict);
     }
     for (index, question) in shown {
-        rows[index].ratio = statistics::judge(&[question], 1.0).first().map(|(estimate, _)| *estimate);
+        rows[index].ratio = statistics::judge(&[question], Look::ONLY).first().map(|(estimate, _)| *estimate);
     }
 }
 

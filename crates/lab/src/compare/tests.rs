@@ -104,6 +104,28 @@ fn another_cpu_or_another_load_cannot_be_compared() {
 }
 
 #[test]
+fn settings_that_move_figures_have_to_be_the_same_where_both_runs_know_them() {
+    let with = |halt_poll_ns: &str| {
+        let mut run = run(1e5);
+        run.host.settings = vec![("halt_poll_ns".into(), halt_poll_ns.into()), ("turbo".into(), "on".into())];
+        run
+    };
+    assert_eq!(overall(&with("200000"), &with("200000")), Overall::Pass);
+    assert_eq!(overall(&run(1e5), &with("0")), Overall::Pass, "an older run did not look");
+    let comparison = Comparison::of(&[&with("200000")], &[&with("0")], None);
+    assert_eq!(comparison.objections, ["settings: halt_poll_ns 200000 against halt_poll_ns 0"]);
+}
+
+#[test]
+fn runs_of_one_side_have_to_be_alike_among_themselves() {
+    let mut other = run(1e5);
+    other.host.components[0].version = "2".into();
+    let comparison = Comparison::of(&[&run(1e5), &run(1e5)], &[&run(1e5), &other], None);
+    assert_eq!(comparison.overall(false), Overall::NotComparable);
+    assert_eq!(comparison.objections, ["the second runs differ among themselves: egret"]);
+}
+
+#[test]
 fn runs_without_a_cell_in_common_cannot_be_compared_and_say_what_each_has() {
     let mut other = run(1e5);
     other.cells.iter_mut().for_each(|cell| cell.id.subject = "another".into());

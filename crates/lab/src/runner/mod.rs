@@ -216,13 +216,13 @@ impl Runner {
         let (begin, stolen) = (Instant::now(), stolen_ns());
         let mut planned = Duration::ZERO;
         let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
-        for (look, _) in looks.all() {
+        for look in looks.all() {
             self.measure_all(begin, &mut planned, progress)?;
             if self.context.reaper.has_stopped() {
                 break;
             }
             mark_device_bound(&self.run.plan, &mut self.run.cells);
-            let more = more_steps(&self.run, look);
+            let more = more_steps(&self.run, look.after);
             if more.is_empty() {
                 break;
             }

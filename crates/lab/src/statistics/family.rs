@@ -4,7 +4,7 @@ use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::moderated::moderated;
-use super::{Limit, Sample, Verdict};
+use super::{Limit, Look, Sample, Verdict};
 
 /// The probability that a plan fails though nothing was lost: of twenty runs of a thing beside itself none fails, with a
 /// confidence of 98 % (0.999²⁰).
@@ -120,13 +120,14 @@ fn believed(all: &[(&'static str, Sample, f64)]) -> Vec<Believed> {
     believed.into_iter().flatten().collect()
 }
 
-/// Judges a family. `share` is how much of the probability of an error may be spent now: 1 where there is one look.
+/// Judges a family at a look, which may spend its share of the probability of an error.
 ///
 /// It **passes** what cannot have lost more than its limit: the interval of 95 % excludes it. It **fails** what certainly
 /// lost something, by its [`Null`], and perhaps more than the limit. Certain is what the procedure of Benjamini and Hochberg (1995) finds,
 /// at a false discovery rate of [`FALSE_FAIL`]: where nothing was lost that is the probability of a single fail, and a
-/// plan with many losses finds them more easily than one with a single one.
-pub fn judge(questions: &[Question], share: f64) -> Vec<(Estimate, Verdict)> {
+/// plan with many losses finds them more easily than one with a single one. A sure loss that is probably within the limit
+/// fails at the last look alone: what is measured until then may make it pass.
+pub fn judge(questions: &[Question], look: Look) -> Vec<(Estimate, Verdict)> {
     let samples: Vec<_> = questions.iter().map(|one| (one.kind, one.sample, one.floor)).collect();
     let believed = believed(&samples);
     let p_values: Vec<f64> = questions
@@ -137,20 +138,21 @@ pub fn judge(questions: &[Question], share: f64) -> Vec<(Estimate, Verdict)> {
             false => 1.0,
         })
         .collect();
-    let certain = discoveries(&p_values, FALSE_FAIL * share);
+    let certain = discoveries(&p_values, FALSE_FAIL * look.share);
     let judge = |((question, believed), certain): ((&Question, &Believed), bool)| {
-        let half = believed.half_width(MISS * share);
+        let half = believed.half_width(MISS * look.share);
         let estimate = believed.estimate(half);
         let limit = question.limit;
         let verdict = match () {
             () if limit.is_kept_by(&estimate) => Verdict::Pass,
-            () if certain => Verdict::Fail,
+            () if certain && (look.is_last || !limit.holds_for(estimate.ratio)) => Verdict::Fail,
+            () if certain => Verdict::CantTell { more_pairs: Some(1) },
             () => {
                 let (ratio, at) = (estimate.ratio.ln(), limit.at().ln());
                 let error = if limit.holds_for(estimate.ratio) {
                     (ratio - at).abs() * believed.error / half
                 } else {
-                    let miss = 2.0 * FALSE_FAIL * share / questions.len() as f64;
+                    let miss = 2.0 * FALSE_FAIL * look.share / questions.len() as f64;
                     (ratio - question.null()).abs() * believed.error / believed.half_width(miss)
                 };
                 Verdict::CantTell { more_pairs: believed.more_pairs(error) }
@@ -221,7 +223,7 @@ mod tests {
     }
 
     fn verdict(ratios: &[f64], limit: Limit) -> Verdict {
-        judge(&[question(ratios, limit)], 1.0)[0].1
+        judge(&[question(ratios, limit)], Look::ONLY)[0].1
     }
 
     const LOST: [f64; 5] = [0.90, 0.91, 0.90, 0.89, 0.90];
@@ -240,8 +242,18 @@ mod tests {
     fn where_more_may_be_in_a_ratio_than_was_measured_the_loss_has_to_be_beyond_the_limit() {
         for (limit, then) in [(0.9, false), (0.93, true)] {
             let question = Question { null: Null::LossWithinLimit, ..question(&LOST, Limit::AtLeast(limit)) };
-            assert_eq!(judge(&[question], 1.0)[0].1 == Verdict::Fail, then, "{limit}");
+            assert_eq!(judge(&[question], Look::ONLY)[0].1 == Verdict::Fail, then, "{limit}");
         }
+    }
+
+    #[test]
+    fn a_sure_loss_that_is_probably_within_the_limit_is_measured_more_before_it_fails() {
+        let sure = question(&LOST, Limit::AtLeast(0.895));
+        let first = Look { is_last: false, ..Look::ONLY };
+        assert_eq!(judge(&[sure], first)[0].1, Verdict::CantTell { more_pairs: Some(1) });
+        assert_eq!(judge(&[sure], Look::ONLY)[0].1, Verdict::Fail);
+        let beyond = question(&LOST, Limit::AtLeast(0.95));
+        assert_eq!(judge(&[beyond], first)[0].1, Verdict::Fail);
     }
 
     #[test]
@@ -251,15 +263,16 @@ mod tests {
         let steady = question(&[1.0, 1.03, 0.97, 1.04, 0.96], Limit::AtLeast(0.95));
         let other = Question { kind: "CPU", ..question(&loss, Limit::AtLeast(0.95)) };
         let family: Vec<_> = std::iter::repeat_n(steady, 99).chain([other]).collect();
-        assert!(matches!(judge(&family, 1.0)[99].1, Verdict::CantTell { .. }));
+        assert!(matches!(judge(&family, Look::ONLY)[99].1, Verdict::CantTell { .. }));
     }
 
     #[test]
     fn what_is_closed_fails_no_more_and_an_error_that_is_spent_in_part_takes_more() {
         let closed = Question { is_open: false, ..question(&LOST, Limit::AtLeast(0.95)) };
-        assert!(matches!(judge(&[closed], 1.0)[0].1, Verdict::CantTell { .. }));
+        assert!(matches!(judge(&[closed], Look::ONLY)[0].1, Verdict::CantTell { .. }));
         let widths = [1.0, 0.2].map(|share| {
-            let (estimate, _) = judge(&[question(&LOST, Limit::AtLeast(0.95))], share)[0];
+            let look = Look { share, ..Look::ONLY };
+            let (estimate, _) = judge(&[question(&LOST, Limit::AtLeast(0.95))], look)[0];
             estimate.high / estimate.low
         });
         assert!(widths[0] < widths[1], "{widths:?}");
@@ -268,9 +281,9 @@ mod tests {
     #[test]
     fn pairs_that_agree_better_than_the_noise_floor_do_so_by_chance() {
         let quiet = question(&LOST, Limit::AtLeast(0.95));
-        assert_eq!(judge(&[quiet], 1.0)[0].1, Verdict::Fail);
+        assert_eq!(judge(&[quiet], Look::ONLY)[0].1, Verdict::Fail);
         let loud = Question { floor: 0.1_f64.powi(2), ..quiet };
-        assert!(matches!(judge(&[loud], 1.0)[0].1, Verdict::CantTell { .. }));
+        assert!(matches!(judge(&[loud], Look::ONLY)[0].1, Verdict::CantTell { .. }));
     }
 
     #[test]
@@ -297,7 +310,7 @@ mod tests {
 
     #[test]
     fn one_pair_decides_nothing() {
-        let (estimate, verdict) = judge(&[question(&[0.5], Limit::AtLeast(0.95))], 1.0)[0];
+        let (estimate, verdict) = judge(&[question(&[0.5], Limit::AtLeast(0.95))], Look::ONLY)[0];
         assert_eq!((estimate.ratio, estimate.high), (0.5, f64::INFINITY));
         assert_eq!(verdict, Verdict::CantTell { more_pairs: Some(4) });
     }

@@ -3,6 +3,22 @@
 /// Looks at most: more of them cost each too much.
 const MOST: u32 = 3;
 
+/// A look at what was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Look {
+    /// After how many repetitions it comes.
+    pub after: u32,
+    /// Its share of the probability of an error.
+    pub share: f64,
+    /// Whether nothing is measured after it.
+    pub is_last: bool,
+}
+
+impl Look {
+    /// The look of who looks once, at all there is.
+    pub const ONLY: Self = Self { after: u32::MAX, share: 1.0, is_last: true };
+}
+
 /// The repetitions after which verdicts are made, in order.
 ///
 /// A look may find by chance what is not there, and so may the next. Each has a share of the probability of an error, in
@@ -19,11 +35,15 @@ impl Looks {
         Self((0..=steps).map(|step| least + (more * step).div_ceil(steps.max(1))).collect())
     }
 
-    /// Each look: after how many repetitions it comes, and its share.
-    pub fn all(&self) -> impl Iterator<Item = (u32, f64)> {
-        let most = f64::from(self.0.last().copied().unwrap_or(1).max(1));
+    /// Each look.
+    pub fn all(&self) -> impl Iterator<Item = Look> {
+        let most = self.0.last().copied().unwrap_or(1).max(1);
         let before = std::iter::once(0).chain(self.0.iter().copied());
-        self.0.iter().zip(before).map(move |(look, before)| (*look, f64::from(look - before) / most))
+        self.0.iter().zip(before).map(move |(&after, before)| Look {
+            after,
+            share: f64::from(after - before) / f64::from(most),
+            is_last: after == most,
+        })
     }
 
     /// The look after so many repetitions, if there is another.
@@ -40,9 +60,10 @@ mod tests {
     fn looks_are_spread_over_the_repetitions_and_spend_all_there_is_once() {
         for (least, most, looks) in [(5, 12, vec![5, 9, 12]), (5, 5, vec![5]), (5, 6, vec![5, 6]), (5, 1, vec![5])] {
             let all = Looks::new(least, most);
-            assert_eq!(all.all().map(|(look, _)| look).collect::<Vec<_>>(), looks);
-            let spent: f64 = all.all().map(|(_, share)| share).sum();
+            assert_eq!(all.all().map(|look| look.after).collect::<Vec<_>>(), looks);
+            let spent: f64 = all.all().map(|look| look.share).sum();
             assert!((spent - 1.0).abs() < 1e-12, "{spent}");
+            assert_eq!(all.all().filter(|look| look.is_last).count(), 1);
             assert_eq!(all.after(looks[0]), looks.get(1).copied());
         }
     }

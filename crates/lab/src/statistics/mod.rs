@@ -7,7 +7,7 @@
 //! | `moderated` | variances of one kind, each moderated by all |
 //! | [`judge`], [`Estimate`], [`Verdict`] | comparisons that are read together: pass, fail, can't tell |
 //! | [`relations`] | pairs of options: alike, more, less, unknown |
-//! | [`Looks`] | when a plan that may measure more looks at what it has |
+//! | [`Looks`], [`Look`] | when a plan that may measure more looks at what it has |
 //! | [`Count`], [`Overall`] | the verdict of a whole plan |
 //! | [`agreement`] | whether something held in every repetition |
 
@@ -20,7 +20,7 @@ mod simulations;
 mod verdict;
 
 pub use family::{Estimate, FALSE_FAIL, Null, Question, Relation, judge, relations};
-pub use looks::Looks;
+pub use looks::{Look, Looks};
 pub use sample::{Sample, mean};
 pub use verdict::{Count, Limit, Overall, Verdict};
 

@@ -61,12 +61,12 @@ fn run(random: &mut Random, shape: Shape, noise: &dyn Fn(&mut Random) -> f64, lo
     let floors = floors.map(|floors| 0.75 * median(floors).powi(2));
     let mut found: Vec<Option<(Estimate, Verdict)>> = vec![None; logs.len()];
     let mut measured = vec![least as usize; logs.len()];
-    for (look, share) in Looks::new(least, most).all() {
+    for look in Looks::new(least, most).all() {
         let is_open = |found: &Option<(Estimate, Verdict)>| !matches!(found, Some((_, Verdict::Pass | Verdict::Fail)));
         let questions: Vec<Question> = (0..logs.len())
             .map(|index| {
                 if is_open(&found[index]) {
-                    measured[index] = look as usize;
+                    measured[index] = look.after as usize;
                 }
                 let metric = usize::from(index >= logs.len() / 2);
                 Question {
@@ -79,7 +79,7 @@ fn run(random: &mut Random, shape: Shape, noise: &dyn Fn(&mut Random) -> f64, lo
                 }
             })
             .collect();
-        for (found, judged) in found.iter_mut().zip(judge(&questions, share)) {
+        for (found, judged) in found.iter_mut().zip(judge(&questions, look)) {
             if is_open(found) {
                 *found = Some(judged);
             }
@@ -163,7 +163,7 @@ fn intervals_cover_the_truth_as_often_as_they_say() {
                 let sample = Sample::of_pairs(&logs).expect("pairs");
                 let limit = Limit::AtLeast(0.95);
                 let question = Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, is_open: true };
-                let (estimate, _) = judge(&[question], 1.0)[0];
+                let (estimate, _) = judge(&[question], Look::ONLY)[0];
                 (estimate.low..=estimate.high).contains(&1.0)
             });
             let covers = covers.count();
@@ -186,7 +186,7 @@ fn a_moderated_interval_covers_the_truth_of_cells_that_scatter_unlike() {
                 Question { kind: "", sample, floor: 0.0, limit, null: Null::NoLoss, is_open: true }
             })
             .collect();
-        let estimates = judge(&questions, 1.0);
+        let estimates = judge(&questions, Look::ONLY);
         all += estimates.len();
         covers += estimates.iter().filter(|(one, _)| (one.low..=one.high).contains(&1.0)).count();
     }
@@ -210,7 +210,7 @@ fn two_independent_samples_of_one_thing_are_not_told_apart() {
                         Question { kind: "", sample, floor, limit: Limit::AtLeast(0.95), null, is_open: true }
                     })
                     .collect();
-                failed += judge(&questions, 1.0).iter().filter(|(_, verdict)| *verdict == Verdict::Fail).count();
+                failed += judge(&questions, Look::ONLY).iter().filter(|(_, verdict)| *verdict == Verdict::Fail).count();
             }
             assert_eq!(failed, 0, "{name}, {null:?}");
         }

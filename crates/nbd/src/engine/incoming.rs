@@ -18,6 +18,8 @@ use crate::socket::{self, MOST_PIECES};
 const AHEAD: usize = 64 << 10;
 /// The same while large replies are to come, whose data is not to be read ahead.
 const LITTLE_AHEAD: usize = 512;
+/// Bytes of holes: a reply of a few bytes may say that megabytes are zeroes.
+const MOST_FILLED: u64 = 1 << 20;
 /// Bytes of what belongs to an error besides its message.
 const LONGEST_ERROR: u64 = LONGEST_STRING as u64 + 64;
 
@@ -63,6 +65,8 @@ pub(super) struct Incoming {
     start: usize,
     end: usize,
     expect: Expect,
+    /// Bytes of holes that were filled since it was last begun to take apart.
+    filled: u64,
     pieces: Vec<IoVec>,
 }
 
@@ -77,7 +81,7 @@ pub(super) enum Received {
 impl Incoming {
     pub(super) fn new() -> Self {
         let buffer = vec![0; AHEAD].into_boxed_slice();
-        Self { buffer, start: 0, end: 0, expect: Expect::Header, pieces: Vec::with_capacity(MOST_PIECES) }
+        Self { buffer, start: 0, end: 0, expect: Expect::Header, filled: 0, pieces: Vec::with_capacity(MOST_PIECES) }
     }
 
     /// Receives once.
@@ -128,6 +132,16 @@ impl Incoming {
         Ok(Received::Bytes { count, is_all: count as u64 == wanted })
     }
 
+    /// Bytes of holes that [`digest`](Self::digest) has filled, which took time.
+    pub(super) const fn filled(&self) -> u64 {
+        self.filled
+    }
+
+    /// Whether [`digest`](Self::digest) has filled as much as a turn has time for, and is to go on before more is received.
+    pub(super) const fn is_full(&self) -> bool {
+        self.filled >= MOST_FILLED
+    }
+
     /// Takes apart what was received. `answered` is told of each command whose reply is complete.
     ///
     /// # Errors
@@ -138,7 +152,8 @@ impl Incoming {
         export: &Export,
         mut answered: impl FnMut(&mut Commands, u32),
     ) -> Result<(), Lie> {
-        loop {
+        self.filled = 0;
+        while !self.is_full() {
             let (place, is_last) = match &mut self.expect {
                 Expect::Header => match self.header(commands, export)? {
                     Some(Some(ended)) => (ended, true),
@@ -178,6 +193,7 @@ impl Incoming {
                 answered(commands, place);
             }
         }
+        Ok(())
     }
 
     /// Reads a header, and what is of a known length behind it; none if not all of that is there. Says whose reply is
@@ -230,6 +246,7 @@ impl Incoming {
                 }
                 let at = within(command, offset, len.into())?;
                 memory::zero(&command.job.request.buffers, at, len.into());
+                self.filled += u64::from(len);
                 0
             }
             // Whatever else it says: the message, and where ("Structured reply types").
@@ -255,12 +272,11 @@ impl Incoming {
 /// Where in a request's memory a part of the disk belongs, which must be of what was asked for. It counts as having come.
 fn within(command: &mut Command, offset: u64, len: u64) -> Result<u64, Lie> {
     let (begin, wanted) = (command.part_offset(), command.part);
-    let outside = Lie::Outside { offset, len, begin, wanted };
     let at = match offset.checked_sub(begin) {
         Some(at) if at.checked_add(len).is_some_and(|end| end <= wanted) => at,
-        _ => return Err(outside),
+        _ => return Err(Lie::Outside { offset, len, begin, wanted }),
     };
     command.got += len;
-    // What comes twice cannot be all of it.
-    if command.got > wanted { Err(outside) } else { Ok(command.done + at) }
+    // What comes twice is not all of it, and might come for ever.
+    if command.got > wanted { Err(Lie::Outside { offset, len, begin, wanted }) } else { Ok(command.done + at) }
 }

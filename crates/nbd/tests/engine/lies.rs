@@ -8,6 +8,9 @@ use crate::server::{Peer, Says};
 /// What a server does that was asked for `request`, a read of a mebibyte's second half.
 type Lie = fn(&mut Peer, &egret_nbd::protocol::Request);
 
+/// The one after which there is nothing more to be done.
+const DONE: &str = "a whole reply, and then another";
+
 const HALF: u64 = 512 << 10;
 
 fn chunk_of(len: u64) -> Vec<u8> {
@@ -17,7 +20,8 @@ fn chunk_of(len: u64) -> Vec<u8> {
 const LIES: &[(&str, Lie)] = &[
     ("no reply at all", |peer, _| peer.send(&[0x13; 64])),
     ("a cookie that was never given", |peer, request| {
-        peer.data(&egret_nbd::protocol::Request { cookie: request.cookie ^ 1 << 40, ..*request }, &[0; 512]);
+        let other = egret_nbd::protocol::Request { cookie: request.cookie ^ 1 << 40, ..*request };
+        peer.data(&other, &[0x66; HALF as usize]);
     }),
     ("a place that has no request", |peer, request| {
         peer.data(&egret_nbd::protocol::Request { cookie: request.cookie + 1000, ..*request }, &[0; 512]);
@@ -32,6 +36,10 @@ const LIES: &[(&str, Lie)] = &[
         peer.part(request, 0, HALF, &[0x66; HALF as usize]);
         peer.part(request, 1, HALF, &[0x66; 512]);
     }),
+    ("the same hole for ever", |peer, request| {
+        peer.hole(request, 0, HALF, HALF as u32);
+        peer.hole(request, 0, HALF, HALF as u32);
+    }),
     ("a hole that is too long", |peer, request| peer.hole(request, 1, HALF, u32::MAX)),
     ("a hole of nothing", |peer, request| peer.hole(request, 0, HALF, 0)),
     ("half a hole", |peer, request| peer.chunk(request, 0, chunk::OFFSET_HOLE, &[0; 11])),
@@ -42,7 +50,7 @@ const LIES: &[(&str, Lie)] = &[
     ("an error that is none", |peer, request| peer.chunk(request, 1, chunk::ERROR, &[0; 6])),
     ("an error without a number", |peer, request| peer.chunk(request, 1, chunk::ERROR, &[0; 3])),
     ("an error that is a book", |peer, request| peer.chunk(request, 1, chunk::ERROR, &[1; 9000])),
-    ("a whole reply, and then another", |peer, request| {
+    (DONE, |peer, request| {
         peer.data(request, &[0x66; HALF as usize]);
         peer.data(request, &[0x66; HALF as usize]);
     }),
@@ -85,7 +93,8 @@ fn lie_with(headers: Headers) {
         assert_eq!(ended, Ok(()), "{what}");
         assert_eq!(rig.wait(other), (Ok(()), vec![0x77; 512]), "{what}");
         let (again, ..) = thread.join().unwrap();
-        let expected = if again == 2 { 0x77 } else { 0x66 };
+        let (expected, requests) = if *what == DONE { (0x66, 1) } else { (0x77, 2) };
+        assert_eq!(again, requests, "{what}");
         assert!(data.iter().all(|byte| *byte == expected), "{what}");
     }
 }

@@ -245,3 +245,16 @@ fn a_server_that_reads_slowly_gets_all_of_it_in_the_end() {
         assert!(*sent == data[at], "request {at}");
     }
 }
+
+#[test]
+fn replies_of_few_bytes_may_stand_for_many() {
+    let (mut rig, mut peer, _server) = connected(Says { size: 64 << 20, ..Says::default() });
+    let ids: Vec<u64> = (0..20).map(|at| rig.read(at << 20, 1 << 20)).collect();
+    rig.submit();
+    let requests: Vec<_> = ids.iter().map(|_| peer.request().0).collect();
+    requests.iter().for_each(|request| peer.hole(request, chunk::FLAG_DONE, request.offset, 1 << 20));
+    for id in ids {
+        let (ended, data) = rig.wait(id);
+        assert!(ended.is_ok() && data.iter().all(|byte| *byte == 0));
+    }
+}

@@ -15,10 +15,10 @@ use super::Config;
 use crate::address::Address;
 use crate::metrics;
 use crate::nearest::hint;
-use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Spelling, memory_max};
+use crate::schema::{Blockdev, Export, IoThread, MEMORY_MAX, Object, ObjectError, Secret, Spelling, memory_max};
 
 /// The objects that a file names.
-const KINDS: [&str; 3] = [IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
+const KINDS: [&str; 4] = [Secret::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
 
 /// The table that says where metrics are served.
 const METRICS: &str = "metrics";
@@ -31,6 +31,8 @@ pub struct FileError(String);
 /// A file's objects, each checked by itself; whether they fit together, and with others, [`Config::new`] says.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
+    /// Keys and passphrases.
+    pub secrets: Vec<Secret>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -110,6 +112,7 @@ impl ConfigFile {
             Ok((object, subject))
         }
         let subject = match kind {
+            Secret::NOUN => read(value).map(|(object, subject)| (self.secrets.push(object), subject).1),
             IoThread::NOUN => read(value).map(|(object, subject)| (self.iothreads.push(object), subject).1),
             Blockdev::NOUN => read(value).map(|(object, subject)| (self.blockdevs.push(object), subject).1),
             _ => read(value).map(|(object, subject)| (self.exports.push(object), subject).1),
@@ -126,9 +129,10 @@ impl ConfigFile {
     /// # Errors
     /// As [`Config::new`].
     pub fn config(&self) -> Result<Config, FileError> {
-        let Self { iothreads, blockdevs, exports, .. } = self.clone();
-        let config = Config::new(iothreads, blockdevs, exports).map_err(|error| self.locate(&error))?;
-        Ok(Config { memory_max: self.memory_max.unwrap_or(config.memory_max), ..config })
+        let Self { secrets, iothreads, blockdevs, exports, .. } = self.clone();
+        let mut config = Config { secrets, iothreads, blockdevs, exports, ..Config::empty() };
+        config.memory_max = self.memory_max.unwrap_or(config.memory_max);
+        config.checked().map_err(|error| self.locate(&error))
     }
 
     /// An error about objects of which some came from this file, with its location if it has one here.
@@ -158,6 +162,7 @@ pub fn effective(config: &Config) -> String {
         let object = object.unwrap_or_else(|error| format!("# {error}\n"));
         let _ = writeln!(text, "[[{noun}]]\n{object}");
     };
+    config.secrets.iter().for_each(|object| table(Secret::NOUN, flat(object)));
     config.iothreads.iter().for_each(|object| table(IoThread::NOUN, flat(object)));
     config.blockdevs.iter().for_each(|object| table(Blockdev::NOUN, flat(object)));
     config.exports.iter().for_each(|object| table(Export::NOUN, flat(object)));

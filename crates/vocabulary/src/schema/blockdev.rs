@@ -8,6 +8,7 @@ use super::Problem;
 use super::key::{Foreign, Harmless, Shape, ValueType};
 use super::nbd_client::{self, Nbd};
 use super::object::{object, with_defaults};
+use super::rbd::Rbd;
 use super::words::{as_word, words};
 use crate::{options, variants};
 
@@ -76,6 +77,8 @@ variants! {
         "null-aio" => NullAio(Null);
         /// A disk that an NBD server has.
         "nbd" => Nbd(Nbd);
+        /// An image in a Ceph cluster.
+        "rbd" => Rbd(Rbd);
         /// The raw format: the disk below, as it is.
         "raw" => Raw(Raw);
         /// The disk below, with errors that are injected on purpose.
@@ -181,7 +184,9 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
+                None
+            }
         }
     }
 
@@ -190,7 +195,9 @@ impl Driver {
         match self {
             Self::Raw(Raw { file }) => Some(("file", file)),
             Self::Blkdebug(Blkdebug { image, .. }) => Some(("image", image)),
-            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) => None,
+            Self::File(_) | Self::HostDevice(_) | Self::NullCo(_) | Self::NullAio(_) | Self::Nbd(_) | Self::Rbd(_) => {
+                None
+            }
         }
     }
 }
@@ -267,7 +274,6 @@ const FOREIGN_DRIVERS: &[&str] = &[
     "qcow2",
     "qed",
     "quorum",
-    "rbd",
     "replication",
     "snapshot-access",
     "ssh",
@@ -355,6 +361,9 @@ impl Blockdev {
         {
             let line = format!("aio-max-batch has no effect on aio={}; it belongs to native", image.aio);
             return Err(Problem::Together(line));
+        }
+        if let Driver::Rbd(rbd) = &self.driver {
+            rbd.check()?;
         }
         // What its values must agree on depends on what it inherits: `Config` knows.
         Ok(())

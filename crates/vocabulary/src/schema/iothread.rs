@@ -70,7 +70,6 @@ const FOREIGN_OBJECTS: &[&str] = &[
     "authz-simple",
     "main-loop",
     "pr-manager-helper",
-    "secret",
     "secret_keyring",
     "throttle-group",
     "tls-cipher-suites",
@@ -101,7 +100,10 @@ impl IoThread {
             Some(kind) if kind == Self::NOUN => Self::from_value(value, spelling),
             Some(kind) if FOREIGN_OBJECTS.iter().any(|foreign| kind == *foreign) => {
                 let what = format!("qom-type {kind}").replace('"', "'");
-                Err(error(Problem::NotDone { what, because: "of QEMU's objects Egret has iothread".to_owned() }))
+                Err(error(Problem::NotDone {
+                    what,
+                    because: "of QEMU's objects Egret has iothread and secret".to_owned(),
+                }))
             }
             Some(kind) => Err(error(Problem::must("qom-type", Self::NOUN, kind.to_string().replace('"', "'")))),
             None => Err(error(Problem::Missing { key: "qom-type".to_owned() })),

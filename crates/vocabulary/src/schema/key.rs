@@ -71,6 +71,10 @@ pub enum ValueType {
     PowerOfTwo(u64, u64),
     /// One of these words.
     Word(fn() -> Vec<&'static str>),
+    /// A list of these words.
+    Words(fn() -> Vec<&'static str>),
+    /// Names and texts, whatever they are.
+    Settings,
     /// Text of so many bytes, inclusive of both ends.
     Text(usize, usize),
     /// A file's permissions, in octal: `0600`.
@@ -169,12 +173,12 @@ impl Shape {
         self.keys.iter().chain(of_variant.unwrap_or_default())
     }
 
-    /// Every key of every variant, each once, with the variants that have it; none means all of them.
+    /// Every key of every variant, each once unless it means something else there, with the variants that have it; none means all of them.
     pub fn all_keys(&self) -> Vec<(&'static Key, Vec<&'static str>)> {
         let mut all: Vec<(&'static Key, Vec<&'static str>)> = self.keys.iter().map(|key| (key, Vec::new())).collect();
         for (variant, keys) in self.variants.iter().flat_map(|variants| variants.of) {
             for key in *keys {
-                match all.iter_mut().find(|(known, _)| std::ptr::eq(*known, key) || known.name == key.name) {
+                match all.iter_mut().find(|(known, _)| (known.name, known.about) == (key.name, key.about)) {
                     Some((_, owners)) => owners.push(variant),
                     None => all.push((key, vec![variant])),
                 }
@@ -194,6 +198,8 @@ impl fmt::Display for ValueType {
             Self::PowerOfTwoBytes(least, most) => write!(f, "a power of two in {least}..={most} bytes"),
             Self::PowerOfTwo(least, most) => write!(f, "a power of two in {least}..={most}"),
             Self::Word(words) => f.write_str(&one_of(&words())),
+            Self::Words(words) => write!(f, "a list of {}", one_of(&words())),
+            Self::Settings => f.write_str("names with their values"),
             Self::Text(0, usize::MAX) => f.write_str("text"),
             Self::Text(0, most) => write!(f, "text of at most {most} bytes"),
             Self::Text(_, most) => write!(f, "text of 1..={most} bytes"),

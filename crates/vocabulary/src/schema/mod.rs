@@ -25,8 +25,10 @@ mod object;
 pub mod options;
 mod problem;
 mod process;
+mod rbd;
 mod reference;
 mod scalar;
+mod secret;
 mod validate;
 mod words;
 
@@ -53,7 +55,9 @@ pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
 pub use process::memory_max;
 pub(crate) use process::{MEMORY_MAX, default_memory_max};
+pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
 pub use reference::{help, reference};
+pub use secret::{Secret, SecretFormat};
 pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};
 

@@ -57,6 +57,7 @@ fn rows(shape: &Shape, path: &str) -> Vec<Row> {
         let at = format!("{path}{}", key.name);
         match key.kind {
             ValueType::Object(nested) => rows.extend(self::rows(nested, &format!("{at}."))),
+            ValueType::Settings => rows.push(row(format!("{at}.NAME"), key, &owners)),
             ValueType::List(nested) => rows.extend(self::rows(nested, &format!("{at}.N."))),
             _ => rows.push(row(at, key, &owners)),
         }

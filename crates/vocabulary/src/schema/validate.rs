@@ -109,6 +109,19 @@ impl Validator {
                 self.bytes(value, least, most).filter(|bytes| bytes.is_power_of_two())?.into()
             }
             ValueType::Word(words) => value.as_str().filter(|text| words().contains(text))?.into(),
+            ValueType::Words(words) => {
+                let known = |value: &Value| value.as_str().is_some_and(|text| words().contains(&text));
+                value.as_array().filter(|list| list.iter().all(known))?.clone().into()
+            }
+            ValueType::Settings => {
+                let text = |value: &Value| match value {
+                    Value::String(text) if !text.contains('\0') => Some(text.clone()),
+                    Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+                    _ => None,
+                };
+                let pairs = value.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?.into())));
+                Value::Object(pairs.collect::<Option<Map<_, _>>>()?)
+            }
             ValueType::Text(least, most) => {
                 // A NUL would end a path early.
                 let fits = |text: &&str| (least..=most).contains(&text.len()) && !text.contains('\0');

@@ -1,0 +1,230 @@
+//! Connections to clusters, each of which a few images share.
+//!
+//! A connection costs four threads and more, and one that serves many images is itself what they wait for: so there are as
+//! many as [`ClusterOptions::images`] asks for.
+
+use std::ffi::{CString, c_char};
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use crate::error::{RbdError, check};
+use crate::sys::{Ceph, Handle, ceph};
+
+/// Text that no message shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// How to find a cluster, and who to be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterOptions {
+    /// Its configuration file, if it is not where Ceph looks for it.
+    pub conf: Option<String>,
+    /// The user, without `client.`.
+    pub user: Option<String>,
+    /// The user's key, in base64 as a keyring has it.
+    pub key: Option<Secret>,
+    /// The monitors, where they are not the configuration file's: `host:port`.
+    pub monitors: Vec<String>,
+    /// How it may be asked who it is, where that is not the file's to say.
+    pub auth: Vec<String>,
+    /// Settings over those of the file, by their names.
+    pub settings: Vec<(String, String)>,
+    /// How long it may take to answer.
+    pub connect_timeout: Duration,
+    /// How many images have one connection at most.
+    pub images: u32,
+}
+
+/// A connection to a cluster.
+pub(crate) struct Cluster {
+    ceph: &'static Ceph,
+    handle: Handle,
+    options: ClusterOptions,
+    /// Whether there is a connection to be ended.
+    connected: bool,
+}
+
+// SAFETY: librados locks by itself; a handle may be used by any threads.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+
+/// Those that there are.
+static CLUSTERS: Mutex<Vec<Weak<Cluster>>> = Mutex::new(Vec::new());
+
+impl Cluster {
+    /// A connection for one more image: one that has room for it, or a new one. Waits for the cluster.
+    ///
+    /// # Errors
+    ///
+    /// The library cannot be had, a setting is refused, or the cluster does not answer or does not know us.
+    pub(crate) fn get(options: &ClusterOptions) -> Result<Arc<Self>, RbdError> {
+        let mut clusters = CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner);
+        clusters.retain(|cluster| cluster.strong_count() > 0);
+        let most = options.images.max(1) as usize;
+        let shared = clusters.iter().filter(|cluster| cluster.strong_count() < most + 1).filter_map(Weak::upgrade);
+        // The one that was upgraded counts.
+        let found = { shared }.find(|cluster| cluster.options == *options && Arc::strong_count(cluster) <= most);
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        drop(clusters);
+        let new = Arc::new(Self::connect(options)?);
+        CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&new));
+        Ok(new)
+    }
+
+    fn connect(options: &ClusterOptions) -> Result<Self, RbdError> {
+        let ceph = ceph()?;
+        let ClusterOptions { conf, user, key, monitors, auth, settings, connect_timeout, images: _ } = options;
+        let name = text(&format!("client.{}", user.as_deref().unwrap_or("admin")));
+        let mut handle = ptr::null_mut();
+        // SAFETY: both names end with a zero; the handle is written.
+        let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
+        check(made, || ("make a client of Ceph".to_owned(), ""))?;
+        let mut new = Self { ceph, handle, options: options.clone(), connected: false };
+        match conf {
+            Some(path) => {
+                let file = text(path);
+                // SAFETY: the handle is new, and the path ends with a zero.
+                let read = unsafe { (ceph.rados.rados_conf_read_file)(handle, file.as_ptr()) };
+                check(read, || (format!("read '{path}'"), "; conf names the cluster's ceph.conf"))?;
+            }
+            // SAFETY: as above; without a path it looks where Ceph looks, and finding nothing is no error of ours.
+            None => drop(unsafe { (ceph.rados.rados_conf_read_file)(handle, ptr::null()) }),
+        }
+        // As long as the first answer may take; whoever sets it themselves knows better.
+        new.set("client_mount_timeout", &connect_timeout.as_secs().to_string())?;
+        if !monitors.is_empty() {
+            new.set("mon_host", &monitors.join(";"))?;
+        }
+        if !auth.is_empty() {
+            new.set("auth_client_required", &auth.join(";"))?;
+        }
+        if let Some(Secret(key)) = key {
+            new.set("key", &String::from_utf8_lossy(key))?;
+        }
+        for (name, value) in settings {
+            new.set(name, value)?;
+        }
+        // SAFETY: the handle was made and is not connected.
+        let connected = unsafe { (ceph.rados.rados_connect)(handle) };
+        let hint = match -connected {
+            libc::EACCES | libc::EPERM => "; check user and its key (key-secret, or the keyring that conf names)",
+            libc::ETIMEDOUT => "; see that its monitors can be reached",
+            libc::ENOENT => "; check conf, and that its keyring can be read",
+            _ => "",
+        };
+        check(connected, || ("connect to the cluster".to_owned(), hint))?;
+        new.connected = true;
+        Ok(new)
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<(), RbdError> {
+        let (key, setting) = (text(name), text(value));
+        // SAFETY: the handle is ours, and both texts end with a zero.
+        let set = unsafe { (self.ceph.rados.rados_conf_set)(self.handle, key.as_ptr(), setting.as_ptr()) };
+        let hint = if set == -libc::ENOENT { "; this Ceph has no such setting" } else { "" };
+        check(set, || (format!("set {name}"), hint)).map(drop)
+    }
+
+    /// A pool, by its name, as images in one of its namespaces see it.
+    pub(crate) fn pool(self: &Arc<Self>, name: &str, namespace: &str) -> Result<Pool, RbdError> {
+        let (ceph, pool, namespace) = (self.ceph, text(name), text(namespace));
+        let mut handle = ptr::null_mut();
+        // SAFETY: the cluster is connected, and the name ends with a zero.
+        let made = unsafe { (ceph.rados.rados_ioctx_create)(self.handle, pool.as_ptr(), &raw mut handle) };
+        let hint = if made == -libc::ENOENT { "; ceph osd pool ls lists those that there are" } else { "" };
+        check(made, || (format!("open the pool '{name}'"), hint))?;
+        // SAFETY: the pool's handle is new, and the name ends with a zero.
+        unsafe { (ceph.rados.rados_ioctx_set_namespace)(handle, namespace.as_ptr()) };
+        Ok(Pool { handle, cluster: Arc::clone(self) })
+    }
+
+    /// Waits until the cluster's newest map is known here: requests that are made from then on carry it, and an OSD
+    /// serves none before it has the map as well.
+    pub(crate) fn wait_for_latest_map(&self) -> Result<(), RbdError> {
+        // SAFETY: the cluster is connected.
+        let waited = unsafe { (self.ceph.rados.rados_wait_for_latest_osdmap)(self.handle) };
+        check(waited, || ("get the cluster's newest map".to_owned(), "")).map(drop)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY: nobody has the handle any more. It is shut down whether or not it was connected.
+        unsafe { (self.ceph.rados.rados_shutdown)(self.handle) };
+    }
+}
+
+/// A pool that is open.
+pub(crate) struct Pool {
+    pub(crate) handle: Handle,
+    pub(crate) cluster: Arc<Cluster>,
+}
+
+// SAFETY: librados locks by itself; a handle may be used by any threads.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: its image is closed, and nobody has the handle any more.
+        unsafe { (self.cluster.ceph.rados.rados_ioctx_destroy)(self.handle) };
+    }
+}
+
+/// Text as a function takes it.
+pub(crate) fn text(text: &str) -> CString {
+    // What an option holds has no zero; what has one names nothing.
+    CString::new(text).unwrap_or_default()
+}
+
+/// What a function wrote to a buffer as text.
+pub(crate) fn from_buffer(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).into_owned()
+}
+
+/// A buffer as a function takes it.
+pub(crate) fn buffer(bytes: &mut [u8]) -> *mut c_char {
+    bytes.as_mut_ptr().cast()
+}
+
+impl ClusterOptions {
+    /// The files that a client would read to connect: its configuration, and the keyrings that this names. Starts no thread.
+    ///
+    /// # Errors
+    ///
+    /// The library cannot be had.
+    pub fn files(&self) -> Result<Vec<String>, RbdError> {
+        let ceph = ceph()?;
+        let name = text(&format!("client.{}", self.user.as_deref().unwrap_or("admin")));
+        let mut handle = ptr::null_mut();
+        // SAFETY: both names end with a zero; the handle is written.
+        let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
+        check(made, || ("make a client of Ceph".to_owned(), ""))?;
+        let trial = Cluster { ceph, handle, options: self.clone(), connected: false };
+        let conf = self.conf.as_deref().map(text);
+        // SAFETY: the handle is new; the path is null, or ends with a zero and outlives the call.
+        let _ = unsafe { (ceph.rados.rados_conf_read_file)(handle, conf.as_ref().map_or(ptr::null(), |c| c.as_ptr())) };
+        let mut keyrings = [0; 4096];
+        // SAFETY: the buffer is as long as is said.
+        let got = unsafe {
+            (ceph.rados.rados_conf_get)(trial.handle, c"keyring".as_ptr(), buffer(&mut keyrings), keyrings.len())
+        };
+        let keyrings = if got >= 0 { from_buffer(&keyrings) } else { String::new() };
+        let usual = ["/etc/ceph/ceph.conf".to_owned()];
+        let conf = self.conf.clone().into_iter().chain(std::env::var("CEPH_CONF").ok());
+        Ok(conf.chain(usual).chain(keyrings.split([',', ';']).map(|path| path.trim().to_owned())).collect())
+    }
+}

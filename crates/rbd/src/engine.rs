@@ -1,0 +1,239 @@
+//! What I/O threads run an image's requests on: each has an engine of its own, and all of them the image's one handle,
+//! because the exclusive lock is a handle's.
+//!
+//! ```text
+//!  engine ──start──▶ librbd ──its threads──▶ list of completions, and an eventfd
+//!     ▲                                            │ poll: whoever looks
+//!     └──── inbox ◀── another engine that found it ┘
+//! ```
+//!
+//! librbd announces completions on one eventfd for each image: that of the engine that is there longest. Any engine finds
+//! all completions where it looks, and passes on what is not its own. A disk on one thread has nobody to pass anything to.
+
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use egret_disk::{Engine, EngineError, Finished, Job, Op};
+use egret_event_loop::{EventNotifier, Nanos};
+use rustix::io::Errno;
+
+use crate::flights::{Event, Flights};
+use crate::image::Kept;
+
+/// An image, and the engines that there are for it.
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) image: Arc<Kept>,
+    members: Mutex<Members>,
+    /// Whether completions may be another engine's.
+    several: AtomicBool,
+    /// Whether another client has taken the lock away.
+    fenced: AtomicBool,
+}
+
+#[derive(Default)]
+struct Members {
+    /// By their numbers; the first one is where completions are announced.
+    list: Vec<(u32, Arc<Inbox>)>,
+    /// Numbers are not used again: what an engine has left behind completes one day.
+    next: u32,
+}
+
+/// Completions that other engines found.
+struct Inbox {
+    events: Mutex<Vec<Event>>,
+    has_some: AtomicBool,
+    bell: EventNotifier,
+}
+
+impl Inbox {
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(name: String, image: Kept) -> Self {
+        Self {
+            name,
+            image: Arc::new(image),
+            members: Mutex::default(),
+            several: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether another client writes to the image, and this one never will again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn engine(self: &Arc<Self>) -> Result<RbdEngine, EngineError> {
+        let bell = EventNotifier::new().map_err(EngineError::Event)?;
+        let inbox = Arc::new(Inbox { events: Mutex::default(), has_some: AtomicBool::new(false), bell });
+        let mut members = self.members();
+        if members.list.is_empty() {
+            self.image.announce_on(&inbox.bell).map_err(|e| EngineError::Event(e.into()))?;
+        }
+        let number = members.next;
+        members.next += 1;
+        members.list.push((number, Arc::clone(&inbox)));
+        self.several.store(members.next > 1, Ordering::Release);
+        drop(members);
+        Ok(RbdEngine {
+            flights: Flights::new(Arc::clone(&self.image), number),
+            shared: Arc::clone(self),
+            number,
+            inbox,
+            pushed: VecDeque::new(),
+            events: Vec::new(),
+            done: Vec::new(),
+            held: Vec::new(),
+        })
+    }
+
+    fn leave(&self, number: u32) {
+        let mut members = self.members();
+        let was_first = members.list.first().is_some_and(|(first, _)| *first == number);
+        members.list.retain(|(member, _)| *member != number);
+        if let (true, Some((_, next))) = (was_first, members.list.first()) {
+            if let Err(e) = self.image.announce_on(&next.bell) {
+                tracing::error!("'{}': completions are not announced any more: {e}", self.name);
+            }
+            // Some may have been announced to nobody.
+            next.bell.set();
+        }
+    }
+
+    #[cold]
+    fn pass_on(&self, event: Event) {
+        let members = self.members();
+        // What an engine left behind is nobody's.
+        let Some((_, inbox)) = members.list.iter().find(|(number, _)| *number == event.engine) else { return };
+        inbox.events().push(event);
+        inbox.has_some.store(true, Ordering::Release);
+        inbox.bell.set();
+    }
+
+    /// Whether a request failed because another client has the lock now, and has kept this one from writing.
+    fn is_fenced(&self, op: Op, errno: Errno) -> bool {
+        let refused = match op {
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard | Op::Flush => errno == Errno::ROFS,
+            Op::Read => false,
+        };
+        // What a client is told that is on the block list.
+        let fenced = refused || errno == Errno::SHUTDOWN;
+        if fenced && !self.fenced.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                "'{}': another client has taken its exclusive lock ({errno}); requests wait, and go nowhere, until this \
+                 disk is opened anew",
+                self.name
+            );
+        }
+        fenced
+    }
+}
+
+/// See the module's description.
+pub(crate) struct RbdEngine {
+    shared: Arc<Shared>,
+    number: u32,
+    inbox: Arc<Inbox>,
+    pushed: VecDeque<Job>,
+    flights: Flights,
+    /// Completions that were found and not looked at.
+    events: Vec<Event>,
+    done: Vec<Finished>,
+    /// Requests that may never be done: somebody else writes to the image.
+    held: Vec<Job>,
+}
+
+impl RbdEngine {
+    /// Looks for completions, whoever's they are.
+    fn look(&mut self) {
+        let several = self.shared.several.load(Ordering::Relaxed);
+        if several && self.inbox.has_some.load(Ordering::Acquire) {
+            let mut inbox = self.inbox.events();
+            self.inbox.has_some.store(false, Ordering::Relaxed);
+            self.events.append(&mut inbox);
+        }
+        if !several && self.flights.is_empty() {
+            return;
+        }
+        let known = self.events.len();
+        self.shared.image.poll(&mut self.events);
+        if several {
+            let (mut at, mine) = (known, self.number);
+            while at < self.events.len() {
+                if self.events[at].engine == mine {
+                    at += 1;
+                } else {
+                    let event = self.events.swap_remove(at);
+                    self.shared.pass_on(event);
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, finished: Finished) {
+        match finished.result {
+            Err(errno) if self.shared.is_fenced(finished.job.request.op, errno) => self.held.push(finished.job),
+            _ => self.done.push(finished),
+        }
+    }
+}
+
+impl Engine for RbdEngine {
+    fn push(&mut self, job: Job) {
+        self.pushed.push_back(job);
+    }
+
+    fn submit(&mut self, _now: Nanos) {
+        while let Some(job) = self.pushed.pop_front() {
+            if let Some(finished) = self.flights.start(job) {
+                self.finish(finished);
+            }
+        }
+    }
+
+    fn has_completions(&mut self) -> bool {
+        if self.events.is_empty() && self.done.is_empty() {
+            self.look();
+        }
+        !self.events.is_empty() || !self.done.is_empty()
+    }
+
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+        self.look();
+        while let Some(event) = self.events.pop() {
+            if let Some(finished) = self.flights.advance(event) {
+                self.finish(finished);
+            }
+        }
+        self.done.drain(..).for_each(done);
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.inbox.bell.as_raw_fd())
+    }
+
+    /// Does not wait: what librbd has it keeps, with its memory.
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Job)) {
+        self.pushed.drain(..).chain(self.held.drain(..)).for_each(&mut *left);
+        self.done.drain(..).for_each(|finished| left(finished.job));
+    }
+}
+
+impl Drop for RbdEngine {
+    fn drop(&mut self) {
+        self.shared.leave(self.number);
+    }
+}

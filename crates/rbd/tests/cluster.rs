@@ -1,0 +1,377 @@
+//! Images of a cluster that these tests start, as disks.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use egret_disk::{
+    Discard, Disk, DiskSlot, Driver, EngineOptions, EngineSet, Locking, Op, OpenError, Options, RemoteDisk, Request,
+    RequestToken,
+};
+use egret_event_loop::{Backend as _, clock};
+use egret_needs::{Ceph, Part};
+use egret_rbd::{ClusterOptions, ImageOptions, RbdDisk, RbdOptions};
+use egret_vring::memory::{IoVec, Lent};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+const MIB: u64 = 1 << 20;
+
+/// The cluster of tests that leave it alone.
+fn shared() -> Option<&'static Ceph> {
+    static CLUSTER: OnceLock<Option<Ceph>> = OnceLock::new();
+    CLUSTER.get_or_init(Ceph::start).as_ref()
+}
+
+fn options(ceph: &Ceph, image: &str) -> RbdOptions {
+    RbdOptions {
+        node_name: "disk0".to_owned(),
+        cluster: ClusterOptions {
+            conf: Some(ceph.conf().to_str().unwrap().to_owned()),
+            user: None,
+            key: None,
+            monitors: Vec::new(),
+            auth: Vec::new(),
+            settings: Vec::new(),
+            connect_timeout: Duration::from_secs(30),
+            images: 4,
+        },
+        image: ImageOptions {
+            pool: "rbd".to_owned(),
+            namespace: String::new(),
+            image: image.to_owned(),
+            snapshot: None,
+            read_only: false,
+            encryption: None,
+        },
+        locking: Locking::Auto,
+    }
+}
+
+fn open(options: &RbdOptions) -> Result<Arc<Disk>, OpenError> {
+    let remote = RemoteDisk::new(RbdDisk::new(options.clone()));
+    let read_only = options.image.read_only;
+    let options = Options { discard: Discard::Unmap, read_only, ..Options::new("disk0", Driver::Remote(remote)) };
+    Disk::open(&options).map(Arc::new)
+}
+
+/// An I/O thread's part of it.
+struct Rig {
+    engines: EngineSet,
+    slot: DiskSlot,
+    in_flight: Vec<Vec<u8>>,
+}
+
+impl Rig {
+    fn new(disk: &Arc<Disk>) -> Self {
+        let mut engines = EngineSet::new(EngineOptions::default());
+        let slot = engines.attach(disk).unwrap();
+        Self { engines, slot, in_flight: Vec::new() }
+    }
+
+    /// Has a request begun; its memory is `bytes`, in pieces of `piece`.
+    fn begin(&mut self, op: Op, offset: u64, len: u64, bytes: Vec<u8>, piece: usize) {
+        let token = RequestToken(self.in_flight.len() as u64);
+        self.in_flight.push(bytes);
+        let bytes = self.in_flight.last_mut().unwrap();
+        // SAFETY: the memory stays where it is until the rig is dropped; what is still in flight then is leaked.
+        let buffers = unsafe {
+            let pieces = bytes.chunks_mut(piece.max(1)).map(|piece| IoVec::new(piece.as_mut_ptr(), piece.len()));
+            Lent::assume(pieces.collect())
+        };
+        self.engines.push(self.slot, Request { op, offset, len, buffers, token });
+        self.engines.submit(clock::now());
+    }
+
+    /// Waits until all is done; the results, in the order in which the requests began.
+    fn wait(&mut self) -> Vec<(Result<(), Errno>, Vec<u8>)> {
+        let mut results = vec![None; self.in_flight.len()];
+        while results.contains(&None) {
+            assert!(self.turn(60, &mut results), "no completion in a minute");
+        }
+        results.into_iter().map(Option::unwrap).zip(std::mem::take(&mut self.in_flight)).collect()
+    }
+
+    /// Waits until something is done; false after so many seconds.
+    fn turn(&mut self, seconds: i64, results: &mut [Option<Result<(), Errno>>]) -> bool {
+        if self.engines.arm() {
+            // SAFETY: the engine keeps its descriptor open.
+            let fds: Vec<_> =
+                self.engines.descriptors().iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
+            let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            let timeout = rustix::event::Timespec { tv_sec: seconds, tv_nsec: 0 };
+            if poll(&mut fds, Some(&timeout)).unwrap() == 0 {
+                return false;
+            }
+            // They are watched level by level here.
+            for fd in self.engines.descriptors() {
+                // SAFETY: as above.
+                let _ = rustix::io::read(unsafe { BorrowedFd::borrow_raw(fd) }, &mut [0; 8]);
+            }
+        }
+        self.engines.reap(clock::now(), &mut |ended| {
+            results[ended.completion.token.0 as usize] = Some(ended.completion.result);
+        });
+        self.engines.submit(clock::now());
+        true
+    }
+
+    fn run(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Errno> {
+        self.begin(op, offset, len, Vec::new(), 1);
+        self.wait().pop().unwrap().0
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.begin(Op::Write { fua: false }, offset, bytes.len() as u64, bytes.to_vec(), 5000);
+        self.wait().pop().unwrap().0
+    }
+
+    fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
+        self.begin(Op::Read, offset, len, vec![0xee; len as usize], 7000);
+        let (result, bytes) = self.wait().pop().unwrap();
+        result.unwrap();
+        bytes
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.in_flight));
+    }
+}
+
+fn pattern(len: u64, seed: u64) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8).collect()
+}
+
+fn line(result: Result<Arc<Disk>, OpenError>) -> String {
+    result.map(|_| ()).unwrap_err().to_string()
+}
+
+#[test]
+fn requests_of_every_kind_do_what_they_say() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create kinds --size 64M");
+    let disk = open(&options(ceph, "kinds")).unwrap();
+    assert_eq!((disk.size(), disk.discard_granularity()), (64 * MIB, 4 << 20));
+    let mut rig = Rig::new(&disk);
+    // One that lies across objects and is moved in several parts, and one of a sector.
+    let long = pattern(9 * MIB + 512, 1);
+    rig.write(3 * MIB + 512, &long).unwrap();
+    assert!(rig.read(3 * MIB + 512, long.len() as u64) == long);
+    rig.write(0, &[7; 512]).unwrap();
+    assert_eq!(rig.read(0, 1024), [[7; 512], [0; 512]].concat());
+    rig.begin(Op::Write { fua: true }, MIB, 4096, vec![9; 4096], 4096);
+    rig.begin(Op::Flush, 0, 0, Vec::new(), 1);
+    assert!(rig.wait().into_iter().all(|(result, _)| result == Ok(())));
+    for unmap in [false, true] {
+        rig.write(16 * MIB, &pattern(8 * MIB, 2)).unwrap();
+        rig.run(Op::WriteZeroes { unmap, fua: true }, 16 * MIB + 512, 6 * MIB).unwrap();
+        assert!(rig.read(16 * MIB + 512, 6 * MIB).iter().all(|&byte| byte == 0));
+        assert!(
+            rig.read(22 * MIB + 512, MIB) == pattern(8 * MIB, 2)[(6 * MIB + 512) as usize..(7 * MIB + 512) as usize]
+        );
+    }
+    rig.run(Op::Discard, 4 * MIB, 4 * MIB).unwrap();
+    assert!(rig.read(4 * MIB, 4 * MIB).iter().all(|&byte| byte == 0), "a whole object is gone");
+    // Everything that was written is there for others, and many requests are in flight at a time.
+    for at in 0..64 {
+        rig.begin(Op::Write { fua: false }, 32 * MIB + at * 4096, 4096, pattern(4096, at), 512);
+    }
+    assert!(rig.wait().into_iter().all(|(result, _)| result == Ok(())));
+    drop((rig, disk));
+    let disk = open(&options(ceph, "kinds")).unwrap();
+    let mut rig = Rig::new(&disk);
+    assert!((0..64).all(|at| rig.read(32 * MIB + at * 4096, 4096) == pattern(4096, at)));
+}
+
+#[test]
+fn the_threads_that_serve_a_disk_each_get_their_own_completions() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create threads --size 64M");
+    let disk = open(&options(ceph, "threads")).unwrap();
+    let serve = |number: u64| {
+        let disk = Arc::clone(&disk);
+        std::thread::spawn(move || {
+            let mut rig = Rig::new(&disk);
+            for turn in 0..20 + 20 * number {
+                for at in 0..8 {
+                    let bytes = pattern(4096, turn * 8 + at);
+                    rig.begin(Op::Write { fua: false }, number * 16 * MIB + at * 4096, 4096, bytes, 4096);
+                }
+                assert!(rig.wait().into_iter().all(|(result, _)| result == Ok(())));
+                let back = rig.read(number * 16 * MIB, 8 * 4096);
+                assert!(back == (0..8).flat_map(|at| pattern(4096, turn * 8 + at)).collect::<Vec<_>>());
+            }
+        })
+    };
+    // Those that leave first are those where completions were announced.
+    [0, 1, 2].map(serve).into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn what_is_not_there_is_named_and_said_what_to_look_at() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create named --size 8M");
+    let named = options(ceph, "named");
+    let mut other = options(ceph, "nothing");
+    assert_eq!(
+        line(open(&other)),
+        "blockdev 'disk0': cannot open 'rbd/nothing': cannot open it: No such file or directory (os error 2); check pool, \
+         namespace, image and snapshot (rbd ls, rbd snap ls)"
+    );
+    other.image.pool = "pond".to_owned();
+    assert_eq!(
+        line(open(&other)),
+        "blockdev 'disk0': cannot open 'pond/nothing': cannot open the pool 'pond': No such file or directory (os error 2); \
+         ceph osd pool ls lists those that there are"
+    );
+    let mut other = named.clone();
+    other.cluster.conf = Some("/nowhere/ceph.conf".to_owned());
+    assert_eq!(
+        line(open(&other)),
+        "blockdev 'disk0': cannot open 'rbd/named': cannot read '/nowhere/ceph.conf': No such file or directory (os error \
+         2); conf names the cluster's ceph.conf"
+    );
+    let mut other = named.clone();
+    other.cluster.settings = vec![("rados_osd_op_timeuot".to_owned(), "3".to_owned())];
+    assert_eq!(
+        line(open(&other)),
+        "blockdev 'disk0': cannot open 'rbd/named': cannot set rados_osd_op_timeuot: No such file or directory (os error 2); \
+         this Ceph has no such setting"
+    );
+    let mut other = named;
+    other.cluster.user = Some("nobody".to_owned());
+    let line = line(open(&other));
+    assert!(line.starts_with("blockdev 'disk0': cannot open 'rbd/named': cannot connect to the cluster: "), "{line}");
+}
+
+#[test]
+fn a_snapshot_is_read_as_it_was_and_never_written() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create snapped --size 8M");
+    let now = options(ceph, "snapped");
+    let disk = open(&now).unwrap();
+    let mut rig = Rig::new(&disk);
+    rig.write(0, &[1; 4096]).unwrap();
+    rig.run(Op::Flush, 0, 0).unwrap();
+    ceph.run("rbd snap create rbd/snapped@then");
+    rig.write(0, &[2; 4096]).unwrap();
+    let mut then = now.clone();
+    (then.image.snapshot, then.image.read_only) = (Some("then".to_owned()), true);
+    let old = open(&then).unwrap();
+    let mut reader = Rig::new(&old);
+    assert_eq!(reader.read(0, 4096), [1; 4096]);
+    assert_eq!(reader.write(0, &[3; 512]), Err(Errno::ROFS));
+    assert_eq!(rig.read(0, 4096), [2; 4096]);
+}
+
+#[test]
+fn a_disk_can_be_made_longer_here_and_elsewhere() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create sized --size 8M");
+    let disk = open(&options(ceph, "sized")).unwrap();
+    assert_eq!(disk.grow(16 * MIB).unwrap(), 16 * MIB);
+    assert!(ceph.run("rbd info sized").contains("size 16 MiB"));
+    let mut rig = Rig::new(&disk);
+    rig.write(12 * MIB, &[1; 512]).unwrap();
+    ceph.run("rbd resize sized --size 32M --no-progress");
+    assert_eq!(disk.refresh_size().unwrap(), 32 * MIB);
+    rig.write(31 * MIB, &[1; 512]).unwrap();
+    ceph.run("rbd resize sized --size 24M --allow-shrink --no-progress");
+    assert_eq!(disk.refresh_size().unwrap(), 24 * MIB);
+}
+
+#[test]
+fn a_second_writer_is_refused_until_the_first_has_left() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create mine --size 8M");
+    let mine = options(ceph, "mine");
+    let disk = open(&mine).unwrap();
+    let owner = ceph.run("rbd lock ls mine --format json");
+    // As a disk that is reopened.
+    drop(open(&mine).unwrap());
+    let other = RbdOptions { node_name: "disk1".to_owned(), ..mine.clone() };
+    let line = line(open(&other));
+    let start = "blockdev 'disk0': cannot open 'rbd/mine': its exclusive lock is held by 127.0.0.1:0/";
+    assert!(line.starts_with(start), "{line}");
+    let address = line[start.len() - "127.0.0.1:0/".len()..].split(':').take(2).collect::<Vec<_>>().join(":");
+    assert!(owner.contains(&address), "{address}: {owner}");
+    // Another program's writes are refused by librbd.
+    let mut reader = mine.clone();
+    reader.image.read_only = true;
+    Rig::new(&open(&reader).unwrap()).read(0, 512);
+    drop(disk);
+    let again = open(&other).unwrap();
+    Rig::new(&again).write(0, &[1; 512]).unwrap();
+    let mut unlocked = mine;
+    unlocked.locking = Locking::Off;
+    drop(open(&unlocked).unwrap());
+}
+
+#[test]
+fn an_image_without_the_feature_is_locked_by_nobody_unless_that_is_asked_for() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create plain --size 8M --image-feature layering");
+    let mut plain = options(ceph, "plain");
+    let both = [open(&plain).unwrap(), open(&plain).unwrap()];
+    drop(both);
+    plain.locking = Locking::On;
+    assert_eq!(
+        line(open(&plain)),
+        "blockdev 'disk0': cannot open 'rbd/plain': it has not the feature exclusive-lock; enable it with: rbd feature enable \
+         plain exclusive-lock, or use locking=off"
+    );
+}
+
+#[test]
+fn requests_wait_out_an_outage_and_nothing_that_waits_for_the_cluster_waits_for_ever() {
+    let Some(ceph) = Ceph::start() else { return };
+    ceph.run("rbd create kept --size 16M");
+    let mut kept = options(&ceph, "kept");
+    kept.cluster.connect_timeout = Duration::from_secs(3);
+    let disk = open(&kept).unwrap();
+    let mut rig = Rig::new(&disk);
+    rig.write(0, &[1; 4096]).unwrap();
+    ceph.kill(Part::Osd);
+    rig.begin(Op::Write { fua: true }, 4096, 4096, vec![2; 4096], 4096);
+    assert!(!rig.turn(1, &mut [None]), "nobody could have done it");
+    assert_eq!(disk.flush().unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+    ceph.kill(Part::Mon);
+    let mut new = kept;
+    // On a connection of its own.
+    new.cluster.images = 1;
+    let line = line(open(&new));
+    assert!(line.contains("cannot connect to the cluster: Connection timed out"), "{line}");
+    ceph.revive(Part::Mon);
+    ceph.revive(Part::Osd);
+    assert_eq!(rig.wait().pop().unwrap().0, Ok(()));
+    assert_eq!(rig.read(0, 8192), [[1; 4096], [2; 4096]].concat());
+    // A thread that ends with requests at librbd leaves them, with their memory.
+    ceph.kill(Part::Osd);
+    rig.begin(Op::Read, 0, 4096, vec![0; 4096], 4096);
+    drop(rig);
+    ceph.revive(Part::Osd);
+    assert_eq!(Rig::new(&disk).read(0, 4096), [1; 4096]);
+}
+
+#[test]
+fn a_lock_that_was_taken_away_has_requests_wait_instead_of_fail() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create taken --size 8M");
+    let disk = open(&options(ceph, "taken")).unwrap();
+    let mut rig = Rig::new(&disk);
+    rig.write(0, &[1; 512]).unwrap();
+    let locks = ceph.run("rbd lock ls taken --format json");
+    let field = |name: &str| {
+        let rest = locks.split_once(&format!("\"{name}\":\"")).unwrap().1;
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let (id, locker) = (field("id"), field("locker"));
+    let mut remove = std::process::Command::new("rbd");
+    remove.env("CEPH_CONF", ceph.conf()).args(["lock", "remove", "taken", &id, &locker]);
+    assert!(remove.status().unwrap().success());
+    rig.begin(Op::Write { fua: false }, 0, 512, vec![2; 512], 512);
+    assert!(!rig.turn(2, &mut [None]) || rig.engines.in_flight() == 1, "it is neither done nor failed");
+    assert_eq!(rig.engines.in_flight(), 1);
+}
