@@ -162,7 +162,7 @@ impl Server {
             Headers::Simple => self.say(&vec![0x11; len as usize]),
             _ => self.say(&payload),
         }
-        if input.u8() % 2 == 0 {
+        if input.u8().is_multiple_of(2) {
             self.requests.remove(at);
         }
     }
