@@ -280,6 +280,22 @@ fn to_and_fro(programs: [Option<&Path>; 2], kind: Kind) {
         let address = |kind: &str| format!("{kind}:{}", scratch.path(&format!("{name}-guest")).display());
         let wait_for_it =
             |name: &str, host: &Host, kind: &str| Qemu::start(&scratch, name, host, programs[to], Some(&address(kind)));
+        if round == 1 && programs[from].is_some() {
+            // Later QEMUs leave no requests behind that nobody has any more.
+            let waits = wait_for_it(&format!("{name}-0"), &hosts[to], "unix");
+            guest.begin_to_send_away(&address("unix"));
+            hosts[from].kill();
+            guest.hurry();
+            assert_eq!(guest.migrated(), "failed");
+            let why = guest.qmp.run("query-migrate", json!({}))["error-desc"].take();
+            assert!(why.as_str().is_some_and(|why| why.starts_with("Failed to stop the VM")), "{why}");
+            drop(waits);
+            let _ = std::fs::remove_file(scratch.path(&format!("{name}-guest")));
+            hosts[from].revive();
+            guest.await_daemons();
+            guest.tell_guest("stayed");
+            guest.await_line("EGRET-ASKS move", &mut console);
+        }
         let mut arrived = match way {
             Way::Live => {
                 let arriving = wait_for_it(&name, &hosts[to], "unix");
@@ -353,7 +369,9 @@ fn to_and_fro(programs: [Option<&Path>; 2], kind: Kind) {
     let _ = guest.process.0.wait();
     for host in hosts {
         let server = host.server.expect("it runs");
-        assert_eq!(server.complaints(), Vec::<String>::new());
+        // On a busy machine who leaves may take longer than who comes waits. QEMU connects again then.
+        let complaints = server.complaints().into_iter().filter(|line| !line.contains("is locked: another process"));
+        assert_eq!(complaints.collect::<Vec<_>>(), [""; 0]);
         assert_eq!(server.terminate().code(), Some(0));
     }
     let mut images = [0, 1, 2, 3].map(|at| format!("{} {}", DISKS[at], hash(&images[at])));
