@@ -104,7 +104,7 @@ fn kind_of(name: &str) -> ThreadKind {
         "egret-watchdog" => ThreadKind::Watchdog,
         "disk-worker" => ThreadKind::Worker,
         "log" => ThreadKind::Log,
-        "egret-nbd" => ThreadKind::Connector,
+        "egret-nbd" | "nbd" => ThreadKind::Connector,
         "egret-reserved" => ThreadKind::Reservations,
         "nbd-server" => ThreadKind::Session,
         "rbd" => ThreadKind::Rbd,
