@@ -50,7 +50,8 @@ fn nothing_is_allocated_per_request() {
         let serving = std::thread::spawn(move || {
             let mut peer = server.accept(Says::default().with(headers));
             let data = vec![5; 32 << 10];
-            while let Some((request, _)) = peer.try_request() {
+            loop {
+                let (request, _) = peer.request();
                 match request.command {
                     command::READ => peer.data(&request, &data[..request.length as usize]),
                     command::DISCONNECT => break,

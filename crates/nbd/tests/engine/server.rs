@@ -150,13 +150,6 @@ impl Peer {
         (request, data)
     }
 
-    /// The next request, unless the client has left.
-    pub fn try_request(&mut self) -> Option<(Request, Vec<u8>)> {
-        let mut one = [0];
-        rustix::net::recv(&self.stream, &mut one, rustix::net::RecvFlags::PEEK).ok().filter(|(count, _)| *count > 0)?;
-        Some(self.request())
-    }
-
     /// Nothing but the end comes.
     pub fn is_left(&mut self) -> bool {
         // A goodbye may come before.
