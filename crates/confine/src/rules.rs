@@ -449,8 +449,18 @@ pub const RULES: &[Rule] = &[
         "making a socket while nobody else does; whose a file of reservations is"
     ),
     // Images in clusters: librbd's calls, and its own threads.
-    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET", int(0, libc::AF_INET as i64)),
-    call!(SYS_socket, &[Rbd], "a cluster's daemons", "AF_INET6", int(0, libc::AF_INET6 as i64)),
+    call!(
+        SYS_socket,
+        &[Rbd],
+        "a cluster's daemons",
+        "AF_INET or AF_INET6",
+        // They are told apart by one bit.
+        Argument {
+            index: 0,
+            mask: !(libc::AF_INET as u64 ^ libc::AF_INET6 as u64) & u32::MAX as u64,
+            value: Value::Is(libc::AF_INET as u64)
+        }
+    ),
     call!(SYS_connect, &[Rbd], "a cluster's daemons"),
     call!(SYS_setsockopt, &[Rbd], "a cluster's daemons"),
     call!(SYS_sendmsg, &[Rbd], "a cluster's daemons"),

@@ -82,7 +82,7 @@ fn a_line_with_one_mistake_is_refused_with_its_name_and_the_fix() {
         (format!("{DISK} {EXPORT},num-queue=2"), &["num-queue", "num-queues"]),
         ("--object iothraed,id=io0".into(), &["iothraed", "iothread"]),
         ("--blockdev driver=fiel,node-name=d0,filename=$image".into(), &["fiel", "file"]),
-        ("--blockdev driver=qcow2,node-name=d0,file=d1".into(), &["qcow2", "file"]),
+        ("--blockdev driver=qcow2,node-name=d0,file=d1".into(), &["qcow2", "raw"]),
         (with_disk("type=fuse,id=e0,node-name=d0"), &["fuse", "vhost-user-blk"]),
         (with_disk("type=nbd,id=e0,node-name=d0"), &["e0", "--nbd-server"]),
         ("--monitor chardev=c0".into(), &["--monitor"]),

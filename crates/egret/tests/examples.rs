@@ -19,16 +19,31 @@ use support::{await_some, await_that};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Commands that are not run as they are, and where they are run instead.
-const NOT_RUN: [(&str, &str); 8] = [
+const NOT_RUN: [(&str, &str); 13] = [
     ("egret bench", "minutes: `make demo` runs it, in short runs"),
     ("egret bench modes", "an hour: crates/egret/tests/lab.rs runs plans, this one by its dry run"),
     ("egret bench virtio", "an hour, with guests: crates/egret/tests/lab_guest.rs runs plans that have some"),
     ("egret bench --resume egret-bench/modes-20260102-030405", "a run of its reader's: crates/egret/tests/bench.rs"),
     ("egret compare before/ after/", "two runs of its reader's: crates/egret/tests/bench.rs"),
+    ("egret compare before-1/ before-2/ before-3/ -- after-1/ after-2/ after-3/", "likewise"),
     (
         "egret ctl qmp.sock blockdev-reopen \
          'options=[{\"driver\":\"host_device\",\"node-name\":\"disk0\",\"filename\":\"/dev/mapper/disk0\"}]'",
         "a device of its reader's: crates/egret/tests/stopped.rs",
+    ),
+    ("egret report DIRECTORY", "a run of its reader's: crates/egret/tests/bench.rs"),
+    ("egret report --output dashboard.html runs/*", "likewise"),
+    (
+        "egret serve --object iothread,id=io0 \
+         --blockdev nbd,node-name=d0,server.type=unix,server.path=/run/nbd.sock,export=disk,reconnect-delay=30 \
+         --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on,iothread=io0",
+        "a server of its reader's: crates/egret/tests/nbd.rs",
+    ),
+    (
+        "egret serve --object iothread,id=io0 --object secret,id=key,file=/etc/ceph/guest.key,format=base64 \
+         --blockdev rbd,node-name=d0,pool=rbd,image=disk,user=guest,key-secret=key,cache.direct=on,discard=unmap \
+         --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on,iothread=io0",
+        "a cluster of its reader's: crates/egret/tests/rbd.rs",
     ),
     (
         "egret serve ... allow-inactive=on egret serve ... allow-inactive=on",
