@@ -84,7 +84,7 @@ pub fn run(asked: &Bench) -> Result<ExitCode> {
     Ok(ExitCode::from(worst))
 }
 
-/// Does what is asked for, and tells how each run ended, as [`Overall::exit_code`] does.
+/// Does what is asked for, and tells how each run ended, as `Overall::exit_code` does.
 fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
     if asked.list {
         print!("{}", list()?);
