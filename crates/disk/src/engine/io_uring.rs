@@ -4,6 +4,7 @@
 //! system call a batch.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use io_uring::{opcode, squeue, types};
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::{Engine, SharedEngine};
+use crate::blocking::SHARED_PART;
 use crate::disk::Disk;
 use crate::error::EngineError;
 use crate::job::{Finished, Job};
@@ -35,9 +37,11 @@ struct File {
     fixed: bool,
     /// What direct I/O moves, in bytes.
     block: u32,
+    /// Whether the kernel copies what it moves, in the loop's own time, wherever the page cache has it.
+    copies: bool,
 }
 
-const NO_FILE: File = File { fd: -1, fixed: false, block: 1 };
+const NO_FILE: File = File { fd: -1, fixed: false, block: 1, copies: false };
 
 /// See the module's description.
 pub(crate) struct Uring {
@@ -49,6 +53,12 @@ pub(crate) struct Uring {
     /// By slot.
     files: Vec<File>,
     flying: Slab<Transfer>,
+    /// By slot: transfers that the kernel is to copy, where several disks share the thread. A submission begins so many bytes
+    /// of each slot's, and the other disks' requests wait no longer for them.
+    copies: Vec<VecDeque<u32>>,
+    /// How many they are.
+    waiting: usize,
+    is_shared: bool,
     /// Pushed since the last submission.
     fresh: u64,
     counters: Arc<EngineCounters>,
@@ -70,11 +80,31 @@ impl Uring {
     fn on(ring: SharedRing, event: Option<EventNotifier>, counters: Arc<EngineCounters>) -> Self {
         // Kernels before 5.19 cannot; others may be short of descriptors.
         let table = ring.borrow().submitter().register_files_sparse(FILES).is_ok();
-        Self { ring, event, table, files: Vec::new(), flying: Slab::with_capacity(DEPTH), fresh: 0, counters }
+        Self {
+            ring,
+            event,
+            table,
+            files: Vec::new(),
+            flying: Slab::with_capacity(DEPTH),
+            copies: Vec::new(),
+            waiting: 0,
+            is_shared: false,
+            fresh: 0,
+            counters,
+        }
+    }
+
+    fn count_disks(&mut self) {
+        let mut disks = self.files.iter().map(|file| file.fd).filter(|fd| *fd >= 0);
+        let first = disks.next();
+        self.is_shared = disks.any(|other| Some(other) != first);
     }
 
     /// Waits until the kernel has done what it was given, because it is others' memory that it uses.
     fn wait(&mut self, left: &mut dyn FnMut(Job)) {
+        for place in self.copies.iter_mut().flat_map(|copies| copies.drain(..)) {
+            self.flying.remove(place).into_iter().for_each(|transfer| left(transfer.into_job()));
+        }
         let mut ring = self.ring.borrow_mut();
         while self.flying.len() > 0 && ring.wait(None).is_ok() {
             ring.sort();
@@ -82,6 +112,38 @@ impl Uring {
                 if let Some(transfer) = self.flying.remove(done.data as u32) {
                     left(transfer.into_job());
                 }
+            }
+        }
+    }
+
+    /// Gives the transfer at `place` to the ring, or, where the kernel would copy while other disks wait, puts it in its slot's
+    /// line.
+    fn run(&mut self, place: u32, put: fn(&mut VecDeque<u32>, u32)) {
+        let Some(transfer) = self.flying.get_mut(place) else { return };
+        let slot = transfer.slot() as usize;
+        if self.is_shared && self.files[slot].copies {
+            put(&mut self.copies[slot], place);
+            self.waiting += 1;
+        } else {
+            Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place);
+        }
+    }
+
+    /// Begins to copy, for each slot what it may copy in a turn.
+    fn start_copies(&mut self) {
+        for slot in 0..self.copies.len() {
+            let mut begun = 0;
+            while begun < SHARED_PART
+                && let Some(place) = self.copies[slot].pop_front()
+            {
+                self.waiting -= 1;
+                let Some(transfer) = self.flying.get_mut(place) else { continue };
+                // In parts each write would be made stable by itself.
+                if transfer.left() > SHARED_PART && transfer.op() != (Op::Write { fua: true }) {
+                    transfer.cut(SHARED_PART);
+                }
+                begun += transfer.left();
+                Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place);
             }
         }
     }
@@ -121,15 +183,15 @@ fn through(op: Op) -> i32 {
 
 impl Engine for Uring {
     fn push(&mut self, job: Job) {
-        let file = self.files[job.slot as usize];
         let place = self.flying.insert(Transfer::new(job));
-        if let Some(transfer) = self.flying.get_mut(place) {
-            Self::start(&mut self.ring.borrow_mut(), file, transfer, place);
-        }
+        self.run(place, VecDeque::push_back);
         self.fresh += 1;
     }
 
     fn submit(&mut self, _now: Nanos) {
+        if self.waiting > 0 {
+            self.start_copies();
+        }
         let fresh = std::mem::take(&mut self.fresh);
         if fresh > 0 {
             self.counters.batch(fresh);
@@ -152,14 +214,14 @@ impl Engine for Uring {
     }
 
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
-        let mut ring = self.ring.borrow_mut();
-        ring.sort();
-        while let Some(op) = ring.next_op() {
+        self.ring.borrow_mut().sort();
+        loop {
+            let Some(op) = self.ring.borrow_mut().next_op() else { return };
             let place = op.data as u32;
             let Some(transfer) = self.flying.get_mut(place) else { continue };
             let file = self.files[transfer.slot() as usize];
             match transfer.advance(i64::from(op.result), file.block) {
-                Next::Again => Self::start(&mut ring, file, transfer, place),
+                Next::Again => self.run(place, VecDeque::push_front),
                 Next::Over(result) => {
                     if let Some(transfer) = self.flying.remove(place) {
                         done(transfer.finish(result));
@@ -167,6 +229,11 @@ impl Engine for Uring {
                 }
             }
         }
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        // What is to be copied next, which nothing announces.
+        (self.waiting > 0).then_some(Nanos::ZERO)
     }
 
     fn arm(&mut self) -> bool {
@@ -200,7 +267,9 @@ impl SharedEngine for Uring {
             && self.ring.borrow().submitter().register_files_update(slot, &[fd]).is_ok_and(|updated| updated == 1);
         let place = slot as usize;
         self.files.resize(self.files.len().max(place + 1), NO_FILE);
-        self.files[place] = File { fd, fixed, block: disk.offset_alignment() };
+        self.files[place] = File { fd, fixed, block: disk.offset_alignment(), copies: !disk.options.direct };
+        self.copies.resize_with(self.files.len(), VecDeque::new);
+        self.count_disks();
         Ok(())
     }
 
@@ -210,6 +279,7 @@ impl SharedEngine for Uring {
             // A descriptor that stays registered would keep the image open, and locked.
             let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
         }
+        self.count_disks();
     }
 }
 

@@ -12,8 +12,8 @@ pub(crate) struct Transfer {
     job: Job,
     /// Bytes.
     moved: u64,
-    /// What is still to be moved; unused as long as nothing was. The job's own buffers go back as they came.
-    rest: Vec<IoVec>,
+    /// What the kernel moves next, where that is not all of the job. The job's own buffers go back as they came.
+    part: Vec<IoVec>,
 }
 
 /// What to do with a transfer that the kernel has returned.
@@ -26,7 +26,7 @@ pub(crate) enum Next {
 
 impl Transfer {
     pub(crate) fn new(job: Job) -> Self {
-        Self { job, moved: 0, rest: Vec::new() }
+        Self { job, moved: 0, part: Vec::new() }
     }
 
     pub(crate) fn slot(&self) -> u32 {
@@ -42,10 +42,20 @@ impl Transfer {
         self.job.request.offset + self.moved
     }
 
-    /// The memory that the kernel goes on with. Its address stays the same until the transfer ends or is
-    /// [`advance`](Self::advance)d, wherever the transfer itself is moved to.
+    /// The memory that the kernel goes on with. Its address stays the same until the transfer ends, is
+    /// [`advance`](Self::advance)d or [`cut`](Self::cut), wherever the transfer itself is moved to.
     pub(crate) fn buffers(&self) -> &[IoVec] {
-        if self.moved == 0 { &self.job.request.buffers } else { &self.rest }
+        if self.part.is_empty() { &self.job.request.buffers } else { &self.part }
+    }
+
+    /// How many bytes are still to be moved.
+    pub(crate) fn left(&self) -> u64 {
+        self.job.request.len - self.moved
+    }
+
+    /// Has the kernel move no more than `most` bytes when it goes on. It does not have the transfer now.
+    pub(crate) fn cut(&mut self, most: u64) {
+        buffers::cut(&self.job.request.buffers, self.moved, most, &mut self.part);
     }
 
     /// Learns what the kernel returned: bytes, or a negated errno. `block` is what direct I/O moves, in bytes.
@@ -62,7 +72,7 @@ impl Transfer {
         // Direct I/O stops in the middle of a block only where the image ends.
         let ended = result == 0 || !(result as u64).is_multiple_of(block.into());
         if !ended {
-            buffers::cut(&request.buffers, self.moved, u64::MAX, &mut self.rest);
+            self.cut(u64::MAX);
             return Next::Again;
         }
         if request.op == Op::Read {
