@@ -5,34 +5,13 @@
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 
+use egret_vring::memory::iovecs::{self, pieces};
 use egret_vring::memory::{IoVec, volatile};
-
-/// Calls `each` with the pieces of `buffers` that hold bytes `at..at + len` of them.
-fn pieces(buffers: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
-    for piece in buffers {
-        if len == 0 {
-            return;
-        }
-        let whole = piece.len() as u64;
-        if at >= whole {
-            at -= whole;
-            continue;
-        }
-        let take = (whole - at).min(len);
-        // `at` is within the piece.
-        each(piece.base().wrapping_add(at as usize), take as usize);
-        len -= take;
-        at = 0;
-    }
-}
 
 /// Replaces `list` by the pieces of the `len` bytes of `buffers` that follow their first `skip`; fewer if they end earlier.
 pub(crate) fn cut(buffers: &[IoVec], skip: u64, len: u64, list: &mut Vec<IoVec>) {
     list.clear();
-    pieces(buffers, skip, len, |base, len| {
-        // SAFETY: a part of a piece that is mapped.
-        list.push(unsafe { IoVec::new(base, len) });
-    });
+    iovecs::append_range(buffers, skip as usize, len as usize, list);
 }
 
 /// Fills `buffers` with zeroes from byte `at` to their end.

@@ -1,25 +1,7 @@
 //! A request's memory, which is usually a guest's: nobody refers to it, and it may change at any time.
 
-use egret_vring::memory::{IoVec, Lent, iovecs, volatile};
-
-/// Calls `each` with the pieces of `lent` that hold bytes `at..at + len` of it.
-fn pieces(lent: &Lent, mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
-    for piece in lent.iter() {
-        if len == 0 {
-            return;
-        }
-        let whole = piece.len() as u64;
-        if at >= whole {
-            at -= whole;
-            continue;
-        }
-        let take = (whole - at).min(len);
-        // `at` is within the piece.
-        each(piece.base().wrapping_add(at as usize), take as usize);
-        len -= take;
-        at = 0;
-    }
-}
+use egret_vring::memory::iovecs::{self, pieces};
+use egret_vring::memory::{IoVec, Lent, volatile};
 
 /// Copies `from` to `lent`, beginning at its byte `at`.
 pub(crate) fn scatter(lent: &Lent, at: u64, mut from: &[u8]) {

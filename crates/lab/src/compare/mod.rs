@@ -19,6 +19,7 @@ mod table;
 use crate::results::Run;
 
 pub use likeness::{Difference, Role};
+pub(crate) use row::METRICS;
 pub use row::Row;
 pub use symbols::Moved;
 

@@ -33,7 +33,7 @@ pub struct Row {
 
 /// What is compared: what was asked for is no result, so open loops are judged by latency and closed ones by IOPS. CPU
 /// is always normalised to one request.
-const METRICS: [Metric; 7] = [
+pub(crate) const METRICS: [Metric; 7] = [
     Metric::Iops,
     Metric::Latency,
     Metric::LatencyP99,

@@ -5,21 +5,10 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::html::{STYLE, kind};
 use super::machine::date;
 use crate::analysis::{Analysis, CellKey, Summary, figure};
-use crate::compare::Comparison;
+use crate::compare::{Comparison, METRICS};
 use crate::plan::Metric;
 use crate::results::Run;
 use crate::statistics::Overall;
-
-/// What is drawn of each cell, as far as it was measured.
-const DRAWN: [Metric; 7] = [
-    Metric::Iops,
-    Metric::Latency,
-    Metric::LatencyP99,
-    Metric::LatencyP999,
-    Metric::CpuPerIo,
-    Metric::Duration,
-    Metric::Transactions,
-];
 
 /// The size of a drawing, and its margin, in pixels.
 const SIZE: [f64; 2] = [240.0, 48.0];
@@ -105,7 +94,7 @@ fn cells(load: &str, runs: &[&(String, Run)], analyses: &[Analysis<'_>]) -> Mark
     };
     let is_known =
         |metric: &Metric| subjects.iter().any(|subject| series(subject, *metric).iter().any(Option::is_some));
-    let shown: Vec<Metric> = DRAWN.into_iter().filter(is_known).collect();
+    let shown: Vec<Metric> = METRICS.into_iter().filter(is_known).collect();
     html! {
         @if !shown.is_empty() {
             article.card {

@@ -68,3 +68,22 @@ pub fn append_range(iovecs: &[IoVec], mut skip: usize, mut len: usize, into: &mu
         len -= part;
     }
 }
+
+/// Calls `each` with the pieces of `iovecs` that hold bytes `at..at + len` of them.
+pub fn pieces(iovecs: &[IoVec], mut at: u64, mut len: u64, mut each: impl FnMut(*mut u8, usize)) {
+    for piece in iovecs {
+        if len == 0 {
+            return;
+        }
+        let whole = piece.len() as u64;
+        if at >= whole {
+            at -= whole;
+            continue;
+        }
+        let take = (whole - at).min(len);
+        // `at` is within the piece.
+        each(piece.base().wrapping_add(at as usize), take as usize);
+        len -= take;
+        at = 0;
+    }
+}
