@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
+use crate::blocking::PART;
 use crate::buffers;
 use crate::engine::Engine;
 use crate::error::{EngineError, OpenCause};
 use crate::remote::{Remote, RemoteDisk, Shape};
 use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Finished, Job, RemoteKind};
 
-const SIZE: u64 = 1 << 20;
+const SIZE: u64 = 4 << 20;
 
 /// What all of it has seen.
 #[derive(Debug, Default)]
@@ -180,6 +181,17 @@ fn a_remote_disk_is_spared_what_its_options_rule_out() {
     assert_eq!(rig.write(4096, &[0; 4096]), Ok(()));
     let zeroes = Op::WriteZeroes { unmap: false, fua: false };
     assert_eq!(seen.lock().unwrap().jobs, [(zeroes, 0, 4096), (zeroes, 4096, 4096)]);
+}
+
+#[test]
+fn zeroes_are_looked_for_in_what_a_remote_disk_is_to_write_as_far_as_the_loop_has_time_for_it() {
+    let (options, seen) = vector(512);
+    let mut rig = Rig::new(&Options { detect_zeroes: DetectZeroes::On, ..options });
+    for len in [PART, PART + 512] {
+        assert_eq!(rig.write(0, &vec![0; len as usize]), Ok(()));
+    }
+    let zeroes = Op::WriteZeroes { unmap: false, fua: false };
+    assert_eq!(seen.lock().unwrap().jobs, [(zeroes, 0, PART), (Op::Write { fua: false }, 0, PART + 512)]);
 }
 
 #[test]
