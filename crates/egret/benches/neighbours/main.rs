@@ -50,6 +50,10 @@ struct Arguments {
     /// The neighbour's requests in flight
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
     depths: Vec<u16>,
+    /// Let the neighbour read from a disk that answers after 20 us and takes no processor, as hardware does; a loop device's
+    /// requests are done by a thread of the kernel
+    #[arg(long)]
+    no_kernel_thread: bool,
     /// What cargo passes to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
@@ -260,7 +264,8 @@ fn main() -> std::io::Result<()> {
         println!("missing: a second core; clients and daemon share one, unpinned");
     }
     let disk = Disk::for_this_machine()?;
-    println!("neighbour: random reads of 4 KiB; {} turns of {} s each\n", arguments.turns, arguments.seconds);
+    let on = if arguments.no_kernel_thread { "a null disk that takes 20 us" } else { "that disk" };
+    println!("neighbour: random reads of 4 KiB from {on}; {} turns of {} s each\n", arguments.turns, arguments.seconds);
     println!("| beside | in flight | IOPS alone | beside | ratio | p99 alone, us | beside | ratio |");
     println!("|---|---|---|---|---|---|---|---|");
     for attack in ATTACKS.iter().filter(|attack| attack.name.contains(&arguments.only)) {
@@ -312,10 +317,14 @@ fn measure(
     let scratch = Scratch::new();
     let [victim, neighbour] = ["victim", "neighbour"].map(|name| scratch.path(name));
     let in_memory = tempfile::tempdir_in("/dev/shm").map_err(egret_loadgen::client::ClientError::from)?;
-    let options = attacked(attack, &scratch, in_memory.path().join("image"))
-        .iothread("io0", "")
-        .disk("neighbour", disk.path(), attack.neighbour)
-        .export("e1", "neighbour", &neighbour, "iothread=io0");
+    let options = attacked(attack, &scratch, in_memory.path().join("image")).iothread("io0", "");
+    let options = if arguments.no_kernel_thread {
+        options
+            .words(["--blockdev", "driver=null-co,node-name=neighbour,size=256M,latency-ns=20000"].map(str::to_owned))
+    } else {
+        options.disk("neighbour", disk.path(), attack.neighbour)
+    };
+    let options = options.export("e1", "neighbour", &neighbour, "iothread=io0");
     let options = match attack.variant.device {
         Device::Blk => options.export("e0", "victim", &victim, "writable=on,iothread=io0"),
         Device::Scsi => {

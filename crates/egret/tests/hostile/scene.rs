@@ -8,6 +8,7 @@ use egret_loadgen::client::{Client, ClientOptions, Op, Shape};
 use crate::support::attacker::{Ask, Attacker, DATA, Device, MEMORY_NAME, SIZE, Variant};
 use crate::support::await_that;
 use crate::support::disk::Disk;
+use crate::support::http::get;
 use crate::support::neighbour::{EXTENT, Neighbour};
 use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
@@ -46,6 +47,9 @@ const MORE_MAPS: usize = 24;
 const MORE_RESIDENT: u64 = 64 * MIB;
 const MORE_LOGGED: usize = 8 << 10;
 
+/// The socket of a daemon's metrics, in its scratch folder.
+const METRICS: &str = "metrics";
+
 /// A daemon, an export to attack, and a neighbour that writes and verifies.
 pub struct Scene {
     pub neighbour: Neighbour,
@@ -53,7 +57,7 @@ pub struct Scene {
     pub victim: PathBuf,
     pub variant: Variant,
     before: Footprint,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 /// Every device and layout that the program under test has.
@@ -94,6 +98,7 @@ impl Scene {
             &sockets[1],
             "writable=on,iothread=io0",
         );
+        let options = if program.is_egret() { options.metrics(&scratch.path(METRICS)) } else { options };
         let server = match stderr {
             Some(stderr) => Server::start_logging_to(stderr, &program, &options),
             None => Server::start(&program, &options),
@@ -102,7 +107,7 @@ impl Scene {
         let neighbour = Neighbour::start(&socket);
         neighbour.await_progress();
         let before = Footprint::of(&server);
-        let mut scene = Self { neighbour, server, victim, variant, before, _scratch: scratch };
+        let mut scene = Self { neighbour, server, victim, variant, before, scratch };
         // What is made once, for the first requests, is not held against an attack.
         drop(scene.attacker(MIB));
         // Whose session is over when another's begins.
@@ -119,6 +124,16 @@ impl Scene {
         let mut attacker = Attacker::boot(&self.victim, self.variant, len);
         attacker.read_honestly();
         attacker
+    }
+
+    /// How often the I/O thread's loop has come round; other programs do not say that.
+    pub fn turns(&self) -> Option<u64> {
+        Program::under_test().is_egret().then(|| {
+            let (_, page) = get(&self.scratch.path(METRICS), "/metrics").expect("metrics");
+            let sample =
+                page.lines().find_map(|line| line.strip_prefix("egret_iothread_turns_total{iothread=\"io0\"} "));
+            sample.and_then(|turns| turns.parse().ok()).expect("a number of turns")
+        })
     }
 
     /// Checks everything that must not have suffered from an attack that is over.
