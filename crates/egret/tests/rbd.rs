@@ -4,20 +4,25 @@
 
 mod support;
 
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
 use egret_needs::{Ceph, Part};
+use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::json;
 
-use support::await_that;
 use support::guest::Guest;
 use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::survivor::{BLOCK, BLOCKS, Client, content};
+use support::wire::SET_BACKEND_REQ_FD;
+use support::{PATIENCE, await_that};
 
 /// The cluster of tests that leave it alone.
 fn shared() -> Option<&'static Ceph> {
@@ -211,6 +216,17 @@ fn a_guest_is_told_of_another_size_whoever_has_changed_it() {
     let scratch = Scratch::new();
     let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
     let server = Server::start(&Program::egret(), &serve(ceph, "grown", "", &socket).monitor("m", &monitor));
+    let mut guest = Guest::boot(&socket);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap(), 0);
+    let mut told = || {
+        let mut message = [0; 12];
+        ours.read_exact(&mut message).unwrap();
+        assert_eq!(message[..4], BACKEND_CONFIG_CHANGE.to_le_bytes());
+    };
+    ceph.run("rbd resize --no-progress grown --size 24M");
+    told();
     let mut qmp = Qmp::connect(&monitor);
     let size = |qmp: &mut Qmp| {
         let nodes = qmp.run("query-named-block-nodes", json!({}));

@@ -1,6 +1,6 @@
 //! Connections to clusters, each of which a few images share.
 //!
-//! A connection costs four threads and more, and one that serves many images is itself what they wait for: so there are as
+//! A connection costs sixteen threads with Ceph 16.2, and one that serves many images is itself what they wait for: so there are as
 //! many as [`ClusterOptions::images`] asks for.
 
 use std::ffi::{CStr, CString, c_char};

@@ -90,6 +90,11 @@ fn an_image_in_a_cluster_is_that_daemon_s_whose_rings_run_or_that_was_told_to_ha
     std::thread::scope(|scope| {
         let early = scope.spawn(|| Guest::try_boot(&there).expect("it is let in"));
         pair.vm.drain();
+        // Its session looks every now and then; before that it has slept no more often than a guest has messages.
+        let server = pair.hosts[1].server.as_ref().expect("it runs");
+        let sleeps = || server.sleeps().into_iter().find(|(name, _)| name == "e0").map_or(0, |(_, count)| count);
+        let before = sleeps();
+        await_that("the other guest to wait", || sleeps() > before + 50);
         pair.vm.stop();
         early.join().expect("it is let in").read_honestly();
     });

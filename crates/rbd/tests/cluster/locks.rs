@@ -101,6 +101,18 @@ fn a_lock_that_was_taken_away_is_had_again_by_opening_anew_unless_another_has_ha
 }
 
 #[test]
+fn what_is_written_without_the_lock_is_refused_and_taken_for_a_lock_that_is_lost() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create given --size 8M");
+    let disk = open_inactive(&options(ceph, "given"));
+    drop(disk.activate().unwrap());
+    disk.flush().expect("there is nothing that was not written out with the lock");
+    assert!(!disk.is_lost());
+    assert_eq!(Rig::new(&disk).write(0, &[1; 512]), Err(Errno::ROFS));
+    assert!(disk.is_lost());
+}
+
+#[test]
 fn a_disk_that_takes_another_s_place_keeps_its_lock_when_the_other_goes() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create passed --size 8M");
@@ -136,8 +148,11 @@ fn a_lock_that_comes_after_it_was_waited_for_is_given_back() {
     ceph.revive(Part::Osd);
     let other = RbdOptions { node_name: "disk1".to_owned(), ..options(&ceph, "late") };
     let other = open_inactive(&other);
-    // The call that nobody waits for any more goes on, and may have the lock for a moment.
     let until = Instant::now() + Duration::from_secs(60);
+    // The call that nobody waits for any more goes on, and has the lock for a moment: then there is a note.
+    while !ceph.run("rbd image-meta ls late").contains("egret.lock") {
+        assert!(Instant::now() < until, "the call has not gone on");
+    }
     let active = loop {
         match other.activate() {
             Ok(active) => break active,

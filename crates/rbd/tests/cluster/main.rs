@@ -4,6 +4,7 @@ mod locks;
 mod seen;
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -205,11 +206,18 @@ fn the_threads_that_serve_a_disk_each_get_their_own_completions() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create threads --size 64M");
     let disk = open(&options(ceph, "threads")).unwrap();
+    let served = Arc::<AtomicUsize>::default();
     let serve = |number: u64| {
-        let disk = Arc::clone(&disk);
+        let (disk, served) = (Arc::clone(&disk), Arc::clone(&served));
         std::thread::spawn(move || {
             let mut rig = Rig::new(&disk);
-            for turn in 0..20 + 20 * number {
+            for turn in 0.. {
+                // All of them are served while all are there; then they leave one after the other.
+                served.fetch_add(usize::from(turn == 20), Ordering::Relaxed);
+                if turn >= 20 + 20 * number && served.load(Ordering::Relaxed) == 3 {
+                    break;
+                }
+                assert!(turn < 10_000, "another one has not been served");
                 for at in 0..8 {
                     let bytes = pattern(4096, turn * 8 + at);
                     rig.begin(Op::Write { fua: false }, number * 16 * MIB + at * 4096, 4096, bytes, 4096);
