@@ -1,0 +1,95 @@
+//! Outside of what it tests, which `tests/workers.rs` has in a crate of its own.
+
+use std::sync::Arc;
+
+use egret_event_loop::Nanos;
+
+use super::turns::Turns;
+use crate::disk::Disk;
+use crate::{Driver, Options};
+
+/// So many places, and disks with as many jobs waiting as they are given. Jobs are named by their disk.
+fn turns(places: u32, waiting: &[usize]) -> (Turns<usize>, Vec<Arc<Disk>>) {
+    let mut turns = Turns::new(places);
+    let mut disks = Vec::new();
+    for (at, &count) in waiting.iter().enumerate() {
+        let driver = Driver::Null { size: 4096, latency: Nanos::ZERO, read_zeroes: false };
+        let disk = Arc::new(Disk::open(&Options::new("null", driver)).unwrap());
+        assert_eq!(turns.open(&disk), at);
+        disks.push(disk);
+        (0..count).for_each(|_| turns.put(at, at));
+    }
+    (turns, disks)
+}
+
+/// Takes what can be taken, and says whose it was.
+fn take_all(turns: &mut Turns<usize>) -> Vec<usize> {
+    std::iter::from_fn(|| turns.take()).map(|(at, what)| if at == what { at } else { usize::MAX }).collect()
+}
+
+#[test]
+fn disks_have_their_turns_one_after_the_other() {
+    let (mut turns, _disks) = turns(100, &[4, 1, 2]);
+    assert_eq!(take_all(&mut turns), [0, 1, 2, 0, 2, 0, 0]);
+    assert_eq!(turns.taken(), 7);
+}
+
+#[test]
+fn a_disk_takes_no_more_than_it_leaves_free_unless_it_is_alone() {
+    for (places, first, second) in [(8, 4, 2), (64, 32, 16), (2, 1, 1), (3, 2, 1), (1, 1, 0)] {
+        let (mut turns, _disks) = turns(places, &[100, 0, 0]);
+        assert_eq!(turns.wanted(1000), first);
+        assert_eq!(take_all(&mut turns).len(), first as usize, "of {places}");
+        (0..100).for_each(|_| turns.put(1, 1));
+        assert_eq!(take_all(&mut turns).len(), second as usize, "of {places}");
+        // The third disk finds one, however long the others keep theirs.
+        turns.put(2, 2);
+        assert_eq!(turns.take().is_some(), places > first + second);
+    }
+    let (mut turns, _disks) = turns(64, &[100]);
+    assert_eq!((turns.wanted(1000), turns.wanted(10)), (64, 10));
+    assert_eq!(take_all(&mut turns).len(), 64);
+}
+
+#[test]
+fn a_disk_that_leaves_makes_room_for_those_that_stay() {
+    let (mut turns, disks) = turns(8, &[100, 0]);
+    assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, true));
+    assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
+    turns.close(1);
+    assert_eq!(take_all(&mut turns).len(), 0);
+    turns.close(1);
+    assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, false));
+}
+
+#[test]
+fn large_jobs_of_a_disk_have_one_place_at_a_time_unless_it_is_alone() {
+    let (mut turns, disks) = turns(64, &[2, 0]);
+    let large = turns.open_large(&disks[0]);
+    (0..10).for_each(|_| turns.put(large, large));
+    assert_eq!(turns.wanted(1000), 3);
+    assert_eq!(take_all(&mut turns), [0, large, 0]);
+    turns.leave(large);
+    assert_eq!(take_all(&mut turns), [large]);
+    turns.close(1);
+    assert_eq!(take_all(&mut turns).len(), 8, "it is alone");
+    turns.close(large);
+    turns.close(0);
+    turns.open(&disks[1]);
+    assert!(!turns.are_shared(), "one is there");
+    turns.open(&disks[0]);
+    assert!(turns.are_shared());
+}
+
+#[test]
+fn what_is_put_first_is_the_next() {
+    let (mut turns, _disks) = turns(100, &[0, 0]);
+    turns.put(0, 1);
+    turns.put(1, 2);
+    turns.put_first(1, 3);
+    turns.put_first(0, 4);
+    let order: Vec<usize> = std::iter::from_fn(|| turns.take()).map(|(_, what)| what).collect();
+    assert_eq!(order, [4, 3, 1, 2]);
+    turns.leave(0);
+    assert_eq!(turns.taken(), 3);
+}
