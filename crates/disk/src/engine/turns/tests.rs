@@ -60,6 +60,8 @@ fn a_disk_that_leaves_makes_room_for_those_that_stay() {
     assert_eq!(take_all(&mut turns).len(), 0);
     turns.close(1);
     assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, false));
+    turns.set_places(10);
+    assert_eq!(take_all(&mut turns).len(), 2, "there are more now");
 }
 
 #[test]
@@ -92,4 +94,18 @@ fn what_is_put_first_is_the_next() {
     assert_eq!(order, [4, 3, 1, 2]);
     turns.leave(0);
     assert_eq!(turns.taken(), 3);
+}
+
+#[test]
+fn a_line_whose_batches_are_limited_goes_on_in_the_next_one_and_holds_up_no_other() {
+    let (mut turns, _disks) = turns(100, &[5, 3]);
+    turns.limit_batches(0, 2);
+    for expected in [vec![0, 1, 0, 1, 1], vec![0, 0], vec![0], vec![]] {
+        turns.begin_batch();
+        assert_eq!(take_all(&mut turns), expected);
+        assert_eq!(turns.wanted(10), 0, "of this batch");
+    }
+    (0..3).for_each(|_| turns.put(0, 0));
+    turns.limit_batches(0, 0);
+    assert_eq!(take_all(&mut turns), [0, 0, 0], "0 is no limit");
 }
