@@ -234,6 +234,7 @@ impl Pool {
         sync::thread::LEFT.set(threads);
         let limits = WorkerLimits { min, max, idle: Duration::ZERO };
         let workers = Arc::new(Workers::new(limits, DoneList::new(sync::EventNotifier::new())));
+        workers.lock().jobs.set_beside_others(disks > 1);
         let open = |_| {
             let disk = Arc::new(disk::Disk);
             let line = workers.lock().jobs.open(&disk);

@@ -54,12 +54,12 @@ fn a_disk_takes_no_more_than_it_leaves_free_unless_it_is_alone() {
 #[test]
 fn a_disk_that_leaves_makes_room_for_those_that_stay() {
     let (mut turns, disks) = turns(8, &[100, 0]);
-    assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, true));
+    assert_eq!(take_all(&mut turns).len(), 4);
     assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
     turns.close(1);
     assert_eq!(take_all(&mut turns).len(), 0);
     turns.close(1);
-    assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, false));
+    assert_eq!(take_all(&mut turns).len(), 4);
     turns.set_places(10);
     assert_eq!(take_all(&mut turns).len(), 2, "there are more now");
 }
@@ -67,6 +67,7 @@ fn a_disk_that_leaves_makes_room_for_those_that_stay() {
 #[test]
 fn large_jobs_of_a_disk_have_one_place_at_a_time_unless_it_is_alone() {
     let (mut turns, disks) = turns(64, &[2, 0]);
+    turns.set_beside_others(true);
     let large = turns.open_large(&disks[0]);
     (0..10).for_each(|_| turns.put(large, large));
     assert_eq!(turns.wanted(1000), 3);
@@ -74,13 +75,18 @@ fn large_jobs_of_a_disk_have_one_place_at_a_time_unless_it_is_alone() {
     turns.leave(large);
     assert_eq!(take_all(&mut turns), [large]);
     turns.close(1);
-    assert_eq!(take_all(&mut turns).len(), 8, "it is alone");
+    turns.leave(large);
+    assert_eq!(take_all(&mut turns), [large], "another disk takes no turns here");
+    turns.set_beside_others(false);
+    assert_eq!(take_all(&mut turns).len(), 7, "it is alone");
     turns.close(large);
     turns.close(0);
-    turns.open(&disks[1]);
-    assert!(!turns.are_shared(), "one is there");
+    let at = turns.open(&disks[1]);
+    (0..100).for_each(|_| turns.put(at, at));
+    let free = 64 - turns.taken();
+    assert_eq!(turns.wanted(1000), free, "no other is left");
     turns.open(&disks[0]);
-    assert!(turns.are_shared());
+    assert!(turns.wanted(1000) < free, "there is another");
 }
 
 #[test]
