@@ -322,6 +322,18 @@ fn a_worker_that_waits_is_woken_each_time() {
 }
 
 #[test]
+fn batches_that_come_before_a_worker_has_looked_leave_none_asleep_afterwards() {
+    model(1, || {
+        let mut pool = Pool::new(0, 2, 1, 2);
+        for batches in [1, 2, 1] {
+            (0..batches).for_each(|_| pool.submit(&[(0, 2)]));
+            pool.await_all();
+        }
+        assert_eq!(pool.end(), [Ok(()); 4]);
+    });
+}
+
+#[test]
 fn a_worker_that_has_waited_long_enough_takes_no_job_along() {
     model(3, || {
         let mut pool = Pool::new(0, 1, 1, 2);
@@ -370,11 +382,13 @@ fn workers_that_are_ended_do_what_they_were_given_first() {
 #[test]
 fn a_worker_that_cannot_be_started_costs_nothing_where_there_is_another_and_jobs_fail_where_there_is_none() {
     for (threads, result) in [(1, Ok(())), (0, Err(Errno::AGAIN))] {
-        model(3, move || {
+        model(2, move || {
             let mut pool = Pool::new(0, 2, 1, threads);
             pool.submit(&[(0, 2), (0, 2)]);
             pool.await_all();
-            assert_eq!(pool.end(), [result; 2]);
+            pool.submit(&[(0, 2)]);
+            pool.await_all();
+            assert_eq!(pool.end(), [result; 3]);
         });
     }
 }
