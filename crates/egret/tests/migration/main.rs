@@ -133,6 +133,7 @@ impl Pair {
     fn end(mut self) {
         self.vm.load(100);
         self.vm.drain();
+        assert!(self.vm.verified > 0, "it has read");
         self.vm.leave();
         for host in self.hosts {
             let mut server = host.server.expect("it runs");
