@@ -493,6 +493,40 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
 }
 
 #[test]
+fn a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of() {
+    const TEST: &str = "a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of";
+    if !is_root_or_skips(TEST, "for a loop device") || !has_or_skips("fio", TEST) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("image", 16 << 20);
+    fs::write(&image, vec![0; 16 << 20]).unwrap();
+    let device = egret_lab::disks::LoopDevice::over(&image).unwrap();
+    let plan = format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'device'\npath = '{}'\n\
+         [[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nrw = 'randread'\nramp_time = 0\nruntime = '50ms'\n",
+        device.path().display()
+    );
+    let is_warned_of = |lab: &Lab| lab.run().host.warnings.iter().any(|one| one.about == "not-preconditioned");
+    let lab = Lab::new(&plan);
+    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(is_warned_of(&lab), "it looks empty");
+
+    let lab = Lab::new(&plan);
+    assert!(complaint(lab.bench(&["--precondition"])).contains("--precondition writes all of"));
+    let asked = ["--precondition", "--write-device"];
+    succeeded(&lab.bench(&asked).output().unwrap());
+    assert!(!is_warned_of(&lab) && lab.run().plan.disk.preconditioned);
+    let written = fs::read(&image).unwrap();
+    assert!(written.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+    // Going on with a run that is finished writes nothing.
+    succeeded(&lab.bench(&asked).output().unwrap());
+    assert_eq!(fs::read(&image).unwrap(), written);
+    let lab = Lab::new("[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\n");
+    assert!(complaint(lab.bench(&asked)).contains("--precondition is for a disk of type 'device'"));
+}
+
+#[test]
 fn what_fio_measured_elsewhere_is_brought_in() {
     let lab = Lab::new("");
     let output = r#"{ "jobs": [ { "jobname": "a", "error": 0, "job_runtime": 1000, "usr_cpu": 1, "sys_cpu": 1,

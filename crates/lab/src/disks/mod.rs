@@ -9,6 +9,7 @@
 //! | `null` | nothing: each server has its own | nobody needs to |
 
 mod loop_device;
+mod precondition;
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -25,6 +26,7 @@ use crate::results::Warning;
 use crate::stack::Disk;
 
 pub use loop_device::LoopDevice;
+pub use precondition::precondition;
 
 /// The size of a disk where the plan names none.
 pub const SIZE: u64 = 256 << 20;
@@ -68,6 +70,15 @@ pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Checks whether a plan's device can be [preconditioned](precondition), and writes nothing.
+///
+/// # Errors
+/// What is in the way, in one line.
+pub fn check_precondition(plan: &Plan, write_device: bool) -> Result<(), String> {
+    precondition::check(plan, write_device)?;
+    check_device(&plan.disk, true, count(plan))
 }
 
 /// Checks whether the disks can be had, and makes none. `directory` is where files go that have no place.
@@ -160,12 +171,20 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// A device is not written full before it is measured, and that is to be said of one that is written to.
+/// That a device was not written full before it is measured is to be said of one that is written to, and of one that is
+/// read where nothing was written.
 fn as_it_was_found(plan: &Plan) -> Option<Warning> {
-    let path = plan.disk.path.as_ref().filter(|_| writes(plan) && !plan.disk.preconditioned)?;
+    let path = plan.disk.path.as_ref().filter(|_| !plan.disk.preconditioned)?;
+    let why = match writes(plan) {
+        true => "flash that was not written full is faster than it will be",
+        false if File::open(path).and_then(|mut device| is_empty(&mut device)).unwrap_or(false) => {
+            "it looks empty, and flash that was never written is not even read"
+        }
+        false => return None,
+    };
     let text = format!(
-        "{} was measured as it was found: flash that was not written full is faster than it will be. Write all of it twice \
-         (fio --rw=write --bs=1M --loops=2), and say preconditioned = true",
+        "{} was measured as it was found: {why}. --precondition writes it full, and preconditioned = true says that \
+         somebody did",
         path.display()
     );
     Some(Warning { about: "not-preconditioned".into(), text })

@@ -1,6 +1,7 @@
 //! What is compared: a server and its settings.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -47,6 +48,9 @@ pub struct Subject {
     /// Of a guest: who serves its disk.
     #[serde(default)]
     pub server: Server,
+    /// Of a guest: the QEMU that runs it, by path or as `--qemu` names it; without it [`QEMU`].
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub qemu: Option<PathBuf>,
     /// Of a guest: which disk it sees. Egret and the load without a guest understand it, too.
     #[serde(default)]
     pub device: DeviceModel,
@@ -56,6 +60,16 @@ pub struct Subject {
     /// Of a guest: its processors.
     #[serde(default = "two")]
     pub vcpus: u32,
+}
+
+/// The QEMU that is installed.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+impl Subject {
+    /// Of a guest: the QEMU that runs it.
+    pub fn qemu(&self) -> &Path {
+        self.qemu.as_deref().unwrap_or(Path::new(QEMU))
+    }
 }
 
 fn one() -> u32 {

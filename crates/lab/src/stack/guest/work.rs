@@ -8,6 +8,7 @@ use super::mark::MARK;
 use super::qemu::APPLICATIONS;
 use crate::plan::{Application, Load};
 use crate::results::Measurement;
+use crate::stack::options::IDLE;
 use crate::stack::{Task, Unable, fio};
 
 /// How much longer than it should fio may take: to start, and to write its report, under emulation.
@@ -35,24 +36,31 @@ enum Output {
     Pgbench,
 }
 
-/// Finds so many disks under test, makes their requests go out as they come in, and prints their paths.
-pub fn find_disks(count: usize) -> Work {
+/// Finds so many disks under test, beside the idle ones, makes their requests go out as they come in, and prints their
+/// paths.
+pub fn find_disks(count: usize, idle: u16) -> Work {
     let script = format!(
         r#"
 set -eu
 look() {{
   for disk in /sys/block/vd* /sys/block/sd*; do
-    [ -b "/dev/${{disk##*/}}" ] && [ "$(cat "$disk/serial" 2>/dev/null)" != {APPLICATIONS} ] || continue
+    [ -b "/dev/${{disk##*/}}" ] || continue
+    case "$(cat "$disk/serial" 2>/dev/null)" in
+      {APPLICATIONS}) continue ;;
+      {IDLE}) echo "$disk" >>/tmp/idle && continue ;;
+    esac
     echo none >"$disk/queue/scheduler"
     echo "/dev/${{disk##*/}}"
   done
 }}
 for attempt in $(seq 300); do # a SCSI disk may take its time
+  : >/tmp/idle
   look >/tmp/disks
-  [ "$(wc -l </tmp/disks)" -lt {count} ] || break
+  [ "$(wc -l </tmp/disks)" -lt {count} ] || [ "$(wc -l </tmp/idle)" -lt {idle} ] || break
   sleep 0.1
 done
 [ "$(wc -l </tmp/disks)" = {count} ] || {{ echo "the guest should have {count} disks and has $(cat /tmp/disks)" >&2; exit 1; }}
+[ "$(wc -l </tmp/idle)" = {idle} ] || {{ echo "the guest should have {idle} idle disks and has $(wc -l </tmp/idle)" >&2; exit 1; }}
 cat /tmp/disks
 "#
     );
