@@ -218,6 +218,7 @@ impl Lab {
             scratch: sockets.path().into(),
             placement: Placement::default(),
             egret: env!("CARGO_BIN_EXE_egret").into(),
+            destroy: false,
         };
         Self { scratch, disk, context, _sockets: sockets }
     }

@@ -192,7 +192,7 @@ fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
         |names: &[&str]| names.iter().filter_map(|name| Some(((*name).to_owned(), stack::find(name)?))).collect();
     match subject.stack {
         // The programs of a subject's own command are unknown.
-        Stack::Egret | Stack::VhostUserBlk => Vec::new(),
+        Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => Vec::new(),
         Stack::Host => found(&["fio"]),
         Stack::QemuStorageDaemon => found(&["qemu-storage-daemon"]),
         Stack::Guest => {

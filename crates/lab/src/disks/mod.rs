@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{DiskKind, DiskPlan, Load, Plan};
+use crate::plan::{DiskKind, DiskPlan, Load, Plan, Stack};
 use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
@@ -64,6 +64,13 @@ fn size(plan: &DiskPlan) -> u64 {
 /// # Errors
 /// It does, and what would let it, in one line.
 pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
+    let over_ssh = |load: &Load| {
+        let mut there = plan.subjects.iter().filter(|one| one.stack == Stack::Ssh && load.is_put_on(&one.name));
+        there.next().map(|subject| subject.disk.clone().unwrap_or_default())
+    };
+    if let Some(path) = plan.loads.iter().filter(|load| load.writes()).find_map(over_ssh) {
+        return Err(format!("the plan writes to {} over ssh: --write-device lets it", path.display()));
+    }
     match &plan.disk.path {
         Some(path) if plan.disk.kind == DiskKind::Device && writes(plan) => {
             Err(format!("the plan writes to {}: --write-device lets it", path.display()))

@@ -134,11 +134,11 @@ impl Plan {
             (false, true) => "processes",
             (false, false) => return Ok(()),
         };
-        let fios = |subject: &Subject| matches!(subject.stack, Stack::Host | Stack::Guest);
+        let fios = |subject: &Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
         match self.subjects.iter().find(|one| load.is_put_on(&one.name) && !fios(one)) {
             None => Ok(()),
             Some(subject) => Err(format!(
-                "load '{}': {key} is fio's, of the stacks host and guest, and it is put on '{}'",
+                "load '{}': {key} is fio's, of the stacks host, guest and ssh, and it is put on '{}'",
                 load.name, subject.name
             )),
         }
@@ -272,6 +272,12 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
     if subject.qemu.is_some() && subject.stack != Stack::Guest {
         return complain("only the stack guest has a qemu");
     }
+    if subject.stack == Stack::Ssh {
+        return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);
+    }
+    if subject.client.is_some() || subject.disk.is_some() || subject.domain.is_some() {
+        return complain("only the stack ssh has a client, a disk and a domain");
+    }
     Ok(())
 }
 
@@ -399,12 +405,16 @@ mod tests {
         );
         assert_eq!(
             load("processes = true"),
-            "x.toml: load 'randread 4k QD1 processes': processes is fio's, of the stacks host and guest, and it is put on 's'"
+            "x.toml: load 'randread 4k QD1 processes': processes is fio's, of the stacks host, guest and ssh, and it is put on 's'"
         );
         assert_eq!(
             complaint(&PLAN.replace("'egret'", "'egret'\nqemu = 'after'")),
             "x.toml: subject 's': only the stack guest has a qemu"
         );
+        let ssh = |more: &str| complaint(&PLAN.replace("'egret'", &format!("'ssh'\n{more}")));
+        assert!(ssh("disk = '/dev/vdb'").contains("the stack ssh needs a client, as \"ssh:HOST\""));
+        assert!(ssh("client = 'vm1'\ndisk = '/dev/vdb'").contains("the stack ssh needs a client, as \"ssh:HOST\""));
+        assert!(ssh("client = 'ssh:vm1'").contains("the stack ssh needs its disk"));
         assert!(load("subjects = ['z']").ends_with("load 'randread 4k QD1' names 'z', which is not in the plan"));
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));

@@ -48,6 +48,15 @@ pub struct Subject {
     /// Of a guest: who serves its disk.
     #[serde(default)]
     pub server: Server,
+    /// Of the stack `ssh`: where fio runs, as `ssh:HOST`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub client: Option<String>,
+    /// Of the stack `ssh`: its disk, by the path that it has there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub disk: Option<PathBuf>,
+    /// Of the stack `ssh`: the libvirt domain on this host that the client is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub domain: Option<String>,
     /// Of a guest: the QEMU that runs it, by path or as `--qemu` names it; without it [`QEMU`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub qemu: Option<PathBuf>,
@@ -94,6 +103,8 @@ pub enum Stack {
     VhostUserBlk,
     /// A virtual machine, with fio inside.
     Guest,
+    /// fio on a machine that is there already, over ssh.
+    Ssh,
 }
 
 /// Who serves a guest's disk.

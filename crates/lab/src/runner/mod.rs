@@ -201,6 +201,7 @@ impl Runner {
             scratch: scratch.path().to_owned(),
             placement,
             egret: options.egret.clone(),
+            destroy: run.plan.disk.destroy,
         };
         let kernel = kernel_log::KernelLog::open();
         let (kept, directory) = (HashMap::new(), options.directory.clone());

@@ -11,6 +11,7 @@
 //! | [`guest`] | a virtual machine with fio, rsync or a database inside |
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
+//! | `remote` | fio on a machine that is there already, over ssh |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line, and whether Egret would take it |
 //! | `telemetry` | a server's own counters, over QMP |
@@ -19,6 +20,7 @@ pub mod fio;
 pub mod guest;
 mod host;
 mod options;
+mod remote;
 mod served;
 mod telemetry;
 
@@ -35,6 +37,7 @@ use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
 pub use options::{SubjectError, check_options};
+pub(crate) use remote::complaint as ssh_complaint;
 
 /// What every stack is deployed with.
 #[derive(Clone)]
@@ -47,6 +50,8 @@ pub struct Context {
     pub placement: Placement,
     /// This program, which serves disks as `egret serve`.
     pub egret: PathBuf,
+    /// Whether the data on disks of other machines may be lost.
+    pub destroy: bool,
 }
 
 /// One disk under test.
@@ -154,6 +159,7 @@ pub fn deploy(
     Ok(match subject.stack {
         Stack::Host => Box::new(host::deploy(subject, load, disks, context)?),
         Stack::Guest => Box::new(guest::deploy(subject, load, disks, context)?),
+        Stack::Ssh => Box::new(remote::deploy(subject, load, context)?),
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => {
             Box::new(served::deploy(subject, load, disks, context)?)
         }
@@ -168,6 +174,7 @@ pub fn missing(subject: &Subject) -> Option<String> {
     };
     match subject.stack {
         Stack::Host => package("fio", "fio"),
+        Stack::Ssh => package("ssh", "openssh-client"),
         Stack::QemuStorageDaemon => package("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
         Stack::Guest => match subject.qemu.as_ref().map(|qemu| qemu.display().to_string()) {
             None => package(QEMU, "qemu-system-x86"),

@@ -36,7 +36,7 @@ pub(super) fn command(
 ) -> Command {
     let mut command = match subject.stack {
         Stack::QemuStorageDaemon => Command::new("qemu-storage-daemon"),
-        Stack::Egret | Stack::Guest | Stack::Host | Stack::VhostUserBlk => {
+        Stack::Egret | Stack::Guest | Stack::Host | Stack::VhostUserBlk | Stack::Ssh => {
             let mut egret = Command::new(&context.egret);
             egret.arg("serve");
             egret
@@ -96,7 +96,7 @@ pub fn check_options(plan: &Plan) -> Result<(), SubjectError> {
     let is_egrets = |subject: &&Subject| match subject.stack {
         Stack::Egret => true,
         Stack::Guest => subject.server == Server::Egret,
-        Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk => false,
+        Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk | Stack::Ssh => false,
     };
     for subject in plan.subjects.iter().filter(is_egrets) {
         for load in plan.loads.iter().filter(|load| load.is_put_on(&subject.name)) {

@@ -54,7 +54,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
 
     let (commands, qmp) = match subject.stack {
         Stack::VhostUserBlk => (shell_commands(subject, disks, &sockets, load)?, None),
-        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest => {
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest | Stack::Ssh => {
             (vec![command(subject, load, disks, context, &socket)], Some(socket("qmp")))
         }
     };

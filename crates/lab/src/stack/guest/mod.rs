@@ -11,14 +11,14 @@
 //! The lab sends scripts, which `work` and `applications` write, and gets back what they print. A guest is dear to
 //! start: it stands by, stopped by QEMU, while others are measured.
 
-mod agent;
+pub(super) mod agent;
 mod applications;
 mod image;
 mod mark;
 mod memory;
 mod pinning;
 mod qemu;
-mod work;
+pub(super) mod work;
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use self::agent::AgentError;
 use self::image::{Accel, Image};
 use self::pinning::Pinning;
 use self::qemu::{Disks, Machine, Qemu};
-use self::work::Work;
+use self::work::{Place, Work};
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
@@ -180,7 +180,7 @@ impl Deployment for Guest {
     }
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
-        let work = Work::of(task, &self.paths)?;
+        let work = Work::of(task, &self.paths, Place::OF_GUESTS)?;
         let mut meter = self.meter();
         let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
         let Self { qemu, server, .. } = self;
