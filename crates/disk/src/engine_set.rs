@@ -96,6 +96,7 @@ impl EngineSet {
         }
         self.slots.resize_with(self.slots.len().max(slot + 1), || None);
         self.slots[slot] = Some(attached);
+        self.count_disks();
         Ok(DiskSlot(slot as u32))
     }
 
@@ -136,6 +137,15 @@ impl EngineSet {
                 engine.detach(slot);
             }
         }
+        self.count_disks();
+    }
+
+    /// Tells the engines whether there are several disks.
+    fn count_disks(&mut self) {
+        let mut disks = self.slots.iter().flatten().map(|attached| Arc::as_ptr(&attached.disk));
+        let first = disks.next();
+        let several = disks.any(|other| Some(other) != first);
+        self.engines.iter_mut().for_each(|engine| engine.set_beside_others(several));
     }
 
     /// Takes a request; it starts at the next [`submit`](Backend::submit). Makes no system call, and allocates nothing

@@ -58,7 +58,7 @@ pub(crate) struct Uring {
     copies: Vec<VecDeque<u32>>,
     /// How many they are.
     waiting: usize,
-    is_shared: bool,
+    beside_others: bool,
     /// Pushed since the last submission.
     fresh: u64,
     counters: Arc<EngineCounters>,
@@ -88,16 +88,10 @@ impl Uring {
             flying: Slab::with_capacity(DEPTH),
             copies: Vec::new(),
             waiting: 0,
-            is_shared: false,
+            beside_others: false,
             fresh: 0,
             counters,
         }
-    }
-
-    fn count_disks(&mut self) {
-        let mut disks = self.files.iter().map(|file| file.fd).filter(|fd| *fd >= 0);
-        let first = disks.next();
-        self.is_shared = disks.any(|other| Some(other) != first);
     }
 
     /// Waits until the kernel has done what it was given, because it is others' memory that it uses.
@@ -121,7 +115,7 @@ impl Uring {
     fn run(&mut self, place: u32, put: fn(&mut VecDeque<u32>, u32)) {
         let Some(transfer) = self.flying.get_mut(place) else { return };
         let slot = transfer.slot() as usize;
-        if self.is_shared && self.files[slot].copies {
+        if self.beside_others && self.files[slot].copies {
             put(&mut self.copies[slot], place);
             self.waiting += 1;
         } else {
@@ -269,7 +263,6 @@ impl SharedEngine for Uring {
         self.files.resize(self.files.len().max(place + 1), NO_FILE);
         self.files[place] = File { fd, fixed, block: disk.offset_alignment(), copies: !disk.options.direct };
         self.copies.resize_with(self.files.len(), VecDeque::new);
-        self.count_disks();
         Ok(())
     }
 
@@ -279,7 +272,10 @@ impl SharedEngine for Uring {
             // A descriptor that stays registered would keep the image open, and locked.
             let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
         }
-        self.count_disks();
+    }
+
+    fn set_beside_others(&mut self, several: bool) {
+        self.beside_others = several;
     }
 }
 

@@ -113,6 +113,10 @@ pub(crate) trait SharedEngine: Engine {
     /// Frees `slot`; none of its jobs is in flight.
     fn detach(&mut self, slot: u32);
 
+    /// Whether the I/O thread has several disks from here on, whichever engines they have: then nothing holds it up for long, nor
+    /// the processor that it runs on.
+    fn set_beside_others(&mut self, _several: bool) {}
+
     /// Adds what announces completions to `all`.
     fn descriptors(&self, all: &mut Vec<RawFd>) {
         all.extend(self.descriptor());

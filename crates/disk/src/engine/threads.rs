@@ -152,6 +152,10 @@ impl SharedEngine for Threads {
         self.workers.call(queue);
     }
 
+    fn set_beside_others(&mut self, several: bool) {
+        self.workers.lock().jobs.set_beside_others(several);
+    }
+
     fn limit_workers(&mut self, limits: WorkerLimits) {
         self.workers.set_limits(limits.sound());
     }

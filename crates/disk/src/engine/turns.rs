@@ -5,8 +5,9 @@
 //! - Where there are several disks, one takes no more places than it leaves free. So one that came first, or that hangs,
 //!   leaves half of them to the others, one that comes then half of those, and so on: as long as fewer disks than that
 //!   keep all of theirs, the next one finds a place at once. A disk that is the only one may have all.
-//! - Large jobs have a line beside the disk's other one, and where there are several disks one place at a time: workers that
-//!   copy without a pause would leave their I/O thread, and the other disks, a small part of its processor only.
+//! - Large jobs have a line beside the disk's other one, and where the I/O thread has several disks, here or with other
+//!   engines, one place at a time: workers that copy without a pause would leave their I/O thread, and the other disks, a
+//!   small part of its processor only.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,8 @@ pub(crate) struct Turns<T> {
     order: VecDeque<usize>,
     /// How many disks there are.
     disks: u32,
+    /// Whether the I/O thread has several, some of which may take no turns here.
+    beside_others: bool,
     /// The number of the batch that places are taken for.
     batch: u64,
 }
@@ -54,7 +57,7 @@ struct Line<T> {
 
 impl<T> Turns<T> {
     pub(crate) const fn new(places: u32) -> Self {
-        Self { places, taken: 0, lines: Vec::new(), order: VecDeque::new(), disks: 0, batch: 0 }
+        Self { places, taken: 0, lines: Vec::new(), order: VecDeque::new(), disks: 0, beside_others: false, batch: 0 }
     }
 
     /// How many places there are from here on; those that are too many now are given back as ever.
@@ -164,9 +167,14 @@ impl<T> Turns<T> {
         self.taken -= 1;
     }
 
-    /// Whether there are several disks.
-    pub(crate) const fn are_shared(&self) -> bool {
-        self.disks > 1
+    /// Whether the I/O thread has several disks, those included that take no turns here.
+    pub(crate) const fn set_beside_others(&mut self, several: bool) {
+        self.beside_others = several;
+    }
+
+    /// What was last [set](Self::set_beside_others).
+    pub(crate) const fn are_beside_others(&self) -> bool {
+        self.beside_others
     }
 
     /// Whether nothing waits.
@@ -198,11 +206,8 @@ impl<T> Turns<T> {
         let free = self.places.saturating_sub(self.taken);
         let Line { taken, most, batch_most, .. } = self.lines[at];
         // Each that it takes is one more of its own and one less that is free.
-        let room = if self.are_shared() {
-            free.saturating_sub(taken).div_ceil(2).min(most.saturating_sub(taken))
-        } else {
-            free
-        };
+        let share = if self.disks > 1 { free.saturating_sub(taken).div_ceil(2) } else { free };
+        let room = if self.beside_others { share.min(most.saturating_sub(taken)) } else { share };
         if batch_most == ALL { room } else { room.min(batch_most.saturating_sub(self.lines[at].in_batch(self.batch))) }
     }
 }
@@ -267,17 +272,18 @@ mod tests {
     #[test]
     fn a_disk_that_leaves_makes_room_for_those_that_stay() {
         let (mut turns, disks) = turns(8, &[100, 0]);
-        assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, true));
+        assert_eq!(take_all(&mut turns).len(), 4);
         assert_eq!(turns.open(&disks[1]), 1, "the same disk at another slot has the same line");
         turns.close(1);
         assert_eq!(take_all(&mut turns).len(), 0);
         turns.close(1);
-        assert_eq!((take_all(&mut turns).len(), turns.are_shared()), (4, false));
+        assert_eq!(take_all(&mut turns).len(), 4);
     }
 
     #[test]
     fn large_jobs_of_a_disk_have_one_place_at_a_time_unless_it_is_alone() {
         let (mut turns, disks) = turns(64, &[2, 0]);
+        turns.set_beside_others(true);
         let large = turns.open_large(&disks[0]);
         (0..10).for_each(|_| turns.put(large, large));
         assert_eq!(turns.wanted(1000), 3);
@@ -285,7 +291,10 @@ mod tests {
         turns.leave(large);
         assert_eq!(take_all(&mut turns), [large]);
         turns.close(1);
-        assert_eq!(take_all(&mut turns).len(), 8, "it is alone");
+        turns.leave(large);
+        assert_eq!(take_all(&mut turns), [large], "another disk takes no turns here");
+        turns.set_beside_others(false);
+        assert_eq!(take_all(&mut turns).len(), 7, "it is alone");
         turns.close(large);
         turns.close(0);
         assert_eq!(turns.disks, 0);

@@ -40,26 +40,30 @@ fn what_is_large_is_for_workers_whatever_the_engine() {
 fn a_cached_read_that_is_large_does_not_hold_up_another_disk() {
     let data = pattern(PART as usize + 512, 5);
     let image = Image::of(&data);
-    let Ok(ring) = Ring::new() else { return egret_needs::this_test_lacks("io_uring") };
-    let ring = EngineOptions { ring: Some(Rc::new(RefCell::new(ring))), ..EngineOptions::default() };
-    let mut rig = Rig::with(&Options { aio: Aio::IoUring, ..image.options() }, ring);
-    let other = Image::new(MIB);
-    let other = Arc::new(Disk::open(&Options { aio: Aio::IoUring, ..other.options() }).unwrap());
-    let other = rig.engines.attach(&other).unwrap();
-    let large: Vec<u64> = (0..4).map(|_| rig.push_read(512, Memory::pieces(&[PART as usize - 512, 512], 0))).collect();
-    rig.slot = other;
-    let small = rig.push_read(0, Memory::new(4096, 0));
-    let mut ended = Vec::new();
-    while rig.engines.in_flight() > 0 {
-        rig.turn();
-        let new = rig.done.keys().copied().filter(|token| !ended.contains(token));
-        ended.extend(new.collect::<Vec<_>>());
-    }
-    assert_eq!(ended, [vec![small], large].concat(), "one after the other, and none with the small one");
-    for token in &ended[1..] {
-        let (result, memory) = rig.finish(*token);
-        assert_eq!(result, Ok(()));
-        assert!(memory.unwrap().data() == &data[512..]);
+    let another = Image::new(MIB);
+    let null = Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: false };
+    // What counts is that it has the same thread, and not the same engine.
+    for other in [Options { aio: Aio::IoUring, ..another.options() }, Options::new("null", null)] {
+        let Ok(ring) = Ring::new() else { return egret_needs::this_test_lacks("io_uring") };
+        let ring = EngineOptions { ring: Some(Rc::new(RefCell::new(ring))), ..EngineOptions::default() };
+        let mut rig = Rig::with(&Options { aio: Aio::IoUring, ..image.options() }, ring);
+        let other = rig.engines.attach(&Arc::new(Disk::open(&other).unwrap())).unwrap();
+        let pieces = || Memory::pieces(&[PART as usize - 512, 512], 0);
+        let large: Vec<u64> = (0..4).map(|_| rig.push_read(512, pieces())).collect();
+        rig.slot = other;
+        let small = rig.push_read(0, Memory::new(4096, 0));
+        let mut ended = Vec::new();
+        while rig.engines.in_flight() > 0 {
+            rig.turn();
+            let new = rig.done.keys().copied().filter(|token| !ended.contains(token));
+            ended.extend(new.collect::<Vec<_>>());
+        }
+        assert_eq!(ended, [vec![small], large].concat(), "one after the other, and none with the small one");
+        for token in &ended[1..] {
+            let (result, memory) = rig.finish(*token);
+            assert_eq!(result, Ok(()));
+            assert!(memory.unwrap().data() == &data[512..]);
+        }
     }
 }
 

@@ -115,7 +115,7 @@ fn work(workers: &Arc<Workers>) {
             break;
         }
         if let Some((line, mut taken)) = queue.jobs.take() {
-            let part = if queue.jobs.are_shared() { blocking::SHARED_PART } else { blocking::PART };
+            let part = if queue.jobs.are_beside_others() { blocking::SHARED_PART } else { blocking::PART };
             workers.call(queue);
             let Node { job, disk, done, result, .. } = taken.node();
             // SAFETY: the disk stays attached until the loop has the job back.
