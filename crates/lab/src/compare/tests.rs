@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::Plan;
+use crate::plan::{Metric, Plan};
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
@@ -288,4 +288,26 @@ fn a_ci_reads_a_test_for_each_row_that_decides() {
     other.host.cpu.model = "another".into();
     let xml = Comparison::of(&[&run(1e5)], &[&other], None).junit(false).unwrap();
     assert!(xml.contains(r#"errors="1""#), "{xml}");
+}
+
+#[test]
+fn what_fio_on_the_host_spends_itself_is_compared_and_what_a_servers_load_spends_is_not() {
+    let spending = |each: u64, server: Option<u64>| {
+        let mut run = run(1e5);
+        each_measurement(&mut run, |measured| {
+            measured.cpu = Ledger { load: Some(each * measured.requests()), server, ..Ledger::default() };
+        });
+        run
+    };
+    let rows = |server| {
+        let comparison = Comparison::of(&[&spending(1000, server)], &[&spending(2000, server)], None);
+        comparison
+            .rows
+            .into_iter()
+            .filter(|row| row.metric == Metric::LoadCpu)
+            .map(|row| row.decision)
+            .collect::<Vec<_>>()
+    };
+    assert!(!rows(None).is_empty() && rows(None).iter().all(|decision| *decision == Ok(Verdict::Fail)));
+    assert_eq!(rows(Some(1)), []);
 }
