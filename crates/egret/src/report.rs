@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use egret_lab::analysis::Analysis;
 use egret_lab::{report, runner};
 
 /// Write the report of a run anew, or a page of several runs over time.
@@ -13,6 +14,9 @@ pub struct Report {
     /// Runs of one plan, by their directories
     #[arg(value_name = "DIR", required = true)]
     runs: Vec<PathBuf>,
+    /// Print one run as mails about polling have it: before and after by pattern, length, jobs and I/O threads
+    #[arg(long, conflicts_with = "output")]
+    mail: bool,
     /// Where the page of several runs goes
     #[arg(long, value_name = "FILE", default_value = "egret-report.html")]
     output: PathBuf,
@@ -20,6 +24,12 @@ pub struct Report {
 
 /// Runs `egret report`.
 pub fn run(asked: &Report) -> Result<()> {
+    if asked.mail {
+        let [directory] = asked.runs.as_slice() else { bail!("--mail is of one run, got {}", asked.runs.len()) };
+        let run = runner::read(directory)?;
+        print!("{}", report::mail(&Analysis::new(&run)).map_err(anyhow::Error::msg)?);
+        return Ok(());
+    }
     if let [directory] = asked.runs.as_slice() {
         report::write(&runner::read(directory)?, directory).with_context(|| directory.display().to_string())?;
         println!("{}", directory.join(report::PAGE).display());

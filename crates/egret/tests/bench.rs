@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -233,6 +234,44 @@ fn fio_runs_on_several_hosts() {
     assert!(run.cells.iter().all(|cell| measured(cell).requests() > 0), "{run:?}");
     drop(servers);
     lab.await_nothing_left();
+}
+
+#[test]
+fn fio_runs_over_ssh_on_a_disk_that_is_there() {
+    const TEST: &str = "fio_runs_over_ssh_on_a_disk_that_is_there";
+    if !has_or_skips("fio", TEST) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (image, programs) = (scratch.image("image", 16 << 20), scratch.path("bin"));
+    fs::create_dir(&programs).unwrap();
+    // Of ssh's words the last is what runs there, and the one before it says where.
+    let ssh = "#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n[ \"$1\" = me@there ] || { echo \"no route to $1\" >&2; exit 255; }\nexec sh -c \"$2\"\n";
+    fs::write(programs.join("ssh"), ssh).unwrap();
+    fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let plan = |client: &str, rw: &str| {
+        Lab::new(&format!(
+            "repetitions = 2\nnoise-floor = false\n[disk]\ntype = 'null'\n\
+             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:{client}'\ndisk = '{}'\n\
+             [[load]]\nrw = '{rw}'\nramp_time = '100ms'\nruntime = '300ms'\n",
+            image.display()
+        ))
+    };
+    let lab = plan("me@there", "randread");
+    succeeded(&lab.bench(&[]).env("PATH", &path).output().unwrap());
+    let cells = lab.run().cells;
+    assert!(cells.len() == 2 && cells.iter().all(|cell| measured(cell).requests() > 0), "{cells:?}");
+
+    let lab = plan("me@there", "randwrite");
+    assert!(complaint(lab.bench(&[])).contains("over ssh: --write-device lets it"));
+    fs::write(&image, vec![1; 16 << 20]).unwrap();
+    let output = lab.bench(&["--write-device"]).env("PATH", &path).output().unwrap();
+    assert!(!output.status.success() && lab.run().cells[0].failure().unwrap().contains("is not empty there"));
+
+    let lab = plan("nobody", "randread");
+    assert!(!lab.bench(&[]).env("PATH", &path).output().unwrap().status.success());
+    assert!(lab.run().cells[0].failure().unwrap().contains("ssh nobody: no route to nobody"));
 }
 
 #[test]
@@ -490,6 +529,40 @@ fn a_device_that_is_in_use_or_not_empty_is_not_written_to() {
     let _held = options.read(true).write(true).open(device.path()).unwrap();
     let lab = Lab::new(&plan("destroy = true"));
     assert!(complaint(lab.bench(&write)).contains("is in use"));
+}
+
+#[test]
+fn a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of() {
+    const TEST: &str = "a_device_is_written_full_where_that_is_asked_for_and_one_that_looks_empty_is_warned_of";
+    if !is_root_or_skips(TEST, "for a loop device") || !has_or_skips("fio", TEST) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.image("image", 16 << 20);
+    fs::write(&image, vec![0; 16 << 20]).unwrap();
+    let device = egret_lab::disks::LoopDevice::over(&image).unwrap();
+    let plan = format!(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'device'\npath = '{}'\n\
+         [[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\nrw = 'randread'\nramp_time = 0\nruntime = '50ms'\n",
+        device.path().display()
+    );
+    let is_warned_of = |lab: &Lab| lab.run().host.warnings.iter().any(|one| one.about == "not-preconditioned");
+    let lab = Lab::new(&plan);
+    succeeded(&lab.bench(&[]).output().unwrap());
+    assert!(is_warned_of(&lab), "it looks empty");
+
+    let lab = Lab::new(&plan);
+    assert!(complaint(lab.bench(&["--precondition"])).contains("--precondition writes all of"));
+    let asked = ["--precondition", "--write-device"];
+    succeeded(&lab.bench(&asked).output().unwrap());
+    assert!(!is_warned_of(&lab) && lab.run().plan.disk.preconditioned);
+    let written = fs::read(&image).unwrap();
+    assert!(written.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
+    // Going on with a run that is finished writes nothing.
+    succeeded(&lab.bench(&asked).output().unwrap());
+    assert_eq!(fs::read(&image).unwrap(), written);
+    let lab = Lab::new("[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n[[load]]\n");
+    assert!(complaint(lab.bench(&asked)).contains("--precondition is for a disk of type 'device'"));
 }
 
 #[test]

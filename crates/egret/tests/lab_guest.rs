@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,8 +27,9 @@ fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
         return;
     }
     let lab = Lab::new();
-    let mut deployment = lab.deploy("blockdev = { aio = 'native' }", FIO);
-    fio_measures(&lab, deployment.as_mut());
+    // More than there are slots for, so that they share some.
+    let mut deployment = lab.deploy("blockdev = { aio = 'native' }", &beside(17));
+    fio_measures(&lab, deployment.as_mut(), 17);
     a_panic_is_seen(&lab, deployment.as_mut());
 }
 
@@ -37,7 +40,7 @@ fn fio_in_a_guest_measures_virtio_scsi_of_qemus_own_on_two_io_threads() {
     }
     let lab = Lab::new();
     let mut deployment = lab.deploy("device = 'virtio-scsi'\niothreads = 2\nblockdev = { aio = 'io_uring' }", FIO);
-    fio_measures(&lab, deployment.as_mut());
+    fio_measures(&lab, deployment.as_mut(), 0);
 }
 
 #[test]
@@ -46,8 +49,8 @@ fn fio_in_a_guest_measures_virtio_blk_served_by_egret() {
         return;
     }
     let lab = Lab::new();
-    let mut deployment = lab.deploy("server = 'egret'\nblockdev = { aio = 'io_uring' }", FIO);
-    fio_measures(&lab, deployment.as_mut());
+    let mut deployment = lab.deploy("server = 'egret'\nblockdev = { aio = 'io_uring' }", &beside(1));
+    fio_measures(&lab, deployment.as_mut(), 1);
 }
 
 #[test]
@@ -57,7 +60,7 @@ fn fio_in_a_guest_measures_virtio_scsi_served_by_egret() {
     }
     let lab = Lab::new();
     let mut deployment = lab.deploy("server = 'egret'\ndevice = 'virtio-scsi'\nblockdev = { aio = 'native' }", FIO);
-    fio_measures(&lab, deployment.as_mut());
+    fio_measures(&lab, deployment.as_mut(), 0);
 }
 
 #[test]
@@ -81,11 +84,83 @@ fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
     assert!(database.latency(|latency| latency.p99).unwrap() >= database.latency(|latency| latency.p50).unwrap());
 }
 
+#[test]
+fn two_qemus_are_compared_in_guests_and_a_mail_tells_of_it() {
+    if !can_boot_or_skips("two_qemus_are_compared_in_guests_and_a_mail_tells_of_it") {
+        return;
+    }
+    run("make-guest");
+    let scratch = Scratch::new();
+    // Another program by its path, and the same one by what it does.
+    let (after, plan, results) = (scratch.path("after"), scratch.path("two.toml"), scratch.path("results"));
+    std::fs::write(&after, "#!/bin/sh\nexec qemu-system-x86_64 \"$@\"\n").expect("our own directory");
+    std::fs::set_permissions(&after, Permissions::from_mode(0o755)).expect("our own file");
+    std::fs::write(&plan, TWO_QEMUS).expect("our own directory");
+    let egret = |words: &[&std::ffi::OsStr]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_egret")).args(words).output().expect("egret starts");
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let named = format!("after={}", after.display());
+    egret(&["bench".as_ref(), plan.as_ref(), "--qemu".as_ref(), named.as_ref(), "--output".as_ref(), results.as_ref()]);
+    let mail = egret(&["report".as_ref(), "--mail".as_ref(), results.as_ref()]);
+    let row = mail.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = row.clone().find(|row| row.starts_with(&["randread", "8k", "2", "2", "2"])).expect(&mail);
+    let [iops, busy] = [row[5], row[row.len() - 3]].map(|word| word.parse::<f64>().expect(&mail));
+    assert!(iops > 0.0 && busy > 0.0, "{mail}");
+    for qemu in ["qemu-system-x86_64: QEMU emulator", &format!("{0}: QEMU emulator", after.display())] {
+        assert!(mail.contains(qemu), "{mail}");
+    }
+}
+
+/// Jobs that go across two disks, each with a queue for either of two I/O threads that spin.
+const TWO_QEMUS: &str = r#"
+name = "two"
+title = "Two QEMUs"
+repetitions = 1
+noise-floor = false
+
+[disk]
+type = "file"
+size = "16M"
+
+[[subject]]
+name = "before"
+line = "before"
+at = 2
+stack = "guest"
+iothreads = 2
+iothread = { poll-max-ns = 32768, poll-grow = 2, poll-shrink = 2 }
+
+[[subject]]
+name = "after"
+line = "after"
+at = 2
+stack = "guest"
+qemu = "after"
+iothreads = 2
+iothread = { poll-max-ns = 0 }
+
+[[load]]
+bs = "8k"
+numjobs = 2
+disks = 2
+across_disks = true
+processes = true
+ramp_time = "100ms"
+runtime = "500ms"
+"#;
+
 const FIO: &str = "rw = 'randrw'\nbs = '8k'\niodepth = 4\nruntime = '1s'\nramp_time = '100ms'";
 
+/// [`FIO`] on one disk beside so many idle ones.
+fn beside(idle: u16) -> String {
+    format!("{FIO}\nidle_disks = {idle}")
+}
+
 /// Loads a guest twice, with a pause between, then asks for what fio cannot do, and checks what comes of it.
-fn fio_measures(lab: &Lab, deployment: &mut dyn Deployment) {
-    let randrw = load(FIO);
+fn fio_measures(lab: &Lab, deployment: &mut dyn Deployment, idle: u16) {
+    let randrw = load(&beside(idle));
     let first = lab.measured(deployment, &randrw);
     for operations in [&first.reads, &first.writes] {
         let operations = operations.as_ref().expect("half of the requests are of either kind");
@@ -98,7 +173,7 @@ fn fio_measures(lab: &Lab, deployment: &mut dyn Deployment) {
 
     deployment.pause();
     deployment.resume();
-    let read = load("rw = 'read'\nbs = '64k'\nruntime = '1s'\nramp_time = 0");
+    let read = load(&format!("rw = 'read'\nbs = '64k'\nruntime = '1s'\nramp_time = 0\nidle_disks = {idle}"));
     assert!(deployment.takes(&read));
     let second = lab.measured(deployment, &read);
     assert!(second.reads.is_some() && second.writes.is_none());
@@ -120,7 +195,7 @@ fn a_panic_is_seen(lab: &Lab, deployment: &mut dyn Deployment) {
     let panic = load(&format!("jobfile = '{}'", path.display()));
     let Err(Unable::Failed { reason, log }) = lab.measure(deployment, &panic) else { panic!("the guest is down") };
     assert!(reason.contains("the guest is gone") && reason.contains("Kernel panic"), "{reason}: {log:#?}");
-    assert!(!deployment.takes(&load(FIO)), "it is of no use any more");
+    assert!(!deployment.takes(&load(&beside(17))), "it is of no use any more");
 }
 
 /// A disk in a file, and what guests are started with.
@@ -143,6 +218,7 @@ impl Lab {
             scratch: sockets.path().into(),
             placement: Placement::default(),
             egret: env!("CARGO_BIN_EXE_egret").into(),
+            destroy: false,
         };
         Self { scratch, disk, context, _sockets: sockets }
     }
@@ -161,7 +237,7 @@ impl Lab {
 
     fn measure(&self, deployment: &mut dyn Deployment, load: &Load) -> Result<Measurement, Unable> {
         let raw = self.scratch.image_path("raw");
-        deployment.measure(&Task { load, rate_iops: None, seed: 1, raw: &raw })
+        deployment.measure(&Task { load, rate_iops: None, seed: 1, control: None, raw: &raw })
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use sha2::{Digest as _, Sha256};
 
 use crate::machine::{self, Placement};
-use crate::plan::{Plan, Stack};
+use crate::plan::{Plan, Stack, Subject};
 use crate::results::{BlockDevice, Component, Cpu, Host, Warning};
 use crate::stack::{self, Disk, guest};
 
@@ -177,26 +177,27 @@ fn scheduler(all: &str) -> &str {
 }
 
 fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
-    let mut programs = vec![("egret", egret.to_owned())];
-    for program in plan.subjects.iter().flat_map(|subject| programs_of(subject.stack)) {
+    let mut programs = vec![("egret".to_owned(), egret.to_owned())];
+    for program in plan.subjects.iter().flat_map(programs_of) {
         if !programs.contains(&program) {
             programs.push(program);
         }
     }
-    programs.into_iter().filter_map(|(name, path)| component(name, &path)).collect()
+    programs.into_iter().filter_map(|(name, path)| component(&name, &path)).collect()
 }
 
 /// What a stack runs besides Egret, as far as it is there.
-fn programs_of(stack: Stack) -> Vec<(&'static str, PathBuf)> {
-    let found = |names: &[&'static str]| names.iter().filter_map(|name| Some((*name, stack::find(name)?))).collect();
-    match stack {
+fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
+    let found =
+        |names: &[&str]| names.iter().filter_map(|name| Some(((*name).to_owned(), stack::find(name)?))).collect();
+    match subject.stack {
         // The programs of a subject's own command are unknown.
-        Stack::Egret | Stack::VhostUserBlk => Vec::new(),
+        Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => Vec::new(),
         Stack::Host => found(&["fio"]),
         Stack::QemuStorageDaemon => found(&["qemu-storage-daemon"]),
         Stack::Guest => {
-            let mut all: Vec<_> = found(&["fio", guest::QEMU]);
-            all.extend(guest::files());
+            let mut all: Vec<_> = found(&["fio", &subject.qemu().to_string_lossy()]);
+            all.extend(guest::files().map(|(name, path)| (name.to_owned(), path)));
             all
         }
     }

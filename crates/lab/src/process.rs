@@ -84,12 +84,20 @@ impl ProcessReaper {
     ///
     /// # Errors
     /// It cannot be started.
+    pub fn start(self: &Arc<Self>, command: Command) -> io::Result<Process> {
+        self.start_fed(command, Stdio::null())
+    }
+
+    /// The same, with something to read.
+    ///
+    /// # Errors
+    /// It cannot be started.
     #[allow(unsafe_code)]
-    pub fn start(self: &Arc<Self>, mut command: Command) -> io::Result<Process> {
+    pub fn start_fed(self: &Arc<Self>, mut command: Command, stdin: Stdio) -> io::Result<Process> {
         if self.has_stopped() {
             return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
         }
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
+        command.stdin(stdin).stderr(Stdio::piped()).process_group(0);
         let lab = rustix::process::getpid();
         // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
         unsafe {

@@ -2,6 +2,7 @@
 
 use egret_lab::analysis::Analysis;
 use egret_lab::plan::{Metric, Plan};
+use egret_lab::report;
 use egret_lab::results::{Cell, FORMAT, Host, Latency, Ledger, Measurement, Operations, Outcome, Run};
 use egret_lab::runner::{Step, more_steps, steps};
 use egret_lab::statistics::{Overall, Verdict};
@@ -56,6 +57,21 @@ fn plans_of_things_that_are_alike_do_not_fail() {
             assert_ne!(analysis.overall(), Overall::Fail, "{name}, {seed}: {}", analysis.verdict());
         }
     }
+}
+
+#[test]
+fn what_is_slower_is_no_fail_where_one_asks_which_to_choose() {
+    let mut run = run("quick", 1, Some(("randread 4k QD64", "egret, threads", 0.5)));
+    let analysis = Analysis::new(&run);
+    assert!(analysis.verdict().starts_with("they differ: beside egret, io_uring, "), "{}", analysis.verdict());
+    assert_eq!(analysis.overall().exit_code(), 1);
+    let place = tempfile::tempdir().unwrap();
+    report::write(&run, place.path()).unwrap();
+    let text = std::fs::read_to_string(place.path().join("report.md")).unwrap();
+    assert!(text.contains("| slower |") && !text.contains("fail"), "{text}");
+
+    run.cells[0].outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+    assert!(Analysis::new(&run).verdict().starts_with("fail: "), "what crashes is one");
 }
 
 #[test]

@@ -41,6 +41,9 @@ pub struct Bench {
     /// Name the cells and how long they take, and measure nothing
     #[arg(long)]
     dry_run: bool,
+    /// Take the times that the plan has under this name, such as published
+    #[arg(long, value_name = "NAME", conflicts_with = "resume")]
+    profile: Option<String>,
     /// Shrink sizes and times evenly, such as by 0.1
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
     scale: f64,
@@ -59,12 +62,18 @@ pub struct Bench {
     /// Continue a run that was interrupted
     #[arg(long, value_name = "DIR", conflicts_with_all = ["plans", "output", "scale", "repetitions", "only", "aa"])]
     resume: Option<PathBuf>,
+    /// The QEMU that the plan calls so, such as after=./qemu-system-x86_64
+    #[arg(long, value_name = "NAME=PATH", value_parser = named_path, conflicts_with = "resume")]
+    qemu: Vec<(String, PathBuf)>,
     /// Draw the order of cells from this number
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Let the plan write to its device
     #[arg(long)]
     write_device: bool,
+    /// Write all of the plan's device twice before, and once more at random where the loads do
+    #[arg(long, conflicts_with = "resume")]
+    precondition: bool,
     /// Write the verdicts as JUnit XML, too
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -123,7 +132,10 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
         let runs = directory.join(runner::RESULT).exists();
         if runs {
             let before = runner::read(&directory)?;
-            if before.plan != plan || before.only != asked.only {
+            // Its disk was preconditioned, and is not again.
+            let mut again = plan.clone();
+            again.disk.preconditioned |= asked.precondition;
+            if before.plan != again || before.only != asked.only {
                 bail!("{} holds a run of something else; --resume continues it as it was", directory.display());
             }
             ended(resume(asked, &directory)?);
@@ -136,9 +148,21 @@ fn measure(asked: &Bench, ended: &mut dyn FnMut(u8)) -> Result<()> {
     Ok(())
 }
 
+/// `NAME=PATH`; the path of a program by its whole, as runs are resumed elsewhere.
+fn named_path(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, path) = text.split_once('=').ok_or("it is NAME=PATH, such as after=./qemu-system-x86_64")?;
+    let path = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok((name.to_owned(), path))
+}
+
 /// A plan, and what it is left without on this machine.
 fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
-    let mut plan = Plan::named(name)?.scaled(asked.scale);
+    let plan = Plan::named(name)?;
+    let plan = asked.profile.iter().try_fold(plan, |plan, profile| plan.with_profile(profile))?;
+    let mut plan = plan.scaled(asked.scale);
+    for (called, path) in &asked.qemu {
+        plan.place_qemu(called, path).map_err(anyhow::Error::msg)?;
+    }
     let left_out = stack::leave_out(&mut plan);
     if let Some(repetitions) = asked.repetitions {
         (plan.repetitions, plan.most_repetitions) = (repetitions, None);
@@ -168,12 +192,15 @@ fn options(asked: &Bench, directory: &Path) -> Result<RunOptions> {
         directory: directory.to_owned(),
         egret: std::env::current_exe().context("where this program is")?,
         write_device: asked.write_device,
+        precondition: asked.precondition,
         left_out: Vec::new(),
     })
 }
 
 fn resume(asked: &Bench, directory: &Path) -> Result<u8> {
-    conduct(asked, |reaper| Ok(Runner::resume(&options(asked, directory)?, reaper)?), directory)
+    // What was preconditioned is no more so by doing it again.
+    let options = RunOptions { precondition: false, ..options(asked, directory)? };
+    conduct(asked, |reaper| Ok(Runner::resume(&options, reaper)?), directory)
 }
 
 /// Runs what `begin` makes, to its end or to the first signal.
@@ -218,7 +245,7 @@ fn list() -> Result<String> {
         let steps = runner::steps(&plan, 0, None);
         let length = minutes(runner::duration(&plan, &steps));
         text += &format!("{name:<12}{}\n", plan.title);
-        for line in plan.about.trim().lines() {
+        for line in plan.about.trim().lines().chain(plan.answers.trim().lines()) {
             text += &format!("{:12}{line}\n", "");
         }
         let experiments = plan.experiments.join(", ");

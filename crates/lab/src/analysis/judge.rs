@@ -3,7 +3,7 @@
 use super::bound::Bound;
 use super::table::counterpart;
 use super::{Analysis, CellKey, Status, Summary};
-use crate::plan::{Application, Load, Metric, Stack};
+use crate::plan::{Application, Asks, Load, Metric, Stack};
 use crate::runner::AGAIN;
 use crate::statistics::{
     self, Count, Estimate, Limit, Look, Looks, Null, Question, Sample, Verdict, deviation, median,
@@ -32,6 +32,8 @@ pub struct Judged {
     pub floor: Option<Estimate>,
     /// What it decides, or why it decides nothing.
     pub decision: Result<Verdict, String>,
+    /// What a fail is called.
+    pub fail: &'static str,
     /// What is to be said beside that.
     pub note: Option<String>,
 }
@@ -162,6 +164,7 @@ impl<'a> Analysis<'a> {
                 ratio,
                 floor: floor.filter(|_| pair.point == 0).map(|one| one.2),
                 decision,
+                fail: self.word_for_fail(*pair),
                 note,
             }
         });
@@ -245,6 +248,16 @@ impl<'a> Analysis<'a> {
         }
         let Some(verdict) = verdict else { return (Err("no repetition has both".into()), None) };
         self.bound(pair).leaves(verdict)
+    }
+
+    /// Of a plan that asks which option to choose a loss is no fail; what crashes always is.
+    fn word_for_fail(&self, pair: Pair<'_>) -> &'static str {
+        let is_speed = Self::metrics(pair.load, pair.point)[0] == pair.metric;
+        match self.run.plan.asks {
+            Asks::Which if !is_speed => "more CPU",
+            Asks::Which if self.table.failures(pair.ours()).is_none() => "slower",
+            Asks::Which | Asks::Whether => "fail",
+        }
     }
 
     fn bound(&self, pair: Pair<'_>) -> Bound {

@@ -24,10 +24,10 @@ use std::cell::OnceCell;
 
 use serde::Serialize;
 
-use crate::plan::{Load, Metric, Stack};
+use crate::plan::{Asks, Load, Metric, Stack};
 use crate::results::Run;
 use crate::runner::AGAIN;
-use crate::statistics::{Overall, median};
+use crate::statistics::{Count, Overall, median};
 
 pub use judge::Judged;
 pub use metric::{difference, differences, figure};
@@ -113,7 +113,27 @@ impl<'a> Analysis<'a> {
             0 => String::new(),
             cells => format!("; of {} cells {cells} failed", self.run.cells.len()),
         };
-        format!("{}: {}{failed}", self.overall().word(), self.count())
+        let (overall, count) = (self.overall(), self.count());
+        match (self.run.plan.asks, overall) {
+            (Asks::Whether, _) => format!("{}: {count}{failed}", overall.word()),
+            // What crashes is a fail, whatever was asked.
+            (Asks::Which, Overall::Fail) if !failed.is_empty() => format!("fail: {}{failed}", self.beside(count)),
+            (Asks::Which, Overall::Fail) => format!("they differ: {}", self.beside(count)),
+            (Asks::Which, Overall::Pass) => format!("none is worse: {}", self.beside(count)),
+            (Asks::Which, _) => format!("{}: {}{failed}", overall.word(), self.beside(count)),
+        }
+    }
+
+    /// The count in the words of a plan that asks which option to choose.
+    fn beside(&self, Count { passed, failed, cant_tell, nothing }: Count) -> String {
+        if passed + failed + cant_tell == 0 {
+            return "no comparison decides anything".into();
+        }
+        let more = if nothing > 0 { format!("; {nothing} more decide nothing") } else { String::new() };
+        format!(
+            "beside {}, {passed} times no worse, {failed} times slower or with more CPU, {cant_tell} times nobody can tell{more}",
+            self.run.plan.baseline()
+        )
     }
 
     /// A subject's stack.

@@ -63,7 +63,7 @@ fn program(name: &str) -> &'static str {
         "egret" => "egret",
         "qemu-storage-daemon" => "qemu-storage-daemon",
         "fio" => "fio",
-        name if name.starts_with("qemu-system") => "QEMU",
+        name if name.contains("qemu-system") => "QEMU",
         _ => "another program",
     }
 }

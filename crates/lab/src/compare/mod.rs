@@ -21,7 +21,7 @@ use crate::results::Run;
 pub use likeness::{Difference, Role};
 pub(crate) use row::METRICS;
 pub use row::Row;
-pub use symbols::Moved;
+pub use symbols::{Moved, Symbols};
 
 use crate::statistics::{Count, Overall, Verdict};
 
@@ -37,7 +37,7 @@ pub struct Comparison {
     /// Cells, as `subject, load`, that only the second side measured.
     pub new: Vec<String>,
     /// Symbols whose share moved, where both sides have profiles.
-    pub symbols: Vec<Moved>,
+    pub symbols: Symbols,
     /// How many runs each side has.
     pub runs: [usize; 2],
 }
@@ -65,7 +65,7 @@ impl Comparison {
         }
         let threshold = threshold.or_else(|| first.map(|run| run.plan.threshold)).unwrap_or_default();
         let (rows, new) = row::rows(a, b, threshold);
-        let symbols = first.zip(second).map(|(a, b)| symbols::moved(a, b)).unwrap_or_default();
+        let symbols = symbols::moved(a, b);
         Self { objections, differences, rows, new, symbols, runs: [a.len(), b.len()] }
     }
 

@@ -33,12 +33,13 @@ pub struct Row {
 
 /// What is compared: what was asked for is no result, so open loops are judged by latency and closed ones by IOPS. CPU
 /// is always normalised to one request.
-pub(crate) const METRICS: [Metric; 7] = [
+pub(crate) const METRICS: [Metric; 8] = [
     Metric::Iops,
     Metric::Latency,
     Metric::LatencyP99,
     Metric::LatencyP999,
     Metric::CpuPerIo,
+    Metric::LoadCpu,
     Metric::Duration,
     Metric::Transactions,
 ];
@@ -225,9 +226,15 @@ fn noise(runs: &[&Run], metric: Metric) -> f64 {
     if deviations.is_empty() { 0.0 } else { median(deviations) }
 }
 
-/// A load's duration is the plan's; a piece of work takes what it takes.
+/// A load's duration is the plan's; a piece of work takes what it takes. What the load spends is compared where nobody
+/// serves it: fio on the host goes the path by itself.
 fn value(metric: Metric, measurement: &Measurement) -> Option<f64> {
-    metric.of(measurement).filter(|_| metric != Metric::Duration || measurement.requests() == 0)
+    let is_compared = match metric {
+        Metric::Duration => measurement.requests() == 0,
+        Metric::LoadCpu => measurement.cpu.all_of_server().is_none() && measurement.cpu.guest.is_none(),
+        _ => true,
+    };
+    metric.of(measurement).filter(|_| is_compared)
 }
 
 /// The bound of most of a side's measurements.

@@ -59,10 +59,22 @@ impl Comparison {
     }
 
     fn write_symbols(&self, text: &mut String) {
-        for moved in &self.symbols {
+        for moved in &self.symbols.moved {
             let share = |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
-            let (a, b) = (share(moved.a), share(moved.b));
-            let _ = writeln!(text, "{}: {a} -> {b} of samples ({}, {})", moved.symbol, moved.subject, moved.load);
+            let (a, b, [by, low, high]) = (share(moved.a), share(moved.b), moved.by);
+            let comms = moved.comms.iter().map(|comm| format!(", in {comm}")).collect::<String>();
+            let _ = writeln!(
+                text,
+                "{}: {a} -> {b} of samples, {by:+.2} [{low:+.2}, {high:+.2}] ({}, {}{comms})",
+                moved.symbol, moved.subject, moved.load
+            );
+        }
+        if let (Some([a, b]), Some(least)) = (self.symbols.samples, self.symbols.least_seen()) {
+            let _ = writeln!(
+                text,
+                "profiles of {a} and {b} samples or more: of a symbol with 1 % of them a move by {least:.2} % can be seen; \
+                 more repetitions see less"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::Plan;
+use crate::plan::{Metric, Plan};
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
@@ -251,21 +251,32 @@ fn several_runs_show_how_far_runs_of_one_thing_lie_apart() {
 
 #[test]
 fn symbols_that_moved_are_listed_the_farthest_first() {
-    let with = |shares: [(&str, f64); 2]| {
+    let with = |samples: u64, shares: [(&str, f64); 2]| {
         let mut run = run(1e5);
-        let symbols = shares.map(|(name, percent)| Symbol { name: name.into(), percent });
-        each_measurement(&mut run, |measurement| measurement.symbols = symbols.to_vec());
+        let symbols = shares.map(|(name, percent)| Symbol { name: name.into(), comm: "fio".into(), percent });
+        each_measurement(&mut run, |measurement| {
+            (measurement.samples, measurement.symbols) = (samples, symbols.to_vec());
+        });
         run
     };
-    let comparison = Comparison::of(
-        &[&with([("cpupri_set", 2.41), ("sbitmap_find_bit", 0.75)])],
-        &[&with([("cpupri_set", 0.35), ("sbitmap_find_bit", 0.39)])],
-        None,
-    );
-    let names: Vec<_> = comparison.symbols.iter().map(|moved| (moved.symbol.as_str(), moved.load.as_str())).collect();
+    let beside = |samples: u64| {
+        let a = with(samples, [("cpupri_set", 2.41), ("sbitmap_find_bit", 0.75)]);
+        let b = with(samples, [("cpupri_set", 0.35), ("sbitmap_find_bit", 0.39)]);
+        Comparison::of(&[&a], &[&b], None)
+    };
+    let comparison = beside(100_000);
+    let names: Vec<_> =
+        comparison.symbols.moved.iter().map(|moved| (moved.symbol.as_str(), moved.load.as_str())).collect();
     assert_eq!(names[0].0, "cpupri_set");
     assert_eq!(names.len(), 4);
-    assert!(comparison.text().contains("cpupri_set: 2.41 % -> 0.35 % of samples"));
+    let text = comparison.text();
+    assert!(text.contains("cpupri_set: 2.41 % -> 0.35 % of samples, -2.06 [-2.1"), "{text}");
+    assert!(text.contains(", in fio)") && text.contains("of a symbol with 1 % of them a move by 0.06 % can"), "{text}");
+
+    // Of so few samples the larger move is sure, and the other one may be chance.
+    let few = beside(1000);
+    assert_eq!(few.symbols.moved.iter().filter(|moved| moved.symbol == "sbitmap_find_bit").count(), 0);
+    assert!(few.symbols.moved.iter().any(|moved| moved.symbol == "cpupri_set"));
 }
 
 #[test]
@@ -277,4 +288,26 @@ fn a_ci_reads_a_test_for_each_row_that_decides() {
     other.host.cpu.model = "another".into();
     let xml = Comparison::of(&[&run(1e5)], &[&other], None).junit(false).unwrap();
     assert!(xml.contains(r#"errors="1""#), "{xml}");
+}
+
+#[test]
+fn what_fio_on_the_host_spends_itself_is_compared_and_what_a_servers_load_spends_is_not() {
+    let spending = |each: u64, server: Option<u64>| {
+        let mut run = run(1e5);
+        each_measurement(&mut run, |measured| {
+            measured.cpu = Ledger { load: Some(each * measured.requests()), server, ..Ledger::default() };
+        });
+        run
+    };
+    let rows = |server| {
+        let comparison = Comparison::of(&[&spending(1000, server)], &[&spending(2000, server)], None);
+        comparison
+            .rows
+            .into_iter()
+            .filter(|row| row.metric == Metric::LoadCpu)
+            .map(|row| row.decision)
+            .collect::<Vec<_>>()
+    };
+    assert!(!rows(None).is_empty() && rows(None).iter().all(|decision| *decision == Ok(Verdict::Fail)));
+    assert_eq!(rows(Some(1)), []);
 }

@@ -9,6 +9,7 @@
 //! | `null` | nothing: each server has its own | nobody needs to |
 
 mod loop_device;
+mod precondition;
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -19,12 +20,13 @@ use std::path::{Path, PathBuf};
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{DiskKind, DiskPlan, Load, Plan};
+use crate::plan::{DiskKind, DiskPlan, Load, Plan, Stack};
 use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
 
 pub use loop_device::LoopDevice;
+pub use precondition::precondition;
 
 /// The size of a disk where the plan names none.
 pub const SIZE: u64 = 256 << 20;
@@ -62,12 +64,28 @@ fn size(plan: &DiskPlan) -> u64 {
 /// # Errors
 /// It does, and what would let it, in one line.
 pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
+    let over_ssh = |load: &Load| {
+        let mut there = plan.subjects.iter().filter(|one| one.stack == Stack::Ssh && load.is_put_on(&one.name));
+        there.next().map(|subject| subject.disk.clone().unwrap_or_default())
+    };
+    if let Some(path) = plan.loads.iter().filter(|load| load.writes()).find_map(over_ssh) {
+        return Err(format!("the plan writes to {} over ssh: --write-device lets it", path.display()));
+    }
     match &plan.disk.path {
         Some(path) if plan.disk.kind == DiskKind::Device && writes(plan) => {
             Err(format!("the plan writes to {}: --write-device lets it", path.display()))
         }
         _ => Ok(()),
     }
+}
+
+/// Checks whether a plan's device can be [preconditioned](precondition), and writes nothing.
+///
+/// # Errors
+/// What is in the way, in one line.
+pub fn check_precondition(plan: &Plan, write_device: bool) -> Result<(), String> {
+    precondition::check(plan, write_device)?;
+    check_device(&plan.disk, true, count(plan))
 }
 
 /// Checks whether the disks can be had, and makes none. `directory` is where files go that have no place.
@@ -160,12 +178,20 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// A device is not written full before it is measured, and that is to be said of one that is written to.
+/// That a device was not written full before it is measured is to be said of one that is written to, and of one that is
+/// read where nothing was written.
 fn as_it_was_found(plan: &Plan) -> Option<Warning> {
-    let path = plan.disk.path.as_ref().filter(|_| writes(plan) && !plan.disk.preconditioned)?;
+    let path = plan.disk.path.as_ref().filter(|_| !plan.disk.preconditioned)?;
+    let why = match writes(plan) {
+        true => "flash that was not written full is faster than it will be",
+        false if File::open(path).and_then(|mut device| is_empty(&mut device)).unwrap_or(false) => {
+            "it looks empty, and flash that was never written is not even read"
+        }
+        false => return None,
+    };
     let text = format!(
-        "{} was measured as it was found: flash that was not written full is faster than it will be. Write all of it twice \
-         (fio --rw=write --bs=1M --loops=2), and say preconditioned = true",
+        "{} was measured as it was found: {why}. --precondition writes it full, and preconditioned = true says that \
+         somebody did",
         path.display()
     );
     Some(Warning { about: "not-preconditioned".into(), text })

@@ -39,6 +39,13 @@ pub struct LoadKeys {
     /// Disks under load at the same time.
     #[serde(default = "one")]
     pub disks: OneOrMany<u16>,
+    /// Whether each job goes over all the disks in turns, as fio's with several file names; without it each disk has jobs
+    /// of its own. Only where fio makes the load.
+    #[serde(skip_serializing_if = "no", default)]
+    pub across_disks: bool,
+    /// Whether fio's jobs are processes instead of threads.
+    #[serde(skip_serializing_if = "no", default)]
+    pub processes: bool,
     /// Queues of each disk; as many as there are jobs without it.
     #[serde(default)]
     pub queues: Option<u16>,
@@ -129,6 +136,11 @@ fn half() -> OneOrMany<u8> {
 
 fn none_idle() -> OneOrMany<u16> {
     OneOrMany::One(0)
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn no(said: &bool) -> bool {
+    !*said
 }
 
 fn one_second() -> Seconds {
@@ -261,7 +273,14 @@ impl Load {
                 name += &format!(" {count} {of}");
             }
         }
-        name + curve
+        let across = if self.keys.across_disks { " across" } else { "" };
+        let processes = if self.keys.processes { " processes" } else { "" };
+        name + across + processes + curve
+    }
+
+    /// How many groups of `numjobs` jobs it has: one for each disk, or one that goes across all of them.
+    pub fn groups(&self) -> u16 {
+        if self.keys.across_disks { 1 } else { self.disks }
     }
 
     /// Whether it is put on that subject.

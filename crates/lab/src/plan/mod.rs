@@ -40,12 +40,14 @@ mod read;
 mod subject;
 mod units;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use columns::Columns;
 pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
 pub use read::{BUILT_IN, PlanError};
-pub use subject::{DeviceModel, Pages, Server, Stack, Subject};
+pub use subject::{DeviceModel, Pages, QEMU, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
 
 /// A plan: its subjects, under each of its loads, so many times.
@@ -62,6 +64,12 @@ pub struct Plan {
     /// The rows of the published experiments that it reproduces, such as `2a` or `S0`.
     #[serde(default)]
     pub experiments: Vec<String>,
+    /// Which published figures it answers, what they were measured on, and what of them cannot be compared.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub answers: String,
+    /// What its verdicts are about.
+    #[serde(default)]
+    pub asks: Asks,
     /// The subject that the others are compared with; the first if none is named.
     #[serde(default)]
     pub baseline: Option<String>,
@@ -87,6 +95,9 @@ pub struct Plan {
     /// subjects are of the stack `host`.
     #[serde(default)]
     pub hosts: Vec<String>,
+    /// Other times for all of its loads, by what `--profile` calls them, such as those of who published.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", rename = "profile", default)]
+    pub profiles: BTreeMap<String, Profile>,
     /// What all subjects serve.
     pub disk: DiskPlan,
     /// What is compared.
@@ -110,6 +121,27 @@ fn five_percent() -> f64 {
 
 fn yes() -> bool {
     true
+}
+
+/// What a plan wants to know, and so what its verdicts are called. How it ends is the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Asks {
+    /// Whether something was lost: pass or fail.
+    #[default]
+    Whether,
+    /// Which option to choose: some are slower, or take more CPU, and that is no fault of theirs.
+    Which,
+}
+
+/// Times of all loads.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// What is not measured, at first.
+    pub ramp_time: Seconds,
+    /// What is.
+    pub runtime: Seconds,
 }
 
 /// The disk under test.
@@ -157,6 +189,8 @@ pub enum Metric {
     LatencyP99,
     /// The latency of one request in a thousand, in microseconds.
     LatencyP999,
+    /// CPUs that the server's I/O threads kept busy.
+    IoThreads,
     /// Requests per second.
     Iops,
     /// Megabytes (of 10^6 bytes) per second.
@@ -167,6 +201,8 @@ pub enum Metric {
     IoThreadCpu,
     /// CPU time per request of all of the server's threads, in microseconds.
     ServerCpu,
+    /// CPU time per request of the load itself, in microseconds: of fio on the host the price of its path.
+    LoadCpu,
     /// CPUs that were busy on the whole host, as mpstat counts them: with the load, and with all else.
     HostBusy,
     /// CPU time per gigabyte of all but the load, in seconds: also CPUs per 1 GB/s.

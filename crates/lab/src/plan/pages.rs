@@ -38,11 +38,20 @@ fn words<T: DeserializeOwned>() -> BTreeSet<String> {
 fn every_key_and_every_word_of_a_plan_is_in_the_pages() {
     let pages = pages();
     let mut known = BTreeSet::new();
-    for keys in [keys::<Plan>(), keys::<DiskPlan>(), keys::<Subject>(), keys::<LoadKeys>(), keys::<Chart>()] {
+    for keys in
+        [keys::<Plan>(), keys::<DiskPlan>(), keys::<Subject>(), keys::<LoadKeys>(), keys::<Chart>(), keys::<Profile>()]
+    {
         known.extend(keys);
     }
     known.extend(keys::<Columns>());
-    for words in [words::<DiskKind>(), words::<Stack>(), words::<Server>(), words::<DeviceModel>(), words::<Pages>()] {
+    for words in [
+        words::<DiskKind>(),
+        words::<Stack>(),
+        words::<Server>(),
+        words::<Asks>(),
+        words::<DeviceModel>(),
+        words::<Pages>(),
+    ] {
         known.extend(words);
     }
     for words in
@@ -68,6 +77,11 @@ fn every_plan_in_the_folder_is_built_in_and_in_the_table() {
     for (name, _) in BUILT_IN {
         let row = format!("\n| `{name}` | {} |\n", Plan::named(name).unwrap().title);
         assert!(pages.contains(&row), "docs/lab.md has no row{row}");
+        let answers = Plan::named(name).unwrap().answers;
+        assert!(
+            answers.to_lowercase().contains("compare"),
+            "{name} does not say what of the published figures cannot be compared"
+        );
     }
 }
 

@@ -21,7 +21,7 @@ macro_rules! built_in {
 
 /// Plans that are always there, by name; the first is what is run when none is named.
 pub const BUILT_IN: &[(&str, &str)] =
-    built_in!("quick", "modes", "curve", "iothreads", "virtio", "pages", "apps", "polling", "plug", "devices");
+    built_in!("quick", "modes", "curve", "iothreads", "virtio", "pages", "apps", "polling", "qemu", "plug", "devices");
 
 impl Plan {
     /// A plan by the name of a built-in one, or by the path of a file.
@@ -60,6 +60,12 @@ impl Plan {
                 *path = directory.join(&*path);
             }
         });
+        for qemu in plan.subjects.iter_mut().filter_map(|subject| subject.qemu.as_mut()) {
+            // A word without a slash is a name.
+            if qemu.components().count() > 1 {
+                *qemu = directory.join(&*qemu);
+            }
+        }
         plan.spread_over_hosts();
         plan.check().map_err(|what| PlanError(format!("{name}: {what}")))?;
         Ok(plan)
@@ -105,6 +111,7 @@ impl Plan {
         for load in self.loads.iter() {
             let who = format!("load '{}'", load.name);
             load.keys.subjects.iter().try_for_each(|subject| known(&who, subject, &subjects))?;
+            self.check_fios(load)?;
         }
         for chart in &self.charts {
             let id = format!("chart '{}'", chart.id);
@@ -118,6 +125,23 @@ impl Plan {
             return Err("a disk of type 'device' needs its path".into());
         }
         self.check_hosts()
+    }
+
+    /// That what fio alone can is asked of fio alone.
+    fn check_fios(&self, load: &Load) -> Result<(), String> {
+        let key = match (load.keys.across_disks, load.keys.processes) {
+            (true, _) => "across_disks",
+            (false, true) => "processes",
+            (false, false) => return Ok(()),
+        };
+        let fios = |subject: &Subject| matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
+        match self.subjects.iter().find(|one| load.is_put_on(&one.name) && !fios(one)) {
+            None => Ok(()),
+            Some(subject) => Err(format!(
+                "load '{}': {key} is fio's, of the stacks host, guest and ssh, and it is put on '{}'",
+                load.name, subject.name
+            )),
+        }
     }
 
     fn check_hosts(&self) -> Result<(), String> {
@@ -153,6 +177,38 @@ impl Plan {
             }
         });
         self
+    }
+
+    /// With the times of one of its profiles.
+    ///
+    /// # Errors
+    /// It has none of this name.
+    pub fn with_profile(mut self, name: &str) -> Result<Self, PlanError> {
+        let Some(profile) = self.profiles.get(name).copied() else {
+            let known = self.profiles.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "none".into() } else { known };
+            return Err(PlanError(format!("{} has no profile '{name}': it has {known}", self.name)));
+        };
+        self.loads.change(|loads| {
+            for keys in loads {
+                (keys.ramp_time, keys.runtime) = (profile.ramp_time, profile.runtime);
+            }
+        });
+        Ok(self)
+    }
+
+    /// Has a QEMU that subjects name be the one at `path`.
+    ///
+    /// # Errors
+    /// No subject names it.
+    pub fn place_qemu(&mut self, name: &str, path: &Path) -> Result<(), String> {
+        let named = |subject: &&mut Subject| subject.stack == Stack::Guest && subject.qemu() == Path::new(name);
+        let mut found = false;
+        for subject in self.subjects.iter_mut().filter(named) {
+            subject.qemu = Some(path.into());
+            found = true;
+        }
+        if found { Ok(()) } else { Err(format!("no subject of {} has qemu = \"{name}\"", self.name)) }
     }
 
     /// The plan without some subjects, and without what is of them alone.
@@ -212,7 +268,17 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
         }
         (Stack::VhostUserBlk, Some(_)) | (_, None) => Ok(()),
         (_, Some(_)) => complain("only the stack vhost-user-blk has a command"),
+    }?;
+    if subject.qemu.is_some() && subject.stack != Stack::Guest {
+        return complain("only the stack guest has a qemu");
     }
+    if subject.stack == Stack::Ssh {
+        return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);
+    }
+    if subject.client.is_some() || subject.disk.is_some() || subject.domain.is_some() {
+        return complain("only the stack ssh has a client, a disk and a domain");
+    }
+    Ok(())
 }
 
 fn check_load(load: &Load) -> Result<(), String> {
@@ -337,6 +403,18 @@ mod tests {
             load("[[chart]]\nid = '2a'\ntitle = 't'\nmetric = 'iops'\nunder = { iodpeth = 2 }")
                 .ends_with("unknown key 'iodpeth'; did you mean 'iodepth'?")
         );
+        assert_eq!(
+            load("processes = true"),
+            "x.toml: load 'randread 4k QD1 processes': processes is fio's, of the stacks host, guest and ssh, and it is put on 's'"
+        );
+        assert_eq!(
+            complaint(&PLAN.replace("'egret'", "'egret'\nqemu = 'after'")),
+            "x.toml: subject 's': only the stack guest has a qemu"
+        );
+        let ssh = |more: &str| complaint(&PLAN.replace("'egret'", &format!("'ssh'\n{more}")));
+        assert!(ssh("disk = '/dev/vdb'").contains("the stack ssh needs a client, as \"ssh:HOST\""));
+        assert!(ssh("client = 'vm1'\ndisk = '/dev/vdb'").contains("the stack ssh needs a client, as \"ssh:HOST\""));
+        assert!(ssh("client = 'ssh:vm1'").contains("the stack ssh needs its disk"));
         assert!(load("subjects = ['z']").ends_with("load 'randread 4k QD1' names 'z', which is not in the plan"));
         assert!(complaint(&PLAN.replace("'egret'", "'vhost-user-blk'")).contains("needs a command"));
         assert!(load("application = 'rsnyc'").ends_with("unknown word 'rsnyc'; did you mean 'rsync'?"));
@@ -353,6 +431,24 @@ mod tests {
         assert_eq!((names.as_slice(), plan_read.baseline()), (["s @ a", "s @ b,8765"].as_slice(), "s @ a"));
         assert!(complaint(&plan).ends_with("and has a path there"));
         assert!(complaint(&remote.replace("'host'", "'egret'")).contains("what runs on other hosts is fio"));
+    }
+
+    #[test]
+    fn a_profile_has_times_for_all_loads_and_there_is_no_other() {
+        let polling = Plan::named("polling").unwrap().with_profile("published").unwrap();
+        assert!(polling.loads.iter().all(|load| load.keys.runtime == Seconds(150.0)));
+        let error = Plan::named("quick").unwrap().with_profile("published").unwrap_err();
+        assert_eq!(error.to_string(), "quick has no profile 'published': it has none");
+    }
+
+    #[test]
+    fn a_qemu_is_where_it_is_said_to_be_and_one_that_nobody_names_is_a_mistake() {
+        let mut plan = Plan::named("qemu").unwrap();
+        plan.place_qemu("after", Path::new("/new/qemu")).unwrap();
+        let after = plan.subjects.iter().filter(|one| one.qemu() == Path::new("/new/qemu"));
+        assert!(after.clone().count() == 4 && after.clone().all(|one| one.name.starts_with("after")));
+        let error = plan.place_qemu("aftre", Path::new("/new/qemu")).unwrap_err();
+        assert_eq!(error, "no subject of qemu has qemu = \"aftre\"");
     }
 
     #[test]

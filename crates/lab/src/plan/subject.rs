@@ -1,6 +1,7 @@
 //! What is compared: a server and its settings.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -47,6 +48,18 @@ pub struct Subject {
     /// Of a guest: who serves its disk.
     #[serde(default)]
     pub server: Server,
+    /// Of the stack `ssh`: where fio runs, as `ssh:HOST`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub client: Option<String>,
+    /// Of the stack `ssh`: its disk, by the path that it has there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub disk: Option<PathBuf>,
+    /// Of the stack `ssh`: the libvirt domain on this host that the client is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub domain: Option<String>,
+    /// Of a guest: the QEMU that runs it, by path or as `--qemu` names it; without it [`QEMU`].
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub qemu: Option<PathBuf>,
     /// Of a guest: which disk it sees. Egret and the load without a guest understand it, too.
     #[serde(default)]
     pub device: DeviceModel,
@@ -56,6 +69,16 @@ pub struct Subject {
     /// Of a guest: its processors.
     #[serde(default = "two")]
     pub vcpus: u32,
+}
+
+/// The QEMU that is installed.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+impl Subject {
+    /// Of a guest: the QEMU that runs it.
+    pub fn qemu(&self) -> &Path {
+        self.qemu.as_deref().unwrap_or(Path::new(QEMU))
+    }
 }
 
 fn one() -> u32 {
@@ -80,6 +103,8 @@ pub enum Stack {
     VhostUserBlk,
     /// A virtual machine, with fio inside.
     Guest,
+    /// fio on a machine that is there already, over ssh.
+    Ssh,
 }
 
 /// Who serves a guest's disk.

@@ -99,6 +99,7 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             p.eyebrow { "Egret lab · " @if run.plan.experiments.is_empty() { "a plan of its own" } @else { "experiments " (run.plan.experiments.join(", ")) } }
             h1 { (run.plan.title) }
             p.about { (run.plan.about.trim()) }
+            @if !run.plan.answers.is_empty() { p.about { (run.plan.answers.trim()) } }
             p.meta { (machine::line(run)) }
             p.verdict.(kind(analysis.overall())) { (analysis.verdict()) }
             @for said in tables::headlines(analysis) { p.incident { (said) " " a href="#wrong" { "What went wrong" } } }

@@ -7,7 +7,9 @@ use crate::analysis::Analysis;
 /// The text.
 pub fn text(analysis: &Analysis<'_>) -> String {
     let run = analysis.run;
-    let mut text = format!("# {}\n\n{}\n\n{}\n", run.plan.title, run.plan.about.trim(), machine::line(run));
+    let said = [run.plan.title.as_str(), run.plan.about.trim(), run.plan.answers.trim(), &machine::line(run)]
+        .map(str::to_owned);
+    let mut text = format!("# {}\n", said.into_iter().filter(|said| !said.is_empty()).collect::<Vec<_>>().join("\n\n"));
     text += &format!("\n**{}**\n", analysis.verdict());
     for said in tables::headlines(analysis) {
         text += &format!("\n> **{said}**\n");

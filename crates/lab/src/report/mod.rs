@@ -7,11 +7,13 @@ mod cells;
 mod history;
 mod html;
 mod machine;
+mod mail;
 mod markdown;
 mod published;
 mod tables;
 
 pub use history::page as over_time;
+pub use mail::text as mail;
 
 use std::path::Path;
 use std::{fs, io};

@@ -5,6 +5,7 @@ use csv::StringRecord;
 use super::tables::{Grid, interval};
 use crate::analysis::{Analysis, CellKey, figure};
 use crate::plan::{Load, Metric, Published, Subject};
+use crate::results::Measurement;
 use crate::statistics::median;
 
 impl Published {
@@ -85,6 +86,18 @@ pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
     Some(Beside { title: table.title(), grid, remark: table.remark() })
 }
 
+/// A field of the row of a published table that has these values in these columns.
+pub fn field(table: Published, asked: &[(&str, &str)], column: &str) -> Option<String> {
+    let mut reader = csv::Reader::from_reader(table.csv().as_bytes());
+    let columns = reader.headers().ok()?.clone();
+    let mut rows = reader.records().flatten();
+    let fields = rows.find(|fields| {
+        let row = Row { columns: &columns, fields };
+        asked.iter().all(|(column, value)| row.field(column) == *value)
+    })?;
+    Some(Row { columns: &columns, fields: &fields }.field(column).to_owned())
+}
+
 /// A row of a published table.
 struct Row<'a> {
     columns: &'a StringRecord,
@@ -149,7 +162,7 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let subject = on_line(analysis, line, iothreads)?;
             let cpus = analysis.loads.iter().filter_map(|load| {
                 let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
-                analysis.summary(key, Metric::Cpus).map(|summary| summary.median)
+                analysis.summary(key, Metric::IoThreads).map(|summary| summary.median)
             });
             let cpus: Vec<f64> = cpus.collect();
             let threads: f64 = iothreads.parse().ok()?;
@@ -198,8 +211,11 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let name = row.field("symbol");
             let keys = analysis.table.keys().filter(|key| key.subject == subject);
             let measured = keys.flat_map(|key| analysis.table.measured(key));
-            let shares = measured.flat_map(|(_, one)| &one.symbols).filter(|symbol| symbol.name == name);
-            let shares: Vec<f64> = shares.map(|symbol| symbol.percent).collect();
+            let share = |of: &Measurement| {
+                let same = of.symbols.iter().filter(|symbol| symbol.name == name).map(|symbol| symbol.percent);
+                Some(same.sum::<f64>()).filter(|share| *share > 0.0)
+            };
+            let shares: Vec<f64> = measured.filter_map(|(_, one)| share(one)).collect();
             (!shares.is_empty()).then(|| format!("{:.2} %", median(shares)))
         };
         (subject.to_owned(), Box::new(value))
@@ -211,7 +227,8 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
         let value = move |row: &Row<'_>| {
             let devices: u16 = row.field("devices").parse().ok()?;
-            let same = |load: &&Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
+            let asks = |load: &Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
+            let same = |load: &&Load| asks(load) && load.is_put_on(subject);
             let load = analysis.loads.iter().copied().find(same)?;
             let key = CellKey { load: &load.name, subject, point: 0 };
             analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))

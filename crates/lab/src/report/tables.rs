@@ -3,7 +3,7 @@
 use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
-use crate::plan::{Form, Metric};
+use crate::plan::{Asks, Form, Metric};
 use crate::results::{Bottleneck, Cell, Outcome};
 use crate::statistics::{Estimate, Verdict};
 
@@ -56,7 +56,7 @@ pub fn interval(estimate: &Estimate) -> String {
 pub fn verdict(judged: &Judged) -> (&'static str, String) {
     let (kind, text) = match &judged.decision {
         Ok(Verdict::Pass) => ("pass", "pass".into()),
-        Ok(Verdict::Fail) => ("fail", "fail".into()),
+        Ok(Verdict::Fail) => ("fail", judged.fail.into()),
         Ok(Verdict::CantTell { .. }) if judged.note.is_some() => ("cant-tell", "can't tell".into()),
         Ok(Verdict::CantTell { more_pairs: Some(more) }) => (
             "cant-tell",
@@ -311,7 +311,11 @@ pub fn incidents(analysis: &Analysis<'_>) -> Grid {
 
 /// How many comparisons each subject passed, by what was compared.
 pub fn summary(analysis: &Analysis<'_>) -> Grid {
-    let mut grid = Grid::new(&["Subject", "What", "#Pass", "#Fail", "#Can't tell", "#Decides nothing"]);
+    let [pass, fail] = match analysis.run.plan.asks {
+        Asks::Whether => ["#Pass", "#Fail"],
+        Asks::Which => ["#No worse", "#Worse"],
+    };
+    let mut grid = Grid::new(&["Subject", "What", pass, fail, "#Can't tell", "#Decides nothing"]);
     let mut seen: Vec<(&str, &str)> = Vec::new();
     for judged in &analysis.judged {
         let key = (judged.subject.as_str(), judged.metric.name());

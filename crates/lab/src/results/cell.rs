@@ -84,6 +84,9 @@ pub struct Measurement {
     /// It shows that it works, and says nothing of speed: a guest under emulation.
     #[serde(default)]
     pub functional_only: bool,
+    /// How many samples `perf` took of the host while it was measured.
+    #[serde(default)]
+    pub samples: u64,
     /// The hottest symbols of the host, where `perf` was there.
     #[serde(default)]
     pub symbols: Vec<Symbol>,
@@ -164,6 +167,9 @@ pub enum Bottleneck {
 pub struct Symbol {
     /// Its name.
     pub name: String,
+    /// The program or thread that ran it.
+    #[serde(default)]
+    pub comm: String,
     /// Of all samples, in percent.
     pub percent: f64,
 }

@@ -30,7 +30,7 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     let is_host = |name: &str| plan.subjects.iter().any(|subject| subject.stack == Stack::Host && subject.name == name);
     let in_flight = |id: &CellId| {
         let load = plan.loads.named(&id.load);
-        load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.disks))
+        load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
     };
     let hosts: Vec<(CellId, f64)> = cells
         .iter()

@@ -79,6 +79,8 @@ pub struct RunOptions {
     pub egret: PathBuf,
     /// Whether a device may be written to.
     pub write_device: bool,
+    /// Of a new run: whether its device is written full before.
+    pub precondition: bool,
     /// Of a new run: what the plan has and this machine lacks, in one line each.
     pub left_out: Vec<String>,
 }
@@ -95,6 +97,9 @@ pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     }
     if !options.write_device {
         disks::check_writes_no_device(plan)?;
+    }
+    if options.precondition {
+        disks::check_precondition(plan, options.write_device)?;
     }
     let place = options.directory.ancestors().find(|place| place.is_dir()).unwrap_or(Path::new("."));
     disks::check(plan, place)
@@ -147,6 +152,10 @@ impl Runner {
         };
         // The journal comes first: it refuses a directory that holds another run, before disks are filled.
         let journal = Journal::create(&options.directory, &run)?;
+        if options.precondition {
+            disks::precondition(&run.plan, reaper)?;
+            run.plan.disk.preconditioned = true;
+        }
         let disks = Disks::make(&run.plan, &options.directory, reaper)?;
         let placement = placement(&run.plan);
         run.host = fingerprint::take(&run.plan, &placement, &disks.disks, &options.egret);
@@ -192,6 +201,7 @@ impl Runner {
             scratch: scratch.path().to_owned(),
             placement,
             egret: options.egret.clone(),
+            destroy: run.plan.disk.destroy,
         };
         let kernel = kernel_log::KernelLog::open();
         let (kept, directory) = (HashMap::new(), options.directory.clone());
@@ -306,7 +316,7 @@ impl Runner {
         let load = self.run.plan.loads[step.load].clone();
         let rate_iops = match step.share {
             Some(share) => Some(peak(&self.run, &load)? * share),
-            None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.disks)),
+            None => load.keys.rate_iops.map(|each| each * f64::from(load.numjobs) * f64::from(load.groups())),
         };
         let mut deployment = self.deploy(step.subject, &load)?;
         let (name, commands) = (&self.run.plan.subjects[step.subject].name, &mut self.run.host.commands);
@@ -317,19 +327,22 @@ impl Runner {
         let raw = self.directory.join("raw").join(file_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
-        let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, load.keys.ramp_time.duration(), &raw));
-        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, raw: &raw });
-        let symbols = perf.map(|recording| recording.and_then(perf::Recording::symbols));
-        let symbols = symbols.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|text| {
+        // Nobody knows when a job file of somebody's own begins.
+        let from_begin = load.keys.jobfile.is_some();
+        let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, from_begin, &raw));
+        let control = perf.as_ref().and_then(|recording| Some(&recording.as_ref().ok()?.control));
+        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, raw: &raw });
+        let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
+        let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
             self.warn("perf", text);
-            Vec::new()
+            Default::default()
         });
         // One that failed is of no use any more.
         if measured.is_ok() && deployment.takes(&load) {
             deployment.pause();
             self.kept.insert(step.subject, deployment);
         }
-        measured.map(|measurement| Measurement { symbols, ..measurement })
+        measured.map(|measurement| Measurement { samples, symbols, ..measurement })
     }
 
     fn deploy(&mut self, subject: usize, load: &Load) -> Result<Box<dyn Deployment>, Unable> {

@@ -1,55 +1,74 @@
 //! The host's hottest symbols while a cell is measured, where `perf` is there.
 
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::process::{Process, ProcessReaper};
 use crate::results::Symbol;
 
 /// How many symbols are kept.
-const SYMBOLS: usize = 40;
+const SYMBOLS: usize = 200;
+/// How often it looks at each processor, in a second: in step with nothing.
+const FREQUENCY: &str = "997";
+/// What parts columns: no comm and no symbol has it.
+const BETWEEN: &str = "\u{1}";
 
 /// A recording.
 pub struct Recording {
     perf: Process,
-    file: std::path::PathBuf,
+    file: PathBuf,
+    /// A queue that it reads `enable` and `disable` from. Open for reading too, so that it has no end.
+    pub control: File,
 }
 
-/// Starts recording all processors, after `ramp`.
+/// Starts a recording of all processors, which looks when it is told to, or `from_begin`. With call graphs.
 ///
-/// By the clock, which a virtual machine has too; and 99 times a second, which disturbs little and in step with nothing.
+/// By the clock, which a virtual machine has too.
 ///
 /// # Errors
 /// There is no `perf`, in one line.
-pub fn record(reaper: &Arc<ProcessReaper>, ramp: Duration, raw: &Path) -> Result<Recording, String> {
+pub fn record(reaper: &Arc<ProcessReaper>, from_begin: bool, raw: &Path) -> Result<Recording, String> {
     if crate::stack::find("perf").is_none() {
         return Err("no profiles: perf is not installed: it comes with the package linux-perf".into());
     }
-    let file = raw.with_extension("perf");
+    let (file, fifo) = (raw.with_extension("perf"), raw.with_extension("control"));
+    let failed = |error: std::io::Error| format!("no profiles: perf: {error}");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(|error| failed(error.into()))?;
+    let control = File::options().read(true).write(true).open(&fifo);
     let mut command = Command::new("perf");
-    command.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "99", "-D", &ramp.as_millis().to_string(), "-o"]);
-    command.arg(&file).stdout(Stdio::piped());
-    let perf = reaper.start(command).map_err(|error| format!("no profiles: perf: {error}"))?;
-    Ok(Recording { perf, file })
+    command.args(["record", "-q", "-a", "-g", "-e", "cpu-clock", "-F", FREQUENCY]);
+    command.args(["-D", if from_begin { "0" } else { "-1" }]);
+    command.arg(format!("--control=fifo:{}", fifo.display())).arg("-o").arg(&file).stdout(Stdio::piped());
+    let perf = reaper.start(command).map_err(failed);
+    Ok(Recording { control: control.map_err(failed)?, perf: perf?, file })
 }
 
 impl Recording {
-    /// Ends it, and tells the hottest symbols.
+    /// Ends it, and tells how many samples it has, and the hottest symbols. Call graphs are kept beside the cell's raw
+    /// output.
     ///
     /// # Errors
     /// `perf` has recorded nothing, mostly because it was not allowed to look: what it said, in one line.
-    pub fn symbols(self) -> Result<Vec<Symbol>, String> {
+    pub fn profile(self) -> Result<(u64, Vec<Symbol>), String> {
         let (_, said) = self.perf.end();
-        let mut report = Command::new("perf");
-        report.args(["report", "--stdio", "-q", "--no-children", "-g", "none", "-s", "symbol", "-i"]).arg(&self.file);
-        let output = report.stdin(Stdio::null()).output();
-        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-        // What it was made of is large, and of no use on another machine.
-        let _ = std::fs::remove_file(&self.file);
-        let symbols = symbols(&text);
-        if symbols.is_empty() { Err(complaint(&said)) } else { Ok(symbols) }
+        let report = |how: &[&str]| {
+            let mut report = Command::new("perf");
+            report.args(["report", "--stdio", "-q", "--no-children"]).args(how).arg("-i").arg(&self.file);
+            let output = report.stdin(Stdio::null()).output();
+            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+        };
+        let found = symbols(&report(&["-g", "none", "-F", "sample,comm,sym", "-t", BETWEEN]));
+        // For people; failing to keep it does not fail the measurement.
+        let graph = report(&["-g", "caller,0.5,callee", "--percent-limit", "1", "-s", "comm,sym"]);
+        let _ = fs::write(self.file.with_extension("callgraph"), graph);
+        // What they were made of is large, and of no use on another machine.
+        let _ = fs::remove_file(&self.file);
+        let _ = fs::remove_file(self.file.with_extension("control"));
+        if found.1.is_empty() { Err(complaint(&said)) } else { Ok(found) }
     }
 }
 
@@ -62,16 +81,20 @@ fn complaint(said: &[String]) -> String {
     )
 }
 
-/// Lines such as `     2.41%  [k] cpupri_set`; what is no line of the table has no percent sign first.
-fn symbols(report: &str) -> Vec<Symbol> {
+/// All samples, and the hottest symbols, of lines such as `123 ^A fio ^A [k] cpupri_set`.
+fn symbols(report: &str) -> (u64, Vec<Symbol>) {
     let line = |line: &str| {
-        let (percent, rest) = line.trim().split_once('%')?;
-        let name = rest.trim_start().split_once("] ").map_or(rest, |(_, name)| name).trim();
-        // Newer ones have columns behind it, of what this report does not ask for.
-        let name = name.split("  ").next().unwrap_or(name);
-        Some(Symbol { name: name.to_owned(), percent: percent.trim().parse().ok()? })
+        let mut words = line.split(BETWEEN).map(str::trim);
+        let (count, comm, name) = (words.next()?.parse::<u64>().ok()?, words.next()?, words.next()?);
+        let name = name.split_once("] ").map_or(name, |(_, name)| name).trim();
+        Some((count, comm.to_owned(), name.to_owned()))
     };
-    report.lines().filter_map(line).filter(|symbol| !symbol.name.is_empty()).take(SYMBOLS).collect()
+    let mut lines: Vec<_> = report.lines().filter_map(line).collect();
+    let all: u64 = lines.iter().map(|(count, ..)| count).sum();
+    lines.sort_by_key(|(count, ..)| std::cmp::Reverse(*count));
+    lines.truncate(SYMBOLS);
+    let percent = |count: u64| count as f64 * 100.0 / all as f64;
+    (all, lines.into_iter().map(|(count, comm, name)| Symbol { name, comm, percent: percent(count) }).collect())
 }
 
 #[cfg(test)]
@@ -79,10 +102,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_a_list_of_symbols() {
-        let report = "# Samples: 5\n\n     2.41%  [k] cpupri_set\n     0.75%  [.] a::b<c>      -      -\n";
-        let symbol = |name: &str, percent| Symbol { name: name.into(), percent };
-        assert_eq!(symbols(report), [symbol("cpupri_set", 2.41), symbol("a::b<c>", 0.75)]);
+    fn a_report_is_a_list_of_symbols_with_who_ran_them() {
+        let report = "# a remark\n\n 1 \u{1}io0 \u{1}[.] a::b<c>\n 3  \u{1}kworker/0:1 \u{1}[k] cpupri_set\n";
+        let symbol = |name: &str, comm: &str, percent| Symbol { name: name.into(), comm: comm.into(), percent };
+        let expected = [symbol("cpupri_set", "kworker/0:1", 75.0), symbol("a::b<c>", "io0", 25.0)];
+        assert_eq!(symbols(report), (4, expected.to_vec()));
     }
 
     #[test]

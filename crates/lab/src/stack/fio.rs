@@ -29,6 +29,8 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         rate_process,
         ramp_time,
         runtime,
+        across_disks,
+        processes,
         // What `load` has of them, and the task's rate.
         rw: _,
         bs: _,
@@ -53,8 +55,11 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         let _ = writeln!(text, "{name}={value}");
     };
     key("ioengine", &engine);
-    for always in ["direct", "thread", "group_reporting", "time_based", "lat_percentiles"] {
+    for always in ["direct", "group_reporting", "time_based", "lat_percentiles"] {
         key(always, &1);
+    }
+    if !*processes {
+        key("thread", &1);
     }
     key("percentile_list", &"50:90:99:99.9");
     key("rw", &load.rw);
@@ -76,15 +81,19 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         key("verify", &"crc32c");
     }
     if let Some(total) = task.rate_iops {
-        let each = total / f64::from(load.numjobs) / targets.len().max(1) as f64;
+        let each = total / f64::from(load.numjobs) / if *across_disks { 1.0 } else { targets.len().max(1) as f64 };
         key("rate_iops", &(each.round().max(1.0)));
         key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
     key("randseed", &(task.seed >> 16));
     key("ramp_time", &format_args!("{}ms", milliseconds(ramp_time)));
     key("runtime", &format_args!("{}ms", milliseconds(runtime).max(1)));
-    for (number, target) in targets.iter().enumerate() {
-        let _ = writeln!(text, "[disk{number}]\nfilename={}", escaped(target));
+    let mut names: Vec<String> = targets.iter().map(|target| escaped(target)).collect();
+    if *across_disks {
+        names = vec![names.join(":")];
+    }
+    for (number, name) in names.iter().enumerate() {
+        let _ = writeln!(text, "[disk{number}]\nfilename={name}");
     }
     text
 }
@@ -196,7 +205,7 @@ pub fn with_target(job_file: &str, target: &str) -> String {
 }
 
 /// A colon parts file names.
-fn escaped(path: &str) -> String {
+pub(crate) fn escaped(path: &str) -> String {
     path.replace(':', "\\:")
 }
 
@@ -220,7 +229,7 @@ mod tests {
     fn a_load_is_written_as_fios_job_file() {
         let load = load("rw = 'randrw'\nrwmixread = 70\nbs = '8k'\niodepth = 4\nnumjobs = 2\nruntime = '500ms'");
         let raw = std::path::Path::new("raw");
-        let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, raw };
+        let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, control: None, raw };
         let text = job_file(&task, &["/dev/a", "/tmp/b:c"], engine(Some("io_uring")));
         for line in [
             "ioengine=io_uring",
@@ -241,6 +250,17 @@ mod tests {
         ] {
             assert!(text.lines().any(|one| one == line), "{line} in {text}");
         }
+    }
+
+    #[test]
+    fn a_job_that_goes_across_all_disks_names_them_all_and_has_its_share_of_the_rate() {
+        let load = load("disks = 2\nnumjobs = 4\nacross_disks = true\nprocesses = true");
+        let task =
+            Task { load: &load, rate_iops: Some(1000.0), seed: 0, control: None, raw: std::path::Path::new("raw") };
+        let text = job_file(&task, &["/dev/vda", "/dev/vdb"], "libaio");
+        assert!(text.ends_with("[disk0]\nfilename=/dev/vda:/dev/vdb\n"), "{text}");
+        assert!(text.contains("\nrate_iops=250\n") && !text.contains("thread"), "{text}");
+        assert_eq!(load.name, "randread 4k QD1 4 jobs 2 disks across processes");
     }
 
     const OUTPUT: &str = r#"fio: a warning

@@ -107,6 +107,11 @@ impl Host {
     }
 }
 
+fn children(pid: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|child| child.parse().ok()).collect()
+}
+
 /// Looks at the host while fio measures; nothing if fio ended too soon.
 ///
 /// fio does not report when it begins to measure. That is at least the ramp after its start, and lasts for the runtime. So
@@ -123,10 +128,16 @@ fn watch(fio: &mut Process, task: &Task<'_>) -> Option<CpuMeter> {
     }
     let mut meter = CpuMeter::new();
     meter.follow(fio.pid(), |_, _| Role::Load);
+    // Jobs that are processes.
+    for job in children(fio.pid()) {
+        meter.follow(job, |_, _| Role::Load);
+    }
+    task.edge(Edge::Begin);
     meter.edge(Edge::Begin);
     if fio.wait(length.saturating_sub(settling).mul_f64(0.98)).is_some() {
         return None;
     }
     meter.edge(Edge::End);
+    task.edge(Edge::End);
     Some(meter)
 }

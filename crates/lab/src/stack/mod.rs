@@ -11,6 +11,7 @@
 //! | [`guest`] | a virtual machine with fio, rsync or a database inside |
 //! | `host` | fio on the file or device itself |
 //! | `served` | Egret, `qemu-storage-daemon`, or any command, under the lab's own load |
+//! | `remote` | fio on a machine that is there already, over ssh |
 //! | [`fio`] | fio's job files and its JSON, wherever it runs |
 //! | `options` | a server's command line, and whether Egret would take it |
 //! | `telemetry` | a server's own counters, over QMP |
@@ -19,18 +20,24 @@ pub mod fio;
 pub mod guest;
 mod host;
 mod options;
+mod remote;
 mod served;
 mod telemetry;
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use egret_loadgen::load::Edge;
+
 use crate::machine::Placement;
-use crate::plan::{Load, Plan, Stack, Subject};
+use crate::plan::{Load, Plan, QEMU, Stack, Subject};
 use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
 pub use options::{SubjectError, check_options};
+pub(crate) use remote::complaint as ssh_complaint;
 
 /// What every stack is deployed with.
 #[derive(Clone)]
@@ -43,6 +50,8 @@ pub struct Context {
     pub placement: Placement,
     /// This program, which serves disks as `egret serve`.
     pub egret: PathBuf,
+    /// Whether the data on disks of other machines may be lost.
+    pub destroy: bool,
 }
 
 /// One disk under test.
@@ -84,8 +93,24 @@ pub struct Task<'a> {
     pub rate_iops: Option<f64>,
     /// The same addresses for the same number.
     pub seed: u64,
+    /// Where `perf` is told when to look, if it is to.
+    pub control: Option<&'a File>,
     /// Where raw output goes that should be kept, such as fio's: a path without its extension.
     pub raw: &'a Path,
+}
+
+impl Task<'_> {
+    /// Has `perf` look from one edge of what is measured to the other.
+    pub fn edge(&self, edge: Edge) {
+        let said: &[u8] = match edge {
+            Edge::Begin => b"enable\n",
+            Edge::End => b"disable\n",
+        };
+        if let Some(mut to) = self.control {
+            // A perf that has ended says so itself.
+            let _ = to.write_all(said);
+        }
+    }
 }
 
 /// A subject whose processes run, and wait for a load.
@@ -134,6 +159,7 @@ pub fn deploy(
     Ok(match subject.stack {
         Stack::Host => Box::new(host::deploy(subject, load, disks, context)?),
         Stack::Guest => Box::new(guest::deploy(subject, load, disks, context)?),
+        Stack::Ssh => Box::new(remote::deploy(subject, load, context)?),
         Stack::Egret | Stack::QemuStorageDaemon | Stack::VhostUserBlk => {
             Box::new(served::deploy(subject, load, disks, context)?)
         }
@@ -142,17 +168,23 @@ pub fn deploy(
 
 /// The program that a subject needs and this machine lacks, and the package that has it.
 pub fn missing(subject: &Subject) -> Option<String> {
-    let program = match subject.stack {
-        Stack::Host => ("fio", "fio"),
-        Stack::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
-        Stack::Guest => (guest::QEMU, "qemu-system-x86"),
-        Stack::Egret | Stack::VhostUserBlk => return None,
+    let package = |name: &str, package: &str| match find(name) {
+        Some(_) => None,
+        None => Some(format!("{name} is not installed: it comes with the package {package}")),
     };
-    let (name, package) = program;
-    if find(name).is_none() {
-        return Some(format!("{name} is not installed: it comes with the package {package}"));
+    match subject.stack {
+        Stack::Host => package("fio", "fio"),
+        Stack::Ssh => package("ssh", "openssh-client"),
+        Stack::QemuStorageDaemon => package("qemu-storage-daemon", "qemu-utils (Debian, Ubuntu) or qemu-tools"),
+        Stack::Guest => match subject.qemu.as_ref().map(|qemu| qemu.display().to_string()) {
+            None => package(QEMU, "qemu-system-x86"),
+            Some(named) if find(&named).is_some() => None,
+            Some(path) if path.contains('/') => Some(format!("there is no QEMU {path}")),
+            Some(name) => Some(format!("there is no QEMU '{name}': --qemu {name}=PATH says where it is")),
+        }
+        .or_else(guest::missing),
+        Stack::Egret | Stack::VhostUserBlk => None,
     }
-    if subject.stack == Stack::Guest { guest::missing() } else { None }
 }
 
 /// Takes out of a plan the optional subjects whose programs this machine lacks, but for the baseline; says of each what
@@ -169,8 +201,11 @@ pub fn leave_out(plan: &mut Plan) -> Vec<String> {
     left_out
 }
 
-/// Where a program is, by the search path.
+/// Where a program is, by the search path or by its own.
 pub fn find(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(PathBuf::from(program)).filter(|path| path.is_file());
+    }
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|place| place.join(program)).find(|place| place.is_file())
 }

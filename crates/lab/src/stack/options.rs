@@ -19,7 +19,9 @@ const EXPORT: &str = "--export";
 /// What an I/O thread is called; its number follows.
 pub(super) const IO_THREAD: &str = "io";
 /// The size of an idle disk, which nobody reads.
-const IDLE_SIZE: u64 = 1 << 30;
+pub(super) const IDLE_SIZE: u64 = 1 << 30;
+/// The serial number of a guest's idle disk, by which the guest tells it from the others.
+pub(super) const IDLE: &str = "egret-idle";
 /// Keys of `--blockdev` that a null device has no use for.
 const NOT_OF_NULL: [&str; 4] = ["aio", "aio-max-batch", "locking", "filename"];
 
@@ -34,7 +36,7 @@ pub(super) fn command(
 ) -> Command {
     let mut command = match subject.stack {
         Stack::QemuStorageDaemon => Command::new("qemu-storage-daemon"),
-        Stack::Egret | Stack::Guest | Stack::Host | Stack::VhostUserBlk => {
+        Stack::Egret | Stack::Guest | Stack::Host | Stack::VhostUserBlk | Stack::Ssh => {
             let mut egret = Command::new(&context.egret);
             egret.arg("serve");
             egret
@@ -63,7 +65,11 @@ fn objects(
     let idle = (0..load.idle_disks).map(|number| (format!("idle{number}"), Disk::Null(IDLE_SIZE), false));
     for (name, disk, writes) in busy.chain(idle) {
         objects.push((BLOCKDEV, blockdev(subject, &name, &disk, writes)));
-        objects.push((EXPORT, export(subject, load, &name, &socket(&name), writes)));
+        let mut export = export(subject, load, &name, &socket(&name), writes);
+        if subject.stack == Stack::Guest && name.starts_with("idle") {
+            export["serial"] = json!(IDLE);
+        }
+        objects.push((EXPORT, export));
     }
     objects
 }
@@ -90,7 +96,7 @@ pub fn check_options(plan: &Plan) -> Result<(), SubjectError> {
     let is_egrets = |subject: &&Subject| match subject.stack {
         Stack::Egret => true,
         Stack::Guest => subject.server == Server::Egret,
-        Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk => false,
+        Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk | Stack::Ssh => false,
     };
     for subject in plan.subjects.iter().filter(is_egrets) {
         for load in plan.loads.iter().filter(|load| load.is_put_on(&subject.name)) {

@@ -54,7 +54,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
 
     let (commands, qmp) = match subject.stack {
         Stack::VhostUserBlk => (shell_commands(subject, disks, &sockets, load)?, None),
-        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest => {
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::Host | Stack::Guest | Stack::Ssh => {
             (vec![command(subject, load, disks, context, &socket)], Some(socket("qmp")))
         }
     };
@@ -165,6 +165,7 @@ impl Deployment for Served {
         let telemetry = &mut self.telemetry;
         let ran = jobs.and_then(|mut jobs| {
             load::run(&mut jobs, spec.span(), &mut |edge| {
+                task.edge(edge);
                 // CPU times are read last at the beginning and first at the end, so that queries to the server do not count.
                 if edge == Edge::End {
                     meter.edge(edge);
@@ -230,6 +231,9 @@ impl Served {
             rwmixread: _,
             rate_iops: _,
             curve: _,
+            // fio's alone, as the plan's check says.
+            across_disks: _,
+            processes: _,
             // What the server was started with.
             disks: _,
             idle_disks: _,

@@ -11,14 +11,14 @@
 //! The lab sends scripts, which `work` and `applications` write, and gets back what they print. A guest is dear to
 //! start: it stands by, stopped by QEMU, while others are measured.
 
-mod agent;
+pub(super) mod agent;
 mod applications;
 mod image;
 mod mark;
 mod memory;
 mod pinning;
 mod qemu;
-mod work;
+pub(super) mod work;
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,18 +33,17 @@ use self::agent::AgentError;
 use self::image::{Accel, Image};
 use self::pinning::Pinning;
 use self::qemu::{Disks, Machine, Qemu};
-use self::work::Work;
+use self::work::{Place, Work};
 use super::options::command;
 use super::served::await_listeners;
 use super::telemetry::Telemetry;
 use super::{Context, Deployment, Disk, Task, Unable};
 use crate::cpu_meter::{CpuMeter, Role};
-use crate::plan::{Load, Server, Subject};
+use crate::plan::{DeviceModel, Load, Server, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
 
 pub use pinning::shared_core;
-pub use qemu::QEMU;
 
 /// Numbers of sockets, so that no two deployments share one.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -58,6 +57,7 @@ pub(super) struct Guest {
     /// What it has, and so what it can take.
     memory: u64,
     disks: usize,
+    idle: u16,
     writable: bool,
     applications: bool,
     /// The agent has failed: nobody knows what state the guest is in.
@@ -93,8 +93,10 @@ pub fn is_emulated() -> bool {
 
 /// Boots a guest.
 pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> Result<Guest, Unable> {
-    if load.idle_disks > 0 {
-        return Err(Unable::Impossible("idle disks beside a guest's are not built; the stack egret has them".into()));
+    if load.idle_disks > 0 && subject.device == DeviceModel::VirtioScsi {
+        return Err(Unable::Impossible(
+            "a guest's idle disks are virtio-blk: virtio-scsi tells nobody their serial".into(),
+        ));
     }
     let image = Image::find()?;
     // Another guest may stand by with the same disk; only one at a time is under load.
@@ -116,7 +118,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         }
     };
     let disks_of = match subject.server {
-        Server::Qemu => Disks::Own { disks, writable },
+        Server::Qemu => Disks::Own { disks, idle: load.idle_disks, writable },
         Server::Egret => Disks::VhostUser(&sockets),
     };
     let machine = Machine { subject, image: &image, memory, disks: disks_of, applications: applications.as_deref() };
@@ -128,13 +130,14 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         subject: subject.clone(),
         memory,
         disks: disks.len(),
+        idle: load.idle_disks,
         writable,
         applications: applications.is_some(),
         broken: false,
         paths: Vec::new(),
     };
     guest.place();
-    let work = work::find_disks(disks.len());
+    let work = work::find_disks(disks.len(), load.idle_disks);
     let found = guest.qemu.agent.run(&work.script, work.limit, |_| {});
     let found = guest.check_answer(found)?;
     guest.paths = found.lines().map(str::to_owned).collect();
@@ -150,7 +153,9 @@ fn serve(subject: &Subject, load: &Load, disks: &[Disk], context: &Context) -> R
     let mut command = command(subject, &load, disks, context, &socket);
     command.stdout(Stdio::piped());
     let qmp = socket("qmp");
-    let sockets: Vec<PathBuf> = (0..disks.len()).map(|number| socket(&format!("busy{number}"))).collect();
+    let busy = (0..disks.len()).map(|number| socket(&format!("busy{number}")));
+    let sockets: Vec<PathBuf> =
+        busy.chain((0..load.idle_disks).map(|number| socket(&format!("idle{number}")))).collect();
     let all: Vec<&PathBuf> = sockets.iter().chain([&qmp]).collect();
     let cpus = Pinning::of(subject).iothreads;
     let mut process = on_cores(&cpus, || context.reaper.start(command)).map_err(Unable::failed)?;
@@ -170,12 +175,12 @@ impl Deployment for Guest {
             && self.disks == usize::from(load.disks)
             && (self.writable || !load.writes())
             && (self.applications || load.keys.application.is_none())
-            && load.idle_disks == 0
+            && self.idle == load.idle_disks
             && memory::may_be_held(self.memory, self.subject.pages)
     }
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
-        let work = Work::of(task, &self.paths)?;
+        let work = Work::of(task, &self.paths, Place::OF_GUESTS)?;
         let mut meter = self.meter();
         let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
         let Self { qemu, server, .. } = self;
@@ -186,6 +191,7 @@ impl Deployment for Guest {
                 _ => None,
             };
             if let Some(edge) = edge {
+                task.edge(edge);
                 meter.edge(edge);
                 server.iter_mut().for_each(|server| server.telemetry.edge(edge));
             }

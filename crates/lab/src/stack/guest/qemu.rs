@@ -16,11 +16,9 @@ use super::memory;
 use crate::plan::{DeviceModel, Subject};
 use crate::process::Process;
 use crate::qmp::{PATIENCE, Qmp};
-use crate::stack::options::{IO_THREAD, blockdev, iothreads};
+use crate::stack::options::{IDLE, IDLE_SIZE, IO_THREAD, blockdev, iothreads};
 use crate::stack::{Context, Disk, Unable};
 
-/// The program.
-pub const QEMU: &str = "qemu-system-x86_64";
 /// How long QEMU may take to open its sockets.
 const TO_START: Duration = Duration::from_secs(30);
 /// How long a guest may take to boot: one under emulation, on a machine with other things to do, is slow.
@@ -50,6 +48,8 @@ pub enum Disks<'a> {
     Own {
         /// What they are.
         disks: &'a [Disk],
+        /// How many there are beside them that nobody uses.
+        idle: u16,
         /// Whether the guest may write.
         writable: bool,
     },
@@ -65,6 +65,8 @@ impl Machine<'_> {
         // Threads with names are easier to read about in top.
         add("-name", "egret-lab,debug-threads=on".into());
         add("-machine", "q35,memory-backend=memory".into());
+        // The BIOS boots the kernel that it is given, and has no memory for the rings of so many disks.
+        add("-boot", "strict=on".into());
         let (accel, cpu, kernel) = match accel {
             Accel::Kvm => ("kvm", "host", ""),
             // Mitigations cost an emulated processor dear, and defend nothing. The kernel's check that its timer ticks
@@ -86,20 +88,26 @@ impl Machine<'_> {
             add("-device", json!({ "driver": "virtio-blk-pci", "drive": "apps", "serial": APPLICATIONS }).to_string());
         }
         match &self.disks {
-            Disks::Own { disks, writable } => {
-                for (number, disk) in disks.iter().enumerate() {
+            Disks::Own { disks, idle, writable } => {
+                let busy = disks.iter().map(|disk| (disk.clone(), *writable));
+                let idle = std::iter::repeat_n((Disk::Null(IDLE_SIZE), false), usize::from(*idle));
+                let all = disks.len() + idle.len();
+                for (number, (disk, writable)) in busy.chain(idle).enumerate() {
                     let name = format!("disk{number}");
-                    let node = blockdev(self.subject, &name, disk, *writable);
+                    let node = blockdev(self.subject, &name, &disk, writable);
                     add("-blockdev", node.to_string());
-                    for device in self.own_devices(number, &name) {
-                        add("-device", device.to_string());
+                    for mut device in self.own_devices(number, &name) {
+                        if number >= disks.len() {
+                            device["serial"] = json!(IDLE);
+                        }
+                        add("-device", placed(device, number, all)?.to_string());
                     }
                 }
             }
             Disks::VhostUser(sockets) => {
                 for (number, socket) in sockets.iter().enumerate() {
                     add("-chardev", format!("socket,id=disk{number},path={}", escaped(socket)));
-                    add("-device", self.vhost_user_device(number).to_string());
+                    add("-device", placed(self.vhost_user_device(number), number, sockets.len())?.to_string());
                 }
             }
         }
@@ -136,6 +144,21 @@ impl Machine<'_> {
             }
         }
     }
+}
+
+/// A place for a device of so many: where there are more than QEMU has slots for, eight share one.
+fn placed(mut device: Value, number: usize, all: usize) -> Result<Value, Unable> {
+    /// The first slot that nobody else gets, and how many there are from there on.
+    const SLOTS: [usize; 2] = [8, 23];
+    if all <= 16 || device["driver"] == "scsi-hd" {
+        return Ok(device);
+    }
+    if all > SLOTS[1] * 8 {
+        return Err(Unable::Impossible(format!("a guest has room for {} disks, not {all}", SLOTS[1] * 8)));
+    }
+    device["addr"] = json!(format!("{:x}.{}", SLOTS[0] + number / 8, number % 8));
+    device["multifunction"] = json!(true);
+    Ok(device)
 }
 
 /// A comma ends a value, and two are one.
@@ -194,7 +217,7 @@ impl Qemu {
 
     fn boot_within(machine: &Machine<'_>, accel: Accel, context: &Context, patience: Duration) -> Result<Self, Unable> {
         let (agent, monitor) = (Door::new(&context.scratch, "agent")?, Door::new(&context.scratch, "monitor")?);
-        let mut command = Command::new(QEMU);
+        let mut command = Command::new(machine.subject.qemu());
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.args(machine.arguments(accel)?);
         // The console goes where QEMU's own words go.
@@ -219,7 +242,13 @@ impl Qemu {
         };
         match booted {
             Ok((monitor, agent, threads)) => Ok(Self { process, monitor, agent, threads }),
-            Err(trouble) => Err(trouble.with(process.end().1)),
+            Err(trouble) => {
+                let (_, log) = process.end();
+                match lacks(machine.subject, &log) {
+                    Some(reason) => Err(Unable::Impossible(reason)),
+                    None => Err(trouble.with(log)),
+                }
+            }
         }
     }
 
@@ -250,6 +279,18 @@ impl Qemu {
     }
 }
 
+/// Properties of an I/O thread that not every QEMU has.
+const OF_NEWER_ONES: [&str; 4] = ["poll-weight", "aio-max-batch", "thread-pool-min", "thread-pool-max"];
+
+/// The property that this QEMU is too old for, if that is what it has said. What no QEMU knows is a mistake, and no word
+/// of this.
+fn lacks(subject: &Subject, log: &[String]) -> Option<String> {
+    let mut named = OF_NEWER_ONES.iter().filter(|name| subject.iothread.contains_key(**name));
+    let said = |name: &&&str| log.iter().any(|line| line.contains(&format!("Parameter '{name}' is unexpected")));
+    let name = named.find(said)?;
+    Some(format!("{} has no {name}: it is older than that", subject.qemu().display()))
+}
+
 /// A failure, of which the console may know more.
 struct Trouble(String);
 
@@ -259,7 +300,7 @@ impl Trouble {
     }
 
     fn with(self, log: Vec<String>) -> Unable {
-        let said = complaint(&log).or_else(|| log.iter().rev().find(|line| line.starts_with(QEMU)));
+        let said = complaint(&log).or_else(|| log.iter().rev().find(|line| line.starts_with("qemu")));
         let reason = said.map_or_else(|| self.0.clone(), |said| format!("{}: {said}", self.0));
         Unable::Failed { reason, log }
     }
@@ -311,5 +352,21 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qemu_that_is_too_old_for_a_property_cannot_run_and_a_property_of_nobody_is_a_mistake() {
+        let said = |name: &str| {
+            let keys = format!("name = 's'\nstack = 'guest'\nqemu = '/old/qemu'\niothread = {{ {name} = 3 }}");
+            let line = format!("qemu: -object {{\"id\":\"io0\"}}: Parameter '{name}' is unexpected");
+            lacks(&toml::from_str(&keys).unwrap(), &[line])
+        };
+        assert_eq!(said("poll-weight").unwrap(), "/old/qemu has no poll-weight: it is older than that");
+        assert_eq!(said("poll-wieght"), None);
     }
 }

@@ -8,6 +8,7 @@ use super::mark::MARK;
 use super::qemu::APPLICATIONS;
 use crate::plan::{Application, Load};
 use crate::results::Measurement;
+use crate::stack::options::IDLE;
 use crate::stack::{Task, Unable, fio};
 
 /// How much longer than it should fio may take: to start, and to write its report, under emulation.
@@ -16,6 +17,20 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const A_DAY: Duration = Duration::from_secs(86_400);
 /// Ends the job file in a script.
 const END: &str = "EGRET-END-OF-JOB-FILE";
+
+/// Where scripts run.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    folder: &'static str,
+    shell: &'static str,
+}
+
+impl Place {
+    /// In the guests that the lab boots.
+    pub const OF_GUESTS: Self = Self { folder: "/tmp", shell: "dash" };
+    /// In the folder that the agent has made.
+    pub const OWN_FOLDER: Self = Self { folder: ".", shell: "sh" };
+}
 
 /// A script, how long it may take, and how to read what it prints.
 #[derive(Debug)]
@@ -35,24 +50,31 @@ enum Output {
     Pgbench,
 }
 
-/// Finds so many disks under test, makes their requests go out as they come in, and prints their paths.
-pub fn find_disks(count: usize) -> Work {
+/// Finds so many disks under test, beside the idle ones, makes their requests go out as they come in, and prints their
+/// paths.
+pub fn find_disks(count: usize, idle: u16) -> Work {
     let script = format!(
         r#"
 set -eu
 look() {{
   for disk in /sys/block/vd* /sys/block/sd*; do
-    [ -b "/dev/${{disk##*/}}" ] && [ "$(cat "$disk/serial" 2>/dev/null)" != {APPLICATIONS} ] || continue
+    [ -b "/dev/${{disk##*/}}" ] || continue
+    case "$(cat "$disk/serial" 2>/dev/null)" in
+      {APPLICATIONS}) continue ;;
+      {IDLE}) echo "$disk" >>/tmp/idle && continue ;;
+    esac
     echo none >"$disk/queue/scheduler"
     echo "/dev/${{disk##*/}}"
   done
 }}
 for attempt in $(seq 300); do # a SCSI disk may take its time
+  : >/tmp/idle
   look >/tmp/disks
-  [ "$(wc -l </tmp/disks)" -lt {count} ] || break
+  [ "$(wc -l </tmp/disks)" -lt {count} ] || [ "$(wc -l </tmp/idle)" -lt {idle} ] || break
   sleep 0.1
 done
 [ "$(wc -l </tmp/disks)" = {count} ] || {{ echo "the guest should have {count} disks and has $(cat /tmp/disks)" >&2; exit 1; }}
+[ "$(wc -l </tmp/idle)" = {idle} ] || {{ echo "the guest should have {idle} idle disks and has $(wc -l </tmp/idle)" >&2; exit 1; }}
 cat /tmp/disks
 "#
     );
@@ -69,8 +91,8 @@ impl Work {
     ///
     /// # Errors
     /// The plan's job file cannot be read.
-    pub fn of(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
-        let Some(application) = task.load.keys.application else { return Self::fio(task, paths) };
+    pub fn of(task: &Task<'_>, paths: &[String], place: Place) -> Result<Self, Unable> {
+        let Some(application) = task.load.keys.application else { return Self::fio(task, paths, place) };
         let path = paths.first().map_or("", String::as_str);
         let (script, output) = match application {
             Application::Rsync => (applications::rsync(task, path), Output::Rsync),
@@ -79,13 +101,14 @@ impl Work {
         Ok(Self { script, limit: applications::LIMIT + span(task.load), output })
     }
 
-    fn fio(task: &Task<'_>, paths: &[String]) -> Result<Self, Unable> {
+    fn fio(task: &Task<'_>, paths: &[String], Place { folder, shell }: Place) -> Result<Self, Unable> {
         let targets: Vec<&str> = paths.iter().map(String::as_str).collect();
         let keys = &task.load.keys;
         let (job, marks) = match &keys.jobfile {
             None => {
                 let job = fio::job_file(task, &targets, "libaio");
-                (job.replacen("[global]\n", "[global]\nexec_prerun=dash /tmp/started\n", 1), MARKS)
+                let started = format!("[global]\nexec_prerun={shell} {folder}/started\n");
+                (job.replacen("[global]\n", &started, 1), MARKS)
             }
             Some(path) => {
                 let text = fs::read_to_string(path).map_err(|e| Unable::failed(format!("{}: {e}", path.display())))?;
@@ -94,7 +117,7 @@ impl Work {
         };
         let (ramp, runtime) = (keys.ramp_time.0, keys.runtime.0);
         let script = format!(
-            r#"cd /tmp
+            r#"cd {folder}
 cat >load.fio <<'{END}'
 {job}
 {END}

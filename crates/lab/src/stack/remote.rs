@@ -1,0 +1,234 @@
+//! fio on another machine, over ssh: a virtual machine that is there already, or a host.
+//!
+//! ```text
+//!   lab ── ssh ──► sh: an agent ── sh ──► fio ──► its disk
+//!    └── of a libvirt domain on this host: the CPU time of its QEMU's threads, by what they are called
+//! ```
+//!
+//! Nothing is installed there, and nothing is left.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use egret_loadgen::load::Edge;
+
+use super::guest::agent::{Agent, AgentError};
+use super::guest::work::{Place, Work};
+use super::{Context, Deployment, Task, Unable};
+use crate::cpu_meter::{CpuMeter, Role};
+use crate::plan::{Load, Subject};
+use crate::process::Process;
+use crate::results::Measurement;
+
+/// How long ssh may take to connect.
+const TO_CONNECT: Duration = Duration::from_secs(30);
+/// How long looking at the disk may take.
+const TO_LOOK: Duration = Duration::from_secs(30);
+/// Where libvirt writes down which process a domain is.
+const LIBVIRT: &str = "/run/libvirt/qemu";
+/// What `scripts/guest-agent` does, in a folder of its own, until the connection ends.
+const AGENT: &str = r#"
+exec 3>&1 1>&2
+folder=$(mktemp -d) && cd "$folder" || exit 1
+trap 'cd /; rm -rf "$folder"' EXIT
+echo "hello $(uname -r)" >&3
+while read -r word number seconds bytes; do
+  [ "$word" = job ] || break
+  head -c "$bytes" >job
+  JOB=$number timeout -s KILL "$seconds" sh ./job </dev/null >out
+  status=$?
+  echo "done $number $status $(($(wc -c <out)))" >&3
+  cat out >&3
+done
+"#;
+
+pub(super) struct Remote {
+    /// Ends after what it carries does.
+    ssh: Process,
+    agent: Agent,
+    disk: String,
+    writable: bool,
+    destroy: bool,
+    domain: Option<Domain>,
+    broken: bool,
+}
+
+/// A libvirt domain on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Domain {
+    pid: u32,
+    is_emulated: bool,
+}
+
+impl Domain {
+    /// The one of this name, by libvirt's `folder`.
+    fn find(name: &str, folder: &Path) -> Result<Self, Unable> {
+        let missing =
+            |what: &str| Unable::Impossible(format!("domain '{name}' {what}: virsh list names those that run"));
+        let pid = fs::read_to_string(folder.join(format!("{name}.pid"))).map_err(|_| missing("does not run here"))?;
+        let pid: u32 = pid.trim().parse().map_err(|_| missing("has no process"))?;
+        let line = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| missing("has ended"))?;
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        Ok(Self { pid, is_emulated: words.iter().any(|word| word.starts_with(b"tcg")) })
+    }
+}
+
+/// What a thread of QEMU does, by its name; libvirt has QEMU name them.
+fn role(name: &str) -> Role {
+    match name {
+        _ if name.starts_with("IO ") => Role::IoThread,
+        "worker" => Role::ServerOther,
+        _ if name.starts_with("iou-wrk") => Role::ServerOther,
+        _ => Role::Guest,
+    }
+}
+
+/// Connects. The disk is only looked at.
+pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Result<Remote, Unable> {
+    if load.disks > 1 || load.idle_disks > 0 || load.keys.application.is_some() {
+        return Err(Unable::Impossible("over ssh fio has one disk, and no application".into()));
+    }
+    let domain = subject.domain.as_ref().map(|name| Domain::find(name, Path::new(LIBVIRT))).transpose()?;
+    let host = subject.client.as_deref().and_then(|client| client.strip_prefix("ssh:")).unwrap_or_default();
+    let disk = subject.disk.clone().unwrap_or_default().display().to_string();
+    let (ours, theirs) = UnixStream::pair().map_err(Unable::failed)?;
+    let mut command = Command::new("ssh");
+    command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, AGENT]);
+    command.stdout(Stdio::from(std::os::fd::OwnedFd::from(theirs.try_clone().map_err(Unable::failed)?)));
+    let stdin = Stdio::from(std::os::fd::OwnedFd::from(theirs));
+    let mut ssh = context.reaper.start_fed(command, stdin).map_err(Unable::failed)?;
+    let greeted = Agent::greet(ours, TO_CONNECT);
+    let agent = match greeted {
+        Ok(agent) => agent,
+        Err(error) => {
+            // Its last words say why.
+            ssh.wait(Duration::from_secs(1));
+            let (_, log) = ssh.end();
+            let said = log.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty());
+            return Err(Unable::Failed { reason: format!("ssh {host}: {}", said.unwrap_or(&error.to_string())), log });
+        }
+    };
+    let mut remote = Remote { ssh, agent, disk, writable: false, destroy: context.destroy, domain, broken: false };
+    remote.look(load.writes())?;
+    Ok(remote)
+}
+
+impl Remote {
+    /// Whether there is fio and the disk, and where the load writes whether nobody uses it.
+    fn look(&mut self, writes: bool) -> Result<(), Unable> {
+        let script = format!(
+            r#"
+disk={disk}
+fail() {{ echo "$1" >&2; exit 1; }}
+command -v fio >/dev/null || fail "fio is not installed there"
+[ -b "$disk" ] || [ -f "$disk" ] || fail "$disk is no block device and no file there"
+[ -r "$disk" ] || fail "no permission for $disk there"
+[ {writes} = true ] || exit 0
+[ -w "$disk" ] || fail "no permission to write to $disk there"
+name=$(basename "$(readlink -f "$disk")")
+[ -z "$(ls "/sys/class/block/$name/holders" 2>/dev/null)" ] || fail "$disk is in use there"
+! grep -Eq "^(/dev/$name|$disk)(p?[0-9]+)? " /proc/mounts /proc/swaps || fail "$disk is in use there"
+[ {destroy} = true ] || head -c 1048576 "$disk" | cmp -s -n 1048576 - /dev/zero || fail "$disk is not empty there, and the plan writes to it; say destroy = true if its data may be lost"
+"#,
+            disk = quoted(&self.disk),
+            destroy = self.destroy,
+        );
+        let looked = self.agent.run(&script, TO_LOOK, |_| {});
+        self.checked(looked)?;
+        self.writable = writes;
+        Ok(())
+    }
+
+    fn checked(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
+        ran.map_err(|error| {
+            self.broken |= !matches!(error, AgentError::Failed(_));
+            let log = self.ssh.log();
+            let last = log.iter().rev().find(|line| !line.trim().is_empty());
+            Unable::Failed { reason: last.map_or(error.to_string(), |last| format!("{error}: {}", last.trim())), log }
+        })
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+impl Deployment for Remote {
+    fn takes(&self, load: &Load) -> bool {
+        !self.broken && load.disks == 1 && load.idle_disks == 0 && (self.writable || !load.writes())
+    }
+
+    fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
+        let work = Work::of(task, std::slice::from_ref(&self.disk), Place::OWN_FOLDER)?;
+        let mut meter = CpuMeter::new();
+        if let Some(domain) = self.domain {
+            meter.follow(domain.pid, |_, name| role(name));
+        }
+        let ran = self.agent.run(&work.script, work.limit, |mark| {
+            let edge = match mark.split(' ').next() {
+                Some("begin") => Some(Edge::Begin),
+                Some("end") => Some(Edge::End),
+                _ => None,
+            };
+            if let Some(edge) = edge {
+                task.edge(edge);
+                meter.edge(edge);
+            }
+        });
+        let output = self.checked(ran)?;
+        // The raw output is for debugging; failing to keep it does not fail the measurement.
+        let _ = fs::write(task.raw.with_extension("json"), &output);
+        let mut measurement = work.measurement(&output, meter.seconds()).map_err(Unable::failed)?;
+        measurement.offered_iops = task.rate_iops;
+        measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
+        // Of another host nothing is known but what fio says of itself.
+        if self.domain.is_some() && meter.seconds() > 0.0 {
+            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+        }
+        Ok(measurement)
+    }
+}
+
+/// The disk of a subject, and its client, where they are what the stack needs.
+pub(crate) fn complaint(subject: &Subject) -> Option<&'static str> {
+    let client = subject.client.as_deref().map(|client| client.strip_prefix("ssh:").unwrap_or_default());
+    match (client, &subject.disk) {
+        (None | Some(""), _) => Some("the stack ssh needs a client, as \"ssh:HOST\" or \"ssh:USER@HOST\""),
+        (_, None) => Some("the stack ssh needs its disk, by the path that it has there"),
+        (Some(_), Some(path)) if *path == PathBuf::new() => {
+            Some("the stack ssh needs its disk, by the path that it has there")
+        }
+        (Some(_), Some(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_the_process_that_libvirt_wrote_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = std::process::id();
+        fs::write(folder.path().join("vm1.pid"), format!("{pid}\n")).unwrap();
+        assert_eq!(Domain::find("vm1", folder.path()), Ok(Domain { pid, is_emulated: false }));
+        let Err(Unable::Impossible(reason)) = Domain::find("vm2", folder.path()) else { panic!("it does not run") };
+        assert_eq!(reason, "domain 'vm2' does not run here: virsh list names those that run");
+    }
+
+    #[test]
+    fn threads_of_qemu_are_known_by_their_names() {
+        let roles = ["IO iothread1", "worker", "iou-wrk-12", "CPU 0/KVM", "qemu-system-x86"].map(role);
+        let guest = Role::Guest;
+        assert_eq!(roles, [Role::IoThread, Role::ServerOther, Role::ServerOther, guest, guest]);
+    }
+
+    #[test]
+    fn a_shell_takes_a_path_for_what_it_is() {
+        assert_eq!(quoted("/dev/it's $x"), r"'/dev/it'\''s $x'");
+    }
+}
