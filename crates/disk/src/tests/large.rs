@@ -39,8 +39,8 @@ fn what_is_large_is_for_workers_whatever_the_engine() {
 #[test]
 fn a_cached_read_that_is_large_does_not_hold_up_another_disk() {
     let data = pattern(PART as usize + 512, 5);
-    let image = Image::of(&data);
-    let another = Image::new(MIB);
+    let image = Image::beside_the_build(&data);
+    let another = Image::beside_the_build(&vec![0; MIB as usize]);
     let null = Driver::Null { size: MIB, latency: Nanos::ZERO, read_zeroes: false };
     // What counts is that it has the same thread, and not the same engine.
     for other in [Options { aio: Aio::IoUring, ..another.options() }, Options::new("null", null)] {

@@ -256,7 +256,16 @@ impl Image {
     }
 
     fn of(content: &[u8]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::within(tempfile::tempdir().unwrap(), content)
+    }
+
+    /// One where the build is. Files in memory, where the others may be, have no reads for io_uring that do not wait.
+    fn beside_the_build(content: &[u8]) -> Self {
+        let test = std::env::current_exe().unwrap();
+        Self::within(tempfile::tempdir_in(test.parent().unwrap()).unwrap(), content)
+    }
+
+    fn within(dir: tempfile::TempDir, content: &[u8]) -> Self {
         let path = dir.path().join("disk.img");
         std::fs::write(&path, content).unwrap();
         Self { _dir: dir, path }
