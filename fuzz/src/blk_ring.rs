@@ -83,6 +83,7 @@ pub(crate) fn configuration(kind: u8, num_queues: u16) -> BlkConfig {
         capacity_bytes: CAPACITY,
         logical_block_size: 512,
         physical_block_size: 4096,
+        optimal_io_size: 0,
         num_queues,
         queue_size: 32,
         read_only: has(0) && has(1),

@@ -110,7 +110,9 @@ impl Disk {
     /// on. Does not wait.
     pub fn take_new_size(&self) -> Option<u64> {
         let Backing::Remote(remote) = &self.backing else { return None };
-        remote.take_new_size().map(|size| self.adopt_size(size))
+        // What a driver is told may be another change than one of the size.
+        let before = self.size();
+        remote.take_new_size().map(|size| self.adopt_size(size)).filter(|size| *size != before)
     }
 
     fn adopt_size(&self, size: u64) -> u64 {
@@ -200,6 +202,12 @@ impl Disk {
         self.lost.get().is_some()
     }
 
+    /// Whether somebody else has taken a remote disk's lock away: what fails has not been done, and waits until the disk is
+    /// [reopened](Self::reopen). Asked about requests that failed.
+    pub fn is_lost(&self) -> bool {
+        matches!(&self.backing, Backing::Remote(remote) if remote.is_lost())
+    }
+
     /// What limits it, together with other disks perhaps.
     pub fn throttle_group(&self) -> Option<Arc<ThrottleGroup>> {
         self.throttle.group()
@@ -269,6 +277,11 @@ impl Disk {
     /// The most that one write of zeroes should ask for, in bytes.
     pub fn max_write_zeroes_bytes(&self) -> u64 {
         self.limits.max_write_zeroes
+    }
+
+    /// Bytes that long requests should best be multiples of; zero where there is nothing to say.
+    pub fn optimal_io_size(&self) -> u32 {
+        self.limits.optimal_io
     }
 
     /// Bytes that the addresses of buffers should be multiples of, to be moved without a copy.

@@ -21,7 +21,7 @@ pub struct OpenError {
 impl OpenError {
     /// Whether somebody else has the image locked.
     pub const fn is_locked(&self) -> bool {
-        matches!(self.cause, OpenCause::Locked { .. })
+        matches!(self.cause, OpenCause::Locked { .. } | OpenCause::RemoteLocked { .. })
     }
 }
 
@@ -105,6 +105,14 @@ pub enum OpenCause {
         /// The disk's [name](crate::Remote::name).
         name: String,
         /// What is wrong, and what would be right.
+        why: String,
+    },
+    /// A remote disk that another client of its other side has locked.
+    #[error("cannot open '{name}': {why}")]
+    RemoteLocked {
+        /// The disk's [name](crate::Remote::name).
+        name: String,
+        /// Who has, and what would help.
         why: String,
     },
     /// A size that no whole number of blocks makes.

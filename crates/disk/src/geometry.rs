@@ -56,12 +56,14 @@ pub struct Limits {
     pub discard_granularity: u32,
     /// The most that one write of zeroes should ask for.
     pub max_write_zeroes: u64,
+    /// What long requests should best be multiples of; zero where there is nothing to say.
+    pub optimal_io: u32,
 }
 
 impl Limits {
     /// Of a disk that takes anything.
     pub const fn unlimited(granularity: u32) -> Self {
-        Self { max_discard: MAX_EXTENT, discard_granularity: granularity, max_write_zeroes: MAX_EXTENT }
+        Self { max_discard: MAX_EXTENT, discard_granularity: granularity, max_write_zeroes: MAX_EXTENT, optimal_io: 0 }
     }
 }
 
@@ -141,7 +143,7 @@ pub(crate) fn limits(file: &File, device: bool, blocks: Blocks) -> io::Result<Li
     let whole = |bytes: u64| bytes - bytes % u64::from(blocks.logical);
     let max_discard = whole(queue_limit(number, "discard_max_bytes").unwrap_or(0).min(MAX_EXTENT));
     let granularity = queue_limit(number, "discard_granularity").and_then(|g| u32::try_from(g).ok()).unwrap_or(0);
-    Ok(Limits { max_discard, discard_granularity: granularity.max(blocks.logical), max_write_zeroes: MAX_EXTENT })
+    Ok(Limits { max_discard, ..Limits::unlimited(granularity.max(blocks.logical)) })
 }
 
 /// What of a range of a file is holes: at most so many extents. A sector is data if some of it is.

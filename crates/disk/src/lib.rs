@@ -47,10 +47,13 @@ mod stats;
 mod throttle;
 mod triage;
 
-/// What the lock on ranges of blocks is made of; its test puts loom's in their place.
+/// What the lock on ranges of blocks and the workers are made of; their tests put loom's in their place.
 mod sync {
-    pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
-    pub(crate) use std::sync::{Condvar, Mutex};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::thread;
+
+    pub(crate) use egret_event_loop::EventNotifier;
 }
 
 pub use blkdebug::{DebugRules, InjectError, SetState};

@@ -85,17 +85,24 @@ pub trait Remote: Any + fmt::Debug + Send + Sync {
     /// What the other side says.
     fn flush(&self) -> Result<(), Errno>;
 
-    /// Has nobody else write to it from here on, where the driver can see to that. Tries once.
+    /// Has nobody else write to it from here on, where the driver can see to that, and forgets what it knows of what is in
+    /// it. Tries once.
     ///
     /// # Errors
     ///
-    /// Somebody else does, or there is no answer.
+    /// Somebody else does ([`OpenCause::RemoteLocked`]), or there is no answer.
     fn lock(&self) -> Result<(), OpenCause> {
         Ok(())
     }
 
     /// Takes back a [`lock`](Self::lock), if there was one.
     fn unlock(&self) {}
+
+    /// Whether somebody else has taken the lock away: what fails has not been done, and nothing else will be, until the disk
+    /// is opened anew.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// What a remote disk is like.

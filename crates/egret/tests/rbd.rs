@@ -4,20 +4,25 @@
 
 mod support;
 
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
 use egret_needs::{Ceph, Part};
+use egret_vring::vhost_user::BACKEND_CONFIG_CHANGE;
 use serde_json::json;
 
-use support::await_that;
 use support::guest::Guest;
 use support::http::get;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 use support::survivor::{BLOCK, BLOCKS, Client, content};
+use support::wire::SET_BACKEND_REQ_FD;
+use support::{PATIENCE, await_that};
 
 /// The cluster of tests that leave it alone.
 fn shared() -> Option<&'static Ceph> {
@@ -61,7 +66,7 @@ fn a_guest_sees_a_slow_disk_where_an_osd_or_the_monitor_is_away_and_everybody_el
     ceph.run("rbd create disk --size 16M");
     let scratch = Scratch::new();
     let (socket, other, monitor) = (scratch.path("rbd"), scratch.path("other"), scratch.path("qmp"));
-    let options = serve(&ceph, "disk", ",connect-timeout=1", &socket)
+    let options = serve(&ceph, "disk", ",connect-timeout=3", &socket)
         .disk("d1", &scratch.image("other.img", 1 << 20), "")
         .export("e1", "d1", &other, "writable=on,iothread=io0")
         .monitor("m", &monitor)
@@ -160,12 +165,68 @@ fn a_second_daemon_is_refused_and_told_who_writes() {
 }
 
 #[test]
+fn a_guest_whose_lock_was_taken_away_waits_until_its_disk_is_opened_anew() {
+    let Some(ceph) = shared() else { return };
+    for (image, more) in [("taken", ""), ("moved", ",allow-inactive=on")] {
+        ceph.run(&format!("rbd create {image} --size 16M"));
+        let scratch = Scratch::new();
+        let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
+        let disk = json!({"driver": "rbd", "node-name": "d0", "pool": "rbd", "image": image, "conf": ceph.conf()});
+        let options = Options::new().words(["--blockdev", &disk.to_string()]).monitor("m", &monitor);
+        let options = options.export("e0", "d0", &socket, &format!("writable=on{more}"));
+        let mut server = Server::start(&Program::egret(), &options);
+        let (mut client, mut qmp) = (Client::new(false), Qmp::connect(&monitor));
+        client.connect(&socket);
+        client.load(200);
+        let locks: serde_json::Value =
+            serde_json::from_str(&ceph.run(&format!("rbd lock ls {image} --format json"))).unwrap();
+        let [id, locker] = ["id", "locker"].map(|name| locks[0][name].as_str().unwrap().to_owned());
+        let load = std::thread::spawn(move || {
+            client.load(2000);
+            client
+        });
+        let mut remove = Command::new("rbd");
+        remove.args(["lock", "remove", image, &id, &locker]).env("CEPH_CONF", ceph.conf());
+        assert!(remove.status().unwrap().success());
+        let mut status = || qmp.run("query-block-exports", json!({}))[0]["io-status"].take();
+        await_that("the export to stop", || status() == "failed");
+        // Nothing goes on by itself, and not on the connection that there was.
+        qmp.run("block-export-resume", json!({"id": "e0"}));
+        let mut status = || qmp.run("query-block-exports", json!({}))[0]["io-status"].take();
+        await_that("it to stop again", || status() == "failed");
+        assert!(!load.is_finished());
+        qmp.run("blockdev-reopen", json!({"options": [disk]}));
+        qmp.run("block-export-resume", json!({"id": "e0"}));
+        let mut client = load.join().unwrap();
+        client.drain();
+        client.wire = None;
+        let said = server.complaints().join("\n");
+        assert!(said.contains(&format!("'rbd/{image}': another client has taken its exclusive lock")), "{said}");
+        server.ask_to_end();
+        assert_eq!(server.await_end().code(), Some(0), "{:?}", server.log());
+        assert_eq!(ceph.run(&format!("rbd lock ls {image}")), "");
+        holds_what_was_written(ceph, image, &client);
+    }
+}
+
+#[test]
 fn a_guest_is_told_of_another_size_whoever_has_changed_it() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create grown --size 16M");
     let scratch = Scratch::new();
     let (socket, monitor) = (scratch.path("socket"), scratch.path("qmp"));
     let server = Server::start(&Program::egret(), &serve(ceph, "grown", "", &socket).monitor("m", &monitor));
+    let mut guest = Guest::boot(&socket);
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(guest.wire.order(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap(), 0);
+    let mut told = || {
+        let mut message = [0; 12];
+        ours.read_exact(&mut message).unwrap();
+        assert_eq!(message[..4], BACKEND_CONFIG_CHANGE.to_le_bytes());
+    };
+    ceph.run("rbd resize --no-progress grown --size 24M");
+    told();
     let mut qmp = Qmp::connect(&monitor);
     let size = |qmp: &mut Qmp| {
         let nodes = qmp.run("query-named-block-nodes", json!({}));

@@ -1,17 +1,20 @@
 //! Everything that may happen to a daemon, at random and under verification, for as long as `EGRET_SOAK_SECONDS` says: a
 //! second where it says nothing, so that the driver itself is tested. `make soak HOURS=` asks for more.
 //!
-//! A client keeps 32 requests in flight on a disk that fails, and verifies each block that it reads; a request that fails
+//! A machine keeps 32 requests in flight on a disk that fails, and verifies each block that it reads; a request that fails
 //! or never ends is the end of the run, and so is a block that holds anything else than what was written last. Between two
 //! of its bursts one thing happens, while its requests are in flight. To have another happen add an [`Act`].
 
 mod support;
+#[path = "migration/vm.rs"]
+#[allow(dead_code, reason = "a machine that does not move after all is not among these")]
+mod vm;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, Order};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, Order, Survivors};
 use egret_loadgen::random::Random;
 use rustix::process::Signal;
 use serde_json::json;
@@ -20,15 +23,18 @@ use support::attacker::{Attacker, Variant};
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
-use support::survivor::{BLOCK, BLOCKS, Client, content};
+use vm::{BLOCK, BLOCKS, Machine, Vm, content};
 
 /// Requests between two acts.
 const BURST: u64 = 200;
+const QUEUES: u16 = 4;
+/// Two places for a daemon, with one disk: the machine is on one of them.
+const PLACES: [&str; 2] = ["a", "b"];
 
 /// Something that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
-    /// The queue runs on another I/O thread from here on.
+    /// A queue runs on another I/O thread from here on.
     Move,
     /// The disk is opened again, with another engine.
     Reopen,
@@ -50,10 +56,14 @@ enum Act {
     Attack,
     /// Another disk grows.
     Resize,
+    /// The machine moves to another daemon.
+    Migrate,
+    /// The disk loses its power, and what was not flushed to it, and comes back.
+    LosePower,
 }
 
 impl Act {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 13] = [
         Self::Move,
         Self::Reopen,
         Self::Kill,
@@ -65,6 +75,8 @@ impl Act {
         Self::Reorder,
         Self::Attack,
         Self::Resize,
+        Self::Migrate,
+        Self::LosePower,
     ];
 
     /// What the table calls it.
@@ -81,55 +93,83 @@ impl Act {
             Self::Reorder => "faults: reordered",
             Self::Attack => "hostile neighbours",
             Self::Resize => "disks grown",
+            Self::Migrate => "machines migrated",
+            Self::LosePower => "losses of power",
         }
     }
 }
 
-/// A daemon that is replaced again and again, its disks and its client.
+/// A daemon that is replaced again and again, its disks and its machine.
 struct Soak {
     scratch: Scratch,
     disk: FaultDisk,
-    options: Options,
+    is_write_through: bool,
+    /// Where the machine is.
+    at: usize,
     server: Option<Server>,
     qmp: Qmp,
-    client: Client,
+    vm: Vm,
     random: Random,
     grown: u64,
 }
 
+/// Starts a daemon at a place.
+fn start(scratch: &Scratch, disk: &FaultDisk, is_write_through: bool, at: usize) -> (Server, Qmp) {
+    let path = |what: &str| scratch.path(&format!("{}-{what}", PLACES[at]));
+    let cache = if is_write_through { "on" } else { "off" };
+    let export = format!(
+        "writable=on,allow-inactive=on,num-queues={QUEUES},iothread=io0,rerror=stop,werror=stop,writethrough={cache}"
+    );
+    let options = Options::new()
+        .iothread("io0", "")
+        .iothread("io1", "fd-monitor=epoll")
+        .disk("d0", &disk.path(), "aio=threads,cache.direct=on")
+        .disk("d1", &scratch.image_path(PLACES[at]), "")
+        .null("d2", "")
+        .export("e0", "d0", &path("e0"), &export)
+        .export("e1", "d1", &path("e1"), "writable=on,iothread=io1")
+        .export("e2", "d2", &path("e2"), "writable=on,iothread=io0")
+        .monitor("m", &path("qmp"));
+    (Server::start(&Program::egret(), &options), Qmp::connect(&path("qmp")))
+}
+
 impl Soak {
-    fn new(packed: bool, seed: u64) -> Self {
+    fn new(packed: bool, is_write_through: bool, seed: u64) -> Self {
         let scratch = Scratch::new();
         let disk = scratch.fault_disk((BLOCK * BLOCKS) as u64);
-        let other = scratch.image("other", 1 << 20);
-        let options = Options::new()
-            .iothread("io0", "")
-            .iothread("io1", "fd-monitor=epoll")
-            .disk("d0", &disk.path(), "aio=threads,cache.direct=on")
-            .disk("d1", &other, "")
-            .null("d2", "")
-            .export("e0", "d0", &scratch.path("e0"), "writable=on,iothread=io0,rerror=stop,werror=stop")
-            .export("e1", "d1", &scratch.path("e1"), "writable=on,iothread=io1")
-            .export("e2", "d2", &scratch.path("e2"), "writable=on,iothread=io0")
-            .monitor("m", &scratch.path("qmp"));
-        let server = Server::start(&Program::egret(), &options);
-        let qmp = Qmp::connect(&scratch.path("qmp"));
-        let mut client = Client::new(packed);
-        client.connect(&scratch.path("e0"));
-        Self { scratch, disk, options, server: Some(server), qmp, client, random: Random::new(seed), grown: 1 << 20 }
+        PLACES.iter().for_each(|place| drop(scratch.image(place, 1 << 20)));
+        let (server, qmp) = start(&scratch, &disk, is_write_through, 0);
+        let vm = Vm::new(Machine { scsi: false, packed, queues: QUEUES });
+        let random = Random::new(seed);
+        let mut soak =
+            Self { scratch, disk, is_write_through, at: 0, server: Some(server), qmp, vm, random, grown: 1 << 20 };
+        let socket = soak.path("e0");
+        soak.vm.connect(&socket);
+        soak
     }
 
-    /// A burst of requests, with an export that is told to go on wherever it was stopped.
-    fn burst(&mut self) {
-        let Self { client, qmp, .. } = self;
+    /// A socket of the daemon that the machine is on.
+    fn path(&self, what: &str) -> PathBuf {
+        self.scratch.path(&format!("{}-{what}", PLACES[self.at]))
+    }
+
+    /// The machine does something, on an export that is told to go on wherever it was stopped, and a disk that has its
+    /// power back soon.
+    fn run(&mut self, act: impl FnOnce(&mut Vm) + Send) {
+        let Self { vm, qmp, disk, random, .. } = self;
         std::thread::scope(|scope| {
-            let load = scope.spawn(|| client.load(BURST));
-            while !load.is_finished() {
+            let machine = scope.spawn(|| act(vm));
+            while !machine.is_finished() {
+                restore_power(disk, random);
                 qmp.run("block-export-resume", json!({"id": "e0"}));
                 std::thread::sleep(Duration::from_millis(2));
             }
-            load.join().expect("every request is served, and what is read is what was written");
+            machine.join().expect("every request is served, and what is read is what was written");
         });
+    }
+
+    fn burst(&mut self) {
+        self.run(|vm| vm.load(BURST));
     }
 
     fn act(&mut self, act: Act) {
@@ -138,7 +178,8 @@ impl Soak {
         match act {
             Act::Move => {
                 let iothread = one_of(&mut self.random, &["io0", "io1"]);
-                self.qmp.run("egret-move-queue", json!({"id": "e0", "queue": 0, "iothread": iothread}));
+                let queue = self.random.below(QUEUES.into());
+                self.qmp.run("egret-move-queue", json!({"id": "e0", "queue": queue, "iothread": iothread}));
             }
             Act::Reopen => {
                 let aio = one_of(&mut self.random, &["threads", "native", "io_uring"]);
@@ -155,7 +196,7 @@ impl Soak {
             Act::Reorder => self.inject(Effect::Reordered(4)),
             Act::Attack => {
                 let variant = Variant { packed: self.random.below(2) == 1, ..Variant::PLAIN };
-                let mut attacker = Attacker::boot(&self.scratch.path("e2"), variant, 1 << 20);
+                let mut attacker = Attacker::boot(&self.path("e2"), variant, 1 << 20);
                 attacker.read_honestly();
                 attacker.chain_that_breaks();
                 attacker.publish();
@@ -165,6 +206,8 @@ impl Soak {
                 self.grown += 1 << 20;
                 self.qmp.run("block_resize", json!({"node-name": "d1", "size": self.grown}));
             }
+            Act::Migrate => self.migrate(),
+            Act::LosePower => self.lose_power(),
         }
     }
 
@@ -181,23 +224,64 @@ impl Soak {
             server.send(signal);
             server.await_end();
         }
-        self.server = Some(Server::start(&Program::egret(), &self.options));
-        self.qmp = Qmp::connect(&self.scratch.path("qmp"));
-        self.client.connect(&self.scratch.path("e0"));
+        let (server, qmp) = start(&self.scratch, &self.disk, self.is_write_through, self.at);
+        (self.server, self.qmp) = (Some(server), qmp);
+        self.vm.reconnect(&self.path("e0"));
+    }
+
+    fn migrate(&mut self) {
+        let to = 1 - self.at;
+        let (server, qmp) = start(&self.scratch, &self.disk, self.is_write_through, to);
+        let from = std::mem::replace(&mut self.at, to);
+        let socket = self.path("e0");
+        self.run(|vm| {
+            vm.begin_to_move();
+            vm.load(BURST / 2);
+            vm.copy_once_more();
+            vm.load(BURST / 2);
+            vm.stop();
+            vm.arrive(&socket);
+        });
+        self.qmp = qmp;
+        let left = self.server.replace(server).expect("a daemon");
+        assert_eq!(left.terminate().code(), Some(0), "of place {}", PLACES[from]);
+    }
+
+    /// Nothing that was acknowledged is lost: it was written through, or flushed before.
+    fn lose_power(&mut self) {
+        if self.is_write_through {
+            self.inject(Effect::PowerOff);
+            self.burst();
+        } else {
+            self.run(|vm| {
+                vm.drain();
+                vm.flush(1);
+            });
+            self.disk.tell(Order::PowerOff).expect("it listens");
+        }
+        self.disk.tell(Order::Clear).expect("it listens");
+        restore_power(&self.disk, &mut self.random);
     }
 
     /// Ends the daemon, and compares the disk with what was written. Returns how many bytes that is.
     fn end(mut self) -> u64 {
         self.disk.tell(Order::Clear).expect("it listens");
         self.qmp.run("block-export-resume", json!({"id": "e0"}));
-        self.client.drain();
-        self.client.wire = None;
+        self.vm.drain();
+        self.vm.leave();
         assert_eq!(self.server.take().expect("a daemon").terminate().code(), Some(0));
         let holds = std::fs::read(self.disk.path()).expect("our own disk");
         for (block, bytes) in holds.chunks(BLOCK).enumerate() {
-            assert!(bytes == content(block, self.client.versions[block]), "block {block} is as written");
+            assert!(bytes == content(block, self.vm.versions[block]), "block {block} is as written");
         }
         holds.len() as u64
+    }
+}
+
+/// Gives the disk its power back if it has none; what was not flushed to it is there or not, by chance.
+fn restore_power(disk: &FaultDisk, random: &mut Random) {
+    if !disk.tell(Order::Status).expect("it listens").is_on {
+        disk.tell(Order::PowerOn(Survivors::Random(random.below(u64::MAX)))).expect("an image");
     }
 }
 
@@ -219,7 +303,7 @@ impl fmt::Display for Table {
             writeln!(f, "| {} | {count} |", act.name())?;
         }
         writeln!(f, "| requests of the disk that a fault has met | {} |", self.injected)?;
-        writeln!(f, "| errors seen by the client | 0 |\n| bytes verified | {} |", self.verified)
+        writeln!(f, "| errors seen by the machine | 0 |\n| bytes verified | {} |", self.verified)
     }
 }
 
@@ -237,7 +321,7 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
     let (mut random, mut round) = (Random::new(seed), 0);
     loop {
         round += 1;
-        let mut soak = Soak::new(round % 2 == 0, seed + round);
+        let mut soak = Soak::new(round % 4 > 1, round % 2 == 1, seed + round);
         // Everything once, and then by chance.
         for step in 0..4 * Act::ALL.len() {
             let at = if step < Act::ALL.len() { step } else { random.below(Act::ALL.len() as u64) as usize };
@@ -245,8 +329,8 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
             table.acts[at] += 1;
             soak.burst();
         }
-        table.requests += soak.client.done;
-        table.verified += soak.client.verified;
+        table.requests += soak.vm.done;
+        table.verified += soak.vm.verified;
         table.injected += soak.disk.tell(Order::Clear).expect("it listens").struck;
         table.verified += soak.end();
         if begun.elapsed() > Duration::from_secs(seconds) {

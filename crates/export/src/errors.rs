@@ -246,4 +246,20 @@ mod tests {
         assert_eq!(woken(), 2);
         assert!(errors.stop(Errno::NOSPC));
     }
+
+    #[test]
+    fn overdue_requests_are_told_once_until_no_queue_has_any() {
+        let (errors, bell) = (ErrorHandling::new("e0", ErrorPolicy::default()), EventNotifier::new().unwrap());
+        errors.watch_overdue(&bell);
+        for round in 1..=2 {
+            errors.begin_overdue(Nanos(round));
+            errors.begin_overdue(Nanos(100));
+            assert_eq!((bell.clear(), errors.take_overdue(), errors.take_overdue()), (true, Some(Nanos(round)), None));
+            errors.end_overdue();
+            errors.begin_overdue(Nanos(200));
+            assert_eq!((bell.clear(), errors.take_overdue()), (false, None), "another queue has some all the time");
+            errors.end_overdue();
+            errors.end_overdue();
+        }
+    }
 }

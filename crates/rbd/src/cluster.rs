@@ -1,11 +1,12 @@
 //! Connections to clusters, each of which a few images share.
 //!
-//! A connection costs four threads and more, and one that serves many images is itself what they wait for: so there are as
+//! A connection costs sixteen threads with Ceph 16.2, and one that serves many images is itself what they wait for: so there are as
 //! many as [`ClusterOptions::images`] asks for.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub(crate) struct Cluster {
     options: ClusterOptions,
     /// Whether there is a connection to be ended.
     connected: bool,
+    /// Whether the cluster has it on its block list.
+    is_lost: AtomicBool,
 }
 
 // SAFETY: librados locks by itself; a handle may be used by any threads.
@@ -71,8 +74,9 @@ impl Cluster {
         clusters.retain(|cluster| cluster.strong_count() > 0);
         let most = options.images.max(1) as usize;
         let shared = clusters.iter().filter(|cluster| cluster.strong_count() < most + 1).filter_map(Weak::upgrade);
+        let is_it = |cluster: &Self| cluster.options == *options && !cluster.is_lost.load(Ordering::Relaxed);
         // The one that was upgraded counts.
-        let found = { shared }.find(|cluster| cluster.options == *options && Arc::strong_count(cluster) <= most);
+        let found = { shared }.find(|cluster| is_it(cluster) && Arc::strong_count(cluster) <= most);
         if let Some(found) = found {
             return Ok(found);
         }
@@ -80,6 +84,11 @@ impl Cluster {
         let new = Arc::new(Self::connect(options)?);
         CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&new));
         Ok(new)
+    }
+
+    /// No more images are to have this connection.
+    pub(crate) fn give_up(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
     }
 
     fn connect(options: &ClusterOptions) -> Result<Self, RbdError> {
@@ -90,7 +99,8 @@ impl Cluster {
         // SAFETY: both names end with a zero; the handle is written.
         let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(made, || ("make a client of Ceph".to_owned(), ""))?;
-        let mut new = Self { ceph, handle, options: options.clone(), connected: false };
+        let mut new =
+            Self { ceph, handle, options: options.clone(), connected: false, is_lost: AtomicBool::new(false) };
         match conf {
             Some(path) => {
                 let file = text(path);
@@ -134,6 +144,15 @@ impl Cluster {
         let set = unsafe { (self.ceph.rados.rados_conf_set)(self.handle, key.as_ptr(), setting.as_ptr()) };
         let hint = if set == -libc::ENOENT { "; this Ceph has no such setting" } else { "" };
         check(set, || (format!("set {name}"), hint)).map(drop)
+    }
+
+    /// What is set under a name; nothing if there is no such setting.
+    pub(crate) fn setting(&self, name: &CStr) -> String {
+        let mut value = [0; 4096];
+        // SAFETY: the handle is ours, the name ends with a zero, and the buffer is as long as is said.
+        let got =
+            unsafe { (self.ceph.rados.rados_conf_get)(self.handle, name.as_ptr(), buffer(&mut value), value.len()) };
+        if got >= 0 { from_buffer(&value) } else { String::new() }
     }
 
     /// A pool, by its name, as images in one of its namespaces see it.
@@ -213,16 +232,11 @@ impl ClusterOptions {
         // SAFETY: both names end with a zero; the handle is written.
         let made = unsafe { (ceph.rados.rados_create2)(&raw mut handle, c"ceph".as_ptr(), name.as_ptr(), 0) };
         check(made, || ("make a client of Ceph".to_owned(), ""))?;
-        let trial = Cluster { ceph, handle, options: self.clone(), connected: false };
+        let trial = Cluster { ceph, handle, options: self.clone(), connected: false, is_lost: AtomicBool::new(false) };
         let conf = self.conf.as_deref().map(text);
         // SAFETY: the handle is new; the path is null, or ends with a zero and outlives the call.
         let _ = unsafe { (ceph.rados.rados_conf_read_file)(handle, conf.as_ref().map_or(ptr::null(), |c| c.as_ptr())) };
-        let mut keyrings = [0; 4096];
-        // SAFETY: the buffer is as long as is said.
-        let got = unsafe {
-            (ceph.rados.rados_conf_get)(trial.handle, c"keyring".as_ptr(), buffer(&mut keyrings), keyrings.len())
-        };
-        let keyrings = if got >= 0 { from_buffer(&keyrings) } else { String::new() };
+        let keyrings = trial.setting(c"keyring");
         let usual = ["/etc/ceph/ceph.conf".to_owned()];
         let conf = self.conf.clone().into_iter().chain(std::env::var("CEPH_CONF").ok());
         Ok(conf.chain(usual).chain(keyrings.split([',', ';']).map(|path| path.trim().to_owned())).collect())

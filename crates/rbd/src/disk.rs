@@ -7,7 +7,7 @@ use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::linux::fs::MetadataExt as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -43,6 +43,13 @@ pub struct RbdOptions {
     pub locking: Locking,
 }
 
+impl RbdOptions {
+    /// Whether the image is to be locked at all.
+    fn is_for_locks(&self) -> bool {
+        !self.image.read_only && self.locking != Locking::Off
+    }
+}
+
 /// An image in a cluster. It is opened by [`open`](Remote::open); disks with the same options share it, so that one that is
 /// reopened need not give its lock back.
 #[derive(Debug)]
@@ -50,6 +57,8 @@ pub struct RbdDisk {
     options: RbdOptions,
     name: String,
     opened: OnceLock<Arc<Opened>>,
+    /// Whether it is one of those who want the image locked.
+    has_lock: Mutex<bool>,
 }
 
 /// An image that is open.
@@ -58,9 +67,21 @@ struct Opened {
     shared: Option<Arc<Shared>>,
     shape: Shape,
     closed: Mutex<Receiver<()>>,
-    /// How many want it locked.
-    locks: Mutex<usize>,
+    locks: Mutex<Locks>,
+    /// Held by whatever changes who has the lock, since a call that took too long goes on.
+    order: Arc<Mutex<()>>,
     news: Arc<News>,
+}
+
+/// Who has an image locked.
+#[derive(Default)]
+struct Locks {
+    /// How many want it.
+    users: usize,
+    /// What was noted with the image when it was locked, as long as it is.
+    note: Option<String>,
+    /// The same of the one that was lost, and whose place this one takes with its next lock.
+    lost: Option<String>,
 }
 
 /// What its cluster says of an image.
@@ -77,24 +98,30 @@ static OPENED: Mutex<Vec<Weak<Opened>>> = Mutex::new(Vec::new());
 impl RbdDisk {
     /// An image that is not open yet.
     pub fn new(options: RbdOptions) -> Self {
-        Self { name: options.image.spec(), options, opened: OnceLock::new() }
+        Self { name: options.image.spec(), options, opened: OnceLock::new(), has_lock: Mutex::default() }
     }
 
     fn opened(&self) -> &Arc<Opened> {
         self.opened.get().expect("the disk is open")
     }
+
+    fn has_lock(&self) -> MutexGuard<'_, bool> {
+        self.has_lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Opened {
-    fn find(options: &RbdOptions) -> Option<Arc<Self>> {
+    /// One that is open with these options, and was fenced off or was not.
+    fn find(options: &RbdOptions, is_lost: bool) -> Option<Arc<Self>> {
         let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|opened| opened.strong_count() > 0);
-        let found = { all.iter().filter_map(Weak::upgrade) }.find(|opened| opened.options == *options);
-        // One that was fenced off is not what somebody wants who opens it anew.
-        found.filter(|opened| !opened.shared().is_lost())
+        let is_it = |opened: &Arc<Self>| opened.options == *options && opened.shared().is_lost() == is_lost;
+        // The newest: of several that were lost the one that had it last.
+        all.iter().rev().filter_map(Weak::upgrade).find(is_it)
     }
 
     fn new(name: &str, options: &RbdOptions) -> Result<Arc<Self>, RbdError> {
+        let lost = Self::find(options, true).and_then(|lost| lost.locks().last_note());
         let RbdOptions { cluster, image, .. } = options.clone();
         // What waits in librbd is ended by its own limit, and says more.
         let patience = cluster.connect_timeout + Duration::from_secs(2);
@@ -123,12 +150,20 @@ impl Opened {
         let shape = Shape {
             size,
             blocks: Blocks { logical: 512, physical: PHYSICAL },
-            limits: BlockLimits::unlimited(granularity),
+            // One object, as the kernel says of images that it has mapped.
+            limits: BlockLimits { optimal_io: granularity, ..BlockLimits::unlimited(granularity) },
         };
         let shared = Arc::new(Shared::new(name.to_owned(), kept));
         let _ = place.set(Arc::downgrade(&shared));
-        let (closed, locks) = (Mutex::new(closed), Mutex::new(0));
-        let new = Arc::new(Self { options: options.clone(), shared: Some(shared), shape, closed, locks, news });
+        let new = Arc::new(Self {
+            options: options.clone(),
+            shared: Some(shared),
+            shape,
+            closed: Mutex::new(closed),
+            locks: Mutex::new(Locks { lost, ..Locks::default() }),
+            order: Arc::default(),
+            news,
+        });
         OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&new));
         Ok(new)
     }
@@ -144,12 +179,48 @@ impl Opened {
         ask: impl FnOnce(&Image) -> Result<R, RbdError> + Send + 'static,
     ) -> Result<R, RbdError> {
         let image = Arc::clone(&self.shared().image);
-        call(what, self.options.cluster.connect_timeout, move || ask(&image))
+        let asked = call(what, self.options.cluster.connect_timeout, move || ask(&image));
+        asked.inspect_err(|e| self.shared().look_for_block(e.errno()))
     }
 
-    fn locks(&self) -> Option<MutexGuard<'_, usize>> {
-        let wanted = !self.options.image.read_only && self.options.locking != Locking::Off;
-        wanted.then(|| self.locks.lock().unwrap_or_else(PoisonError::into_inner))
+    fn locks(&self) -> MutexGuard<'_, Locks> {
+        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks it if it is to be, and forgets what was in it. Returns what was noted with it.
+    fn lock(&self, lost: Option<String>) -> Result<Option<String>, RbdError> {
+        let (order, needed) = (Arc::clone(&self.order), self.options.locking == Locking::On);
+        let name = self.options.is_for_locks().then(|| self.options.image.spec());
+        // By whoever is first: the call when it is done, or this thread when it waits no longer.
+        let settled = Arc::<AtomicBool>::default();
+        let is_late = Arc::clone(&settled);
+        let locked = self.ask("locking an image", move |image| {
+            let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
+            let note = name.as_deref().map(|name| lock(image, needed, name, lost.as_deref())).transpose()?.flatten();
+            image.invalidate_cache()?;
+            if is_late.swap(true, Ordering::AcqRel) && name.is_some() {
+                image.release_lock()?;
+            }
+            Ok(note)
+        });
+        if matches!(locked, Err(RbdError::NoAnswer { .. })) && settled.swap(true, Ordering::AcqRel) {
+            self.unlock()?;
+        }
+        locked
+    }
+
+    fn unlock(&self) -> Result<(), RbdError> {
+        let order = Arc::clone(&self.order);
+        self.ask("unlocking an image", move |image| {
+            let _order = order.lock().unwrap_or_else(PoisonError::into_inner);
+            image.release_lock()
+        })
+    }
+}
+
+impl Locks {
+    fn last_note(&self) -> Option<String> {
+        self.note.clone().or_else(|| self.lost.clone())
     }
 }
 
@@ -167,7 +238,7 @@ impl Remote for RbdDisk {
     }
 
     fn open(&self) -> Result<Shape, OpenCause> {
-        let opened = match Opened::find(&self.options) {
+        let opened = match Opened::find(&self.options, false) {
             Some(opened) => opened,
             None => Opened::new(&self.name, &self.options).map_err(|e| refused(&self.name, &e))?,
         };
@@ -203,28 +274,43 @@ impl Remote for RbdDisk {
     }
 
     fn flush(&self) -> Result<(), Errno> {
-        self.opened().ask("flushing an image", Image::flush).map_err(|e| e.errno())
+        let flushed = self.opened().ask("flushing an image", Image::flush).map_err(|e| e.errno());
+        // One whose lock was given back was written out then, and librbd flushes it no more.
+        let is_given_back =
+            flushed == Err(Errno::ROFS) && self.options.is_for_locks() && self.opened().locks().users == 0;
+        if is_given_back { Ok(()) } else { flushed }
     }
 
     fn lock(&self) -> Result<(), OpenCause> {
-        let Some(mut locks) = self.opened().locks() else { return Ok(()) };
-        if *locks == 0 {
-            let (needed, name) = (self.options.locking == Locking::On, self.options.image.image.clone());
-            let locked = self.opened().ask("locking an image", move |image| lock(image, needed, &name));
-            locked.map_err(|e| refused(&self.name, &e))?;
+        let mut has_lock = self.has_lock();
+        let mut locks = self.opened().locks();
+        if !*has_lock && locks.users == 0 {
+            locks.note = self.opened().lock(locks.lost.clone()).map_err(|e| refused(&self.name, &e))?;
+            locks.lost = None;
         }
-        *locks += 1;
+        locks.users += usize::from(!*has_lock);
+        *has_lock = true;
         Ok(())
     }
 
     fn unlock(&self) {
-        let Some(mut locks) = self.opened.get().and_then(|opened| opened.locks()) else { return };
-        if *locks == 1
-            && let Err(e) = self.opened().ask("unlocking an image", Image::release_lock)
+        let mut has_lock = self.has_lock();
+        if !std::mem::take(&mut *has_lock) {
+            return;
+        }
+        let mut locks = self.opened().locks();
+        locks.users -= 1;
+        if locks.users == 0
+            && !self.is_lost()
+            && locks.note.take().is_some()
+            && let Err(e) = self.opened().unlock()
         {
             tracing::warn!("'{}' stays locked: {e}", self.name);
         }
-        *locks = locks.saturating_sub(1);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.opened.get().is_some_and(|opened| opened.shared().is_lost())
     }
 }
 
@@ -247,38 +333,54 @@ impl fmt::Debug for Opened {
 }
 
 fn refused(name: &str, error: &RbdError) -> OpenCause {
-    OpenCause::Remote { name: name.to_owned(), why: error.to_string() }
+    let (name, why) = (name.to_owned(), error.to_string());
+    match error {
+        RbdError::Locked { .. } => OpenCause::RemoteLocked { name, why },
+        _ => OpenCause::Remote { name, why },
+    }
 }
 
-/// Takes an image's exclusive lock. If a client that is dead has it, that client is put on the cluster's block list first,
-/// so that what it has sent and what has not arrived yet is never written.
-fn lock(image: &Image, needed: bool, name: &str) -> Result<(), RbdError> {
+/// Takes an image's exclusive lock, and says what it has noted with it. If a client that is dead has it, that client is put
+/// on the cluster's block list first, so that what it has sent and what has not arrived yet is never written.
+///
+/// `lost` is what was noted for a client of this daemon's whose place this one takes, and which has lost the lock. Requests
+/// that it was refused were not acknowledged, and are about to be made again, as after a crash. That is safe if nobody has
+/// written meanwhile. Another daemon that had the lock has left its own note; of other programs the cluster keeps nothing,
+/// and whoever asks for this knows what they did.
+fn lock(image: &Image, needed: bool, name: &str, lost: Option<&str>) -> Result<Option<String>, RbdError> {
     if !image.has_lock()? {
-        return if needed { Err(RbdError::Unlockable { image: name.to_owned() }) } else { Ok(()) };
+        return if needed { Err(RbdError::Unlockable { image: name.to_owned() }) } else { Ok(None) };
     }
-    if let Some(owner) = image.owner()? {
-        let is_dead = || -> Result<bool, RbdError> {
-            let note = image.note(HOLDER)?;
-            let ours = note.as_deref().and_then(|note| Holder::of(note, &owner));
-            // The cluster itself takes half a minute to notice.
-            Ok(ours.is_some_and(|holder| holder.is_dead()) || !image.is_watched_by(&owner)?)
-        };
-        if !is_dead()? {
-            return Err(RbdError::Locked { owner });
+    if lost.is_some() && image.is_cached()? {
+        return Err(RbdError::CacheLost);
+    }
+    if !image.is_lock_owner()?
+        && let Some(owner) = image.owner()?
+    {
+        let note = image.note(HOLDER)?;
+        let holder = note.as_deref().and_then(|note| Holder::of(note, &owner));
+        let is_lost = lost.is_some_and(|lost| Holder::of(lost, &owner).is_some());
+        // The cluster itself takes half a minute to notice.
+        let is_dead = is_lost || holder.as_ref().is_some_and(Holder::is_dead) || !image.is_watched_by(&owner)?;
+        match holder {
+            _ if is_dead => {}
+            Some(holder) if holder == *THIS_PROCESS => return Err(RbdError::LockedHere),
+            _ => return Err(RbdError::Locked { owner }),
         }
         tracing::warn!("'{name}': breaking the exclusive lock of {owner}, which has ended without giving it back");
         image.break_lock(&owner)?;
     }
     image.acquire_lock()?;
+    if lost.is_some() && image.note(HOLDER)?.as_deref() != lost {
+        image.release_lock()?;
+        return Err(RbdError::Overtaken);
+    }
     // Who comes next knows by it that we are dead. Without it half a minute goes by.
-    let noted = image.owner().and_then(|owner| {
-        let owner = owner.unwrap_or_default();
-        image.set_note(HOLDER, &format!("{owner} {}", *THIS_PROCESS))
-    });
-    if let Err(e) = noted {
+    let note = format!("{} {}", image.owner()?.unwrap_or_default(), *THIS_PROCESS);
+    if let Err(e) = image.set_note(HOLDER, &note) {
         tracing::warn!("'{name}': who locked it cannot be kept with it: {e}");
     }
-    Ok(())
+    Ok(Some(note))
 }
 
 /// A process, among all that there are and have been.

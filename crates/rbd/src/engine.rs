@@ -96,7 +96,6 @@ impl Shared {
             pushed: VecDeque::new(),
             events: Vec::new(),
             done: Vec::new(),
-            held: Vec::new(),
         })
     }
 
@@ -123,22 +122,34 @@ impl Shared {
         inbox.bell.set();
     }
 
-    /// Whether a request failed because another client has the lock now, and has kept this one from writing.
-    fn is_fenced(&self, op: Op, errno: Errno) -> bool {
-        let refused = match op {
-            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard | Op::Flush => errno == Errno::ROFS,
-            Op::Read => false,
-        };
-        // What a client is told that is on the block list.
-        let fenced = refused || errno == Errno::SHUTDOWN;
-        if fenced && !self.fenced.swap(true, Ordering::Relaxed) {
+    /// Notes whether a request failed because another client has the lock now, and has kept this one from writing.
+    #[cold]
+    fn look_for_fence(&self, op: Op, errno: Errno) {
+        match op {
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard | Op::Flush if errno == Errno::ROFS => {
+                self.lose(errno);
+            }
+            _ => self.look_for_block(errno),
+        }
+    }
+
+    /// As [`look_for_fence`](Self::look_for_fence), of anything that failed: this is what a client is told that is on the
+    /// block list.
+    pub(crate) fn look_for_block(&self, errno: Errno) {
+        if errno == Errno::SHUTDOWN {
+            self.lose(errno);
+        }
+    }
+
+    fn lose(&self, errno: Errno) {
+        if !self.fenced.swap(true, Ordering::Relaxed) {
+            self.image.give_connection_up();
             tracing::error!(
-                "'{}': another client has taken its exclusive lock ({errno}); requests wait, and go nowhere, until this \
-                 disk is opened anew",
+                "'{}': another client has taken its exclusive lock ({errno}); requests wait until this disk is opened anew \
+                 (blockdev-reopen, and then block-export-resume)",
                 self.name
             );
         }
-        fenced
     }
 }
 
@@ -152,8 +163,6 @@ pub(crate) struct RbdEngine {
     /// Completions that were found and not looked at.
     events: Vec<Event>,
     done: Vec<Finished>,
-    /// Requests that may never be done: somebody else writes to the image.
-    held: Vec<Job>,
 }
 
 impl RbdEngine {
@@ -184,10 +193,10 @@ impl RbdEngine {
     }
 
     fn finish(&mut self, finished: Finished) {
-        match finished.result {
-            Err(errno) if self.shared.is_fenced(finished.job.request.op, errno) => self.held.push(finished.job),
-            _ => self.done.push(finished),
+        if let Err(errno) = finished.result {
+            self.shared.look_for_fence(finished.job.request.op, errno);
         }
+        self.done.push(finished);
     }
 }
 
@@ -227,7 +236,7 @@ impl Engine for RbdEngine {
 
     /// Does not wait: what librbd has it keeps, with its memory.
     fn end(mut self: Box<Self>, left: &mut dyn FnMut(Job)) {
-        self.pushed.drain(..).chain(self.held.drain(..)).for_each(&mut *left);
+        self.pushed.drain(..).for_each(&mut *left);
         self.done.drain(..).for_each(|finished| left(finished.job));
     }
 }

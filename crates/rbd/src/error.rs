@@ -45,6 +45,24 @@ pub enum RbdError {
         /// Its address.
         owner: String,
     },
+    /// Another handle of this daemon's writes to the image.
+    #[error(
+        "this daemon has its exclusive lock already: another blockdev is the same image, or this one is to be opened with other \
+         options of its cluster or image, which it is when no export has it"
+    )]
+    LockedHere,
+    /// Another daemon has written to the image since its lock was lost.
+    #[error(
+        "another daemon has had its exclusive lock since this one lost it, and may have written to it: what waits here is \
+         not to be written over that; end the guest and the export, and add the export again"
+    )]
+    Overtaken,
+    /// Writes that librbd's cache has acknowledged may be lost with the lock.
+    #[error(
+        "librbd's cache (rbd_cache) may have acknowledged writes that are lost with its lock: end the guest and the export, \
+         and add the export again"
+    )]
+    CacheLost,
     /// An image that cannot be locked.
     #[error(
         "it has not the feature exclusive-lock; enable it with: rbd feature enable {image} exclusive-lock, or use locking=off"
@@ -69,8 +87,13 @@ impl RbdError {
         match self {
             Self::Call { errno, .. } => *errno,
             Self::NoAnswer { .. } => Errno::TIMEDOUT,
-            Self::Locked { .. } => Errno::BUSY,
-            Self::Load(_) | Self::Unlockable { .. } | Self::Confined | Self::Thread(_) => Errno::IO,
+            Self::Locked { .. } | Self::LockedHere => Errno::BUSY,
+            Self::Overtaken
+            | Self::CacheLost
+            | Self::Load(_)
+            | Self::Unlockable { .. }
+            | Self::Confined
+            | Self::Thread(_) => Errno::IO,
         }
     }
 }

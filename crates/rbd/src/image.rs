@@ -219,6 +219,33 @@ impl Image {
         }
     }
 
+    /// Whether it is we who have its lock.
+    pub(crate) fn is_lock_owner(&self) -> Result<bool, RbdError> {
+        let mut is_owner = 0;
+        // SAFETY: the image is open.
+        let asked = unsafe { (self.ceph.rbd.rbd_is_exclusive_lock_owner)(self.handle, &raw mut is_owner) };
+        check(asked, || ("ask whether its lock is ours".to_owned(), "")).map(|_| is_owner != 0)
+    }
+
+    /// Forgets what librbd's cache has of it, which somebody else may have changed.
+    pub(crate) fn invalidate_cache(&self) -> Result<(), RbdError> {
+        // SAFETY: the image is open.
+        let invalidated = unsafe { (self.ceph.rbd.rbd_invalidate_cache)(self.handle) };
+        check(invalidated, || ("empty its cache".to_owned(), "")).map(drop)
+    }
+
+    /// Whether librbd may have acknowledged writes that no OSD has.
+    pub(crate) fn is_cached(&self) -> Result<bool, RbdError> {
+        // An image may have a setting of its own.
+        let own = self.note(c"conf_rbd_cache")?;
+        Ok(own.unwrap_or_else(|| self.pool.cluster.setting(c"rbd_cache")) != "false")
+    }
+
+    /// Has whoever opens an image from here on connect anew: the cluster lets this connection do nothing any more.
+    pub(crate) fn give_connection_up(&self) {
+        self.pool.cluster.give_up();
+    }
+
     /// Takes the lock, and keeps it from everybody who asks for it.
     pub(crate) fn acquire_lock(&self) -> Result<(), RbdError> {
         // SAFETY: the image is open.

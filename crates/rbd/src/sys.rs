@@ -118,6 +118,8 @@ functions! {
         rbd_watchers_list_cleanup(*mut Watcher, usize);
         rbd_metadata_get(Handle, *const c_char, *mut c_char, *mut usize) -> c_int;
         rbd_metadata_set(Handle, *const c_char, *const c_char) -> c_int;
+        rbd_invalidate_cache(Handle) -> c_int;
+        rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
         rbd_lock_acquire(Handle, c_int) -> c_int;
         rbd_lock_release(Handle) -> c_int;
         rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;

@@ -62,6 +62,7 @@ impl Guest<BlkQueue> {
             capacity_bytes: 1 << 30,
             logical_block_size: 512,
             physical_block_size: 4096,
+            optimal_io_size: 0,
             num_queues: 1,
             queue_size: 256,
             read_only: false,

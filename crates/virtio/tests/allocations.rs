@@ -32,6 +32,7 @@ fn blk() -> Case {
         capacity_bytes: 1 << 20,
         logical_block_size: 512,
         physical_block_size: 512,
+        optimal_io_size: 0,
         num_queues: 1,
         queue_size: 64,
         read_only: false,

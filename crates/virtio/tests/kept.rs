@@ -94,6 +94,7 @@ fn a_queue_keeps_little_whatever_it_was_sent() {
         capacity_bytes: 1 << 30,
         logical_block_size: 512,
         physical_block_size: 512,
+        optimal_io_size: 0,
         num_queues: 1,
         queue_size: SIZE,
         read_only: false,

@@ -285,7 +285,7 @@ pub(super) fn options(
     let driver = match bottom {
         Bottom::Rbd(rbd) => {
             let locking = locking_of(rbd.locking);
-            Driver::Remote(RemoteDisk::new(RbdDisk::new(remote::rbd(name, rbd, direct, read_only, locking, secrets))))
+            Driver::Remote(RemoteDisk::new(RbdDisk::new(remote::rbd(name, rbd, read_only, locking, secrets))))
         }
         Bottom::File(image) => Driver::File { filename: image.filename.clone().into() },
         Bottom::HostDevice(image) => Driver::HostDevice { filename: image.filename.clone().into() },

@@ -331,6 +331,7 @@ fn blk_config(export: &schema::Export, blk: &BlkDevice, disk: &Disk) -> BlkConfi
         capacity_bytes: disk.size(),
         logical_block_size: *logical_block_size,
         physical_block_size: disk.physical_block_size().max(*logical_block_size),
+        optimal_io_size: disk.optimal_io_size(),
         num_queues: *num_queues,
         queue_size: *queue_size,
         read_only: !export.writable,

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egret_disk::{Action, Failure, Op};
+use egret_disk::{Action, Disk, Failure, Op};
 use egret_event_loop::{EventNotifier, Nanos};
 use egret_export::{Export, is_nospace};
 
@@ -98,6 +98,27 @@ impl Failures {
     pub(super) const fn bell(&self) -> &EventNotifier {
         &self.bell
     }
+
+    /// What is to be told at `now`, of what is new and of what has waited.
+    fn due(
+        &mut self,
+        newer: impl IntoIterator<Item = (String, Failure)>,
+        now: Instant,
+    ) -> Vec<((String, Arc<str>), Failure)> {
+        let Self { resting, later, .. } = self;
+        later.extend(newer.into_iter().map(|(name, failure)| ((name, Arc::clone(&failure.export)), failure)));
+        resting.retain(|_, end| *end > now);
+        let mut due = Vec::new();
+        later.retain(|key, failure| {
+            let waits = failure.action != Action::Stop && resting.contains_key(key);
+            if !waits {
+                resting.insert(key.clone(), now + REST);
+                due.push((key.clone(), failure.clone()));
+            }
+            waits
+        });
+        due
+    }
 }
 
 impl Daemon {
@@ -124,23 +145,45 @@ impl Daemon {
     /// The failures that are to be told at `now`; a disk's newest waits until it is a second after the one before. That
     /// an export has stopped is told at once: it does so once, and then waits.
     pub fn failures(&mut self, now: Instant) -> Vec<DiskFailure> {
-        let Failures { bell, resting, later } = &mut self.failures;
-        bell.clear();
-        for (name, disk) in &self.disks {
-            let newer = disk.take_failures().into_iter();
-            later.extend(newer.map(|failure| ((name.clone(), Arc::clone(&failure.export)), failure)));
-        }
-        resting.retain(|_, end| *end > now);
-        let mut told = Vec::new();
-        later.retain(|key, failure| {
-            let waits = failure.action != Action::Stop && resting.contains_key(key);
-            if !waits {
-                resting.insert(key.clone(), now + REST);
-                let has_lost_writes = self.disks.get(&key.0).is_some_and(|disk| disk.has_lost_writes());
-                told.push(DiskFailure { node_name: key.0.clone(), failure: failure.clone(), has_lost_writes });
-            }
-            waits
+        self.failures.bell.clear();
+        let newer = |(name, disk): (&String, &Arc<Disk>)| {
+            let name = name.clone();
+            disk.take_failures().into_iter().map(move |failure| (name.clone(), failure))
+        };
+        let due = self.failures.due(self.disks.iter().flat_map(newer), now);
+        let told = due.into_iter().map(|((node_name, _), failure)| {
+            let has_lost_writes = self.disks.get(&node_name).is_some_and(|disk| disk.has_lost_writes());
+            DiskFailure { node_name, failure, has_lost_writes }
         });
-        told
+        told.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_failure_waits_for_the_second_after_the_one_before_and_a_stop_for_nothing() {
+        let mut failures = Failures::new().unwrap();
+        let begun = Instant::now();
+        let mut actions = |action: &[Action], after: Duration| -> Vec<Action> {
+            let failed = |&action| {
+                let failure = Failure { export: "e0".into(), op: Op::Flush, errno: Errno::IO, action };
+                ("d0".to_owned(), failure)
+            };
+            failures.due(action.iter().map(failed), begun + after).into_iter().map(|(_, told)| told.action).collect()
+        };
+        let almost = REST - Duration::from_nanos(1);
+        assert_eq!(actions(&[Action::Report], Duration::ZERO), [Action::Report]);
+        assert_eq!(actions(&[Action::Ignore, Action::Report], almost), vec![]);
+        assert_eq!(actions(&[], REST), [Action::Report], "the newest");
+        assert_eq!(actions(&[], 3 * REST), vec![], "it was told");
+        for _ in 0..2 {
+            assert_eq!(actions(&[Action::Stop], 3 * REST), [Action::Stop], "one is not like another");
+        }
+        assert_eq!(actions(&[Action::Report], 3 * REST + almost), vec![]);
     }
 }

@@ -97,7 +97,7 @@ impl Daemon {
                 let status = export.errors().status();
                 status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))
             };
-            let has_failed = old.has_lost_writes() || self.exports.iter().any(is_stopped);
+            let has_failed = old.has_lost_writes() || old.is_lost() || self.exports.iter().any(is_stopped);
             if has_failed && lies_over(&changed.blockdevs, name, named) || options != *old.options() {
                 swaps.push(DiskSwap { old: Arc::clone(old), new: self.open_image(&options, Some(old))? });
             }

@@ -1,5 +1,6 @@
 //! Disks of other machines: how their options say that they are reached.
 
+use std::iter;
 use std::time::Duration;
 
 use egret_disk::Locking;
@@ -8,20 +9,13 @@ use egret_vocabulary::schema::{Encrypt, EncryptionFormat, MonitorAddress, Rbd, S
 
 /// How the cluster of `rbd` is found, as far as that is for files to say.
 pub(crate) fn cluster_of(object: &Rbd) -> ClusterOptions {
-    rbd("", object, false, false, Locking::Off, &[]).cluster
+    rbd("", object, false, Locking::Off, &[]).cluster
 }
 
 /// How the image of `rbd` is opened, for the disk of this name.
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
-pub(super) fn rbd(
-    node_name: &str,
-    rbd: &Rbd,
-    direct: bool,
-    read_only: bool,
-    locking: Locking,
-    secrets: &[Secret],
-) -> RbdOptions {
+pub(super) fn rbd(node_name: &str, rbd: &Rbd, read_only: bool, locking: Locking, secrets: &[Secret]) -> RbdOptions {
     let Rbd {
         pool,
         namespace,
@@ -46,8 +40,9 @@ pub(super) fn rbd(
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
-    // As QEMU: what bypasses the host's cache bypasses librbd's as well. What is set by its name goes before.
-    let cache = direct.then(|| ("rbd_cache".to_owned(), "false".to_owned()));
+    // librbd's cache acknowledges writes, and is gone with this process, which the guest outlives: unlike QEMU's, which ends
+    // with it. So it is for who asks for it by its name.
+    let cache = ("rbd_cache".to_owned(), "false".to_owned());
     let settings = settings.iter().map(|(name, value)| (name.clone(), value.clone()));
     RbdOptions {
         node_name: node_name.to_owned(),
@@ -57,7 +52,7 @@ pub(super) fn rbd(
             key: key.map(|key| Bytes(key.into_bytes())),
             monitors: server.iter().map(address).collect(),
             auth: auth_client_required.iter().map(ToString::to_string).collect(),
-            settings: cache.into_iter().chain(settings).collect(),
+            settings: iter::once(cache).chain(settings).collect(),
             connect_timeout: Duration::from_secs((*connect_timeout).into()),
             images: *images_per_cluster_handle,
         },

@@ -148,6 +148,7 @@ fn config(export: &Export, lun: &Lun, disk: &Disk) -> LunConfig {
             max_descriptors: UNMAP_RANGES,
             reads_zeroes: false,
         }),
+        optimal_transfer_bytes: disk.optimal_io_size().into(),
         max_write_zeroes_bytes: whole(disk.max_write_zeroes_bytes()).max(block.into()),
         serial: lun.serial().to_owned(),
         naa: (lun.wwn != 0).then_some(Naa::Short(lun.wwn)),

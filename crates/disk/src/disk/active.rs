@@ -78,6 +78,13 @@ impl Disk {
     ///
     /// Its options differ in a way that somebody else's locks are in the way of.
     pub fn share_locks_of(&self, old: &Self) -> Result<(), OpenError> {
+        if let Backing::Remote(remote) = &self.backing
+            && self.options.allow_inactive
+            && old.is_active()
+        {
+            remote.lock().map_err(|cause| self.error(cause))?;
+            self.standing.is_active.store(true, Ordering::Release);
+        }
         if let (Some(file), Some(theirs), Some(path)) = (self.file(), old.file(), self.path())
             && self.options.allow_inactive
             && old.is_active()

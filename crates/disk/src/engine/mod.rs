@@ -24,6 +24,9 @@ mod slab;
 pub(crate) mod threads;
 mod transfer;
 mod turns;
+#[cfg(test)]
+#[path = "turns/tests.rs"]
+mod turns_tests;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;

@@ -19,8 +19,8 @@ pub(crate) struct Remotes {
     served: Vec<Option<Served>>,
     /// Places in `served`, by slot.
     places: Vec<usize>,
-    /// Engines whose disks have left. They go with the next submission, when the loop watches their descriptors no more: a
-    /// number that is free again must not be taken for one that is watched.
+    /// Engines whose disks have left. They go with the next submission, or before the loop sleeps, when it watches their
+    /// descriptors no more: a number that is free again must not be taken for one that is watched.
     left: Vec<Served>,
     counters: Arc<EngineCounters>,
 }
@@ -74,6 +74,8 @@ impl Engine for Remotes {
     }
 
     fn arm(&mut self) -> bool {
+        // What is announced to one that nobody watches is heard by nobody, and its image stays open.
+        self.left.clear();
         self.engines().all(|engine| engine.arm())
     }
 
@@ -98,7 +100,7 @@ impl SharedEngine for Remotes {
             Some(place) => place,
             None => {
                 // One that is about to leave stays: its disk may have no second.
-                let new = match self.left.iter().position(|left| left.disk == *disk) {
+                let new = match self.left.iter().position(|left| left.disk == *disk && !left.disk.is_lost()) {
                     Some(left) => self.left.swap_remove(left),
                     None => Served { disk: disk.clone(), engine: disk.engine()?, slots: 0, fresh: 0 },
                 };

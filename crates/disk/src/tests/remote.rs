@@ -220,6 +220,11 @@ fn the_queues_of_a_thread_share_a_remote_disks_engine_until_the_last_has_left() 
     assert_eq!(others.lock().unwrap().engines, 1, "and gone when nobody watches it");
     rig.engines.submit(clock::now());
     assert_eq!((engines(), others.lock().unwrap().engines), (1, 0));
+    let once_more = rig.engines.attach(&other).unwrap();
+    rig.engines.detach(once_more);
+    assert!(rig.engines.arm());
+    assert_eq!(others.lock().unwrap().engines, 0, "or before the loop sleeps");
+    rig.engines.suppress();
     assert_eq!(rig.write(0, &[7; 512]), Ok(()));
     drop(rig);
     assert_eq!(engines(), 0);

@@ -3,12 +3,14 @@
 //! `EGRET_MIGRATIONS` says how often each of them does, where that is to be more often than a test has time for.
 
 mod guests;
+mod rbd;
 #[path = "../support/mod.rs"]
 mod support;
 mod vm;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use egret_needs::Ceph;
 use serde_json::{Value, json};
 
 use support::qmp::Qmp;
@@ -33,14 +35,14 @@ struct Host {
 }
 
 impl Host {
-    fn start(scratch: &Scratch, name: &str, image: &Path, disk: &str, machine: Machine) -> Self {
+    fn start(scratch: &Scratch, name: &str, blockdev: &str, machine: Machine) -> Self {
         let [socket, monitor] = ["socket", "qmp"].map(|what| scratch.path(&format!("{name}-{what}")));
         let queues = machine.queues;
         let export = format!("writable=on,allow-inactive=on,num-queues={queues},iothread.0=io0,iothread.1=io1");
         let options = Options::new()
             .iothread("io0", "fd-monitor=io_uring")
             .iothread("io1", "fd-monitor=epoll")
-            .disk("d0", image, disk)
+            .words(["--blockdev", blockdev])
             .monitor("m", &monitor);
         let options = match machine.scsi {
             true => options.export_scsi("e0", &socket, &format!("{export},luns.0.lun=0,luns.0.node-name=d0")),
@@ -63,12 +65,33 @@ impl Host {
     }
 }
 
+/// What both daemons have.
+#[derive(Clone)]
+enum Image {
+    File(PathBuf),
+    /// One of a cluster.
+    Rbd(&'static Ceph, String),
+}
+
+impl Image {
+    fn content(&self) -> Vec<u8> {
+        match self {
+            Self::File(path) => std::fs::read(path).expect("our own image"),
+            Self::Rbd(ceph, name) => {
+                let copy = ceph.dir().join(format!("{name}.copy"));
+                ceph.run(&format!("rbd export --no-progress rbd/{name} {}", copy.display()));
+                std::fs::read(copy).expect("our own copy")
+            }
+        }
+    }
+}
+
 /// Two daemons with one image, and a machine on the first.
 struct Pair {
     hosts: [Host; 2],
     at: usize,
     vm: Vm,
-    image: PathBuf,
+    image: Image,
     _scratch: Scratch,
 }
 
@@ -76,7 +99,12 @@ impl Pair {
     fn new(machine: Machine, disk: &str) -> Self {
         let scratch = Scratch::new();
         let image = scratch.image("disk", (BLOCK * BLOCKS) as u64);
-        let hosts = ["a", "b"].map(|name| Host::start(&scratch, name, &image, disk, machine));
+        let blockdev = format!("file,node-name=d0,filename={},{disk}", image.display());
+        Self::with(machine, scratch, Image::File(image), &blockdev)
+    }
+
+    fn with(machine: Machine, scratch: Scratch, image: Image, blockdev: &str) -> Self {
+        let hosts = ["a", "b"].map(|name| Host::start(&scratch, name, blockdev, machine));
         let mut vm = Vm::new(machine);
         vm.connect(&hosts[0].socket);
         Self { hosts, at: 0, vm, image, _scratch: scratch }
@@ -105,13 +133,19 @@ impl Pair {
     fn end(mut self) {
         self.vm.load(100);
         self.vm.drain();
+        assert!(self.vm.verified > 0, "it has read");
         self.vm.leave();
         for host in self.hosts {
-            let server = host.server.expect("it runs");
-            assert_eq!(server.complaints(), Vec::<String>::new());
-            assert_eq!(server.terminate().code(), Some(0));
+            let mut server = host.server.expect("it runs");
+            server.ask_to_end();
+            assert_eq!(server.await_end().code(), Some(0), "{:?}", server.log());
+            let mut complaints = server.complaints();
+            // A cluster waits a while for the answer of a client that was killed.
+            let expected = ["breaking the exclusive lock", "is left behind open"];
+            complaints.retain(|line| !expected.iter().any(|expected| line.contains(expected)));
+            assert_eq!(complaints, Vec::<String>::new());
         }
-        let holds = std::fs::read(&self.image).expect("our own image");
+        let holds = self.image.content();
         for (block, bytes) in holds.chunks(BLOCK).take(BLOCKS).enumerate() {
             assert!(bytes == content(block, self.vm.versions[block]), "block {block} is as written");
         }
@@ -197,27 +231,7 @@ fn a_migration_that_is_cancelled_changes_nothing_whether_the_queues_had_stopped_
 fn whichever_daemon_is_killed_at_whichever_point_the_machine_arrives() {
     for machine in machines().filter(|machine| machine.queues == 3) {
         let mut pair = Pair::new(machine, ENGINES[0]);
-        for _ in 0..moves(2) {
-            // Where the machine is: before it begins to move, and while memory is copied.
-            for is_moving in [false, true] {
-                if is_moving {
-                    pair.vm.begin_to_move();
-                }
-                pair.vm.load(40);
-                pair.restart(pair.at);
-                pair.vm.load(40);
-            }
-            // Where it goes, before it comes; where it was, when it has stopped; where it is now, at once and later.
-            pair.restart(1 - pair.at);
-            pair.vm.stop();
-            pair.here().restart();
-            pair.at = 1 - pair.at;
-            let socket = pair.here().socket.clone();
-            pair.vm.arrive(&socket);
-            pair.restart(pair.at);
-            pair.vm.load(40);
-            pair.restart(pair.at);
-        }
+        (0..moves(2)).for_each(|_| pair.migrate_among_kills());
         pair.end();
     }
 }
@@ -227,7 +241,7 @@ fn a_disk_changes_in_every_way_while_its_machine_moves() {
     for (machine, disk) in [(BLK, ENGINES[2]), (Machine { scsi: true, packed: true, queues: 2 }, ENGINES[0])] {
         let mut pair = Pair::new(machine, disk);
         for round in 0..moves(12) {
-            let image = pair.image.clone();
+            let Image::File(image) = pair.image.clone() else { unreachable!("it is one") };
             pair.migrate(|pair| {
                 let size = ((BLOCKS + 1 + round) * BLOCK) as u64;
                 let (aio, direct) = [("io_uring", true), ("native", true), ("threads", false)][round % 3];
@@ -253,6 +267,29 @@ fn a_disk_changes_in_every_way_while_its_machine_moves() {
 }
 
 impl Pair {
+    /// Moves the machine, and kills each daemon at each point.
+    fn migrate_among_kills(&mut self) {
+        // Where the machine is: before it begins to move, and while memory is copied.
+        for is_moving in [false, true] {
+            if is_moving {
+                self.vm.begin_to_move();
+            }
+            self.vm.load(40);
+            self.restart(self.at);
+            self.vm.load(40);
+        }
+        // Where it goes, before it comes; where it was, when it has stopped; where it is now, at once and later.
+        self.restart(1 - self.at);
+        self.vm.stop();
+        self.here().restart();
+        self.at = 1 - self.at;
+        let socket = self.here().socket.clone();
+        self.vm.arrive(&socket);
+        self.restart(self.at);
+        self.vm.load(40);
+        self.restart(self.at);
+    }
+
     /// Kills a daemon, and starts another in its place; if the machine is there it connects again.
     fn restart(&mut self, host: usize) {
         self.hosts[host].restart();

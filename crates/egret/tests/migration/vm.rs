@@ -89,6 +89,8 @@ pub struct Vm {
     pub versions: Vec<u32>,
     random: u64,
     pub done: u64,
+    /// Bytes that were read and as they should be.
+    pub verified: u64,
 }
 
 impl Vm {
@@ -115,6 +117,7 @@ impl Vm {
             versions: vec![0; BLOCKS],
             random: 1,
             done: 0,
+            verified: 0,
             memory,
         }
     }
@@ -424,6 +427,7 @@ impl Vm {
             assert_eq!(answer[0], 0, "it succeeds");
         }
         assert!(sent.kind != READ || data == content(sent.block, sent.version), "block {} as written", sent.block);
+        self.verified += if sent.kind == READ { BLOCK as u64 } else { 0 };
         self.done += 1;
     }
 }

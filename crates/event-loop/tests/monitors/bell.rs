@@ -69,6 +69,8 @@ impl Policy for EveryTurn {
 pub struct Echo {
     pushed: Vec<u64>,
     done: Vec<u64>,
+    /// An engine that was brought in, and who hears of what it announces.
+    brought_in: Option<(OwnedFd, Sender<()>)>,
 }
 
 impl Backend for Echo {
@@ -93,7 +95,12 @@ impl Backend for Echo {
     }
     fn suppress(&mut self) {}
     fn descriptors(&self) -> Vec<RawFd> {
-        Vec::new()
+        self.brought_in.iter().map(|(fd, _)| fd.as_raw_fd()).collect()
+    }
+    fn announced(&mut self, fd: RawFd) {
+        for (_, heard) in self.brought_in.iter().filter(|(own, _)| own.as_raw_fd() == fd) {
+            let _ = heard.send(());
+        }
     }
 }
 
@@ -116,6 +123,8 @@ pub struct Bell {
     pub act: Option<Act>,
     /// How many of its completions leave it with more to do.
     pub unfinished: u64,
+    /// What it brings in when it is attached.
+    pub brings: Option<(OwnedFd, Sender<()>)>,
     stopped: bool,
 }
 
@@ -141,7 +150,17 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
     let outside = Arc::new(Outside { work: AtomicU64::new(0), looks: AtomicU64::new(0), armed: AtomicU64::new(0), fd });
     let (heard, hear) = channel();
     let mine = Arc::clone(&outside);
-    let bell = Bell { outside: mine, seen: 0, in_flight: 0, index: 0, heard, act: None, unfinished: 0, stopped: false };
+    let bell = Bell {
+        outside: mine,
+        seen: 0,
+        in_flight: 0,
+        index: 0,
+        heard,
+        act: None,
+        unfinished: 0,
+        brings: None,
+        stopped: false,
+    };
     (bell, outside, hear)
 }
 
@@ -150,9 +169,10 @@ impl Source for Bell {
     fn route(completion: &u64) -> u32 {
         (*completion >> 32) as u32
     }
-    fn attached(&mut self, id: SourceId, _backend: &mut Echo) -> io::Result<()> {
+    fn attached(&mut self, id: SourceId, backend: &mut Echo) -> io::Result<()> {
         self.index = id.index();
         self.stopped = false;
+        backend.brought_in = self.brings.take().or(backend.brought_in.take());
         Ok(())
     }
     fn detached(&mut self, _backend: &mut Echo) {}

@@ -3,13 +3,14 @@
 mod bell;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
 use egret_polling::{EventKind, Nanos};
+use rustix::event::{EventfdFlags, eventfd};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 use bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, Weighing, bell, fixed, hear_work, on_every_loop, options};
@@ -143,6 +144,37 @@ fn a_source_that_was_quiesced_is_drained_where_it_is_and_goes_on_with_what_came_
         hear_work(&hear, 1);
         handle.detach(id).wait().unwrap();
         assert!(!handle.call(move |target| target.resume(id)).unwrap(), "it is gone");
+    });
+}
+
+#[test]
+fn an_engine_that_comes_when_a_source_is_drained_is_heard() {
+    on_every_loop(|handle| {
+        let (mut first, outside, _hear) = bell();
+        let engine = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (tell, heard) = channel();
+        let (came, has_come) = channel();
+        let brings = Arc::new(Mutex::new(Some((engine.try_clone().unwrap(), tell))));
+        let (name, named) = channel::<SourceId>();
+        first.act = Some(Box::new(move |turn| {
+            let Ok(id) = named.try_recv() else { return };
+            let (brings, came) = (Arc::clone(&brings), came.clone());
+            // What it has just pushed is in flight, so that it is drained at the end of a turn, and not at once.
+            turn.later(move |target| {
+                target.quiesce(id, move |target| {
+                    let (mut second, ..) = bell();
+                    second.brings = brings.lock().unwrap().take();
+                    target.attach(second).map_err(|(_, e)| e).unwrap();
+                    came.send(()).unwrap();
+                });
+            });
+        }));
+        let id = handle.attach(first).unwrap();
+        name.send(id).unwrap();
+        outside.ring();
+        has_come.recv_timeout(PATIENCE).expect("it is drained");
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        heard.recv_timeout(PATIENCE).expect("the loop watches the engine");
     });
 }
 

@@ -89,7 +89,9 @@ impl QueueWorker {
             return Some(completion);
         };
         let is_for_guest = self.gives_up() || self.model.is_aborted(head);
-        let action = match self.errors.policy.action(&failed) {
+        // Whatever was asked for: to tell the guest would be to say that the disk is bad, and it is another's.
+        let wanted = if self.is_lost(key) { Action::Stop } else { self.errors.policy.action(&failed) };
+        let action = match wanted {
             Action::Stop if is_for_guest => Action::Report,
             // What a command was to look at is not there.
             Action::Ignore if failed.op == Op::Read && completion.buffers.is_own() => Action::Report,
@@ -121,6 +123,10 @@ impl QueueWorker {
         if let Some(Some(disk)) = self.disks.all.get(key as usize) {
             disk.note_failure(Failure { export: Arc::clone(&self.errors.export), op, errno, action });
         }
+    }
+
+    fn is_lost(&self, DiskKey(key): DiskKey) -> bool {
+        matches!(self.disks.all.get(key as usize), Some(Some(disk)) if disk.is_lost())
     }
 
     /// Whether requests that fail are for the guest, whatever was asked for: nobody comes who could try them again. That

@@ -69,6 +69,7 @@ pub fn blk_config(capacity_bytes: u64, num_queues: u16) -> BlkConfig {
         capacity_bytes,
         logical_block_size: 512,
         physical_block_size: 512,
+        optimal_io_size: 0,
         num_queues,
         queue_size: 128,
         read_only: false,

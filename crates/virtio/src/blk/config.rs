@@ -13,6 +13,8 @@ pub struct BlkConfig {
     pub logical_block_size: u32,
     /// The unit that is written without reading: a power of two of at least the logical block.
     pub physical_block_size: u32,
+    /// What long requests should best be multiples of, in bytes; 0 where there is nothing to say.
+    pub optimal_io_size: u32,
     /// How many queues there are.
     pub num_queues: u16,
     /// The most descriptors a queue can have: a power of two of at least 4.
@@ -111,9 +113,10 @@ impl BlkConfig {
         // seg_max: a header and a status go with the data.
         put(12, &u32::from(self.queue_size - 2).to_le_bytes());
         put(20, &self.logical_block_size.to_le_bytes());
-        // topology: physical_block_exp, alignment_offset, min_io_size; no opt_io_size.
+        // topology: physical_block_exp, alignment_offset, min_io_size, opt_io_size; the last two in logical blocks.
         put(24, &[blocks.trailing_zeros() as u8, 0]);
         put(26, &(blocks as u16).to_le_bytes());
+        put(28, &(self.optimal_io_size / self.logical_block_size).to_le_bytes());
         put(WRITEBACK, &[u8::from(writeback)]);
         put(34, &self.num_queues.to_le_bytes());
         if let Some(DiscardLimits { max_sectors, alignment }) = self.discard.filter(|_| !self.read_only) {

@@ -44,6 +44,7 @@ pub fn config() -> BlkConfig {
         capacity_bytes: SECTORS * SECTOR,
         logical_block_size: 512,
         physical_block_size: 4096,
+        optimal_io_size: 64 << 10,
         num_queues: 4,
         queue_size: 128,
         read_only: false,

@@ -3,13 +3,12 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 
-use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
 use crate::disk::Disk;
 use crate::job::Job;
+use crate::sync::{AtomicBool, AtomicPtr, EventNotifier, Ordering, fence};
 
 /// A job, and what is needed to run it, on its way to a worker and back.
 pub(super) struct Node {
@@ -58,7 +57,7 @@ pub(super) struct DoneList {
 
 impl DoneList {
     /// An empty one, whose event is `event`.
-    pub(super) const fn new(event: EventNotifier) -> Self {
+    pub(super) fn new(event: EventNotifier) -> Self {
         Self { newest: AtomicPtr::new(ptr::null_mut()), armed: AtomicBool::new(false), event }
     }
 

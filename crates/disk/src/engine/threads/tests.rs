@@ -1,5 +1,6 @@
 //! Workers and their disks, with no loop around them.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -132,6 +133,24 @@ fn no_completion_is_lost_between_the_last_look_and_the_block() {
     }
 }
 
+#[test]
+fn the_loop_is_told_once_of_what_is_done_and_only_if_it_asked() {
+    for asked in [false, true] {
+        let mut threads = threads(WorkerLimits { min: 1, max: 1, idle: Duration::from_secs(10) });
+        assert_eq!(threads.descriptor(), Some(threads.workers.done.event.as_raw_fd()));
+        assert!(threads.arm());
+        if !asked {
+            threads.suppress();
+        }
+        (0..3).for_each(|token| push(&mut threads, token));
+        threads.submit(Nanos::ZERO);
+        threads.workers.end();
+        let mut told = [0; 8];
+        let read = rustix::io::read(&threads.workers.done.event, &mut told);
+        assert_eq!((read.is_ok(), u64::from_ne_bytes(told)), (asked, u64::from(asked)));
+    }
+}
+
 const MIB: u64 = 1 << 20;
 
 /// A pool of at most `max` workers, and as many disks as files: each with a block range lock, by which
@@ -255,6 +274,19 @@ fn a_disk_that_is_alone_has_all_workers() {
     await_busy(&threads, 4);
     threads.detach(1);
     await_busy(&threads, 8);
+    drop(locked);
+    assert_eq!(ended(&mut threads, 20).len(), 20);
+}
+
+#[test]
+fn a_limit_that_is_raised_has_more_workers_at_jobs_at_once() {
+    let (mut threads, disks, _dir) = lockable(1, 1);
+    let locked = Locked::new(&disks[0], 0..MIB);
+    (0..20).for_each(|token| push_zeroes(&mut threads, 0, 512, token));
+    threads.submit(Nanos::ZERO);
+    await_busy(&threads, 1);
+    threads.limit_workers(WorkerLimits { min: 0, max: 3, idle: Duration::from_secs(10) });
+    await_busy(&threads, 3);
     drop(locked);
     assert_eq!(ended(&mut threads, 20).len(), 20);
 }

@@ -1,15 +1,18 @@
 //! The workers: when one is started, when it is woken, what it does, and when it leaves.
+//!
+//! `tests/workers.rs` walks through the interleavings with loom.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 
 use egret_confine::{Bounds, ThreadKind};
 use rustix::io::Errno;
 
-use super::super::WorkerLimits;
-use super::super::turns::Turns;
 use super::done::{DoneList, JobPtr, Node};
 use crate::blocking::{self, Scratch};
+use crate::engine::WorkerLimits;
+use crate::engine::turns::Turns;
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 /// What workers and their loop share under a lock.
 pub(super) struct Queue {
@@ -29,7 +32,7 @@ pub(super) struct Queue {
 /// The workers of one I/O thread.
 pub(super) struct Workers {
     queue: Mutex<Queue>,
-    work: Condvar,
+    pub(super) work: Condvar,
     pub(super) left: Condvar,
     pub(super) done: DoneList,
 }
@@ -64,7 +67,7 @@ impl Workers {
         drop(queue);
         (0..wake).for_each(|_| self.work.notify_one());
         let (workers, bounds) = (Arc::clone(self), Bounds::of_this_thread());
-        let spawned = std::thread::Builder::new().name("disk-worker".into()).spawn(move || {
+        let spawned = thread::Builder::new().name("disk-worker".into()).spawn(move || {
             bounds.narrow(ThreadKind::Worker);
             work(&workers);
         });
@@ -129,7 +132,7 @@ fn work(workers: &Arc<Workers>) {
                 Poll::Pending => {
                     // Its I/O thread, or that thread's client, may want this processor; without a yield the scheduler
                     // would leave the worker on it for milliseconds.
-                    std::thread::yield_now();
+                    thread::yield_now();
                     Some(taken)
                 }
             };

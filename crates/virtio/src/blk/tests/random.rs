@@ -91,6 +91,7 @@ proptest! {
             capacity_bytes: 1000 * 512,
             logical_block_size: 512,
             physical_block_size: 512,
+            optimal_io_size: 0,
             num_queues: 1,
             queue_size: 32,
             read_only,

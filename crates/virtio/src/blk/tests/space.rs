@@ -22,7 +22,7 @@ fn says_what_the_disk_is() {
     assert_eq!(le32(&space, 16), 0, "geometry");
     assert_eq!(le32(&space, 20), 512, "blk_size");
     assert_eq!(space[24..28], [3, 0, 8, 0], "topology: eight logical blocks in a physical one");
-    assert_eq!(le32(&space, 28), 0, "opt_io_size");
+    assert_eq!(le32(&space, 28), 128, "opt_io_size: in logical blocks");
     assert_eq!(space[32..36], [1, 0, 4, 0], "writeback, num_queues");
     assert_eq!((le32(&space, 36), le32(&space, 40), le32(&space, 44)), (256, 1, 8), "discard");
     assert_eq!((le32(&space, 48), le32(&space, 52)), (512, 1), "write zeroes");

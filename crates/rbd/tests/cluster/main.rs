@@ -1,6 +1,10 @@
 //! Images of a cluster that these tests start, as disks.
 
+mod locks;
+mod seen;
+
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -53,6 +57,18 @@ fn open(options: &RbdOptions) -> Result<Arc<Disk>, OpenError> {
     let read_only = options.image.read_only;
     let options = Options { discard: Discard::Unmap, read_only, ..Options::new("disk0", Driver::Remote(remote)) };
     Disk::open(&options).map(Arc::new)
+}
+
+/// A disk that is locked while it is active alone.
+fn open_inactive(options: &RbdOptions) -> Arc<Disk> {
+    let driver = Driver::Remote(RemoteDisk::new(RbdDisk::new(options.clone())));
+    Arc::new(Disk::open(&Options { allow_inactive: true, ..Options::new("disk0", driver) }).unwrap())
+}
+
+fn with_cache(mut options: RbdOptions, cache: &str) -> RbdOptions {
+    let settings = [("rbd_cache", cache), ("rbd_cache_policy", "writethrough")];
+    options.cluster.settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    options
 }
 
 /// An I/O thread's part of it.
@@ -153,7 +169,7 @@ fn requests_of_every_kind_do_what_they_say() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create kinds --size 64M");
     let disk = open(&options(ceph, "kinds")).unwrap();
-    assert_eq!((disk.size(), disk.discard_granularity()), (64 * MIB, 4 << 20));
+    assert_eq!((disk.size(), disk.discard_granularity(), disk.optimal_io_size()), (64 * MIB, 4 << 20, 4 << 20));
     let mut rig = Rig::new(&disk);
     // One that lies across objects and is moved in several parts, and one of a sector.
     let long = pattern(9 * MIB + 512, 1);
@@ -190,11 +206,18 @@ fn the_threads_that_serve_a_disk_each_get_their_own_completions() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create threads --size 64M");
     let disk = open(&options(ceph, "threads")).unwrap();
+    let served = Arc::<AtomicUsize>::default();
     let serve = |number: u64| {
-        let disk = Arc::clone(&disk);
+        let (disk, served) = (Arc::clone(&disk), Arc::clone(&served));
         std::thread::spawn(move || {
             let mut rig = Rig::new(&disk);
-            for turn in 0..20 + 20 * number {
+            for turn in 0.. {
+                // All of them are served while all are there; then they leave one after the other.
+                served.fetch_add(usize::from(turn == 20), Ordering::Relaxed);
+                if turn >= 20 + 20 * number && served.load(Ordering::Relaxed) == 3 {
+                    break;
+                }
+                assert!(turn < 10_000, "another one has not been served");
                 for at in 0..8 {
                     let bytes = pattern(4096, turn * 8 + at);
                     rig.begin(Op::Write { fua: false }, number * 16 * MIB + at * 4096, 4096, bytes, 4096);
@@ -283,48 +306,6 @@ fn a_disk_can_be_made_longer_here_and_elsewhere() {
 }
 
 #[test]
-fn a_second_writer_is_refused_until_the_first_has_left() {
-    let Some(ceph) = shared() else { return };
-    ceph.run("rbd create mine --size 8M");
-    let mine = options(ceph, "mine");
-    let disk = open(&mine).unwrap();
-    let owner = ceph.run("rbd lock ls mine --format json");
-    // As a disk that is reopened.
-    drop(open(&mine).unwrap());
-    let other = RbdOptions { node_name: "disk1".to_owned(), ..mine.clone() };
-    let line = line(open(&other));
-    let start = "blockdev 'disk0': cannot open 'rbd/mine': its exclusive lock is held by 127.0.0.1:0/";
-    assert!(line.starts_with(start), "{line}");
-    let address = line[start.len() - "127.0.0.1:0/".len()..].split(':').take(2).collect::<Vec<_>>().join(":");
-    assert!(owner.contains(&address), "{address}: {owner}");
-    // Another program's writes are refused by librbd.
-    let mut reader = mine.clone();
-    reader.image.read_only = true;
-    Rig::new(&open(&reader).unwrap()).read(0, 512);
-    drop(disk);
-    let again = open(&other).unwrap();
-    Rig::new(&again).write(0, &[1; 512]).unwrap();
-    let mut unlocked = mine;
-    unlocked.locking = Locking::Off;
-    drop(open(&unlocked).unwrap());
-}
-
-#[test]
-fn an_image_without_the_feature_is_locked_by_nobody_unless_that_is_asked_for() {
-    let Some(ceph) = shared() else { return };
-    ceph.run("rbd create plain --size 8M --image-feature layering");
-    let mut plain = options(ceph, "plain");
-    let both = [open(&plain).unwrap(), open(&plain).unwrap()];
-    drop(both);
-    plain.locking = Locking::On;
-    assert_eq!(
-        line(open(&plain)),
-        "blockdev 'disk0': cannot open 'rbd/plain': it has not the feature exclusive-lock; enable it with: rbd feature enable \
-         plain exclusive-lock, or use locking=off"
-    );
-}
-
-#[test]
 fn requests_wait_out_an_outage_and_nothing_that_waits_for_the_cluster_waits_for_ever() {
     let Some(ceph) = Ceph::start() else { return };
     ceph.run("rbd create kept --size 16M");
@@ -353,27 +334,6 @@ fn requests_wait_out_an_outage_and_nothing_that_waits_for_the_cluster_waits_for_
     drop(rig);
     ceph.revive(Part::Osd);
     assert_eq!(Rig::new(&disk).read(0, 4096), [1; 4096]);
-}
-
-#[test]
-fn a_lock_that_was_taken_away_has_requests_wait_instead_of_fail() {
-    let Some(ceph) = shared() else { return };
-    ceph.run("rbd create taken --size 8M");
-    let disk = open(&options(ceph, "taken")).unwrap();
-    let mut rig = Rig::new(&disk);
-    rig.write(0, &[1; 512]).unwrap();
-    let locks = ceph.run("rbd lock ls taken --format json");
-    let field = |name: &str| {
-        let rest = locks.split_once(&format!("\"{name}\":\"")).unwrap().1;
-        rest.split('"').next().unwrap().to_owned()
-    };
-    let (id, locker) = (field("id"), field("locker"));
-    let mut remove = std::process::Command::new("rbd");
-    remove.env("CEPH_CONF", ceph.conf()).args(["lock", "remove", "taken", &id, &locker]);
-    assert!(remove.status().unwrap().success());
-    rig.begin(Op::Write { fua: false }, 0, 512, vec![2; 512], 512);
-    assert!(!rig.turn(2, &mut [None]) || rig.engines.in_flight() == 1, "it is neither done nor failed");
-    assert_eq!(rig.engines.in_flight(), 1);
 }
 
 #[test]
