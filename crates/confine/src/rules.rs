@@ -354,8 +354,16 @@ pub const RULES: &[Rule] = &[
     call!(SYS_ioctl, &[Worker], "discards on devices", "BLKDISCARD", int(1, BLKDISCARD)),
     // Sessions.
     call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
-    call!(SYS_recvmsg, &[Session, Control, Io], "messages with descriptors; clients over NBD; replies of NBD servers"),
-    call!(SYS_sendmsg, &[Session, Io], "messages with descriptors; clients over NBD; requests to NBD servers"),
+    call!(
+        SYS_recvmsg,
+        &[Session, Control, Io, Connector],
+        "messages with descriptors; clients over NBD; replies of NBD servers"
+    ),
+    call!(
+        SYS_sendmsg,
+        &[Session, Io, Connector],
+        "messages with descriptors; clients over NBD; requests to NBD servers"
+    ),
     call!(
         SYS_getsockopt,
         &[Session, Metrics, Control],
@@ -378,7 +386,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
     // Metrics.
     call!(SYS_read, &[Session, Metrics, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
-    call!(SYS_sendto, &[Metrics, Watchdog, Control, Connector], "answers; the service manager; NBD servers"),
+    call!(SYS_sendto, &[Metrics, Watchdog, Control], "answers; the service manager"),
     call!(
         SYS_setsockopt,
         &[Session, Metrics, Control],
@@ -414,7 +422,6 @@ pub const RULES: &[Rule] = &[
     // Connectors.
     call!(SYS_socket, &[Connector], "NBD servers", "AF_INET", int(0, libc::AF_INET as i64)),
     call!(SYS_socket, &[Connector], "NBD servers", "AF_INET6", int(0, libc::AF_INET6 as i64)),
-    call!(SYS_recvfrom, &[Connector], "NBD servers"),
     call!(SYS_setsockopt, &[Connector], "NBD servers", "IPPROTO_TCP", int(1, libc::IPPROTO_TCP as i64)),
     call!(
         SYS_setsockopt,

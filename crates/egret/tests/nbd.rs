@@ -7,12 +7,11 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blkio::ReqFlags;
 use serde_json::json;
 
 use support::disk::{Client, Disk};
 use support::guest::Guest;
-use support::nbd::{NbdServer, Reference, has_servers_or_skips};
+use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, use_it};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -23,27 +22,6 @@ const MIB: u64 = 1 << 20;
 /// A disk behind a UNIX socket, exported writable from one I/O thread.
 fn over(server: &Path, export: &Path, more: &str) -> Options {
     Options::new().iothread("io0", "").nbd("d0", server, more).export("e0", "d0", export, "writable=on,iothread=io0")
-}
-
-/// Every operation, verified.
-fn use_it(disk: &mut Disk, block: u64) {
-    for queue in &mut disk.queues {
-        queue.write_pattern(0..4 * MIB, 1).unwrap();
-        queue.verify_pattern(0..4 * MIB, 1).unwrap();
-        queue.write_with(8 * MIB, &vec![7; block as usize], ReqFlags::FUA).unwrap();
-        queue.flush().unwrap();
-        queue.write_zeroes(MIB..MIB + 3 * block, ReqFlags::empty()).unwrap();
-        queue.write_zeroes(2 * MIB..2 * MIB + block, ReqFlags::NO_UNMAP).unwrap();
-        queue.discard(3 * MIB..3 * MIB + 64 * 1024).unwrap();
-        assert!(queue.read(MIB, 3 * block as usize).unwrap().iter().all(|byte| *byte == 0));
-        assert!(queue.read(2 * MIB, block as usize).unwrap().iter().all(|byte| *byte == 0));
-        assert_eq!(queue.read(8 * MIB, block as usize).unwrap(), vec![7; block as usize]);
-        queue.verify_pattern(0..MIB, 1).unwrap();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[test]
@@ -99,7 +77,7 @@ fn data_is_what_was_written_over_each_server_that_there_is() {
     let socket = scratch.path("nbd");
     let _qemu = NbdServer::qemu(&socket, &one, 4, &["--export-name=disk"]);
     let port = free_port();
-    let _reference = Reference::start(&scratch.path(""), port, &other);
+    let _reference = Reference::start(&scratch.path(""), port, &other, "");
     for monitor in ["io_uring", "epoll", "ppoll"] {
         let monitor = format!("fd-monitor={monitor}");
         let options = Options::new()

@@ -531,8 +531,8 @@ fn monitors_start_and_stop_the_server_and_offer_disks_in_qemus_words() {
     qmp.run("nbd-server-start", start);
     qmp.run("block-export-add", export);
     assert_eq!(NbdClient::connect(&nbd, "disk", Headers::Simple).read(0, 4096), [3; 4096]);
-    let wrong = json!({"addr": {"type": "unix", "data": {"path": nbd}}, "tls-creds": "tls0"});
-    assert!(qmp.fail("nbd-server-start", wrong).contains("without TLS"));
+    let wrong = json!({"addr": {"type": "unix", "data": {"path": nbd}}, "tls-authz": "a"});
+    assert!(qmp.fail("nbd-server-start", wrong).contains("who has a certificate"));
     drop(qmp);
     assert!(server.terminate().success());
     assert!(!nbd.exists());

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -10,14 +10,12 @@ use std::time::{Duration, Instant};
 use egret_event_loop::EventNotifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-    sockopt,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 
+use crate::channel::{Channel, ChannelError, Received};
 use crate::handshake::{self, Export, HandshakeError};
 use crate::protocol::{Headers, Reply, Request, command};
-use crate::target::{Address, Target};
+use crate::target::{Address, Encryption, Target};
 
 /// How long one attempt may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -27,7 +25,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// A connection whose export takes requests.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) socket: OwnedFd,
+    pub(crate) channel: Channel,
     pub(crate) export: Export,
 }
 
@@ -48,6 +46,12 @@ pub enum ConnectError {
     /// What the server says.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
+    /// It is not to be spoken with.
+    #[error("{0}")]
+    Encrypt(#[source] ChannelError),
+    /// Likewise.
+    #[error("TLS was not begun: {0}")]
+    ShakeHands(#[source] io::Error),
 }
 
 impl Connection {
@@ -70,20 +74,28 @@ impl Connection {
                 })?
             }
         };
-        let mut stream = Stream { socket: &socket, deadline, stop };
+        let mut channel = Channel::new(socket);
+        let mut stream = Stream { channel: &mut channel, deadline, stop };
         let greeting = handshake::greet(&mut stream)?;
+        if let Some(Encryption { credentials, name }) = &target.encryption {
+            handshake::start_tls(&mut stream, greeting)?;
+            let session = credentials.session(name.as_deref()).map_err(|e| ConnectError::Encrypt(e.into()))?;
+            stream.channel.encrypt(session);
+            stream.flush().map_err(ConnectError::ShakeHands)?;
+        }
         let export = handshake::choose(&mut stream, greeting, &target.export)?;
-        Ok(Self { socket, export })
+        Ok(Self { channel, export })
     }
 
     /// Has the server make stable what was written, and waits for that.
-    pub(crate) fn flush(&self, deadline: Instant, stop: &EventNotifier) -> io::Result<()> {
-        let mut stream = Stream { socket: &self.socket, deadline, stop };
+    pub(crate) fn flush(&mut self, deadline: Instant, stop: &EventNotifier) -> io::Result<()> {
+        let mut stream = Stream { channel: &mut self.channel, deadline, stop };
         let headers = self.export.headers;
         let flush = Request { flags: 0, command: command::FLUSH, cookie: u64::MAX, offset: 0, length: 0 };
         let mut header = [0; 32];
         let len = flush.write(headers, &mut header);
         stream.write_all(&header[..len])?;
+        stream.flush()?;
         // A reply without data, in whichever form: a simple one is the shortest.
         let mut bytes = [0; 32];
         let len = if headers == Headers::Extended { 32 } else { 16 };
@@ -110,11 +122,12 @@ impl Connection {
     }
 
     /// Says goodbye, if that takes no time.
-    pub(crate) fn close(self) {
+    pub(crate) fn close(mut self) {
         let goodbye = Request { flags: 0, command: command::DISCONNECT, cookie: 0, offset: 0, length: 0 };
         let mut header = [0; 32];
         let len = goodbye.write(self.export.headers, &mut header);
-        let _ = send(&self.socket, &header[..len], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = self.channel.send(&[IoSlice::new(&header[..len])]);
+        self.channel.say_goodbye();
     }
 }
 
@@ -190,21 +203,42 @@ fn timespec(length: Duration) -> Timespec {
     Timespec { tv_sec: length.as_secs().cast_signed(), tv_nsec: length.subsec_nanos().into() }
 }
 
-/// A socket that takes no longer than it may.
+/// A connection that takes no longer than it may.
 struct Stream<'a> {
-    socket: &'a OwnedFd,
+    channel: &'a mut Channel,
     deadline: Instant,
     stop: &'a EventNotifier,
+}
+
+impl Stream<'_> {
+    /// Does something until it does not have to be waited for.
+    fn persist<T>(
+        &mut self,
+        what: PollFlags,
+        mut act: impl FnMut(&mut Channel) -> Result<T, ChannelError>,
+    ) -> io::Result<T> {
+        loop {
+            match act(self.channel) {
+                Err(ChannelError::System(Errno::AGAIN)) => {
+                    // What TLS wants to say first is what keeps it.
+                    let what = if self.channel.is_flushed() { what } else { PollFlags::OUT };
+                    wait(&*self.channel, what, self.deadline, self.stop)?;
+                }
+                Err(ChannelError::System(Errno::INTR)) => {}
+                Err(ChannelError::System(e)) => return Err(e.into()),
+                Err(e @ (ChannelError::Tls(_) | ChannelError::Truncated)) => return Err(io::Error::other(e)),
+                Ok(done) => return Ok(done),
+            }
+        }
+    }
 }
 
 impl Read for Stream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            match recv(self.socket, &mut *into, RecvFlags::DONTWAIT) {
-                Ok((count, _)) => return Ok(count),
-                Err(Errno::AGAIN) => wait(self.socket, PollFlags::IN, self.deadline, self.stop)?,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
+            let received = self.persist(PollFlags::IN, |channel| channel.receive(&mut [IoSliceMut::new(into)]))?;
+            if !matches!(received, Received { bytes: 0, more: true }) {
+                return Ok(received.bytes);
             }
         }
     }
@@ -212,17 +246,14 @@ impl Read for Stream<'_> {
 
 impl Write for Stream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            match send(self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(count) => return Ok(count),
-                Err(Errno::AGAIN) => wait(self.socket, PollFlags::OUT, self.deadline, self.stop)?,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
+        self.persist(PollFlags::OUT, |channel| channel.send(&[IoSlice::new(bytes)]))
     }
 
+    /// All that was written is the system's; and keys are agreed on, where it is encrypted.
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        while self.channel.is_shaking_hands() {
+            self.persist(PollFlags::IN, Channel::shake_hands)?;
+        }
+        self.persist(PollFlags::OUT, Channel::flush)
     }
 }

@@ -15,6 +15,7 @@ use egret_disk::{BlockLimits, Blocks, Engine, EngineError, OpenCause, Remote, Re
 use egret_event_loop::EventNotifier;
 use rustix::io::Errno;
 
+use crate::channel::Channel;
 use crate::connect::{self, Connection};
 use crate::connector::{self, Message};
 use crate::engine::{Line, NbdEngine};
@@ -179,6 +180,7 @@ pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, E
         node_name: String::new(),
         uri: String::new(),
         address: Address::Unix(PathBuf::new()),
+        encryption: None,
         export: String::new(),
         read_only: false,
         reconnect_delay: Duration::ZERO,
@@ -192,7 +194,7 @@ pub fn engine_over(socket: OwnedFd, export: Export) -> Result<Box<dyn Engine>, E
         left: Condvar::new(),
         is_changed: AtomicBool::new(false),
     };
-    Ok(Box::new(NbdEngine::new(Arc::new(shared), Some(Connection { socket, export }))?))
+    Ok(Box::new(NbdEngine::new(Arc::new(shared), Some(Connection { channel: Channel::new(socket), export }))?))
 }
 
 impl Shared {
@@ -261,7 +263,7 @@ impl Shared {
         }
         let idle = state.idle.take();
         drop(state);
-        let connection = match idle {
+        let mut connection = match idle {
             Some(connection) => connection,
             None => Connection::make(&self.target, &self.stop).map_err(io::Error::other)?,
         };

@@ -28,8 +28,9 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use self::commands::{Commands, Next};
-use self::incoming::{Incoming, Received};
+use self::incoming::Incoming;
 use self::outgoing::Outgoing;
+use crate::channel::{ChannelError, Received};
 use crate::connect::Connection;
 use crate::disk::Shared;
 
@@ -102,7 +103,7 @@ enum Lost {
     #[error("the server has ended the connection")]
     Ended,
     #[error("the connection has failed: {0}")]
-    Failed(#[source] Errno),
+    Failed(#[source] ChannelError),
     #[error("the server breaks the protocol: {0}")]
     Lie(#[from] incoming::Lie),
     #[error("the server is about to end")]
@@ -139,7 +140,7 @@ impl NbdEngine {
 
     fn connected(&mut self, connection: Connection) {
         let data = epoll::EventData::new_u64(1);
-        if let Err(e) = epoll::add(&self.epoll, &connection.socket, data, epoll::EventFlags::IN) {
+        if let Err(e) = epoll::add(&self.epoll, &connection.channel, data, epoll::EventFlags::IN) {
             tracing::warn!("blockdev '{}': a connection cannot be watched: {e}", self.disk.target.node_name);
             return self.disk.wish(&self.line);
         }
@@ -188,25 +189,25 @@ impl NbdEngine {
         }
         let mut budget = TURN;
         let failed = loop {
-            if outgoing.is_empty() || budget == 0 {
+            if outgoing.is_empty() && connection.channel.is_flushed() || budget == 0 {
                 break None;
             }
-            match outgoing.send(&connection.socket, &mut self.commands) {
+            match outgoing.send(&mut connection.channel, &mut self.commands) {
                 Ok(sent) => budget = budget.saturating_sub(sent.max(1)),
-                Err(Errno::INTR) => {}
+                Err(ChannelError::System(Errno::INTR)) => {}
                 Err(e) => break Some(e),
             }
         };
-        let blocks = failed == Some(Errno::AGAIN);
+        let blocks = matches!(failed, Some(ChannelError::System(Errno::AGAIN)));
         if blocks != *is_blocked {
             *is_blocked = blocks;
             let out = if blocks { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
             let flags = epoll::EventFlags::IN | out;
-            let _ = epoll::modify(&self.epoll, &connection.socket, epoll::EventData::new_u64(1), flags);
+            let _ = epoll::modify(&self.epoll, &connection.channel, epoll::EventData::new_u64(1), flags);
         }
         match failed {
-            None | Some(Errno::AGAIN) => {}
-            Some(Errno::FAULT) => {
+            None | Some(ChannelError::System(Errno::AGAIN)) => {}
+            Some(ChannelError::System(Errno::FAULT)) => {
                 // A message that is begun has to be ended, and cannot be.
                 if let Some(place) = outgoing.first() {
                     finish(&mut self.commands, &mut self.done, place, Err(Errno::FAULT));
@@ -266,7 +267,7 @@ impl Engine for NbdEngine {
     fn deadline(&self) -> Option<Nanos> {
         match &self.link {
             // What comes of replies, and what a turn had no room for.
-            Link::Up(up) if !self.fresh.is_empty() || !up.outgoing.is_empty() && !up.is_blocked => Some(Nanos::ZERO),
+            Link::Up(up) if !self.fresh.is_empty() || up.has_output() && !up.is_blocked => Some(Nanos::ZERO),
             Link::Up(_) => None,
             Link::Down { until } => *until,
         }
@@ -300,7 +301,7 @@ impl NbdEngine {
         let link = std::mem::replace(&mut self.link, Link::Down { until: None });
         let idle = match link {
             Link::Up(up) if self.commands.is_empty() => {
-                let _ = epoll::delete(&self.epoll, &up.connection.socket);
+                let _ = epoll::delete(&self.epoll, &up.connection.channel);
                 Some(up.connection)
             }
             _ => self.line.take(),
@@ -316,15 +317,19 @@ impl Drop for NbdEngine {
 }
 
 impl Up {
+    fn has_output(&self) -> bool {
+        !self.outgoing.is_empty() || !self.connection.channel.is_flushed()
+    }
+
     fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Finished>, disk: &Shared) -> Result<u64, Lost> {
         let Self { connection, outgoing, incoming, is_readable, .. } = self;
         let mut ends = false;
         let received = match incoming.is_full() {
-            true => Ok(Received::Bytes { count: 0, is_all: true }),
-            false => incoming.receive(&connection.socket, commands),
+            true => Ok(Some(Received { bytes: 0, more: true })),
+            false => incoming.receive(&mut connection.channel, commands),
         };
         let count = match received {
-            Ok(Received::Bytes { count, is_all }) => {
+            Ok(Some(Received { bytes, more })) => {
                 incoming.digest(commands, &connection.export, |commands, place| {
                     let error = commands.get(place).and_then(|command| command.error);
                     match (commands.advance(place, &connection.export), error) {
@@ -344,10 +349,12 @@ impl Up {
                     return Err(Lost::Shutdown);
                 }
                 // If replies are to come, the end of the connection could be there already, and nothing would announce it.
-                *is_readable = is_all || incoming.is_full() || commands.awaits_replies();
-                count as u64 + incoming.filled()
+                *is_readable = more || incoming.is_full() || commands.awaits_replies();
+                // Records that hold nothing cost time, too.
+                let empty = if bytes == 0 && connection.channel.is_encrypted() { TURN } else { 0 };
+                bytes as u64 + empty + incoming.filled()
             }
-            Ok(Received::Nothing) => {
+            Ok(None) => {
                 *is_readable = false;
                 0
             }

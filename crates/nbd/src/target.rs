@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::tls::ClientCredentials;
+
 /// Everything that is needed to reach an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -14,6 +16,8 @@ pub struct Target {
     pub uri: String,
     /// Where its server listens.
     pub address: Address,
+    /// How all that is said there is encrypted, if it is.
+    pub encryption: Option<Encryption>,
     /// The export's name; empty for the one that the server thinks of.
     pub export: String,
     /// Whether nothing is to be written.
@@ -23,6 +27,15 @@ pub struct Target {
     pub reconnect_delay: Duration,
     /// For how long it is tried to open the disk; once, if that is nothing.
     pub open_timeout: Duration,
+}
+
+/// What a connection is encrypted by, without which there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encryption {
+    /// Who the client is, and whom it believes.
+    pub credentials: ClientCredentials,
+    /// Whom the server's certificate is to be for, if not for anybody.
+    pub name: Option<String>,
 }
 
 /// Where a server listens.

@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::disk::{Disk, Settings};
 use crate::nearest::hint;
 use crate::schema::{
-    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Export, IoThread, NbdServer, Object,
-    ObjectError, Problem, Secret, SecretFormat, UnixAddr, default_memory_max,
+    Addr, Aio, Blockdev, Cache, Child, DetectZeroes, Device, Discard, Driver, Endpoint, Export, IoThread, NbdServer,
+    Object, ObjectError, Problem, Secret, SecretFormat, TlsCreds, UnixAddr, default_memory_max,
 };
 
 pub use file::{ConfigFile, FileError, effective};
@@ -24,6 +24,8 @@ pub use file::{ConfigFile, FileError, effective};
 pub struct Config {
     /// Keys and passphrases.
     pub secrets: Vec<Secret>,
+    /// Certificates and keys for TLS.
+    pub tls_creds: Vec<TlsCreds>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -53,9 +55,14 @@ impl Config {
     pub fn checked(self) -> Result<Self, ObjectError> {
         let config = self;
         unique(&config.secrets)?;
+        unique(&config.tls_creds)?;
         unique(&config.iothreads)?;
         unique(&config.exports)?;
         config.check_blockdevs()?;
+        if let Some(server) = &config.nbd_server {
+            let error = |problem| ObjectError { subject: "nbd-server".to_owned(), problem };
+            config.check_tls_creds(server.tls_creds.as_deref(), Endpoint::Server).map_err(error)?;
+        }
         let nodes = config.nodes();
         for export in &config.exports {
             config.check_export(export, &nodes).map_err(|problem| export.error(problem))?;
@@ -79,8 +86,8 @@ impl Config {
     /// A configuration without objects.
     pub fn empty() -> Self {
         let (iothreads, blockdevs, exports) = Default::default();
-        let (secrets, nbd_server) = Default::default();
-        Self { secrets, iothreads, blockdevs, exports, memory_max: default_memory_max(), nbd_server }
+        let (secrets, tls_creds, nbd_server) = Default::default();
+        Self { secrets, tls_creds, iothreads, blockdevs, exports, memory_max: default_memory_max(), nbd_server }
     }
 
     /// Checks that exports over NBD have a server.
@@ -239,6 +246,10 @@ impl Config {
                 let missing = rbd.secrets().find_map(|(key, name)| reference(key, "secret", name, known.clone()).err());
                 missing.map_or(Ok(()), |problem| Err(blockdev.error(problem)))?;
             }
+            if let Driver::Nbd(nbd) = &blockdev.driver {
+                let checked = self.check_tls_creds(nbd.tls_creds.as_deref(), Endpoint::Client);
+                checked.map_err(|problem| blockdev.error(problem))?;
+            }
             if let Some((key, Child::Node(name))) = blockdev.driver.child() {
                 let known = nodes.iter().map(|(blockdev, _)| blockdev.name()).filter(|name| !name.is_empty());
                 reference(key, "blockdev", name, known).map_err(|problem| blockdev.error(problem))?;
@@ -250,6 +261,22 @@ impl Config {
                 let key = blockdev.driver.child().map_or("file", |(key, _)| key);
                 Err(blockdev.error(Problem::Together(format!("{key} leads back to itself"))))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that `name`, if one is given, is of credentials for that side.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn check_tls_creds(&self, name: Option<&str>, endpoint: Endpoint) -> Result<(), Problem> {
+        let Some(name) = name else { return Ok(()) };
+        reference("tls-creds", TlsCreds::NOUN, name, self.tls_creds.iter().map(|creds| creds.id.as_str()))?;
+        match self.tls_creds.iter().find(|creds| creds.id == name).filter(|creds| creds.endpoint != endpoint) {
+            Some(creds) => Err(Problem::Together(format!(
+                "tls-creds: '{name}' has endpoint={}, and endpoint={endpoint} is needed",
+                creds.endpoint
+            ))),
             None => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use egret_disk::{DebugRules, Disk, Driver, InjectError, Locking, Options, RemoteDisk, SetState};
 use egret_event_loop::Nanos;
-use egret_nbd::{Address, NbdDisk, Target};
+use egret_nbd::{Address, Encryption, NbdDisk, Target};
 use egret_rbd::RbdDisk;
 use egret_vocabulary::Config;
 use egret_vocabulary::disk::{self, Bottom, Settings};
@@ -19,7 +19,7 @@ use egret_vocabulary::schema::{self, Blockdev, Image, Nbd, NbdEndpoint, Null, Ob
 use rustix::io::Errno;
 
 use super::io_threads::batch;
-use super::{ChangeError, Daemon, StartError, remote};
+use super::{ChangeError, Credentials, Daemon, StartError, remote};
 
 impl Daemon {
     /// Adds a blockdev and opens its image.
@@ -113,7 +113,8 @@ impl Daemon {
         for name in wanted {
             let Some(disk) = config.disk(name) else { continue };
             let written = config.exports.iter().find(|export| export.writable && export.has_node(name));
-            let wanted = options(name, &disk, written.is_some(), locks(config, name), &config.secrets);
+            let wanted =
+                options(name, &disk, written.is_some(), locks(config, name), &config.secrets, &self.credentials);
             let of = |options: &Options| (options.read_only, options.locking, options.allow_inactive);
             if let Some(disk) = self.disks.get(name) {
                 if of(disk.options()) == of(&wanted) {
@@ -269,7 +270,14 @@ pub(super) fn locks(config: &Config, name: &str) -> Locks {
 /// How the image at the bottom of `disk` is opened: with `auto-read-only` for writing only if an export writes.
 ///
 /// It takes everything apart, so that an option that nobody reads does not compile.
-pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: Locks, secrets: &[Secret]) -> Options {
+pub(super) fn options(
+    name: &str,
+    disk: &disk::Disk<'_>,
+    written: bool,
+    locks: Locks,
+    secrets: &[Secret],
+    credentials: &Credentials,
+) -> Options {
     let disk::Disk { bottom, settings, ref errors } = *disk;
     let Settings { direct, no_flush, read_only, auto_read_only, discard, detect_zeroes } = settings;
     let read_only = read_only || (auto_read_only && !written);
@@ -286,7 +294,7 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
         }
         Bottom::Nbd(nbd) => {
             let read_only = read_only || (auto_read_only && !written);
-            Driver::Remote(RemoteDisk::new(NbdDisk::new(nbd_target(name, nbd, read_only))))
+            Driver::Remote(RemoteDisk::new(NbdDisk::new(nbd_target(name, nbd, read_only, credentials))))
         }
     };
     let (aio, aio_max_batch, locking, drop_cache) = match bottom {
@@ -315,9 +323,13 @@ pub(super) fn options(name: &str, disk: &disk::Disk<'_>, written: bool, locks: L
 }
 
 /// Where the server of an NBD disk is, and how it is spoken to.
-fn nbd_target(name: &str, nbd: &Nbd, read_only: bool) -> Target {
-    // Server, export and filename are in its place.
-    let Nbd { server: _, export: _, filename: _, reconnect_delay, open_timeout } = *nbd;
+fn nbd_target(name: &str, nbd: &Nbd, read_only: bool, credentials: &Credentials) -> Target {
+    // Server, export and filename are in its place, of which the name is that certificates are for.
+    let Nbd { server: _, export: _, filename: _, ref tls_creds, tls_hostname: _, reconnect_delay, open_timeout } = *nbd;
+    let encryption = tls_creds.as_ref().map(|id| {
+        let credentials = credentials.client(id).unwrap_or_else(|| unreachable!("references were checked")).clone();
+        Encryption { credentials, name: nbd.certified_name() }
+    });
     let place = nbd.place().unwrap_or_else(|_| unreachable!("a blockdev was checked when it was read"));
     let address = match place.server {
         NbdEndpoint::Unix(path) => Address::Unix(path.into()),
@@ -327,6 +339,7 @@ fn nbd_target(name: &str, nbd: &Nbd, read_only: bool) -> Target {
         node_name: name.to_owned(),
         uri: nbd.uri(),
         address,
+        encryption,
         export: place.export,
         read_only,
         reconnect_delay: Duration::from_secs(reconnect_delay.into()),
@@ -382,7 +395,16 @@ mod tests {
         let mut config = Config::empty();
         (config.secrets, config.blockdevs) = (secrets, vec![blockdev]);
         let config = config.checked().unwrap_or_else(|error| panic!("{text}: {error}"));
-        options("d", &config.disk("d").unwrap(), false, Locks::Open, &config.secrets)
+        options("d", &config.disk("d").unwrap(), false, Locks::Open, &config.secrets, &credentials())
+    }
+
+    /// What needs no files: a client that believes everybody.
+    fn credentials() -> Credentials {
+        let objects = ["t", "u"].map(|id| json!({"id": id, "dir": "/nowhere", "verify-peer": false}));
+        let objects = objects.map(|object| schema::TlsCreds::from_value(object, Spelling::Typed).unwrap());
+        let mut config = Config::empty();
+        config.tls_creds = objects.into();
+        Credentials::read(&config).unwrap()
     }
 
     /// Keys, each with a value beside its default, and with what it needs to have an effect.
@@ -445,23 +467,29 @@ mod tests {
 
     #[test]
     fn each_key_of_an_nbd_disk_changes_how_its_server_is_spoken_to() {
+        let credentials = credentials();
         let target = |keys: &str| {
             let (value, spelling) = keyval::read(&format!("nbd,node-name=d,{keys}"), "driver").unwrap();
             let blockdev = Blockdev::from_value(value, spelling).unwrap_or_else(|error| panic!("{keys}: {error}"));
             let schema::Driver::Nbd(nbd) = &blockdev.driver else { panic!("it is nbd") };
-            nbd_target("d", nbd, false)
+            nbd_target("d", nbd, false, &credentials)
         };
         let least = "server.type=unix,server.path=/x";
         for key in Nbd::KEYS {
             let (keys, others) = match key.name {
                 "server" => ("server.type=inet,server.host=h,server.port=1".to_owned(), least),
                 "filename" => ("filename=nbd://h:2".to_owned(), "filename=nbd://h:3"),
+                "tls-creds" => (format!("{least},tls-creds=t"), least),
+                "tls-hostname" => {
+                    (format!("{least},tls-creds=t,tls-hostname=h"), "server.type=unix,server.path=/x,tls-creds=t")
+                }
                 name => (format!("{least},{name}=7"), least),
             };
             assert_ne!(target(&keys), target(others), "{}", key.name);
         }
         for (one, other) in [
             (least, "server.type=unix,server.path=/y"),
+            ("filename=nbds://h,tls-creds=t", "filename=nbds://h,tls-creds=u"),
             ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=h,server.port=2"),
             ("server.type=inet,server.host=h,server.port=1", "server.type=inet,server.host=g,server.port=1"),
         ] {

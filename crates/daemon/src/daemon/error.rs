@@ -77,6 +77,9 @@ pub enum StartError {
          not hold for both; let writable, writethrough, logical-block-size, serial, wwn, removable and pr-file be the same"
     )]
     TwoUnits(String, LunAddress, String),
+    /// Credentials cannot be had.
+    #[error("tls-creds-x509 '{0}': {1}")]
+    TlsCreds(String, #[source] egret_nbd::tls::CredentialsError),
     /// There is no such user or group as may connect to the NBD server.
     #[error("NBD server: {0}")]
     NbdAccess(#[source] std::io::Error),
@@ -108,13 +111,13 @@ pub enum UnitError {
 /// Why a running daemon's objects stay as they are; where QEMU has words for it, in QEMU's words.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// An I/O thread's name is taken.
+    /// An object's name is taken.
     #[error("attempt to add duplicate property '{0}' to object (type 'container')")]
     DuplicateObject(String),
-    /// There is no such I/O thread.
+    /// There is no such object.
     #[error("object '{0}' not found")]
     NoObject(String),
-    /// An export runs on it.
+    /// An export runs on it, or somebody encrypts by it.
     #[error("object '{0}' is in use, can not be deleted")]
     ObjectInUse(String),
     /// A blockdev's name is taken.
@@ -153,6 +156,9 @@ pub enum ChangeError {
     /// An export has no logical unit there.
     #[error("export '{0}': there is nothing at {1}")]
     NoLun(String, LunAddress),
+    /// The NBD server cannot be had as it was asked for.
+    #[error("{0}")]
+    NbdServer(egret_vocabulary::schema::Problem),
     /// NBD is served already.
     #[error("NBD server already running")]
     NbdServerRunning,

@@ -24,7 +24,7 @@ impl Daemon {
     /// # Errors
     /// Its name is taken, or the system has no room for it.
     pub fn add_io_thread(&mut self, object: IoThread) -> Result<(), ChangeError> {
-        if self.io_threads.contains_key(&object.id) {
+        if self.io_threads.contains_key(&object.id) || self.config.tls_creds.iter().any(|creds| creds.id == object.id) {
             return Err(ChangeError::DuplicateObject(object.id));
         }
         self.config.add_iothread(object.clone())?;

@@ -92,7 +92,7 @@ impl Daemon {
         for (name, old) in &self.disks {
             let Some(disk) = changed.disk(name) else { continue };
             let written = changed.exports.iter().any(|export| export.writable && export.has_node(name));
-            let options = options(name, &disk, written, locks(changed, name), &changed.secrets);
+            let options = options(name, &disk, written, locks(changed, name), &changed.secrets, &self.credentials);
             let is_stopped = |(id, export): (&String, &Export)| {
                 let status = export.errors().status();
                 status != IoStatus::Ok && changed.exports.iter().any(|export| export.id == *id && export.has_node(name))

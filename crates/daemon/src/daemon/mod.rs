@@ -21,6 +21,7 @@
 
 mod activity;
 mod counter_registry;
+mod credentials;
 mod disks;
 mod ending;
 mod error;
@@ -51,6 +52,7 @@ use egret_vring::memory::{MemoryBudget, MemoryLimits};
 
 use crate::process::{Inherited, Patience};
 pub use counter_registry::{CounterRegistry, IoThreadCounters, Time, Watched};
+pub use credentials::Credentials;
 pub use error::{ChangeError, StartError};
 pub use exports::Deletion;
 use failures::Failures;
@@ -87,6 +89,8 @@ pub struct Daemon {
     /// What is mapped of guests' memory for all exports.
     memory: Arc<MemoryBudget>,
     fd_sets: FdSets,
+    /// What disks and the NBD server encrypt by.
+    credentials: Credentials,
     /// It outlives its exports.
     nbd_server: Option<NbdServer>,
 }
@@ -122,10 +126,14 @@ impl Daemon {
                 "--memory-max",
             ),
             fd_sets: FdSets::default(),
+            credentials: match inherited.take_credentials() {
+                Some(read) => read,
+                None => Credentials::read(config)?,
+            },
             nbd_server: None,
         };
         if let Some(server) = &config.nbd_server {
-            new.nbd_server = Some(nbd::start(server)?);
+            new.nbd_server = Some(nbd::start(server, &new.credentials)?);
         }
         for AddFd { fd, set, opaque } in inherited.take_sets() {
             let descriptor = inherited.take(&fd).map_err(|e| StartError::AddFd(fd, e))?;

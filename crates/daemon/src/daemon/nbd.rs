@@ -4,13 +4,15 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
 use egret_export::{NbdAddress, NbdServer, NbdServerConfig};
+use egret_nbd::tls::ServerCredentials;
 use egret_vocabulary::schema::{self, Device, NbdAddr, UnixAddr};
 
-use super::{ChangeError, Daemon, Deletion, StartError};
+use super::{ChangeError, Credentials, Daemon, Deletion, StartError};
 
 /// Starts the server that an object describes.
-pub(super) fn start(object: &schema::NbdServer) -> Result<NbdServer, StartError> {
-    let schema::NbdServer { addr, access, max_connections, handshake_max_seconds } = object;
+pub(super) fn start(object: &schema::NbdServer, credentials: &Credentials) -> Result<NbdServer, StartError> {
+    let schema::NbdServer { addr, access, max_connections, tls_creds, handshake_max_seconds } = object;
+    let tls = tls_creds.as_ref().and_then(|id| credentials.server(id)).cloned();
     let address = match addr {
         NbdAddr::Unix(UnixAddr { path }) => {
             let access = crate::access::resolve(access).map_err(StartError::NbdAccess)?;
@@ -18,21 +20,24 @@ pub(super) fn start(object: &schema::NbdServer) -> Result<NbdServer, StartError>
         }
         NbdAddr::Inet(inet) => {
             let port = inet.number().map_err(|problem| StartError::NbdPort(problem.to_string()))?;
-            warn_of_reach(&inet.host, port);
+            warn_of_reach(&inet.host, port, tls.as_ref());
             NbdAddress::Tcp(inet.host.clone(), port)
         }
     };
     let handshake_max = Duration::from_secs((*handshake_max_seconds).into());
-    Ok(NbdServer::start(NbdServerConfig { address, max_connections: *max_connections, handshake_max })?)
+    Ok(NbdServer::start(NbdServerConfig { address, max_connections: *max_connections, handshake_max, tls })?)
 }
 
 /// Says that other hosts may read what is exported, if they may.
-fn warn_of_reach(host: &str, port: u16) {
+fn warn_of_reach(host: &str, port: u16, tls: Option<&ServerCredentials>) {
+    let what = match tls {
+        Some(tls) if tls.verifies_peers() => return,
+        Some(_) => "who they are is not asked (verify-peer=off)",
+        None => "nothing is encrypted; nor is anybody asked who he is",
+    };
     let mut addresses = (host, port).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
     if let Some(reached) = addresses.find(|ip: &IpAddr| !ip.is_loopback()) {
-        tracing::warn!(
-            "NBD server: other hosts reach {reached}, and nothing is encrypted; nor is anybody asked who he is"
-        );
+        tracing::warn!("NBD server: other hosts reach {reached}, and {what}");
     }
 }
 
@@ -45,7 +50,9 @@ impl Daemon {
         if self.nbd_server.is_some() {
             return Err(ChangeError::NbdServerRunning);
         }
-        let server = start(&object)?;
+        let known = self.config.check_tls_creds(object.tls_creds.as_deref(), schema::Endpoint::Server);
+        known.map_err(ChangeError::NbdServer)?;
+        let server = start(&object, &self.credentials)?;
         server.open();
         self.nbd_server = Some(server);
         self.config.nbd_server = Some(object);

@@ -10,6 +10,7 @@ use egret_vocabulary::schema::{AddFd, Descriptor};
 use thiserror::Error;
 
 use super::sys;
+use crate::daemon::Credentials;
 
 /// The number of the first socket that is handed over; the others follow (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
@@ -25,6 +26,8 @@ pub struct Inherited {
     descriptors: BTreeMap<RawFd, Option<OwnedFd>>,
     /// Which of them are for sets.
     sets: Vec<AddFd>,
+    /// Read before the process was confined.
+    credentials: Option<Credentials>,
 }
 
 /// Why a descriptor cannot be had.
@@ -87,6 +90,17 @@ impl Inherited {
         Self { sets, ..self }
     }
 
+    /// Brings credentials along, whose files nobody needs any more.
+    #[must_use]
+    pub fn with_credentials(self, credentials: Credentials) -> Self {
+        Self { credentials: Some(credentials), ..self }
+    }
+
+    /// Those that were.
+    pub(crate) fn take_credentials(&mut self) -> Option<Credentials> {
+        self.credentials.take()
+    }
+
     /// Those that are for sets.
     pub(crate) fn take_sets(&mut self) -> Vec<AddFd> {
         std::mem::take(&mut self.sets)
@@ -135,6 +149,7 @@ mod tests {
             names,
             descriptors: (FIRST..=6).map(|number| (number, descriptor())).collect(),
             sets: Vec::new(),
+            credentials: None,
         };
         let mut take = |wanted: &str| inherited.take(&wanted.parse().unwrap()).map(|_| ());
         assert_eq!(take("qmp"), Ok(()));

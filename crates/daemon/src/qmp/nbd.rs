@@ -1,7 +1,7 @@
 //! Commands about NBD: the server, and exports in the way in which there was nothing else once.
 
 use egret_vocabulary::schema::{
-    Export, Foreign, Harmless, InetAddr, NO_TLS, NbdServer, Object, Shape, Spelling, UnixAddr, ValueType,
+    Export, Foreign, Harmless, InetAddr, NO_AUTHZ, NbdServer, Object, Shape, Spelling, UnixAddr, ValueType,
 };
 use egret_vocabulary::{choices, options, variants};
 use serde_json::{Value, json};
@@ -16,6 +16,8 @@ options! {
         addr: NbdAddr, ValueType::Object(&ADDR);
         /// As the key of `--nbd-server`.
         max_connections: u32, ValueType::Number(0, u32::MAX as u64, ""), default 100;
+        /// As the key of `--nbd-server`.
+        tls_creds: Option<String>, ValueType::Name(usize::MAX), unset "no encryption";
         /// As the key of `--nbd-server`.
         handshake_max_seconds: u32, ValueType::Number(0, u32::MAX as u64, ""), default 10;
     }
@@ -78,10 +80,7 @@ static ADDR: Shape = Shape { keys: &[], variants: Some(NbdAddr::VARIANTS), forei
 static START: Shape = Shape {
     keys: Start::KEYS,
     variants: None,
-    foreign: &[
-        Foreign { name: "tls-creds", harmless: Harmless::No, because: NO_TLS },
-        Foreign { name: "tls-authz", harmless: Harmless::No, because: NO_TLS },
-    ],
+    foreign: &[Foreign { name: "tls-authz", harmless: Harmless::No, because: NO_AUTHZ }],
 };
 static ADD: Shape = Shape {
     keys: Add::KEYS,
@@ -97,14 +96,17 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: "{}",
         about: "Serve NBD, for exports of type nbd: it listens when this returns.",
         run: Run::Mutate(|context, arguments| {
-            let Start { addr, max_connections, handshake_max_seconds } = typed(arguments)?;
+            let Start { addr, max_connections, tls_creds, handshake_max_seconds } = typed(arguments)?;
             let addr = match addr {
                 NbdAddr::Unix(UnixData { data }) => json!({ "type": "unix", "path": data.path }),
                 NbdAddr::Inet(InetData { data }) => json!({ "type": "inet", "host": data.host, "port": data.port }),
             };
-            let server = json!({
+            let mut server = json!({
                 "addr": addr, "max-connections": max_connections, "handshake-max-seconds": handshake_max_seconds,
             });
+            if let Some(tls_creds) = tls_creds {
+                server["tls-creds"] = tls_creds.into();
+            }
             context.daemon.start_nbd_server(NbdServer::from_value(server, Spelling::Typed)?)?;
             Ok(nothing())
         }),

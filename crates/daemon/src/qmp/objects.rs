@@ -3,7 +3,7 @@
 use egret_polling::Property;
 use egret_vocabulary::Config;
 use egret_vocabulary::options;
-use egret_vocabulary::schema::{IoThread, Object, Shape, Spelling, ValueType};
+use egret_vocabulary::schema::{IoThread, Object, Shape, Spelling, TlsCreds, ValueType};
 use serde_json::{Map, Value, json};
 
 use super::QmpError;
@@ -41,8 +41,14 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-add",
         takes: Takes::IOTHREAD,
         returns: "{}",
-        about: "Start an I/O thread; `qom-type` is `iothread`.",
+        about: "Start an I/O thread; `qom-type` is `iothread`. Or read credentials for TLS, with the keys of \
+                [tls-creds-x509](options.md#tls-creds-x509), which is `qom-type` then.",
         run: Run::Mutate(|context, arguments| {
+            if arguments.get("qom-type").and_then(Value::as_str) == Some(TlsCreds::NOUN) {
+                let object = TlsCreds::from_user_object(arguments.into(), Spelling::Typed)?;
+                context.daemon.add_tls_creds(object)?;
+                return Ok(nothing());
+            }
             let object = IoThread::from_user_object(arguments.into(), Spelling::Typed)?;
             context.daemon.add_io_thread(object)?;
             Ok(nothing())
@@ -52,10 +58,13 @@ pub(super) static COMMANDS: &[Command] = &[
         name: "object-del",
         takes: Takes::Keys(&DELETE),
         returns: "{}",
-        about: "End an I/O thread that no export runs on.",
+        about: "End an I/O thread that no export runs on, or forget credentials for TLS that nobody names.",
         run: Run::Mutate(|context, arguments| {
             let Delete { id } = typed(arguments)?;
-            context.daemon.remove_io_thread(&id)?;
+            match context.daemon.config().tls_creds.iter().any(|creds| creds.id == id) {
+                true => context.daemon.remove_tls_creds(&id)?,
+                false => context.daemon.remove_io_thread(&id)?,
+            }
             Ok(nothing())
         }),
     },

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use egret_confine::{Bounds, ThreadKind};
-use egret_daemon::Daemon;
 use egret_daemon::metrics::Metrics;
 use egret_daemon::process::{
     Inherited, Patience, Pidfile, Places, Progress, Readiness, Sandbox, Side, Signals, abort_on_panic, background,
@@ -16,6 +15,7 @@ use egret_daemon::process::{
 };
 use egret_daemon::qmp::{Control, Woken};
 use egret_daemon::watchdog::{OnStall, Watchdog};
+use egret_daemon::{Credentials, Daemon};
 use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
@@ -105,6 +105,7 @@ fn serve(
     // Before the first thread, which would be ended by a signal that it does not block.
     let signals = Signals::block().context("signals")?;
     let config = &config.clone().with_secrets_read()?;
+    inherited = inherited.with_credentials(Credentials::read(config)?);
     let pidfile = life.pidfile.as_deref().map(Pidfile::create).transpose()?;
     let places = places(life);
     let (identity, missing) = life.sandbox.begin(config, &places)?;

@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use egret_vocabulary::config::{Config, ConfigFile};
 use egret_vocabulary::keyval;
 use egret_vocabulary::schema::{
-    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling,
+    self, Blockdev, Export, IoThread, NBD_SERVER, NbdServer, Object, ObjectError, Secret, Spelling, TlsCreds,
 };
 use serde_json::Value;
 
@@ -13,8 +13,11 @@ use super::Serve;
 /// The configuration that the file and the options spell out; their order does not matter.
 pub fn config(arguments: &Serve) -> Result<Config> {
     let mut objects = arguments.config.as_deref().map(ConfigFile::open).transpose()?.unwrap_or_default();
-    let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(|text| is_secret(text));
+    let of = |noun| move |text: &String| is_of(text, noun);
+    let (secrets, others): (Vec<_>, Vec<_>) = arguments.object.iter().cloned().partition(of(Secret::NOUN));
+    let (tls_creds, others): (Vec<_>, Vec<_>) = others.into_iter().partition(of(TlsCreds::NOUN));
     objects.secrets.extend(read_all(&secrets, "object", "qom-type", Secret::from_user_object)?);
+    objects.tls_creds.extend(read_all(&tls_creds, "object", "qom-type", TlsCreds::from_user_object)?);
     objects.iothreads.extend(read_all(&others, "object", "qom-type", IoThread::from_user_object)?);
     objects.blockdevs.extend(read_all(&arguments.blockdev, "blockdev", "driver", Blockdev::from_value)?);
     objects.exports.extend(read_all(&arguments.export, "export", "type", Export::from_value)?);
@@ -26,9 +29,9 @@ pub fn config(arguments: &Serve) -> Result<Config> {
     Ok(objects.config()?)
 }
 
-fn is_secret(text: &str) -> bool {
+fn is_of(text: &str, noun: &str) -> bool {
     let read = keyval::read(text, "qom-type");
-    read.is_ok_and(|(value, _)| value.get("qom-type").and_then(Value::as_str) == Some(Secret::NOUN))
+    read.is_ok_and(|(value, _)| value.get("qom-type").and_then(Value::as_str) == Some(noun))
 }
 
 fn read_all<T: Object>(
@@ -56,7 +59,9 @@ pub fn help(arguments: &Serve) -> Option<String> {
     let keys = |head: &str, shape| format!("{head}\n{}", schema::help(shape));
     if asks(&arguments.object) {
         let threads = keys("--object iothread,KEY=VALUE,...: an event loop on a thread of its own", IoThread::SHAPE);
-        Some(threads + "\n" + &keys("--object secret,KEY=VALUE,...: a key or a passphrase, by a name", Secret::SHAPE))
+        let secrets = keys("--object secret,KEY=VALUE,...: a key or a passphrase, by a name", Secret::SHAPE);
+        let tls = "--object tls-creds-x509,KEY=VALUE,...: certificates and keys for TLS, by a name";
+        Some(threads + "\n" + &secrets + "\n" + &keys(tls, TlsCreds::SHAPE))
     } else if asks(&arguments.blockdev) {
         Some(keys("--blockdev DRIVER,KEY=VALUE,...: a disk, or a layer over one", Blockdev::SHAPE))
     } else if asks(&arguments.export) {

@@ -5,6 +5,7 @@
 //! | [`server`] | a daemon as a child process, its options and its log |
 //! | [`announced`] | a daemon that was given just a disk, and its output |
 //! | [`qmp`] | a monitor's client |
+//! | [`certificates`] | what TLS needs |
 //! | [`disk`] | a well-behaved client: libblkio |
 //! | [`wire`] | vhost-user messages written by hand, as badly as a test likes |
 //! | [`guest`] | a virtqueue in a memfd, driven over [`wire`] |
@@ -25,6 +26,7 @@
 pub mod announced;
 pub mod attacker;
 pub mod calls;
+pub mod certificates;
 pub mod disk;
 pub mod fate;
 pub mod guest;

@@ -1,13 +1,15 @@
 //! NBD servers that nobody here wrote: nbdkit, qemu-nbd and nbd-server, as child processes.
 
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use blkio::ReqFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::await_that;
+use super::disk::Disk;
 use super::server::Reaped;
 
 /// A running server; killed when dropped.
@@ -100,10 +102,10 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Its files are in `folder`.
-    pub fn start(folder: &Path, port: u16, image: &Path) -> Self {
+    /// Its files are in `folder`; `more` lines are about all of it.
+    pub fn start(folder: &Path, port: u16, image: &Path, more: &str) -> Self {
         let [pidfile, config] = ["nbd-server.pid", "nbd-server.conf"].map(|name| folder.join(name));
-        let generic = format!("[generic]\nlistenaddr=127.0.0.1\nport={port}\nallowlist=true\n");
+        let generic = format!("[generic]\nlistenaddr=127.0.0.1\nport={port}\nallowlist=true\n{more}");
         let disk = format!("[disk]\nexportname={}\nflush=true\nfua=true\ntrim=true\n", image.display());
         std::fs::write(&config, generic + &disk).expect("a file");
         let mut command = Command::new("nbd-server");
@@ -128,6 +130,30 @@ fn spawn(words: &[String]) -> Reaped {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null());
     Reaped(command.spawn().unwrap_or_else(|e| panic!("{}: {e}; make deps installs it", words[0])))
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Every operation, verified.
+pub fn use_it(disk: &mut Disk, block: u64) {
+    for queue in &mut disk.queues {
+        queue.write_pattern(0..4 * MIB, 1).unwrap();
+        queue.verify_pattern(0..4 * MIB, 1).unwrap();
+        queue.write_with(8 * MIB, &vec![7; block as usize], ReqFlags::FUA).unwrap();
+        queue.flush().unwrap();
+        queue.write_zeroes(MIB..MIB + 3 * block, ReqFlags::empty()).unwrap();
+        queue.write_zeroes(2 * MIB..2 * MIB + block, ReqFlags::NO_UNMAP).unwrap();
+        queue.discard(3 * MIB..3 * MIB + 64 * 1024).unwrap();
+        assert!(queue.read(MIB, 3 * block as usize).unwrap().iter().all(|byte| *byte == 0));
+        assert!(queue.read(2 * MIB, block as usize).unwrap().iter().all(|byte| *byte == 0));
+        assert_eq!(queue.read(8 * MIB, block as usize).unwrap(), vec![7; block as usize]);
+        queue.verify_pattern(0..MIB, 1).unwrap();
+    }
+}
+
+/// A port of this host's that nobody listens on.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Whether this machine has the servers.

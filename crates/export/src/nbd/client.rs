@@ -10,17 +10,16 @@
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 
 use egret_disk::{EngineSet, Extent, Op};
 use egret_event_loop::Nanos;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
-use egret_virtio::RequestType;
+use egret_nbd::{Channel, ChannelError, Received};
 use egret_vring::memory::Buffers;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
 
+use super::kind::Kind;
 use super::lane::{ClientId, Core, Part};
 use super::reply::{Head, ReplyTo};
 use super::server::Place;
@@ -29,7 +28,7 @@ use super::slab::Slab;
 /// Bytes that are received at a time, beside a write's data.
 const INPUT: usize = 16 << 10;
 /// Data that an engine is given at a time.
-const PART: u64 = 1 << 20;
+pub(super) const PART: u64 = 1 << 20;
 /// What an engine is given at a time of what takes no time.
 const NOTHING_TO_DO: u64 = 1 << 30;
 /// Data of one client's that takes memory.
@@ -56,7 +55,7 @@ pub(super) struct Contexts {
 
 /// A client whose handshake is over.
 pub(super) struct NewClient {
-    pub(super) socket: OwnedFd,
+    pub(super) channel: Channel,
     pub(super) headers: Headers,
     pub(super) contexts: Contexts,
     /// What it has sent already of its first requests; no more than [`INPUT`].
@@ -97,30 +96,6 @@ enum Current {
     Receive { command: u32, buffers: Buffers, filled: usize },
     /// The data of a write that was refused is passed over.
     Skip(u64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Read,
-    Write { fua: bool },
-    Flush,
-    Trim { fua: bool },
-    WriteZeroes { unmap: bool, fua: bool },
-    Cache,
-    Status { one: bool },
-}
-
-impl Kind {
-    const fn request_type(self) -> RequestType {
-        match self {
-            Self::Read => RequestType::Read,
-            Self::Write { .. } => RequestType::Write,
-            Self::Flush => RequestType::Flush,
-            Self::Trim { .. } => RequestType::Discard,
-            Self::WriteZeroes { .. } => RequestType::WriteZeroes,
-            Self::Cache | Self::Status { .. } => RequestType::Other,
-        }
-    }
 }
 
 /// A request that is not answered yet.
@@ -193,7 +168,7 @@ pub(super) struct Client {
     /// Bytes that have been taken in.
     pub(super) taken_in: u64,
     /// There until it is hung up on.
-    socket: Option<OwnedFd>,
+    channel: Option<Channel>,
     _place: Place,
     headers: Headers,
     contexts: Contexts,
@@ -220,7 +195,7 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(id: ClientId, new: NewClient) -> Self {
-        let NewClient { socket, headers, contexts, input: first, output, place } = new;
+        let NewClient { channel, headers, contexts, input: first, output, place } = new;
         let mut input = vec![0; INPUT.max(first.len())].into_boxed_slice();
         input[..first.len()].copy_from_slice(&first);
         let output = (!output.is_empty()).then_some(Piece { head: None, data: Data::Bytes(output) });
@@ -230,7 +205,7 @@ impl Client {
             is_sender: false,
             is_held_up: false,
             taken_in: 0,
-            socket: Some(socket),
+            channel: Some(channel),
             _place: place,
             headers,
             contexts,
@@ -255,28 +230,32 @@ impl Client {
         self.has_hung_up |= flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
         self.is_readable |= flags.contains(EventFlags::IN) || self.has_hung_up;
         self.is_writable |= flags.contains(EventFlags::OUT) || self.has_hung_up;
-        self.is_writable && !self.output.is_empty()
+        self.has_output()
     }
 
     /// Whether nothing is left of it but a place.
     pub(super) fn is_gone(&self) -> bool {
-        let is_done = self.leaves && self.commands.is_empty() && self.output.is_empty();
-        (is_done || self.socket.is_none()) && self.in_flight == 0
+        let is_done = self.leaves && self.commands.is_empty() && self.is_sent();
+        (is_done || self.channel.is_none()) && self.in_flight == 0
     }
 
     pub(super) const fn is_connected(&self) -> bool {
-        self.socket.is_some()
+        self.channel.is_some()
+    }
+
+    /// Whether all that it was told is on its way.
+    fn is_sent(&self) -> bool {
+        self.output.is_empty() && self.channel.as_ref().is_none_or(Channel::is_flushed)
     }
 
     pub(super) fn has_output(&self) -> bool {
-        self.is_writable && !self.output.is_empty()
+        self.is_writable && !self.is_sent()
     }
 
     /// Closes its socket. What an engine has is the engine's until it comes back.
     pub(super) fn hang_up(&mut self, core: &mut Core) {
-        if self.socket.take().is_none() {
-            return;
-        }
+        let Some(mut channel) = self.channel.take() else { return };
+        channel.say_goodbye();
         core.count_requests(-(self.commands.len() as i64));
         self.leaves = true;
         for piece in std::mem::take(&mut self.output) {
@@ -328,32 +307,35 @@ impl Client {
         }
         self.input.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let Some(socket) = &self.socket else { return Ok(Step::Starved) };
+        let Some(channel) = &mut self.channel else { return Ok(Step::Starved) };
         let data = match &mut self.current {
             Current::Receive { buffers, filled, .. } => &mut buffers.bytes_mut()[*filled..],
             _ => &mut [],
         };
         let missing = data.len();
         let room = &mut self.input[self.end..];
-        let asked = missing + room.len();
         let mut pieces = [IoSliceMut::new(data), IoSliceMut::new(room)];
         let pieces = if missing == 0 { &mut pieces[1..] } else { &mut pieces[..] };
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = match recvmsg(socket, pieces, &mut RecvAncillaryBuffer::default(), flags) {
-            Ok(received) => received.bytes,
-            Err(Errno::AGAIN) => {
+        let Received { bytes: got, more } = match channel.receive(pieces) {
+            Ok(received) => received,
+            Err(ChannelError::System(Errno::AGAIN)) => {
                 self.is_readable = false;
                 return Ok(Step::Starved);
             }
-            Err(Errno::INTR) => return Ok(Step::Done),
-            Err(e) => return Err(Some(format!("cannot receive: {}", std::io::Error::from(e)))),
+            Err(ChannelError::System(Errno::INTR)) => return Ok(Step::Done),
+            Err(e) => return Err(Some(format!("cannot receive: {}", describe(e)))),
         };
+        if got == 0 && more {
+            // Records of TLS that hold nothing take time, too.
+            self.taken_in += TURN_BYTES;
+            return Ok(Step::Done);
+        }
         if got == 0 {
             let is_orderly = self.buffered().is_empty() && matches!(self.current, Current::Header);
             return Err(if is_orderly { None } else { Some("it ended in the middle of a request".to_owned()) });
         }
         // What was there is read. Of anything that has come since, there is another event.
-        self.is_readable = got == asked || self.has_hung_up;
+        self.is_readable = more || self.has_hung_up;
         if let Current::Receive { filled, .. } = &mut self.current {
             *filled += got.min(missing);
             self.taken_in += got.min(missing) as u64;
@@ -397,7 +379,7 @@ impl Client {
             return Err(Some(format!("a request has {data} bytes of data, and {DEFAULT_PAYLOAD} are the most")));
         }
         let to = ReplyTo { headers: self.headers, cookie: request.cookie, offset: request.offset };
-        match self.examine(core, &request) {
+        match Kind::of(&request, self.headers, self.contexts, core) {
             Err(why) => {
                 self.tell(to.failed(why), Data::None);
                 self.current = if data > 0 { Current::Skip(data) } else { Current::Header };
@@ -412,81 +394,6 @@ impl Client {
             }
         }
         Ok(Step::Done)
-    }
-
-    /// What a request asks for, if it may.
-    fn examine(&self, core: &Core, request: &Request) -> Result<Kind, Errno> {
-        use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
-        let Request { flags, command, offset, length, .. } = *request;
-        let fua = flags & FUA != 0 || core.terms.writethrough;
-        let knows = |known: u16| if flags & !(known | FUA) == 0 { Ok(()) } else { Err(Errno::INVAL) };
-        let may_write = || if core.terms.writable { Ok(()) } else { Err(Errno::PERM) };
-        let within = |otherwise: Errno| {
-            let is_within = offset.checked_add(length).is_some_and(|end| end <= core.disk.size());
-            let is_aligned = (offset | length).is_multiple_of(512);
-            if !is_within {
-                Err(otherwise)
-            } else if is_aligned {
-                Ok(())
-            } else {
-                Err(Errno::INVAL)
-            }
-        };
-        Ok(match command {
-            command::READ => {
-                knows(if self.headers == Headers::Simple { 0 } else { DF })?;
-                within(Errno::INVAL)?;
-                if length > DEFAULT_PAYLOAD.into() {
-                    return Err(Errno::INVAL);
-                }
-                if flags & DF != 0 && length > PART {
-                    return Err(Errno::OVERFLOW);
-                }
-                Kind::Read
-            }
-            command::WRITE => {
-                knows(if self.headers == Headers::Extended { PAYLOAD_LEN } else { 0 })?;
-                may_write()?;
-                within(Errno::NOSPC)?;
-                Kind::Write { fua }
-            }
-            command::FLUSH => {
-                knows(0)?;
-                if offset | length != 0 {
-                    return Err(Errno::INVAL);
-                }
-                Kind::Flush
-            }
-            command::TRIM => {
-                knows(0)?;
-                may_write()?;
-                within(Errno::INVAL)?;
-                Kind::Trim { fua }
-            }
-            command::WRITE_ZEROES => {
-                knows(NO_HOLE | FAST_ZERO)?;
-                may_write()?;
-                within(Errno::NOSPC)?;
-                if flags & FAST_ZERO != 0 && !core.disk.zeroes_fast() {
-                    return Err(Errno::OPNOTSUPP);
-                }
-                Kind::WriteZeroes { unmap: flags & NO_HOLE == 0, fua }
-            }
-            command::CACHE => {
-                knows(0)?;
-                within(Errno::INVAL)?;
-                Kind::Cache
-            }
-            command::BLOCK_STATUS => {
-                knows(REQ_ONE)?;
-                within(Errno::INVAL)?;
-                if length == 0 || self.contexts == Contexts::default() || self.headers == Headers::Simple {
-                    return Err(Errno::INVAL);
-                }
-                Kind::Status { one: flags & REQ_ONE != 0 }
-            }
-            _ => return Err(Errno::INVAL),
-        })
     }
 
     /// Gives the next part of a command to the engines, or has its data received first.
@@ -565,7 +472,7 @@ impl Client {
 
     /// Has what a command has done made stable, before it is answered.
     pub(super) fn flush(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) {
-        if self.socket.is_none() {
+        if self.channel.is_none() {
             return;
         }
         self.in_flight += 1;
@@ -587,7 +494,7 @@ impl Client {
     ) -> Result<(), Option<String>> {
         self.in_flight -= 1;
         let data = buffers.bytes().len();
-        let command = self.commands.get_mut(part.command).filter(|_| self.socket.is_some());
+        let command = self.commands.get_mut(part.command).filter(|_| self.channel.is_some());
         let Some(command) = command else {
             core.pool.give_back(buffers);
             return Ok(());
@@ -669,7 +576,7 @@ impl Client {
 
     /// Tells what is allocated.
     pub(super) fn tell_extents(&mut self, core: &mut Core, index: u32, extents: &[Extent]) {
-        if self.socket.is_none() {
+        if self.channel.is_none() {
             return;
         }
         let Some(Command { to, len, .. }) = self.commands.remove(index) else { return };
@@ -711,19 +618,18 @@ impl Client {
                     }
                 }
             }
-            let Some(socket) = &self.socket else { return Ok(false) };
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(socket, &slices[..count], &mut SendAncillaryBuffer::default(), flags) {
+            let Some(channel) = &mut self.channel else { return Ok(false) };
+            match channel.send(&slices[..count]) {
                 Ok(sent) => {
                     *left = left.saturating_sub(sent);
                     has_sent = true;
                     self.sent += sent;
                 }
-                Err(Errno::AGAIN) => self.is_writable = false,
-                Err(Errno::INTR) => {}
+                Err(ChannelError::System(Errno::AGAIN)) => self.is_writable = false,
+                Err(ChannelError::System(Errno::INTR)) => {}
                 // It may have left without a word, as it may.
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(None),
-                Err(e) => return Err(Some(format!("cannot send: {}", std::io::Error::from(e)))),
+                Err(ChannelError::System(Errno::PIPE | Errno::CONNRESET)) => return Err(None),
+                Err(e) => return Err(Some(format!("cannot send: {}", describe(e)))),
             }
             self.forget_sent(core);
         }
@@ -740,6 +646,14 @@ impl Client {
                 core.pool.give_back(buffers);
             }
         }
+    }
+}
+
+/// What is wrong with a connection.
+pub(super) fn describe(error: ChannelError) -> String {
+    match error {
+        ChannelError::System(e) => std::io::Error::from(e).to_string(),
+        ChannelError::Tls(_) | ChannelError::Truncated => error.to_string(),
     }
 }
 

@@ -40,6 +40,27 @@ pub(super) struct Chosen {
     pub(super) output: Vec<u8>,
 }
 
+/// What a client's bytes have come to.
+pub(super) enum Fed {
+    /// It is to say more.
+    Waits,
+    /// What it says next is encrypted, once it was sent what there is to send.
+    StartsTls,
+    /// An export.
+    Chose(Chosen),
+}
+
+/// Whether a client has to encrypt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encryption {
+    /// It cannot.
+    None,
+    /// It has to, and says nothing else before.
+    Due,
+    /// It has.
+    Begun,
+}
+
 /// How a handshake ends without a choice: for a reason, or because the client wants no more.
 pub(super) type Ended = Option<String>;
 
@@ -50,6 +71,7 @@ pub(super) struct Handshake {
     /// The client's flags; none yet.
     flags: Option<u32>,
     options: u32,
+    encryption: Encryption,
     headers: Headers,
     /// The export that contexts were chosen for, and which.
     contexts: Option<(String, Contexts)>,
@@ -85,17 +107,23 @@ impl<'a> Reader<'a> {
 
 impl Handshake {
     /// It begins with what the server says.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(has_tls: bool) -> Self {
         let mut output = Vec::with_capacity(64);
         output.extend(GREETING_MAGIC.to_be_bytes());
         output.extend(OPTION_MAGIC.to_be_bytes());
         output.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
-        Self { input: Vec::new(), output, flags: None, options: 0, headers: Headers::Simple, contexts: None }
+        let (headers, encryption) = (Headers::Simple, if has_tls { Encryption::Due } else { Encryption::None });
+        Self { input: Vec::new(), output, flags: None, options: 0, encryption, headers, contexts: None }
     }
 
     /// What is to be sent.
     pub(super) fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
+    }
+
+    /// Whether there is any.
+    pub(super) const fn has_output(&self) -> bool {
+        !self.output.is_empty()
     }
 
     /// Whether it takes more input, which it does not until what it has said is read.
@@ -108,11 +136,11 @@ impl Handshake {
     /// # Errors
     ///
     /// It is to be hung up on.
-    pub(super) fn feed(&mut self, bytes: &[u8], offers: &Mutex<Offers>) -> Result<Option<Chosen>, Ended> {
+    pub(super) fn feed(&mut self, bytes: &[u8], offers: &Mutex<Offers>) -> Result<Fed, Ended> {
         self.input.extend_from_slice(bytes);
         loop {
             if self.flags.is_none() {
-                let Some(flags) = Reader(&self.input).u32() else { return Ok(None) };
+                let Some(flags) = Reader(&self.input).u32() else { return Ok(Fed::Waits) };
                 let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
                 if flags & !known != 0 {
                     return Err(Some(format!("its flags are {flags:#x}, of which {known:#x} were offered")));
@@ -121,31 +149,58 @@ impl Handshake {
                 self.input.drain(..4);
             }
             if !self.wants() {
-                return Ok(None);
+                return Ok(Fed::Waits);
             }
             let mut reader = Reader(&self.input);
-            let Some(magic) = reader.number().map(u64::from_be_bytes) else { return Ok(None) };
+            let Some(magic) = reader.number().map(u64::from_be_bytes) else { return Ok(Fed::Waits) };
             if magic != OPTION_MAGIC {
                 return Err(Some(format!("an option begins with {magic:#x}")));
             }
-            let (Some(option), Some(len)) = (reader.u32(), reader.u32()) else { return Ok(None) };
+            let (Some(option), Some(len)) = (reader.u32(), reader.u32()) else { return Ok(Fed::Waits) };
             if len as usize > MOST_DATA {
                 return Err(Some(format!("option {option} has {len} bytes of data, and {MOST_DATA} are the most")));
             }
-            let Some(data) = reader.bytes(len as usize) else { return Ok(None) };
+            let Some(data) = reader.bytes(len as usize) else { return Ok(Fed::Waits) };
             let (data, used) = (data.to_vec(), 16 + len as usize);
             self.input.drain(..used);
             self.options += 1;
             if self.options > MOST_OPTIONS {
                 return Err(Some(format!("it has named {MOST_OPTIONS} options and has not chosen an export")));
             }
+            if self.encryption == Encryption::Due {
+                if self.begin_tls(option, &data)? {
+                    return Ok(Fed::StartsTls);
+                }
+                continue;
+            }
             if let Some(offer) = self.take(option, &data, &lock(offers))? {
                 let contexts = self.contexts.take().filter(|(name, _)| *name == offer.options.name);
                 let (headers, contexts) = (self.headers, contexts.map(|(_, contexts)| contexts).unwrap_or_default());
                 let (input, output) = (std::mem::take(&mut self.input), std::mem::take(&mut self.output));
-                return Ok(Some(Chosen { offer, headers, contexts, input, output }));
+                return Ok(Fed::Chose(Chosen { offer, headers, contexts, input, output }));
             }
         }
+    }
+
+    /// Answers one option of a client that has to encrypt first; says whether it does now.
+    fn begin_tls(&mut self, option: u32, data: &[u8]) -> Result<bool, Ended> {
+        match option {
+            option::STARTTLS if !data.is_empty() => self.refuse(option, answer::INVALID, "it takes no data"),
+            // Who speaks before he has heard the answer is not alone perhaps: that would be taken for what he says inside.
+            option::STARTTLS if !self.input.is_empty() => {
+                return Err(Some("it has sent something between STARTTLS and TLS".to_owned()));
+            }
+            option::STARTTLS => {
+                self.answer(option, answer::ACK, &[]);
+                self.encryption = Encryption::Begun;
+                return Ok(true);
+            }
+            option::ABORT => return Err(None),
+            // It knows no answers.
+            option::EXPORT_NAME => return Err(Some("it does not begin TLS, which tls-creds ask for".to_owned())),
+            _ => self.refuse(option, answer::TLS_REQUIRED, "this server wants TLS (NBD_OPT_STARTTLS)"),
+        }
+        Ok(false)
     }
 
     /// Answers one option; the export that it chooses, if it does.
@@ -186,6 +241,9 @@ impl Handshake {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.tell_contexts(option, data, offers),
             option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
                 self.refuse(option, answer::INVALID, "it takes no data");
+            }
+            option::STARTTLS if self.encryption == Encryption::Begun => {
+                self.refuse(option, answer::INVALID, "TLS has begun");
             }
             option::STARTTLS => self.refuse(option, answer::UNSUPPORTED, "this server has no TLS"),
             _ => self.refuse(option, answer::UNSUPPORTED, "it is not known here"),
@@ -359,10 +417,10 @@ mod tests {
             answer::EXTENDED_HEADERS_REQUIRED,
         ];
         for piece in [1, 3, 16, said.len()] {
-            let mut handshake = Handshake::new();
+            let mut handshake = Handshake::new(false);
             handshake.output().clear();
             for bytes in said.chunks(piece) {
-                assert!(handshake.feed(bytes, &offers).is_ok_and(|chosen| chosen.is_none()));
+                assert!(handshake.feed(bytes, &offers).is_ok_and(|fed| matches!(fed, Fed::Waits)));
             }
             assert_eq!(kinds(handshake.output()), expected);
             assert!(handshake.input.is_empty());
@@ -384,7 +442,7 @@ mod tests {
             (after_flags(said(option::LIST, b"").repeat(5000)), Some("it has named 4096 options")),
             (after_flags(said(option::ABORT, b"")), None),
         ] {
-            let mut handshake = Handshake::new();
+            let mut handshake = Handshake::new(false);
             let mut ended = None;
             // Who reads all that it is told.
             for bytes in bytes.chunks(64) {
@@ -395,8 +453,45 @@ mod tests {
             assert!(line.as_deref().map(|line| line.starts_with(why.unwrap_or("-"))) == why.map(|_| true), "{line:?}");
         }
         // Who reads nothing is not listened to for ever.
-        let mut handshake = Handshake::new();
+        let mut handshake = Handshake::new(false);
         let _ = handshake.feed(&after_flags(said(option::LIST, b"").repeat(4000)), &offers);
         assert!(!handshake.wants() && handshake.output.len() < MOST_OUTPUT + 100);
+    }
+
+    #[test]
+    fn where_tls_is_due_nothing_is_answered_before_it_and_nothing_taken_over_into_it() {
+        let offers = Mutex::default();
+        let after_flags = |said: &[u8]| [&3u32.to_be_bytes()[..], said].concat();
+        let name = [&4u32.to_be_bytes()[..], b"disk", &[0, 0]].concat();
+        let early = [
+            said(option::LIST, b""),
+            said(option::GO, &name),
+            said(option::STRUCTURED_REPLY, b""),
+            said(option::STARTTLS, b"x"),
+            said(option::STARTTLS, b""),
+        ];
+        let early = after_flags(&early.concat());
+        for piece in [1, early.len()] {
+            let mut handshake = Handshake::new(true);
+            handshake.output().clear();
+            let fed: Vec<_> = early.chunks(piece).map(|bytes| handshake.feed(bytes, &offers).ok()).collect();
+            assert!(matches!(fed.last(), Some(Some(Fed::StartsTls))));
+            let refused = [answer::TLS_REQUIRED; 3].into_iter().chain([answer::INVALID, answer::ACK]);
+            assert_eq!(kinds(handshake.output()), refused.collect::<Vec<_>>());
+            assert_eq!(handshake.headers, Headers::Simple, "what was refused has no effect");
+            // Inside.
+            handshake.output().clear();
+            let inside = [said(option::STARTTLS, b""), said(option::STRUCTURED_REPLY, b"")].concat();
+            assert!(matches!(handshake.feed(&inside, &offers), Ok(Fed::Waits)));
+            assert_eq!(kinds(handshake.output()), [answer::INVALID, answer::ACK]);
+        }
+        for (said, why) in [
+            ([said(option::STARTTLS, b""), said(option::LIST, b"")].concat(), "between STARTTLS and TLS"),
+            ([said(option::STARTTLS, b""), vec![0x16]].concat(), "between STARTTLS and TLS"),
+            (said(option::EXPORT_NAME, b"disk"), "does not begin TLS"),
+        ] {
+            let ended = Handshake::new(true).feed(&after_flags(&said), &offers).err().flatten();
+            assert!(ended.as_ref().is_some_and(|line| line.contains(why)), "{ended:?}");
+        }
     }
 }

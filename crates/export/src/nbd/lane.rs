@@ -335,7 +335,7 @@ impl Lane {
         self.generations += 1;
         let id = ClientId { index: index as u32, generation: self.generations };
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        if let Err(e) = add(&self.epoll, &new.socket, EventData::new_u64(id.key()), flags) {
+        if let Err(e) = add(&self.epoll, &new.channel, EventData::new_u64(id.key()), flags) {
             return self.core.log.warn(format_args!("a client is sent away: cannot wait for it: {e}"));
         }
         self.clients.resize_with(self.clients.len().max(index + 1), || None);

@@ -9,6 +9,8 @@
 //!                    an export's thread ─────────────────┘
 //! ```
 //!
+//! With TLS all of it goes on inside of a [`Channel`](egret_nbd::Channel) from the first option on.
+//!
 //! One server has all exports of this kind. Its thread speaks with clients until they have chosen one; from then on a
 //! client is one of those of a [`Lane`], of which an export has one on each of its I/O threads. A lane is to an export what
 //! a queue is to one over vhost-user: it moves to another I/O thread, and gets another disk, by the same means.
@@ -22,6 +24,7 @@ mod export;
 mod extents;
 mod handshake;
 mod inbox;
+mod kind;
 mod lane;
 mod pool;
 mod reply;

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use egret_confine::{Bounds, ThreadKind};
 use egret_event_loop::EventNotifier;
+use egret_nbd::tls::ServerCredentials;
+use egret_nbd::{Channel, ChannelError, Received};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, accept_with, recvmsg, sendmsg,
-};
+use rustix::net::{SocketFlags, accept_with};
 
-use super::client::NewClient;
+use super::client::{NewClient, describe};
 use super::export::Offer;
-use super::handshake::{Chosen, Handshake, Offers};
+use super::handshake::{Chosen, Ended, Fed, Handshake, Offers};
 use crate::peer_log::PeerLog;
 use crate::queues::lock;
 use crate::socket::{Access, Arrival, BindError, UnixSocket};
@@ -50,6 +50,8 @@ pub struct NbdServerConfig {
     pub max_connections: u32,
     /// How long a client may take to choose an export; zero: as long as it likes.
     pub handshake_max: Duration,
+    /// What all clients encrypt by, if any do.
+    pub tls: Option<ServerCredentials>,
 }
 
 /// Why there is no server.
@@ -147,6 +149,7 @@ impl NbdServer {
             log: PeerLog::about("NBD server: "),
             most,
             patience: config.handshake_max,
+            tls: config.tls,
             rests_until: None,
             guests: Vec::new(),
         };
@@ -259,6 +262,7 @@ struct Hall {
     log: PeerLog,
     most: usize,
     patience: Duration,
+    tls: Option<ServerCredentials>,
     /// Nobody is let in before this, because the system could not.
     rests_until: Option<Instant>,
     guests: Vec<Guest>,
@@ -266,8 +270,12 @@ struct Hall {
 
 /// A client that has not chosen an export yet.
 struct Guest {
-    socket: OwnedFd,
+    channel: Channel,
     handshake: Handshake,
+    /// It is encrypted by this when it has heard that it may.
+    begins_tls: bool,
+    /// It may have said more, of which no event will tell.
+    has_input: bool,
     deadline: Option<Instant>,
     place: Place,
 }
@@ -289,16 +297,17 @@ impl Hall {
             let is_open = self.registry.is_open.load(Ordering::Acquire);
             let lets_in = is_open && !is_full && self.rests_until.is_none();
             let deadlines = self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until);
-            let timeout = deadlines.min().map(|nearest| timespec(nearest.saturating_duration_since(now)));
+            let is_behind = self.guests.iter().any(Guest::is_behind).then_some(now);
+            let timeout =
+                deadlines.chain(is_behind).min().map(|nearest| timespec(nearest.saturating_duration_since(now)));
             let mut fds = vec![
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(&self.registry.left, PollFlags::IN),
                 PollFd::new(&self.listener, if lets_in { PollFlags::IN } else { PollFlags::empty() }),
             ];
             fds.extend(self.guests.iter_mut().map(|guest| {
-                let has_output = !guest.handshake.output().is_empty();
-                let wants = if has_output { PollFlags::OUT } else { PollFlags::IN };
-                PollFd::from_borrowed_fd(guest.socket.as_fd(), wants)
+                let wants = if guest.has_output() { PollFlags::OUT } else { PollFlags::IN };
+                PollFd::from_borrowed_fd(guest.channel.as_fd(), wants)
             }));
             if poll(&mut fds, timeout.as_ref()).is_err() {
                 continue;
@@ -318,8 +327,10 @@ impl Hall {
     fn let_in(&mut self) {
         match self.listener.accept(&self.log) {
             Ok(Some(socket)) => self.guests.push(Guest {
-                socket,
-                handshake: Handshake::new(),
+                channel: Channel::new(socket),
+                handshake: Handshake::new(self.tls.is_some()),
+                begins_tls: false,
+                has_input: false,
                 deadline: (!self.patience.is_zero()).then(|| Instant::now() + self.patience),
                 place: Place::new(&self.registry),
             }),
@@ -336,8 +347,8 @@ impl Hall {
         let now = Instant::now();
         for (guest, is_ready) in std::mem::take(&mut self.guests).into_iter().zip(ready) {
             let is_late = guest.deadline.is_some_and(|deadline| deadline <= now);
-            let fate = match *is_ready {
-                true => guest.go_on(),
+            let fate = match *is_ready || guest.is_behind() {
+                true => guest.go_on(self.tls.as_ref()),
                 false if is_late => Fate::Left(Some(format!("it has chosen no export in {:?}", self.patience))),
                 false => Fate::Stays(guest),
             };
@@ -352,41 +363,73 @@ impl Hall {
 }
 
 impl Guest {
-    /// Sends what there is to send, or reads what the client says.
-    fn go_on(mut self) -> Fate {
-        let failed = |e: Errno| Fate::Left((e != Errno::CONNRESET && e != Errno::PIPE).then(|| e.to_string()));
-        let output = self.handshake.output();
-        if !output.is_empty() {
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&self.socket, &[IoSlice::new(output)], &mut SendAncillaryBuffer::default(), flags) {
-                Ok(sent) => drop(output.drain(..sent)),
-                Err(Errno::AGAIN | Errno::INTR) => return Fate::Stays(self),
-                Err(e) => return failed(e),
+    fn has_output(&self) -> bool {
+        self.handshake.has_output() || !self.channel.is_flushed()
+    }
+
+    /// Whether something that it has said waits to be heard.
+    fn is_behind(&self) -> bool {
+        self.has_input && !self.has_output()
+    }
+
+    fn go_on(mut self, tls: Option<&ServerCredentials>) -> Fate {
+        match self.step(tls) {
+            Ok(Fed::Chose(Chosen { offer, headers, contexts, input, output })) => {
+                let Self { channel, mut place, .. } = self;
+                place.choose(&offer);
+                Fate::Chose(NewClient { channel, headers, contexts, input, output, place }, offer)
             }
-            // What it has sent meanwhile may have waited for this.
-            return self.take(&[]);
-        }
-        let mut input = [0; INPUT];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut input)], &mut RecvAncillaryBuffer::default(), flags) {
-            Ok(received) if received.bytes == 0 => Fate::Left(None),
-            Ok(received) => self.take(&input[..received.bytes]),
-            Err(Errno::AGAIN | Errno::INTR) => Fate::Stays(self),
-            Err(e) => failed(e),
+            Ok(Fed::Waits | Fed::StartsTls) => Fate::Stays(self),
+            Err(why) => Fate::Left(why),
         }
     }
 
-    fn take(mut self, input: &[u8]) -> Fate {
-        let registry = Arc::clone(&self.place.registry);
-        match self.handshake.feed(input, &registry.offers) {
-            Ok(None) => Fate::Stays(self),
-            Ok(Some(Chosen { offer, headers, contexts, input, output })) => {
-                let Self { socket, mut place, .. } = self;
-                place.choose(&offer);
-                Fate::Chose(NewClient { socket, headers, contexts, input, output, place }, offer)
+    /// Sends what there is to send, or reads what the client says.
+    fn step(&mut self, tls: Option<&ServerCredentials>) -> Result<Fed, Ended> {
+        let unless_later = |e: ChannelError| match e {
+            ChannelError::System(Errno::AGAIN | Errno::INTR) => Ok(Fed::Waits),
+            ChannelError::System(Errno::CONNRESET | Errno::PIPE) => Err(None),
+            e => Err(Some(describe(e))),
+        };
+        if self.has_output() {
+            let output = self.handshake.output();
+            let sent = if output.is_empty() { Ok(0) } else { self.channel.send(&[IoSlice::new(output)]) };
+            match sent {
+                Ok(sent) => drop(output.drain(..sent)),
+                Err(e) => return unless_later(e),
             }
-            Err(why) => Fate::Left(why),
+            if let Err(e) = self.channel.flush() {
+                return unless_later(e);
+            }
+            return match tls.filter(|_| self.begins_tls) {
+                // What it has sent meanwhile may have waited for this.
+                None => self.feed(&[]),
+                Some(_) if self.has_output() => Ok(Fed::Waits),
+                Some(tls) => {
+                    self.begins_tls = false;
+                    self.channel.encrypt(tls.session().map_err(|e| Some(e.to_string()))?);
+                    Ok(Fed::Waits)
+                }
+            };
         }
+        let mut input = [0; INPUT];
+        match self.channel.receive(&mut [IoSliceMut::new(&mut input)]) {
+            Ok(Received { bytes: 0, more: false }) => Err(None),
+            Ok(Received { bytes, more }) => {
+                self.has_input = more;
+                self.feed(&input[..bytes])
+            }
+            Err(e) => {
+                self.has_input = false;
+                unless_later(e)
+            }
+        }
+    }
+
+    fn feed(&mut self, input: &[u8]) -> Result<Fed, Ended> {
+        let fed = self.handshake.feed(input, &self.place.registry.offers)?;
+        self.begins_tls |= matches!(fed, Fed::StartsTls);
+        Ok(fed)
     }
 }
 

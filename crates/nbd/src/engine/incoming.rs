@@ -3,16 +3,15 @@
 //! Headers and small replies come into a buffer of ours, many at a time. What is left of a large reply's data when its header
 //! has been read goes straight to its request's memory.
 
-use std::os::fd::AsFd;
-
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
 use super::commands::{Command, Commands};
+use crate::channel::{Channel, ChannelError, Received};
 use crate::handshake::Export;
 use crate::memory;
 use crate::protocol::{LONGEST_STRING, Reply, ReplyError, chunk, errno, take_u32, take_u64};
-use crate::socket::{self, MOST_PIECES};
+use crate::socket::MOST_PIECES;
 
 /// Bytes that are read ahead of what is known.
 const AHEAD: usize = 64 << 10;
@@ -70,66 +69,60 @@ pub(super) struct Incoming {
     pieces: Vec<IoVec>,
 }
 
-/// What came of one system call.
-pub(super) enum Received {
-    /// So many bytes; if they are all that there was room for, there may be more.
-    Bytes { count: usize, is_all: bool },
-    /// Nothing is there.
-    Nothing,
-}
-
 impl Incoming {
     pub(super) fn new() -> Self {
         let buffer = vec![0; AHEAD].into_boxed_slice();
         Self { buffer, start: 0, end: 0, expect: Expect::Header, filled: 0, pieces: Vec::with_capacity(MOST_PIECES) }
     }
 
-    /// Receives once.
+    /// Receives once; `None` if nothing is there.
     ///
     /// # Errors
     /// The connection has failed; `None` if it has ended.
-    pub(super) fn receive(&mut self, socket: impl AsFd, commands: &mut Commands) -> Result<Received, Option<Errno>> {
+    pub(super) fn receive(
+        &mut self,
+        channel: &mut Channel,
+        commands: &mut Commands,
+    ) -> Result<Option<Received>, Option<ChannelError>> {
         // What is left in the buffer is less than a header.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         self.pieces.clear();
-        let mut wanted = 0;
+        let mut direct = 0;
         if let Expect::Data { place, at, left, .. } = self.expect
             && let Some(command) = commands.get(place)
         {
             memory::append(&command.job.request.buffers, at, left, &mut self.pieces);
             self.pieces.truncate(MOST_PIECES - 1);
-            wanted = self.pieces.iter().map(|piece| piece.len() as u64).sum();
+            direct = self.pieces.iter().map(|piece| piece.len() as u64).sum();
         }
-        let direct = wanted;
         if !matches!(self.expect, Expect::Data { left, .. } if direct < left) {
             let ahead = if commands.awaits_large_reads() { LITTLE_AHEAD } else { AHEAD };
             let end = (self.end + ahead).min(self.buffer.len());
-            wanted += (end - self.end) as u64;
             memory::append_room(&mut self.buffer[self.end..end], &mut self.pieces);
         }
         // SAFETY: the pieces are of the request's memory, which is lent to the command, and of the buffer.
-        let count = match unsafe { socket::receive(socket, &self.pieces) } {
-            Ok(0) => return Err(None),
-            Ok(count) => count,
-            Err(Errno::AGAIN) => return Ok(Received::Nothing),
-            Err(Errno::INTR) => return Ok(Received::Bytes { count: 0, is_all: true }),
+        let received = match unsafe { channel.receive_lent(&self.pieces) } {
+            Ok(Received { bytes: 0, more: false }) => return Err(None),
+            Ok(received) => received,
+            Err(ChannelError::System(Errno::AGAIN)) => return Ok(None),
+            Err(ChannelError::System(Errno::INTR)) => return Ok(Some(Received { bytes: 0, more: true })),
             // The guest has taken its memory away: its data is nobody's.
-            Err(Errno::FAULT) if direct > 0 => {
+            Err(ChannelError::System(Errno::FAULT)) if direct > 0 => {
                 if let Expect::Data { place, left, is_last, .. } = self.expect {
                     self.expect = Expect::Skip { place, left, is_last };
                     commands.get_mut(place).into_iter().for_each(|command| command.error = Some(Errno::FAULT));
                 }
-                return Ok(Received::Bytes { count: 0, is_all: true });
+                return Ok(Some(Received { bytes: 0, more: true }));
             }
             Err(e) => return Err(Some(e)),
         };
-        let to_memory = direct.min(count as u64);
+        let to_memory = direct.min(received.bytes as u64);
         if let Expect::Data { at, left, .. } = &mut self.expect {
             (*at, *left) = (*at + to_memory, *left - to_memory);
         }
-        self.end += count - to_memory as usize;
-        Ok(Received::Bytes { count, is_all: count as u64 == wanted })
+        self.end += received.bytes - to_memory as usize;
+        Ok(Some(received))
     }
 
     /// Bytes of holes that [`digest`](Self::digest) has filled, which took time.

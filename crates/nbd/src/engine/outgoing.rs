@@ -1,14 +1,13 @@
 //! What is to be sent: all that a turn has pushed in one system call, as far as the socket takes it.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 
 use egret_vring::memory::IoVec;
-use rustix::io::Errno;
 
 use super::commands::{Commands, Payload, ZEROES};
+use crate::channel::{Channel, ChannelError};
 use crate::memory;
-use crate::socket::{self, MOST_PIECES};
+use crate::socket::MOST_PIECES;
 
 /// Zeroes for a server that cannot write them by itself; each of them is sent several times.
 static SOME_ZEROES: [u8; ZEROES as usize / 16] = [0; ZEROES as usize / 16];
@@ -40,7 +39,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// `EAGAIN` where the socket takes no more, or what has ended the connection.
-    pub(super) fn send(&mut self, socket: impl AsFd, commands: &mut Commands) -> Result<u64, Errno> {
+    pub(super) fn send(&mut self, channel: &mut Channel, commands: &mut Commands) -> Result<u64, ChannelError> {
         self.pieces.clear();
         let mut skip = self.sent;
         for place in &self.queue {
@@ -71,7 +70,7 @@ impl Outgoing {
         self.pieces.truncate(MOST_PIECES);
         // SAFETY: the pieces are of headers, which are the commands' own, of their memory, which is lent to them, and of
         // zeroes; all of it stays where it is during this call.
-        let sent = unsafe { socket::send(socket, &self.pieces) }? as u64;
+        let sent = unsafe { channel.send_lent(&self.pieces) }? as u64;
         self.sent += sent;
         while let Some(place) = self.queue.front()
             && let len = commands.get(*place).map_or(0, |command| command.message_len())

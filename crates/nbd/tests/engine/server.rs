@@ -71,6 +71,7 @@ impl Server {
             node_name: "d0".to_owned(),
             uri: "nbd+unix:///disk".to_owned(),
             address: Address::Unix(self.path.clone()),
+            encryption: None,
             export: "disk".to_owned(),
             read_only: false,
             reconnect_delay: Duration::from_millis(reconnect_delay),

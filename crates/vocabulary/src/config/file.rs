@@ -16,11 +16,12 @@ use crate::address::Address;
 use crate::metrics;
 use crate::nearest::hint;
 use crate::schema::{
-    Blockdev, Export, IoThread, MEMORY_MAX, NbdServer, Object, ObjectError, Problem, Secret, Spelling, memory_max,
+    Blockdev, Export, IoThread, MEMORY_MAX, NbdServer, Object, ObjectError, Problem, Secret, Spelling, TlsCreds,
+    memory_max,
 };
 
 /// The objects that a file names.
-const KINDS: [&str; 4] = [Secret::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
+const KINDS: [&str; 5] = [Secret::NOUN, TlsCreds::NOUN, IoThread::NOUN, Blockdev::NOUN, Export::NOUN];
 
 /// The table that says where metrics are served.
 const METRICS: &str = "metrics";
@@ -38,6 +39,8 @@ pub struct FileError(String);
 pub struct ConfigFile {
     /// Keys and passphrases.
     pub secrets: Vec<Secret>,
+    /// Certificates and keys for TLS.
+    pub tls_creds: Vec<TlsCreds>,
     /// Event loops.
     pub iothreads: Vec<IoThread>,
     /// Disks.
@@ -126,6 +129,7 @@ impl ConfigFile {
         }
         let subject = match kind {
             Secret::NOUN => read(value).map(|(object, subject)| (self.secrets.push(object), subject).1),
+            TlsCreds::NOUN => read(value).map(|(object, subject)| (self.tls_creds.push(object), subject).1),
             IoThread::NOUN => read(value).map(|(object, subject)| (self.iothreads.push(object), subject).1),
             Blockdev::NOUN => read(value).map(|(object, subject)| (self.blockdevs.push(object), subject).1),
             _ => read(value).map(|(object, subject)| (self.exports.push(object), subject).1),
@@ -142,8 +146,8 @@ impl ConfigFile {
     /// # Errors
     /// As [`Config::new`].
     pub fn config(&self) -> Result<Config, FileError> {
-        let Self { secrets, iothreads, blockdevs, exports, nbd_server, .. } = self.clone();
-        let mut config = Config { secrets, iothreads, blockdevs, exports, nbd_server, ..Config::empty() };
+        let Self { secrets, tls_creds, iothreads, blockdevs, exports, nbd_server, .. } = self.clone();
+        let mut config = Config { secrets, tls_creds, iothreads, blockdevs, exports, nbd_server, ..Config::empty() };
         config.memory_max = self.memory_max.unwrap_or(config.memory_max);
         config.checked().map_err(|error| self.locate(&error))
     }
@@ -176,6 +180,7 @@ pub fn effective(config: &Config) -> String {
         let _ = writeln!(text, "[[{noun}]]\n{object}");
     };
     config.secrets.iter().for_each(|object| table(Secret::NOUN, flat(object)));
+    config.tls_creds.iter().for_each(|object| table(TlsCreds::NOUN, flat(object)));
     config.iothreads.iter().for_each(|object| table(IoThread::NOUN, flat(object)));
     config.blockdevs.iter().for_each(|object| table(Blockdev::NOUN, flat(object)));
     config.exports.iter().for_each(|object| table(Export::NOUN, flat(object)));

@@ -237,9 +237,7 @@ static SHAPE: Shape = Shape {
             because: "persistent reservations are not passed on; a logical unit keeps its own, in its pr-file",
         },
         Foreign { name: "offset", harmless: Harmless::Zero, because: "a disk is a whole file or device" },
-        nbd_client::TLS[0],
-        nbd_client::TLS[1],
-        nbd_client::TLS[2],
+        nbd_client::BITMAP,
     ],
 };
 

@@ -73,10 +73,10 @@ const FOREIGN_OBJECTS: &[&str] = &[
     "secret_keyring",
     "throttle-group",
     "tls-cipher-suites",
-    "tls-creds-anon",
-    "tls-creds-psk",
-    "tls-creds-x509",
 ];
+
+/// QEMU's other credentials for TLS.
+const FOREIGN_CREDENTIALS: &[&str] = &["tls-creds-anon", "tls-creds-psk"];
 
 object!(IoThread, "iothread", "id", &SHAPE);
 
@@ -102,11 +102,16 @@ impl IoThread {
                 let line = "secrets are given when the daemon starts, by --object or in its configuration file";
                 Err(error(Problem::Together(line.to_owned())))
             }
+            Some(kind) if FOREIGN_CREDENTIALS.iter().any(|foreign| kind == *foreign) => Err(error(Problem::NotDone {
+                what: format!("qom-type {kind}").replace('"', "'"),
+                because: "the TLS library that Egret has (rustls) knows certificates alone; use tls-creds-x509"
+                    .to_owned(),
+            })),
             Some(kind) if FOREIGN_OBJECTS.iter().any(|foreign| kind == *foreign) => {
                 let what = format!("qom-type {kind}").replace('"', "'");
                 Err(error(Problem::NotDone {
                     what,
-                    because: "of QEMU's objects Egret has iothread and secret".to_owned(),
+                    because: "of QEMU's objects Egret has iothread, secret and tls-creds-x509".to_owned(),
                 }))
             }
             Some(kind) => Err(error(Problem::must("qom-type", Self::NOUN, kind.to_string().replace('"', "'")))),

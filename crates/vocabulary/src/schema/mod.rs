@@ -30,6 +30,7 @@ mod rbd;
 mod reference;
 mod scalar;
 mod secret;
+mod tls_creds;
 mod validate;
 mod words;
 
@@ -51,7 +52,7 @@ pub use export::{
 pub use iothread::IoThread;
 pub use key::{Foreign, Harmless, Key, Shape, Unset, ValueType, Variants};
 pub use lun::{Lun, LunAddress};
-pub use nbd::{InetAddr, NBD_SERVER, NO_TLS, NbdAddr, NbdServer};
+pub use nbd::{InetAddr, NBD_SERVER, NO_AUTHZ, NbdAddr, NbdServer};
 pub use nbd_client::{Nbd, NbdEndpoint, NbdPlace, ServerAddr, SocketPath, TcpAddr};
 pub use object::{Object, read_options};
 pub use problem::{ObjectError, Problem};
@@ -60,6 +61,7 @@ pub(crate) use process::{MEMORY_MAX, default_memory_max};
 pub use rbd::{AuthMode, Encrypt, EncryptionFormat, MonitorAddress, Rbd};
 pub use reference::{help, reference};
 pub use secret::{Secret, SecretFormat};
+pub use tls_creds::{Endpoint, TlsCreds};
 pub use validate::{Spelling, validate_arguments};
 pub use words::{Word, words};
 

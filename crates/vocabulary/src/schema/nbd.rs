@@ -19,6 +19,9 @@ options! {
         access: Access => Access::KEYS;
         /// Clients that it has at a time, those of all exports together; 0 is any number. Who comes then waits.
         max_connections: u32, ValueType::Number(0, u32::MAX as u64, "clients"), default 100;
+        /// The `tls-creds-x509` with which all is encrypted; a client that does not encrypt is told that it must, and of
+        /// exports it is told nothing.
+        tls_creds: Option<String>, ValueType::Name(usize::MAX), unset "no encryption";
         /// How long a client may take to choose an export; 0 is as long as it likes.
         handshake_max_seconds: u32, ValueType::Number(0, u32::MAX as u64, "seconds"), default 10;
     }
@@ -38,8 +41,8 @@ variants! {
 options! {
     /// A TCP port.
     pub struct InetAddr {
-        /// Address or name of this host to listen on. Whoever reaches it may read and, of exports that are writable, write:
-        /// there is no encryption.
+        /// Address or name of this host to listen on. Whoever reaches it may read and, of exports that are writable, write,
+        /// unless `tls-creds` ask for a certificate.
         host: String, ValueType::Text(1, 255);
         /// TCP port to listen on; text, as in QEMU.
         port: String, ValueType::Text(1, 5);
@@ -50,15 +53,12 @@ options! {
 pub static NBD_SERVER: Shape = Shape {
     keys: NbdServer::KEYS,
     variants: None,
-    foreign: &[
-        Foreign { name: "tls-creds", harmless: Harmless::No, because: NO_TLS },
-        Foreign { name: "tls-authz", harmless: Harmless::No, because: NO_TLS },
-    ],
+    foreign: &[Foreign { name: "tls-authz", harmless: Harmless::No, because: NO_AUTHZ }],
 };
 
-/// Why keys about TLS are refused.
-pub const NO_TLS: &str =
-    "Egret serves NBD without TLS; use a UNIX socket, or one on loopback behind a tunnel (ssh, stunnel)";
+/// Why lists of users are refused.
+pub const NO_AUTHZ: &str =
+    "who has a certificate of the CA's is let in (tls-creds with verify-peer=on); let the CA sign for those alone";
 
 static ADDR: Shape = Shape {
     keys: &[],
@@ -111,20 +111,28 @@ mod tests {
     use super::*;
     use crate::config::{Config, ConfigFile, effective};
     use crate::keyval;
+    use crate::schema::{Object as _, TlsCreds};
+    use serde_json::json;
 
     fn read(text: &str) -> Result<NbdServer, String> {
         let (value, spelling) = keyval::read(text, "").unwrap();
         NbdServer::from_value(value, spelling).map_err(|problem| problem.to_string())
     }
 
+    fn creds() -> TlsCreds {
+        let creds = json!({"id": "t", "dir": "/tls", "endpoint": "server"});
+        TlsCreds::from_value(creds, Spelling::Typed).unwrap()
+    }
+
     #[test]
     fn a_server_reads_back_from_a_file_as_itself() {
         for text in [
-            "addr.type=unix,addr.path=/s,mode=0660,group=kvm,user=a,allow-uid=7,max-connections=0,handshake-max-seconds=3",
+            "addr.type=unix,addr.path=/s,mode=0660,group=kvm,user=a,allow-uid=7,max-connections=0,tls-creds=t,handshake-max-seconds=3",
             "addr.type=inet,addr.host=::1,addr.port=10809,addr.keep-alive=on,addr.ipv6=off",
         ] {
             let server = read(text).unwrap();
-            let config = Config { nbd_server: Some(server.clone()), ..Config::empty() };
+            let (nbd_server, tls_creds) = (Some(server.clone()), vec![creds()]);
+            let config = Config { nbd_server, tls_creds, ..Config::empty() };
             let back = ConfigFile::read("f", &effective(&config)).unwrap();
             assert_eq!(back.config().unwrap().nbd_server, Some(server));
         }
@@ -150,7 +158,7 @@ mod tests {
         ] {
             assert_eq!(read(text).unwrap_err(), line, "{text}");
         }
-        assert!(read("addr.type=unix,addr.path=/s,tls-creds=t").unwrap_err().contains("without TLS"));
+        assert!(read("addr.type=unix,addr.path=/s,tls-authz=t").unwrap_err().contains("certificate of the CA's"));
         assert!(read("addr.type=fd,addr.str=s").unwrap_err().contains("sockets that it makes itself"));
         let file = "[nbd-server]\naddr = { type = \"unix\" }\n";
         assert_eq!(ConfigFile::read("f", file).unwrap_err().to_string(), "f:1: nbd-server: addr.path is missing");

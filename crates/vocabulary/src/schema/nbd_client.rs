@@ -22,8 +22,13 @@ options! {
         server: Option<ServerAddr>, ValueType::Object(&SERVER), unset "filename says it";
         /// The export's name.
         export: Option<String>, ValueType::Text(0, LONGEST_EXPORT), unset "what filename says, or the server's default export";
-        /// Server and export as a URI, in the place of both: `nbd+unix:///NAME?socket=PATH` or `nbd://HOST:PORT/NAME`.
+        /// Server and export as a URI, in the place of both: `nbd+unix:///NAME?socket=PATH` or `nbd://HOST:PORT/NAME`; `nbds`
+        /// in the place of `nbd` insists on `tls-creds`.
         filename: Option<String>, ValueType::Text(1, LONGEST_PATH), unset "server says it";
+        /// The `tls-creds-x509` with which all is encrypted; without them nothing is, and with them nothing goes without.
+        tls_creds: Option<String>, ValueType::Name(usize::MAX), unset "no encryption";
+        /// Whom the server's certificate is to be for; needs `tls-creds`.
+        tls_hostname: Option<String>, ValueType::Text(1, 255), unset "its host; at a UNIX socket whoever it is for";
         /// How long requests wait for a new connection when theirs has ended, in seconds, before they fail; until there is
         /// one, later ones fail at once. With 0 all of them do.
         reconnect_delay: u32, ValueType::Number(0, LONGEST_DELAY, "seconds"), default 0;
@@ -54,7 +59,7 @@ options! {
 options! {
     /// A TCP port that somebody listens on.
     pub struct TcpAddr {
-        /// The server's address, or `localhost`; another name only without a sandbox. There is no encryption.
+        /// The server's address, or `localhost`; another name only without a sandbox.
         host: String, ValueType::Text(1, 255);
         /// The server's TCP port; text, as in QEMU.
         port: String, ValueType::Text(1, 5);
@@ -76,15 +81,9 @@ static SERVER: Shape = Shape {
     ],
 };
 
-/// QEMU's keys that are not done.
-pub(super) const TLS: [Foreign; 3] = [
-    Foreign { name: "tls-creds", harmless: Harmless::No, because: NO_TLS },
-    Foreign { name: "tls-hostname", harmless: Harmless::No, because: NO_TLS },
-    Foreign { name: "x-dirty-bitmap", harmless: Harmless::No, because: "a server's metadata is not read" },
-];
-
-const NO_TLS: &str =
-    "Egret speaks NBD without TLS; use a UNIX socket or a trusted network, or a tunnel (ssh, stunnel, WireGuard)";
+/// QEMU's key that is not done.
+pub(super) const BITMAP: Foreign =
+    Foreign { name: "x-dirty-bitmap", harmless: Harmless::No, because: "a server's metadata is not read" };
 
 /// An export, and where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,9 +107,17 @@ impl Nbd {
     /// Where the export is, as either of the two ways says it.
     ///
     /// # Errors
-    /// Neither says it, or both, or the URI is none.
+    /// Neither says it, or both, or the URI is none; or what is said of encryption does not go together.
     pub fn place(&self) -> Result<NbdPlace, Problem> {
         let together = |line: &str| Err(Problem::Together(line.to_owned()));
+        if self.tls_creds.is_none() {
+            if self.tls_hostname.is_some() {
+                return together("tls-hostname needs tls-creds");
+            }
+            if self.filename.as_ref().is_some_and(|uri| uri.starts_with("nbds")) {
+                return together("filename=nbds... needs tls-creds: an object tls-creds-x509 with endpoint=client");
+            }
+        }
         match (&self.server, &self.filename) {
             (None, None) => together("server or filename is missing: where the NBD server listens"),
             (Some(_), Some(_)) => together("server and filename say the same thing twice: use one of them"),
@@ -135,7 +142,16 @@ impl Nbd {
 
     /// The URI of the export.
     pub fn uri(&self) -> String {
-        self.place().map(|place| place.to_string()).unwrap_or_default()
+        let uri = self.place().map(|place| place.to_string()).unwrap_or_default();
+        if self.tls_creds.is_some() { uri.replacen("nbd", "nbds", 1) } else { uri }
+    }
+
+    /// Whom the server's certificate is to be for, if not for anybody.
+    pub fn certified_name(&self) -> Option<String> {
+        self.tls_hostname.clone().or_else(|| match self.place().ok()?.server {
+            NbdEndpoint::Inet(host, _) => Some(host),
+            NbdEndpoint::Unix(_) => None,
+        })
     }
 }
 
@@ -155,10 +171,11 @@ impl std::fmt::Display for NbdPlace {
 fn place_of(uri: &str) -> Result<NbdPlace, &'static str> {
     const FORM: &str = "nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME";
     let (scheme, rest) = uri.split_once("://").ok_or(FORM)?;
+    let scheme = scheme.strip_prefix("nbds").map_or(scheme.to_owned(), |rest| format!("nbd{rest}"));
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
     let export = decoded(export).filter(|export| export.len() <= LONGEST_EXPORT).ok_or(FORM)?;
-    let server = match scheme {
+    let server = match scheme.as_str() {
         "nbd+unix" => {
             let socket = query.strip_prefix("socket=").filter(|path| !path.contains('&')).ok_or(FORM)?;
             let path = decoded(socket).filter(|path| (1..=LONGEST_SOCKET_PATH).contains(&path.len())).ok_or(FORM)?;
@@ -181,7 +198,6 @@ fn place_of(uri: &str) -> Result<NbdPlace, &'static str> {
             }
             NbdEndpoint::Inet(host.to_owned(), port.ok_or(FORM)?)
         }
-        "nbds" | "nbds+tcp" | "nbds+unix" => return Err("a URI without TLS (nbd, nbd+unix)"),
         _ => return Err(FORM),
     };
     Ok(NbdPlace { server, export })
@@ -255,8 +271,6 @@ mod tests {
         assert!(
             refused("server.type=inet,server.host=h,server.port=0").contains("server.port must be 1..=65535, got '0'")
         );
-        assert!(refused("server.type=unix,server.path=/x,tls-creds=t").contains("without TLS"));
-        assert!(refused("filename=nbds://h").contains("a URI without TLS"));
         for wrong in [
             "/dev/nbd0",
             "nbd://",

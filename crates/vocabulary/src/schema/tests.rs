@@ -36,7 +36,7 @@ images-per-cluster-handle=2,settings.rbd_cache=false",
     "blkdebug,node-name=b0,image=d0,inject-error.0.event=write_aio,inject-error.0.state=2,inject-error.0.iotype=write-zeroes,\
      inject-error.0.errno=28,inject-error.0.sector=7,inject-error.0.once=on,inject-error.1.event=none,\
      set-state.0.event=flush_to_os,set-state.0.state=1,set-state.0.new-state=2",
-    "nbd,node-name=n1,server.type=unix,server.path=/n,export=e,reconnect-delay=30,open-timeout=5",
+    "nbd,node-name=n1,server.type=unix,server.path=/n,export=e,tls-creds=t,tls-hostname=h,reconnect-delay=30,open-timeout=5",
     "nbd,node-name=n2,server.type=inet,server.host=h,server.port=10809",
     "raw,node-name=r0,file.driver=host_device,file.filename=/dev/x,file.cache.direct=on",
 ];
@@ -456,6 +456,7 @@ fn the_reference_is_in_step_with_the_tables() {
     for (noun, table) in [
         (IoThread::NOUN, reference(IoThread::SHAPE)),
         (Secret::NOUN, reference(Secret::SHAPE)),
+        (TlsCreds::NOUN, reference(TlsCreds::SHAPE)),
         (Blockdev::NOUN, reference(Blockdev::SHAPE)),
         (Export::NOUN, reference(Export::SHAPE)),
         ("nbd-server", reference(&NBD_SERVER)),
@@ -484,7 +485,7 @@ fn an_object_of_another_type_is_refused_by_name() {
     assert_eq!(read("iothread,id=a").unwrap(), IoThread::new("a"));
     assert_eq!(
         read("throttle-group,id=t").unwrap_err(),
-        "object 't': qom-type 'throttle-group' is QEMU's and not done here: of QEMU's objects Egret has iothread and secret"
+        "object 't': qom-type 'throttle-group' is QEMU's and not done here: of QEMU's objects Egret has iothread, secret and tls-creds-x509"
     );
     assert_eq!(read("iothred,id=t").unwrap_err(), "object 't': qom-type must be iothread, got 'iothred'");
     assert_eq!(read("id=t").unwrap_err(), "object 't': qom-type is missing");

@@ -1,0 +1,320 @@
+//! TLS between two ends of a socket: data as it was, who is believed, and ends that are none.
+
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use egret_nbd::tls::{ClientCredentials, CredentialsError, ServerCredentials};
+use egret_nbd::{Channel, ChannelError, Received};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+/// Certificates of several kinds.
+struct Authorities(TempDir);
+
+impl Authorities {
+    /// `None` where there is nothing to make them with.
+    fn new(test: &str) -> Option<Self> {
+        let new = Self(tempfile::tempdir().unwrap());
+        if Command::new("openssl").arg("version").output().is_err() {
+            egret_needs::lacks(test, "openssl");
+            return None;
+        }
+        Some(new)
+    }
+
+    /// Makes a CA, and what it has certified.
+    fn make(&self, name: &str, more: &[&str]) -> PathBuf {
+        let path = self.0.path().join(name);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/make-certificates");
+        let made = Command::new(script).arg(&path).args(more).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        path
+    }
+
+    /// A directory with some of another's files.
+    fn part(&self, name: &str, of: &Path, files: &[&str]) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        for file in files {
+            std::fs::copy(of.join(file), path.join(file)).unwrap();
+        }
+        path
+    }
+}
+
+/// Two ends, of which the first is the client's.
+fn ends(server: &ServerCredentials, client: &ClientCredentials, name: Option<&str>) -> [Channel; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    let [mut one, mut other] = [one, other].map(|end| Channel::new(end.into()));
+    one.encrypt(client.session(name).unwrap());
+    other.encrypt(server.session().unwrap());
+    [one, other]
+}
+
+/// What a channel says when it need not be waited for.
+fn now<T>(result: Result<T, ChannelError>) -> Result<Option<T>, ChannelError> {
+    match result {
+        Err(ChannelError::System(Errno::AGAIN | Errno::INTR)) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Has both agree, and one byte go each way: what each makes of it.
+fn meet([one, other]: &mut [Channel; 2]) -> [Result<(), String>; 2] {
+    let mut outcomes = [Ok(()), Ok(())];
+    let mut done = [(false, false); 2];
+    for _ in 0..1000 {
+        for (at, end) in [&mut *one, &mut *other].into_iter().enumerate() {
+            if outcomes[at].is_err() {
+                continue;
+            }
+            let mut step = || -> Result<(), ChannelError> {
+                now(end.flush())?;
+                let mut byte = [0];
+                if !done[at].0 {
+                    done[at].0 = now(end.receive(&mut [IoSliceMut::new(&mut byte)]))?.is_some_and(|got| got.bytes == 1);
+                }
+                if !done[at].1 {
+                    done[at].1 = now(end.send(&[IoSlice::new(&[7])]))?.is_some();
+                }
+                Ok(())
+            };
+            outcomes[at] = step().map_err(|e| e.to_string());
+        }
+        if done == [(true, true); 2] || outcomes.iter().all(Result::is_err) {
+            return outcomes;
+        }
+    }
+    outcomes
+}
+
+#[test]
+fn who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name() {
+    let Some(authorities) = Authorities::new("who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name")
+    else {
+        return;
+    };
+    let [good, other] = ["good", "other"].map(|name| authorities.make(name, &[]));
+    let expired = authorities.make("expired", &["-1"]);
+    let nobody = authorities.part("nobody", &good, &["ca-cert.pem"]);
+    let identity = ["server-cert.pem", "server-key.pem"];
+    let lax = authorities.part("lax", &good, &identity);
+    let server = |dir: &Path, verify| ServerCredentials::read(dir, verify).unwrap();
+    let client = |dir: &Path, verify| ClientCredentials::read(dir, verify).unwrap();
+    let meets = |server: &ServerCredentials, client: &ClientCredentials, name| meet(&mut ends(server, client, name));
+    for name in [Some("localhost"), Some("127.0.0.1"), Some("::1"), None] {
+        assert_eq!(meets(&server(&good, true), &client(&good, true), name), [Ok(()), Ok(())], "{name:?}");
+    }
+    // Who asks nothing needs no CA.
+    assert_eq!(meets(&server(&lax, false), &client(&nobody, true), Some("localhost")), [Ok(()), Ok(())]);
+    assert_eq!(meets(&server(&other, false), &client(&lax, false), Some("elsewhere")), [Ok(()), Ok(())]);
+    for (of_server, of_client, name, [theirs, ours]) in [
+        (server(&good, true), client(&good, true), Some("elsewhere"), ["not valid for name", "alert"]),
+        (server(&other, false), client(&good, true), Some("localhost"), ["UnknownIssuer", "alert"]),
+        (server(&other, false), client(&good, true), None, ["UnknownIssuer", "alert"]),
+        (server(&expired, false), client(&expired, true), None, ["Expired", "alert"]),
+        (server(&good, true), client(&nobody, true), None, ["CertificateRequired", "peer sent no certificates"]),
+        (
+            server(&good, true),
+            client(&authorities.part("alien", &other, &["client-cert.pem", "client-key.pem"]), false),
+            None,
+            ["alert", "UnknownIssuer"],
+        ),
+    ] {
+        let [client, server] = meets(&of_server, &of_client, name).map(|outcome| outcome.unwrap_err());
+        assert!(client.contains(theirs), "{client}");
+        assert!(server.contains(ours), "{server}");
+    }
+}
+
+#[test]
+fn what_is_missing_from_a_directory_is_said_with_its_name() {
+    let Some(authorities) = Authorities::new("what_is_missing_from_a_directory_is_said_with_its_name") else { return };
+    let good = authorities.make("good", &[]);
+    let part = |name: &str, files: &[&str]| authorities.part(name, &good, files);
+    let said = |error: CredentialsError| error.to_string();
+    let server = |dir: &Path| said(ServerCredentials::read(dir, true).unwrap_err());
+    let client = |dir: &Path| said(ClientCredentials::read(dir, true).unwrap_err());
+    let empty = part("empty", &[]);
+    let none = "ca-cert.pem': No such file or directory (os error 2)";
+    assert!(server(&empty).ends_with(none) && client(&empty).ends_with(none));
+    let half = client(&part("half", &["ca-cert.pem", "client-key.pem"]));
+    assert!(
+        half.ends_with("client-key.pem' is there, and 'client-cert.pem' is not: a client has both or none"),
+        "{half}"
+    );
+    let strange = part("strange", &["ca-cert.pem", "server-cert.pem"]);
+    std::fs::copy(good.join("client-key.pem"), strange.join("server-key.pem")).unwrap();
+    assert!(server(&strange).contains("is of no use: "), "{}", server(&strange));
+    std::fs::write(
+        strange.join("server-key.pem"),
+        "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    )
+    .unwrap();
+    assert!(server(&strange).contains("holds no private key in PEM; one that is encrypted"), "{}", server(&strange));
+    std::fs::write(strange.join("ca-crl.pem"), "nothing").unwrap();
+    assert!(
+        server(&strange).ends_with("ca-crl.pem' holds no list of revoked certificates in PEM"),
+        "{}",
+        server(&strange)
+    );
+    std::fs::write(strange.join("ca-cert.pem"), "nothing").unwrap();
+    assert!(client(&strange).ends_with("ca-cert.pem' holds no certificate in PEM"), "{}", client(&strange));
+    let name = ClientCredentials::read(&good, true).unwrap().session(Some("no name")).unwrap_err().to_string();
+    assert!(name.contains("tls-hostname is no name of a host"), "{name}");
+}
+
+/// Waits until one of two ends has something to do.
+fn rest(ends: &[Channel; 2]) {
+    let wants = |end: &Channel| if end.is_flushed() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+    let mut fds = [PollFd::new(&ends[0], wants(&ends[0])), PollFd::new(&ends[1], wants(&ends[1]))];
+    let _ = poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+}
+
+#[test]
+fn data_is_what_was_sent_however_it_is_cut() {
+    let Some(authorities) = Authorities::new("data_is_what_was_sent_however_it_is_cut") else { return };
+    let dir = authorities.make("good", &[]);
+    let server = ServerCredentials::read(&dir, true).unwrap();
+    let client = ClientCredentials::read(&dir, true).unwrap();
+    let data: Vec<u8> = (0..300_000u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for (piece, room) in [(1 << 20, 1 << 20), (16 << 10, 4096), (100_000, 70_001), (333, 1 << 20), (65_537, 511)] {
+        let mut ends = ends(&server, &client, None);
+        let (mut sent, mut got) = ([0; 2], [Vec::<u8>::new(), Vec::new()]);
+        while got.iter().any(|got| got.len() < data.len()) {
+            for at in 0..2 {
+                let rest = &data[sent[at]..];
+                let (first, second) = rest[..rest.len().min(piece)].split_at(rest.len().min(piece) / 3);
+                let slices = [IoSlice::new(first), IoSlice::new(&[]), IoSlice::new(second)];
+                sent[at] += now(ends[at].send(&slices)).unwrap().unwrap_or_default();
+                let mut more = true;
+                while more {
+                    let (mut front, mut back) = (vec![0; 7], vec![0; room]);
+                    let mut slices = [IoSliceMut::new(&mut front), IoSliceMut::new(&mut back)];
+                    let received = now(ends[at].receive(&mut slices)).unwrap();
+                    let Received { bytes, more: goes_on } = received.unwrap_or(Received { bytes: 0, more: false });
+                    got[at].extend([front, back].concat().iter().take(bytes));
+                    more = goes_on;
+                }
+            }
+            rest(&ends);
+        }
+        assert!(got.iter().all(|got| *got == data), "{piece} {room}");
+    }
+}
+
+#[test]
+fn an_end_that_was_not_said_in_tls_is_no_end() {
+    let Some(authorities) = Authorities::new("an_end_that_was_not_said_in_tls_is_no_end") else { return };
+    let dir = authorities.make("good", &[]);
+    let server = ServerCredentials::read(&dir, true).unwrap();
+    let client = ClientCredentials::read(&dir, true).unwrap();
+    let pair = || {
+        let mut ends = ends(&server, &client, None);
+        assert_eq!(meet(&mut ends), [Ok(()), Ok(())]);
+        ends
+    };
+    let mut byte = [0; 10];
+    let [one, mut other] = pair();
+    drop(one);
+    let cut = other.receive(&mut [IoSliceMut::new(&mut byte)]).unwrap_err();
+    assert_eq!(cut.to_string(), "the connection was cut off inside of TLS");
+    let [mut one, mut other] = pair();
+    one.send(&[IoSlice::new(b"last")]).unwrap();
+    one.say_goodbye();
+    drop(one);
+    let mut receive = |into: &mut [u8]| other.receive(&mut [IoSliceMut::new(into)]).unwrap();
+    assert_eq!(receive(&mut byte), Received { bytes: 4, more: false });
+    assert_eq!(&byte[..4], b"last");
+    assert_eq!(receive(&mut byte), Received { bytes: 0, more: false });
+}
+
+#[test]
+fn who_does_not_read_is_kept_no_more_than_a_little_for() {
+    let Some(authorities) = Authorities::new("who_does_not_read_is_kept_no_more_than_a_little_for") else { return };
+    let dir = authorities.make("good", &[]);
+    let server = ServerCredentials::read(&dir, true).unwrap();
+    let client = ClientCredentials::read(&dir, true).unwrap();
+    let mut ends = ends(&server, &client, None);
+    assert_eq!(meet(&mut ends), [Ok(()), Ok(())]);
+    let data = vec![3; 4 << 20];
+    let mut sent = 0;
+    while let Some(count) = now(ends[0].send(&[IoSlice::new(&data)])).unwrap() {
+        sent += count;
+    }
+    assert!(!ends[0].is_flushed());
+    let taken = |ends: &mut [Channel; 2]| {
+        let mut room = vec![0; 8 << 20];
+        let mut slices = [IoSliceMut::new(&mut room)];
+        now(ends[1].receive(&mut slices)).unwrap().unwrap().bytes
+    };
+    // What the system has of it is there; the rest is what it keeps.
+    let kept = sent - taken(&mut ends);
+    assert!(kept <= 9 * (16 << 10), "{kept}");
+    ends[0].flush().unwrap();
+    assert_eq!(taken(&mut ends), kept);
+}
+
+#[test]
+fn what_is_no_tls_ends_the_connection_and_1_2_will_do() {
+    let Some(authorities) = Authorities::new("what_is_no_tls_ends_the_connection_and_1_2_will_do") else { return };
+    let dir = authorities.make("good", &[]);
+    let server = ServerCredentials::read(&dir, false).unwrap();
+    let end = || {
+        let (peer, end) = UnixStream::pair().unwrap();
+        let mut end = Channel::new(end.into());
+        end.encrypt(server.session().unwrap());
+        (peer, end)
+    };
+    let mut byte = [0];
+    let (mut peer, mut channel) = end();
+    peer.write_all(b"IHAVEOPT\0\0\0\x03\0\0\0\0").unwrap();
+    let refused = channel.receive(&mut [IoSliceMut::new(&mut byte)]).unwrap_err();
+    assert!(matches!(refused, ChannelError::Tls(_)), "{refused}");
+    drop(channel);
+    let mut alert = Vec::new();
+    peer.read_to_end(&mut alert).unwrap();
+    assert_eq!(alert[0], 21, "it is told so, by an alert");
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let (mut peer, mut channel) = end();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        let ca: Vec<_> = {
+            use rustls::pki_types::pem::PemObject as _;
+            rustls::pki_types::CertificateDer::pem_file_iter(dir.join("ca-cert.pem")).unwrap().flatten().collect()
+        };
+        roots.add_parsable_certificates(ca);
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let asking = std::thread::spawn(move || {
+            let mut tls = rustls::ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+            let mut stream = rustls::Stream::new(&mut tls, &mut peer);
+            let mut answer = [0; 2];
+            for byte in &mut answer {
+                stream.write_all(b"x").unwrap();
+                stream.read_exact(std::slice::from_mut(byte)).unwrap();
+                if version.version == rustls::ProtocolVersion::TLSv1_3 {
+                    stream.conn.refresh_traffic_keys().unwrap();
+                }
+            }
+            answer
+        });
+        while !asking.is_finished() {
+            let got = now(channel.receive(&mut [IoSliceMut::new(&mut byte)])).unwrap_or(None);
+            if got.is_some_and(|got| got.bytes == 1) {
+                assert_eq!(channel.send(&[IoSlice::new(b"y")]).unwrap(), 1);
+            }
+            let _ = now(channel.flush());
+            let mut fd = [PollFd::new(&channel, PollFlags::IN)];
+            let _ = poll(&mut fd, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+        }
+        assert_eq!(asking.join().unwrap(), *b"yy");
+    }
+}
