@@ -19,9 +19,13 @@ use support::{await_some, await_that};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Commands that are not run as they are, and where they are run instead.
-const NOT_RUN: [(&str, &str); 13] = [
+const NOT_RUN: [(&str, &str); 18] = [
     ("egret bench", "minutes: `make demo` runs it, in short runs"),
     ("egret bench modes", "an hour: crates/egret/tests/lab.rs runs plans, this one by its dry run"),
+    (
+        "egret bench qemu --qemu after=/opt/qemu-new/bin/qemu-system-x86_64 --output polling",
+        "hours, with guests: crates/egret/tests/lab_guest.rs compares two QEMUs in a short plan",
+    ),
     ("egret bench virtio", "an hour, with guests: crates/egret/tests/lab_guest.rs runs plans that have some"),
     ("egret bench --resume egret-bench/modes-20260102-030405", "a run of its reader's: crates/egret/tests/bench.rs"),
     ("egret compare before/ after/", "two runs of its reader's: crates/egret/tests/bench.rs"),
@@ -32,12 +36,27 @@ const NOT_RUN: [(&str, &str); 13] = [
         "a device of its reader's: crates/egret/tests/stopped.rs",
     ),
     ("egret report DIRECTORY", "a run of its reader's: crates/egret/tests/bench.rs"),
-    ("egret report --output dashboard.html runs/*", "likewise"),
+    ("egret report --mail DIRECTORY", "likewise: crates/egret/tests/lab_guest.rs"),
+    ("egret report --mail polling", "likewise: crates/egret/tests/lab_guest.rs"),
+    ("egret report --output dashboard.html runs/*", "a run of its reader's: crates/egret/tests/bench.rs"),
     (
         "egret serve --object iothread,id=io0 \
          --blockdev nbd,node-name=d0,server.type=unix,server.path=/run/nbd.sock,export=disk,reconnect-delay=30 \
          --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on,iothread=io0",
         "a server of its reader's: crates/egret/tests/nbd.rs",
+    ),
+    (
+        "egret serve --object tls-creds-x509,id=tls0,dir=/etc/pki/egret,endpoint=client \
+         --blockdev nbd,node-name=d0,filename=nbds://store.example/disk,tls-creds=tls0,reconnect-delay=30 \
+         --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on",
+        "a server and certificates of its reader's: crates/egret/tests/nbd_tls.rs",
+    ),
+    (
+        "egret serve --object tls-creds-x509,id=tls0,dir=tls,endpoint=server \
+         --blockdev file,node-name=disk0,filename=disk.img \
+         --nbd-server addr.type=inet,addr.host=::,addr.port=10809,tls-creds=tls0 \
+         --export nbd,id=backup,node-name=disk0,name=disk",
+        "certificates of its reader's: crates/egret/tests/nbd_tls.rs",
     ),
     (
         "egret serve --object iothread,id=io0 --object secret,id=key,file=/etc/ceph/guest.key,format=base64 \

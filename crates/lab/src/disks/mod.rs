@@ -79,7 +79,7 @@ pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
     }
 }
 
-/// Checks whether a plan's device can be [preconditioned](precondition), and writes nothing.
+/// Checks whether a plan's device can be [preconditioned](precondition()), and writes nothing.
 ///
 /// # Errors
 /// What is in the way, in one line.
