@@ -35,6 +35,24 @@ impl Authorities {
         path
     }
 
+    /// Adds a list of the CA's of those of its certificates that are revoked.
+    fn revoke(&self, dir: &Path, revoked: &[&str]) {
+        std::fs::write(dir.join("index"), "").unwrap();
+        // With what RFC 5280 wants of such a list.
+        std::fs::write(dir.join("number"), "01\n").unwrap();
+        let config = "[ca]\ndefault_ca = a\n[a]\ndatabase = index\ncrlnumber = number\ndefault_md = sha256\n\
+                      default_crl_days = 1\ncrl_extensions = e\n[e]\nauthorityKeyIdentifier = keyid\n";
+        std::fs::write(dir.join("ca.conf"), config).unwrap();
+        let ca = |words: &[&str]| {
+            let mut command = Command::new("openssl");
+            command.args("ca -config ca.conf -cert ca-cert.pem -keyfile ca-key.pem".split(' ')).args(words);
+            let done = command.current_dir(dir).output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        revoked.iter().for_each(|who| ca(&["-revoke", &format!("{who}-cert.pem")]));
+        ca(&["-gencrl", "-out", "ca-crl.pem"]);
+    }
+
     /// A directory with some of another's files.
     fn part(&self, name: &str, of: &Path, files: &[&str]) -> PathBuf {
         let path = self.0.path().join(name);
@@ -128,6 +146,24 @@ fn who_is_believed_is_who_has_a_certificate_of_the_cas_for_that_name() {
         let [client, server] = meets(&of_server, &of_client, name).map(|outcome| outcome.unwrap_err());
         assert!(client.contains(theirs), "{client}");
         assert!(server.contains(ours), "{server}");
+    }
+}
+
+#[test]
+fn whose_certificate_is_revoked_is_not_believed() {
+    let Some(authorities) = Authorities::new("whose_certificate_is_revoked_is_not_believed") else { return };
+    for (name, revoked, unbelieving) in
+        [("nobody", [].as_slice(), None), ("server", &["server"], Some(0)), ("client", &["client"], Some(1))]
+    {
+        let dir = authorities.make(name, &[]);
+        authorities.revoke(&dir, revoked);
+        let server = ServerCredentials::read(&dir, true).unwrap();
+        let client = ClientCredentials::read(&dir, true).unwrap();
+        let outcomes = meet(&mut ends(&server, &client, Some("localhost")));
+        match unbelieving {
+            None => assert_eq!(outcomes, [Ok(()), Ok(())]),
+            Some(end) => assert!(outcomes[end].as_ref().is_err_and(|e| e.contains("Revoked")), "{name}: {outcomes:?}"),
+        }
     }
 }
 
