@@ -13,10 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use egret_loadgen::load::Edge;
-
 use super::guest::agent::{Agent, AgentError};
-use super::guest::work::{Place, Work};
+use super::guest::work::{self, Place, Work};
 use super::{Context, Deployment, Task, Unable};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
@@ -169,12 +167,7 @@ impl Deployment for Remote {
             meter.follow(domain.pid, |_, name| role(name));
         }
         let ran = self.agent.run(&work.script, work.limit, |mark| {
-            let edge = match mark.split(' ').next() {
-                Some("begin") => Some(Edge::Begin),
-                Some("end") => Some(Edge::End),
-                _ => None,
-            };
-            if let Some(edge) = edge {
+            if let Some(edge) = work::edge(mark) {
                 task.edge(edge);
                 meter.edge(edge);
             }

@@ -25,7 +25,6 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use egret_loadgen::load::Edge;
 use egret_loadgen::machine::on_cores;
 use serde_json::json;
 
@@ -185,12 +184,7 @@ impl Deployment for Guest {
         let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
         let Self { qemu, server, .. } = self;
         let ran = qemu.agent.run(&work.script, work.limit, |mark| {
-            let edge = match mark.split(' ').next() {
-                Some("begin") => Some(Edge::Begin),
-                Some("end") => Some(Edge::End),
-                _ => None,
-            };
-            if let Some(edge) = edge {
+            if let Some(edge) = work::edge(mark) {
                 task.edge(edge);
                 meter.edge(edge);
                 server.iter_mut().for_each(|server| server.telemetry.edge(edge));

@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use egret_loadgen::load::Edge;
+
 use super::applications;
 use super::mark::MARK;
 use super::qemu::APPLICATIONS;
@@ -48,6 +50,15 @@ enum Output {
     Fio,
     Rsync,
     Pgbench,
+}
+
+/// The edge of what is measured that a mark tells of, if it does.
+pub fn edge(mark: &str) -> Option<Edge> {
+    match mark.split(' ').next() {
+        Some("begin") => Some(Edge::Begin),
+        Some("end") => Some(Edge::End),
+        _ => None,
+    }
 }
 
 /// Finds so many disks under test, beside the idle ones, makes their requests go out as they come in, and prints their
