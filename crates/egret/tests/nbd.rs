@@ -5,13 +5,12 @@ mod support;
 use std::fs::OpenOptions;
 use std::net::TcpListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 
 use support::disk::{Client, Disk};
 use support::guest::Guest;
-use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, use_it};
+use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, outages_cost_time_alone, use_it};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -110,38 +109,9 @@ fn a_server_that_is_killed_under_load_costs_time_and_nothing_else() {
     let mut nbd = NbdServer::nbdkit(&socket, &["file", &format!("file={}", image.display())]);
     let program = Program::egret().with_env("EGRET_LOG", "info");
     let server = Server::start(&program, &over(&socket, &export, "reconnect-delay=60"));
-    let stop = AtomicBool::new(false);
-    /// Stops the load, also where something else has failed.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut disk = Disk::connect(&export).unwrap();
-            let mut rounds = 0;
-            while !stop.load(Ordering::Relaxed) {
-                rounds += 1;
-                disk.first().write_pattern(0..8 * MIB, rounds).unwrap();
-                disk.first().flush().unwrap();
-                disk.first().verify_pattern(0..8 * MIB, rounds).unwrap();
-            }
-            rounds
-        });
-        let stopping = Stop(&stop);
-        for outage in 1..=3 {
-            nbd.kill();
-            nbd.start_again();
-            await_that("the daemon to be connected again", || {
-                assert!(!load.is_finished());
-                server.log().iter().filter(|line| line.contains("connected to its server")).count() >= outage
-            });
-        }
-        drop(stopping);
-        let rounds = load.join().unwrap();
-        Disk::open(&image, false).unwrap().first().verify_pattern(0..8 * MIB, rounds).unwrap();
+    outages_cost_time_alone(&server, &export, &image, || {
+        nbd.kill();
+        nbd.start_again();
     });
     assert_eq!(server.terminate().code(), Some(0));
 }

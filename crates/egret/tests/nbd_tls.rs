@@ -5,7 +5,6 @@ mod support;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use egret_nbd::protocol::{Headers, answer, option};
 use rustix::process::Signal;
@@ -14,7 +13,7 @@ use serde_json::json;
 use support::await_that;
 use support::certificates::{make, part};
 use support::disk::Disk;
-use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, use_it};
+use support::nbd::{NbdServer, Reference, free_port, has_servers_or_skips, outages_cost_time_alone, use_it};
 use support::nbd_client::{NbdClient, greet, haggle, send_option, string};
 use support::qmp::Qmp;
 use support::scratch::Scratch;
@@ -315,39 +314,10 @@ fn a_server_inside_of_tls_that_is_killed_under_load_costs_time_and_nothing_else(
         ])
         .export("e0", "d0", &export, "writable=on,num-queues=2,iothread.0=io0,iothread.1=io1");
     let server = Server::start(&Program::egret().with_env("EGRET_LOG", "info"), &options);
-    let stop = AtomicBool::new(false);
-    /// Stops the load, also where something else has failed.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut disk = Disk::connect(&export).unwrap();
-            let mut rounds = 0;
-            while !stop.load(Ordering::Relaxed) {
-                rounds += 1;
-                disk.first().write_pattern(0..8 * MIB, rounds).unwrap();
-                disk.first().flush().unwrap();
-                disk.first().verify_pattern(0..8 * MIB, rounds).unwrap();
-            }
-            rounds
-        });
-        let stopping = Stop(&stop);
-        for outage in 1..=3 {
-            nbd.send(Signal::KILL);
-            nbd.await_end();
-            nbd = Server::start(&Program::egret(), &serving);
-            await_that("the daemon to be connected again", || {
-                assert!(!load.is_finished());
-                server.log().iter().filter(|line| line.contains("connected to its server")).count() >= outage
-            });
-        }
-        drop(stopping);
-        let rounds = load.join().unwrap();
-        Disk::open(&image, false).unwrap().first().verify_pattern(0..8 * MIB, rounds).unwrap();
+    outages_cost_time_alone(&server, &export, &image, || {
+        nbd.send(Signal::KILL);
+        nbd.await_end();
+        nbd = Server::start(&Program::egret(), &serving);
     });
     assert_eq!(server.terminate().code(), Some(0));
     assert_eq!(nbd.complaints(), [""; 0]);

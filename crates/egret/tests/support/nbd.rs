@@ -1,16 +1,18 @@
 //! NBD servers that nobody here wrote: nbdkit, qemu-nbd and nbd-server, as child processes.
 
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkio::ReqFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::await_that;
 use super::disk::Disk;
-use super::server::Reaped;
+use super::server::{Reaped, Server, await_stopped};
 
 /// A running server; killed when dropped.
 pub struct NbdServer {
@@ -93,6 +95,10 @@ impl NbdServer {
     pub fn hang(&self, hangs: bool) {
         let signal = if hangs { Signal::STOP } else { Signal::CONT };
         kill_process(Pid::from_child(&self.process.0), signal).expect("our child");
+        if hangs {
+            // A thread that still runs could answer once more.
+            await_stopped(self.process.0.id());
+        }
     }
 }
 
@@ -165,4 +171,42 @@ pub fn has_servers_or_skips(test: &str) -> bool {
         egret_needs::lacks(test, missing);
     }
     missing.is_none()
+}
+
+/// Has `again` end what `server` is connected to and start it again, three times, while `export` is written and verified: no
+/// request fails, and `image` holds what was written last.
+pub fn outages_cost_time_alone(server: &Server, export: &Path, image: &Path, mut again: impl FnMut()) {
+    const EXTENT: Range<u64> = 0..8 << 20;
+    let stop = AtomicBool::new(false);
+    /// Stops the load, also where something else has failed.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut disk = Disk::connect(export).unwrap();
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                rounds += 1;
+                disk.first().write_pattern(EXTENT, rounds).unwrap();
+                disk.first().flush().unwrap();
+                disk.first().verify_pattern(EXTENT, rounds).unwrap();
+            }
+            rounds
+        });
+        let stopping = Stop(&stop);
+        for outage in 1..=3 {
+            again();
+            await_that("the daemon to be connected again", || {
+                assert!(!load.is_finished());
+                server.log().iter().filter(|line| line.contains("connected to its server")).count() >= outage
+            });
+        }
+        drop(stopping);
+        let rounds = load.join().unwrap();
+        Disk::open(image, false).unwrap().first().verify_pattern(EXTENT, rounds).unwrap();
+    });
 }

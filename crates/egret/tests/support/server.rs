@@ -323,9 +323,7 @@ impl Server {
         let pid = rustix::process::Pid::from_child(&self.process.0);
         let signal = |signal| rustix::process::kill_process(pid, signal).expect("our child");
         signal(rustix::process::Signal::STOP);
-        // Stopped, or stopped for its tracer.
-        let is_stopped = |status: &String| ["State:\tT", "State:\tt"].iter().any(|state| status.contains(state));
-        await_that("the daemon to stop", || self.each_thread("status").iter().all(is_stopped));
+        await_stopped(self.pid());
         signal(rustix::process::Signal::CONT);
     }
 
@@ -366,9 +364,7 @@ impl Server {
 
     /// What /proc says about each thread.
     pub fn each_thread(&self, what: &str) -> Vec<String> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
-        // A thread may end between the listing and the look.
-        tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(what)).ok()).collect()
+        each_thread(self.pid(), what)
     }
 
     /// Each thread's name and how often it has gone to sleep by itself, so far.
@@ -387,6 +383,20 @@ impl Drop for Server {
             eprintln!("the daemon's log: {:#?}", self.log());
         }
     }
+}
+
+/// What /proc says about each thread of a process.
+fn each_thread(pid: u32, what: &str) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
+    // A thread may end between the listing and the look.
+    tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(what)).ok()).collect()
+}
+
+/// Waits until each thread of a process has stopped that was sent SIGSTOP: until then they run, and may do something.
+pub fn await_stopped(pid: u32) {
+    // Stopped, or stopped for its tracer.
+    let is_stopped = |status: &String| ["State:\tT", "State:\tt"].iter().any(|state| status.contains(state));
+    await_that("a process to stop", || each_thread(pid, "status").iter().all(is_stopped));
 }
 
 /// Whether every one of `sockets` is listened on.
