@@ -483,6 +483,14 @@ pub const RULES: &[Rule] = &[
     call!(SYS_pipe2, &[Rbd], "librbd's own threads"),
     call!(SYS_openat, &[Rbd], "a cluster's configuration and keyrings, within what Landlock leaves"),
     call!(SYS_newfstatat, &[Rbd], "a cluster's configuration and keyrings"),
+    call!(SYS_fstat, &[Rbd], "the same by newer C libraries"),
+    call!(
+        SYS_prctl,
+        &[Rbd],
+        "what the log of newer Cephs calls a thread",
+        "PR_GET_NAME",
+        int(0, libc::PR_GET_NAME as i64)
+    ),
     call!(SYS_lseek, &[Rbd], "a cluster's configuration and keyrings"),
     call!(SYS_statx, &[Rbd], "whose numbers of processes these are"),
     call!(SYS_pidfd_open, &[Rbd], "whether the process is gone that has an image locked"),

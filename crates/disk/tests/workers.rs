@@ -333,10 +333,10 @@ fn batches_that_come_before_a_worker_has_looked_leave_none_asleep_afterwards() {
     });
 }
 
-#[test]
-fn a_worker_that_has_waited_long_enough_takes_no_job_along() {
-    model(3, || {
-        let mut pool = Pool::new(0, 1, 1, 2);
+/// One job and then another, while a worker that waits may find that it has waited long enough.
+fn two_jobs_while_time_runs_out(bound: usize, make: fn() -> Pool) {
+    model(bound, move || {
+        let mut pool = make();
         pool.submit(&[(0, 2)]);
         let workers = Arc::clone(&pool.workers);
         let clock = loom::thread::spawn(move || workers.work.time_is_up());
@@ -346,6 +346,17 @@ fn a_worker_that_has_waited_long_enough_takes_no_job_along() {
         clock.join().expect("no panic");
         assert_eq!(pool.end(), [Ok(()); 2]);
     });
+}
+
+#[test]
+fn a_worker_that_has_waited_long_enough_takes_no_job_along() {
+    two_jobs_while_time_runs_out(3, || Pool::new(0, 1, 1, 2));
+}
+
+#[test]
+fn as_many_workers_as_there_are_to_be_stay_however_long_they_have_waited() {
+    // No other can be started.
+    two_jobs_while_time_runs_out(2, || Pool::new(1, 1, 1, 1));
 }
 
 #[test]

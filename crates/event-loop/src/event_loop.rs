@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use egret_polling::trace::Trace;
-use egret_polling::{BlockCost, Nanos, Policy};
+use egret_polling::{BlockCost, Idleness, Nanos, Policy};
 
 use crate::calibrate::Strain;
 use crate::entry::{Entry, MAILBOX, backend_key, key, slot};
@@ -57,8 +57,7 @@ pub struct EventLoop<S: Source> {
     pub(crate) monitor_asked: Nanos,
     pub(crate) ring: Option<SharedRing>,
     pub(crate) polling: Polling,
-    idle_after: Nanos,
-    last_demotion: Nanos,
+    idleness: Idleness,
     pub(crate) mailbox: Arc<Mailbox<Command<S>>>,
     pub(crate) timers: Timers,
     pub(crate) sources: Sources<S>,
@@ -88,8 +87,7 @@ impl<S: Source> EventLoop<S> {
             monitor_asked: Nanos::ZERO,
             ring: opened.ring,
             polling: Polling::new(options.policy, options.window_max),
-            idle_after: options.idle_after,
-            last_demotion: Nanos::ZERO,
+            idleness: Idleness::new(options.idle_after),
             mailbox,
             timers: Timers::default(),
             sources: Sources::new(),
@@ -167,7 +165,7 @@ impl<S: Source> EventLoop<S> {
 
     /// Sources without an event for so long are left to the monitor from here on.
     pub const fn set_idle_after(&mut self, idle_after: Nanos) {
-        self.idle_after = idle_after;
+        self.idleness.set_after(idle_after);
     }
 
     /// Takes a source in.
@@ -375,11 +373,9 @@ impl<S: Source> EventLoop<S> {
     }
 
     fn demote_idle(&mut self) {
-        if self.now - self.last_demotion < Nanos(self.idle_after.0 / 4) {
-            return;
+        if self.idleness.is_due(self.now) {
+            self.sources.demote_idle(self.now, &self.idleness);
         }
-        self.last_demotion = self.now;
-        self.sources.demote_idle(self.now, self.idle_after);
     }
 
     fn watch_backend(&mut self) -> io::Result<()> {

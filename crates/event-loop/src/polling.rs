@@ -96,8 +96,7 @@ impl Polling {
         let counters = &self.counters;
         counters.window.set(window.0);
         counters.window_sum.add_time(window.min(Nanos::from_millis(1_000)));
-        let near = Nanos(self.window_max.0 - self.window_max.0 / 8);
-        self.near_max = window > Nanos::ZERO && window >= near;
+        self.near_max = window.is_near(self.window_max);
         window
     }
 

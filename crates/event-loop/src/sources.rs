@@ -4,7 +4,7 @@
 
 use std::os::fd::RawFd;
 
-use egret_polling::Nanos;
+use egret_polling::{Idleness, Nanos};
 
 use crate::entry::{Entry, GENERATIONS};
 use crate::{Signals, Source, SourceId};
@@ -137,11 +137,11 @@ impl<S: Source> Sources<S> {
     }
 
     /// Leaves those to the monitor that have had no event for so long, so that a turn costs what the active ones cost.
-    pub(crate) fn demote_idle(&mut self, now: Nanos, idle_after: Nanos) {
+    pub(crate) fn demote_idle(&mut self, now: Nanos, idleness: &Idleness) {
         let Self { entries, active, .. } = self;
         active.retain(|&index| {
             let Some(entry) = &mut entries[index as usize] else { return false };
-            let stays = now - entry.last_event < idle_after || !entry.arm();
+            let stays = !idleness.is_idle(entry.last_event, now) || !entry.arm();
             if !stays {
                 entry.active = false;
             }

@@ -15,6 +15,7 @@
 
 pub mod builtin;
 mod cost;
+mod idle;
 mod kind;
 mod low_regret;
 mod nanos;
@@ -25,6 +26,7 @@ pub mod replay;
 pub mod trace;
 
 pub use cost::{BlockCost, Contention};
+pub use idle::Idleness;
 pub use kind::{PolicyKind, UnknownPolicy, build};
 pub use nanos::Nanos;
 pub use parameters::{ParameterError, Parameters, Property};

@@ -21,6 +21,11 @@ impl Nanos {
         Self(us.saturating_mul(1_000))
     }
 
+    /// Whether this window is within an eighth of the largest, `max`: "near the maximum", where windows are reported.
+    pub fn is_near(self, max: Self) -> bool {
+        self > Self::ZERO && self >= max - Self(max.0 / 8)
+    }
+
     /// `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms.saturating_mul(1_000_000))

@@ -35,6 +35,8 @@ pub enum Placement {
     Apart,
     /// Client, server and the kernel's threads wherever the scheduler puts them.
     Contended,
+    /// The same, and another process wants half of each core.
+    Beside,
 }
 
 /// One row of the matrix.
@@ -65,6 +67,7 @@ impl Cell {
         let placement = match self.placement {
             Placement::Apart => "apart",
             Placement::Contended => "contended",
+            Placement::Beside => "beside",
         };
         format!("{under} {client} {demand} x{} {placement}", self.disks)
     }
@@ -80,6 +83,7 @@ impl Cell {
         let load = match self.placement {
             Placement::Apart => matches!(self.demand, Demand::Depth(1 | 64) | Demand::PerSecond(5000)),
             Placement::Contended => matches!(self.demand, Demand::Depth(8)),
+            Placement::Beside => false,
         };
         disk && load && self.disks == 1
     }
@@ -118,18 +122,19 @@ impl Cell {
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
     let unders = [Under::Null(0), Under::Null(10), Under::Null(100), Under::Loop];
-    let depths = [1, 8, 64].map(Demand::Depth);
-    let rates = [1000, 5000].map(Demand::PerSecond);
+    let depths = [1, 4, 8, 16, 64].map(Demand::Depth);
+    let rates = [3000, 5000, 20_000].map(Demand::PerSecond);
     for waiting in [Waiting::Blocking, Waiting::Polling] {
         for under in unders {
             let cell = |demand, disks, placement| Cell { under, waiting, demand, disks, placement };
-            for disks in [1, 24] {
-                cells.extend(depths.map(|demand| cell(demand, disks, Placement::Apart)));
+            for placement in [Placement::Apart, Placement::Contended] {
+                for disks in [1, 24] {
+                    cells.extend(depths.map(|demand| cell(demand, disks, placement)));
+                }
+                cells.extend(rates.map(|demand| cell(demand, 1, placement)));
             }
-            cells.extend(rates.map(|demand| cell(demand, 1, Placement::Apart)));
-            if under != Under::Null(0) {
-                cells.extend(depths.map(|demand| cell(demand, 1, Placement::Contended)));
-                cells.push(cell(rates[1], 1, Placement::Contended));
+            if under == Under::Loop {
+                cells.extend(depths.into_iter().chain(rates).map(|demand| cell(demand, 1, Placement::Beside)));
             }
         }
     }

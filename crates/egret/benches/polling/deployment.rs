@@ -3,8 +3,12 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use egret_lab::cpu_meter::CpuMeter;
 use egret_loadgen::client::{Client, ClientOptions, Connection, Shape};
 use egret_loadgen::load::{Edge, Job, LoadError, Span, Spec, Tally};
 use egret_loadgen::machine::{self, Cores};
@@ -44,12 +48,16 @@ pub struct Outcome {
     pub iops: f64,
     pub p50_us: f64,
     pub p99_us: f64,
+    /// From when a request was to be made until it was answered, on average.
+    pub mean_us: f64,
     /// Of the I/O thread, per request.
     pub cpu_us: f64,
     /// Of the I/O thread: how much of a core it kept busy.
     pub cores: f64,
     /// Of the daemon with all its threads, per request.
     pub daemon_cpu_us: f64,
+    /// Of the kernel's threads, per request: who serves a loop device is one of them.
+    pub kernel_cpu_us: f64,
     /// Of the load, per request.
     pub load_cpu_us: f64,
     /// Why the load, and not the server, was measured, if it was.
@@ -73,6 +81,8 @@ pub struct Deployment {
 struct CpuTimes {
     io_thread: u64,
     daemon: u64,
+    /// Of the kernel's threads meanwhile.
+    kernel: u64,
 }
 
 impl CpuTimes {
@@ -80,6 +90,7 @@ impl CpuTimes {
         Self {
             io_thread: machine::named_threads_cpu_time_ns(pid, IO_THREAD).expect("our child's I/O thread, counted"),
             daemon: machine::cpu_time_ns(pid).expect("our child lives"),
+            kernel: 0,
         }
     }
 
@@ -156,11 +167,14 @@ impl Deployment {
         self.signal(Signal::CONT);
         let pid = self.server.pid();
         let (mut before, mut after) = (CpuTimes::default(), CpuTimes::default());
+        let mut meter = CpuMeter::new();
         let ran = self.job.run(span, &mut self.tally, &mut |edge| {
             let now = CpuTimes::of(pid);
             *if edge == Edge::Begin { &mut before } else { &mut after } = now;
+            meter.edge(edge);
         });
         self.cpu.add(before, after);
+        self.cpu.kernel += meter.ledger().kernel_threads.unwrap_or(0);
         self.signal(Signal::STOP);
         ran
     }
@@ -180,15 +194,17 @@ impl Deployment {
     /// Sums up what was measured since the last time.
     pub fn outcome(&mut self) -> Outcome {
         let tally = std::mem::replace(&mut self.tally, self.job.tally());
-        let CpuTimes { io_thread, daemon } = std::mem::take(&mut self.cpu);
+        let CpuTimes { io_thread, daemon, kernel } = std::mem::take(&mut self.cpu);
         let us_per_request = |ns: u64| ns as f64 / 1e3 / tally.requests().max(1) as f64;
         Outcome {
             iops: tally.iops(),
             p50_us: tally.lat_us(0.5),
             p99_us: tally.lat_us(0.99),
+            mean_us: tally.all_lat().mean() / 1e3,
             cpu_us: us_per_request(io_thread),
             cores: io_thread as f64 / tally.elapsed.as_nanos() as f64,
             daemon_cpu_us: us_per_request(daemon),
+            kernel_cpu_us: us_per_request(kernel),
             load_cpu_us: tally.cpu_us(),
             limit: tally.limit(),
         }
@@ -225,8 +241,9 @@ pub fn measure(
 ) -> Vec<(Contender, Outcome)> {
     let cores = match cell.placement {
         Placement::Apart => Cores::of_this_machine(),
-        Placement::Contended => Cores::unpinned(),
+        Placement::Contended | Placement::Beside => Cores::unpinned(),
     };
+    let _neighbour = (cell.placement == Placement::Beside).then(Neighbour::start);
     let mut deployments = Vec::new();
     for contender in contenders {
         let plan =
@@ -240,6 +257,42 @@ pub fn measure(
         println!("failed: {} with {}: {error}", cell.name(), contender.name);
     });
     deployments.into_iter().map(|(contender, mut deployment)| (contender, deployment.outcome())).collect()
+}
+
+/// Somebody who wants half of each core, five milliseconds at a time.
+struct Neighbour {
+    ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start() -> Self {
+        const SLICE: Duration = Duration::from_millis(5);
+        let ended = Arc::new(AtomicBool::new(false));
+        let burn = |core: usize| {
+            let ended = Arc::clone(&ended);
+            std::thread::spawn(move || {
+                machine::on_cores(&[core], || {
+                    while !ended.load(Ordering::Relaxed) {
+                        let since = Instant::now();
+                        while since.elapsed() < SLICE {
+                            std::hint::spin_loop();
+                        }
+                        std::thread::sleep(SLICE);
+                    }
+                });
+            })
+        };
+        let threads = machine::allowed().map(burn).collect();
+        Self { ended, threads }
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| _ = thread.join());
+    }
 }
 
 /// [`Deployment::deploy`], and a daemon that does not even start is an error like any other.

@@ -43,7 +43,10 @@ struct Arguments {
     #[command(flatten)]
     common: CommonArguments,
     /// A policy, with more of the I/O thread's properties behind commas if you like; give several
-    #[arg(long = "policy", value_name = "POLICY", default_values = ["off", "weighted", "busy", "low-regret"])]
+    #[arg(long = "policy", value_name = "POLICY", default_values = [
+        "off", "busy", "shared-window", "per-source-window", "weighted", "fixed,poll-max-ns=4000",
+        "fixed,poll-max-ns=16000", "fixed,poll-max-ns=64000", "low-regret"
+    ])]
     policies: Vec<String>,
     /// Name the cells, and measure nothing
     #[arg(long)]

@@ -50,7 +50,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
     }
     println!();
     println!(
-        "{:<34}{:<14}{:>9}{:>11}{:>11}{:>10}{:>7}{:>13}{:>11}   {:<20}{:<20}{:<20}{:<20}",
+        "{:<34}{:<14}{:>9}{:>11}{:>11}{:>10}{:>7}{:>13}{:>13}{:>11}   {:<20}{:<20}{:<20}{:<20}",
         "4 KiB random reads",
         "policy",
         "IOPS",
@@ -59,6 +59,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
         "CPU us/IO",
         "cores",
         "daemon us/IO",
+        "kernel us/IO",
         "load us/IO",
         "IOPS / weighted",
         "CPU / weighted",
@@ -78,7 +79,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
                 other.map_or("-".into(), |other| spread(ratios(measured, cell, (contender, other), value)))
             };
             println!(
-                "{:<34}{:<14}{:>9.0}{:>11.2}{:>11.2}{:>10.3}{:>7.2}{:>13.3}{:>11.3}   {:<20}{:<20}{:<20}{:<20}{}",
+                "{:<34}{:<14}{:>9.0}{:>11.2}{:>11.2}{:>10.3}{:>7.2}{:>13.3}{:>13.3}{:>11.3}   {:<20}{:<20}{:<20}{:<20}{}",
                 std::mem::take(&mut name),
                 contender.name,
                 median_of(|outcome| outcome.iops),
@@ -87,6 +88,7 @@ pub fn print(cells: &[Cell], contenders: &[Contender], measured: &[Measured]) {
                 median_of(|outcome| outcome.cpu_us),
                 median_of(|outcome| outcome.cores),
                 median_of(|outcome| outcome.daemon_cpu_us),
+                median_of(|outcome| outcome.kernel_cpu_us),
                 median_of(|outcome| outcome.load_cpu_us),
                 against("weighted", |outcome| outcome.iops),
                 against("weighted", |outcome| outcome.cpu_us),
@@ -153,9 +155,11 @@ pub fn json(measured: &[Measured], rungs: &[Rung], idle: &[Idle]) -> String {
             "iops": outcome.iops,
             "p50_us": outcome.p50_us,
             "p99_us": outcome.p99_us,
+            "mean_us": outcome.mean_us,
             "cpu_us_per_io": outcome.cpu_us,
             "cores": outcome.cores,
             "daemon_cpu_us_per_io": outcome.daemon_cpu_us,
+            "kernel_cpu_us_per_io": outcome.kernel_cpu_us,
             "load_cpu_us_per_io": outcome.load_cpu_us,
             "load_bound": outcome.limit,
         })

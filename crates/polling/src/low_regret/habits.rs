@@ -6,8 +6,8 @@
 //! together, under one habit and under another, in turns.
 
 use super::price::Price;
-use super::slice::{Sample, Slice, Tally};
-use crate::{BlockCost, EventKind, Standing, Wait};
+use super::slice::{Cost, Sample, Slice, Tally};
+use crate::{BlockCost, Contention, EventKind, LastWait, Nanos, Standing, Wait};
 
 /// How to wait; to try another is one more line here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ enum Habit {
     Learned,
     /// Every wait is spun for so long; not at all, and it is slept through.
     Window(u64),
-    /// Every wait is spun for to its end, within reason.
+    /// Every wait is spun for to its end, within reason, while requests come one soon after another.
     Endless,
 }
 
@@ -31,9 +31,11 @@ const TRIAL: (u32, u64) = (8, 1_000_000);
 /// The same between trials, and how long it is at most with fewer requests than that.
 const RESTING: (u32, u64) = (32, 1_000_000);
 const AT_MOST: u64 = 10_000_000;
-/// A wait so long is none between two requests of one load: it begins a slice anew.
-const PAUSE: u64 = 15_000_000;
-/// To spin for so long for what is no request is nothing to learn from.
+/// The least, where somebody else wants the core: longer than they have it at a time, or a trial would see that once or never.
+const CONTENDED: u64 = 4_000_000;
+/// So many waits in a row that a request has ended soon, and the next one's end is in sight.
+const IN_SIGHT: u32 = 4;
+/// To wait for so long for what is no request is as good as not to see an end.
 const SHORT: u64 = 100_000;
 /// Waits with hardly any requests between them come to nothing.
 const MOST_WAITS: u32 = 256;
@@ -57,16 +59,16 @@ const LATEST: u64 = 1_000_000_000;
 
 /// A load has changed where so many slices in a row are strange.
 const ODD: u32 = 3;
-/// So much spinning in vain in a slice, and nobody spins to the end.
+/// So much spinning in vain ends a trial of spinning to the end.
 const IN_VAIN: u32 = 2;
 
 /// A habit that is not in force, and when it is tried again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rival {
     /// What the last trial cost beyond what the habit in force would have.
-    excess: f64,
+    excess: Cost,
     /// All costs since.
-    spent: f64,
+    spent: Cost,
     /// Nanoseconds since, and how many there are to be.
     rested: u64,
     gap: u64,
@@ -79,7 +81,7 @@ struct Rival {
 impl Rival {
     fn is_due(&self, impatience: f64) -> bool {
         let patience = if self.stale { impatience } else { PATIENCE };
-        self.spent >= self.excess * patience && (self.stale || self.rested >= self.gap)
+        self.spent.covers(self.excess * patience) && (self.stale || self.rested >= self.gap)
     }
 }
 
@@ -88,9 +90,8 @@ struct Trial {
     rival: usize,
     /// Slices so far.
     slices: u32,
-    /// What they came to, those to settle too, and how many requests they served.
-    served: f64,
-    requests: f64,
+    /// What they came to beyond what those of the habit in force do, those to settle too.
+    excess: Cost,
 }
 
 /// The habit in force, and the trials of the others.
@@ -101,10 +102,14 @@ pub(super) struct Habits {
     slice: Slice,
     /// The slice is long enough: it ends with the coming wait, for which the thread's CPU time is asked.
     is_full: bool,
-    /// The last wait was spun for to its end, and was not short.
-    spun_to_end: bool,
+    /// Waits in a row that a request has ended soon.
+    soon: u32,
+    /// Somebody has taken the core away of late.
+    is_contended: bool,
     /// The thread's CPU time when the slice began.
     cpu: Option<u64>,
+    /// Slices at the very first that do not count, either: a disk that was never read is no disk to judge by.
+    settling: u32,
     trial: Option<Trial>,
     rivals: [Rival; HABITS.len()],
     /// What the habit in force came to, between trials.
@@ -126,8 +131,10 @@ impl Habits {
             in_force: LEARNED,
             slice: Slice::default(),
             is_full: false,
-            spun_to_end: false,
+            soon: 0,
+            is_contended: false,
             cpu: None,
+            settling: SETTLING,
             trial: None,
             rivals: Default::default(),
             own: Tally::default(),
@@ -147,7 +154,8 @@ impl Habits {
         match HABITS[habit] {
             Habit::Learned => None,
             Habit::Window(window) => Some(window.min(self.price.longest())),
-            Habit::Endless => Some(self.price.endless()),
+            // Whose load has gone does not burn, and whose load comes back knows what to do.
+            Habit::Endless => (self.soon >= IN_SIGHT).then(|| self.price.endless()),
         }
     }
 
@@ -174,11 +182,13 @@ impl Habits {
     /// Takes in what was done since the last wait.
     pub(super) fn resume(&mut self, before: &Standing) {
         self.slice.add_done(before);
-        // A timer ended it, or a message, and no request did: who spins for those never sleeps where they come often.
-        if self.spun_to_end && before.last.kind == EventKind::Other && before.done.requests == 0 {
-            self.slice.vain += 1;
-            self.is_full |= self.slice.vain >= IN_VAIN;
-        }
+        let LastWait { kind, length } = before.last;
+        self.soon = match kind {
+            // A timer, or a message: who spins for those never sleeps where they come often.
+            EventKind::Other if length.0 <= SHORT => self.soon,
+            EventKind::Queue | EventKind::Completion if length.0 <= self.price.endless() => self.soon.saturating_add(1),
+            _ => 0,
+        };
         if self.is_full {
             self.close(before.cpu.map(|cpu| cpu.0));
         }
@@ -186,19 +196,13 @@ impl Habits {
 
     /// Takes in a wait.
     pub(super) fn observe(&mut self, wait: &Wait<'_>) {
-        let endless = HABITS[self.now()] == Habit::Endless;
-        let in_vain = endless && wait.blocked;
-        self.spun_to_end = endless && !wait.blocked && wait.spun.0 > SHORT;
-        self.slice.vain += u32::from(in_vain);
-        if wait.length.0 > PAUSE {
-            let vain = self.slice.vain;
-            self.begin_slice(None);
-            (self.slice.vain, self.is_full) = (vain, vain >= IN_VAIN);
-            return;
-        }
         let slice = &mut self.slice;
-        slice.add_wait(wait);
+        let in_sight = Nanos(self.price.endless());
+        slice.add_wait(wait, in_sight);
+        let spins = self.trial.is_some_and(|trial| HABITS[trial.rival] == Habit::Endless);
+        slice.vain += u32::from(spins && wait.blocked && wait.spun >= in_sight);
         let (requests, nanoseconds) = if self.trial.is_some() { TRIAL } else { RESTING };
+        let nanoseconds = if self.is_contended { CONTENDED } else { nanoseconds };
         let elapsed = slice.elapsed();
         self.is_full = slice.requests >= requests && elapsed >= nanoseconds
             || slice.requests >= TRIAL.0 && elapsed >= AT_MOST
@@ -206,8 +210,13 @@ impl Habits {
             || slice.vain >= IN_VAIN;
     }
 
+    /// Learns whether somebody else wants the core.
+    pub(super) fn contend(&mut self, evidence: Contention) {
+        self.is_contended = evidence.preempted > 0;
+    }
+
     fn begin_slice(&mut self, cpu: Option<u64>) {
-        self.slice = Slice::default();
+        self.slice = self.slice.next();
         self.cpu = cpu;
         self.is_full = false;
     }
@@ -216,25 +225,25 @@ impl Habits {
         let slice = self.slice;
         let spent = cpu.zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
         self.begin_slice(cpu);
-        if slice.vain >= IN_VAIN {
-            self.stop_spinning(&slice);
-        } else if slice.requests > 0 {
-            let sample = slice.per_request(spent, &self.price);
-            match self.trial {
-                None => self.rest(&slice, sample),
-                Some(trial) => self.go_on(trial, &slice, sample),
-            }
+        match self.trial {
+            Some(trial) if slice.vain >= IN_VAIN => self.give_up(trial, &slice),
+            _ if slice.requests == 0 => {}
+            Some(trial) => self.go_on(trial, slice.per_request(spent, &self.price)),
+            None => self.rest(&slice, slice.per_request(spent, &self.price)),
         }
     }
 
     /// Between trials: keeps the books, sees whether the load has changed, and begins the next one when it is due.
     fn rest(&mut self, slice: &Slice, sample: Sample) {
+        if self.settling > 0 {
+            self.settling -= 1;
+            return;
+        }
         if self.own.slices() >= ENOUGH && self.own.is_strange(sample) {
             self.odd += 1;
             self.strange.add(sample);
             if let Some(tried) = self.tried {
-                let more = (sample.served - self.own.served()).max(0.0);
-                self.rivals[tried].excess += more * f64::from(slice.requests);
+                self.rivals[tried].excess += (sample.cost - self.own.cost()).at_least_none() * sample.requests;
             }
         } else {
             (self.odd, self.tried, self.strange) = (0, None, Tally::default());
@@ -252,7 +261,7 @@ impl Habits {
             self.impatience = (self.impatience * 2.0).min(PATIENCE);
         }
         for rival in &mut self.rivals {
-            rival.spent += sample.added.min(sample.served) * f64::from(slice.requests);
+            rival.spent += sample.cost * sample.requests;
             rival.rested += slice.elapsed();
         }
         if self.own.slices() < ENOUGH || self.odd > 0 {
@@ -264,7 +273,7 @@ impl Habits {
             if self.rivals[rival].stale {
                 self.rivals[rival].own = Tally::default();
             }
-            Trial { rival, slices: 0, served: 0.0, requests: 0.0 }
+            Trial { rival, slices: 0, excess: Cost::default() }
         });
     }
 
@@ -274,24 +283,18 @@ impl Habits {
         (self.calm, self.tried) = (0, None);
     }
 
-    /// Nobody spins to the end of waits that have none in sight.
-    fn stop_spinning(&mut self, slice: &Slice) {
-        let endless = self.now();
+    /// The waits have no end in sight, and there is no more to try.
+    fn give_up(&mut self, trial: Trial, slice: &Slice) {
         self.trial = None;
-        if self.in_force == endless {
-            self.in_force = LEARNED;
-            self.look_again();
-        }
-        let rival = &mut self.rivals[endless];
+        let rival = &mut self.rivals[trial.rival];
         let gap = (rival.gap * 2).clamp(SOONEST, LATEST);
-        *rival = Rival { excess: slice.elapsed() as f64, gap, ..Rival::default() };
+        let lost = slice.elapsed() as f64;
+        *rival = Rival { excess: Cost { served: lost, added: lost }, gap, ..Rival::default() };
     }
 
     /// A slice of a trial.
-    fn go_on(&mut self, mut trial: Trial, slice: &Slice, sample: Sample) {
-        let requests = f64::from(slice.requests);
-        trial.requests += requests;
-        trial.served += sample.served * requests;
+    fn go_on(&mut self, mut trial: Trial, sample: Sample) {
+        trial.excess += (sample.cost - self.own.cost()) * sample.requests;
         trial.slices += 1;
         self.trial = Some(trial);
         if trial.slices > SETTLING {
@@ -307,11 +310,11 @@ impl Habits {
         self.trial = None;
         let rival = &mut self.rivals[trial.rival];
         let difference = self.own.against(&rival.own);
-        rival.excess = (trial.served - self.own.served() * trial.requests).max(0.0);
+        rival.excess = trial.excess;
         self.tried = difference.is_loss().then_some(trial.rival);
         let latest = if difference.is_clear() { LATEST } else { UNCLEAR };
         rival.gap = if rival.stale { SOONEST } else { (rival.gap * 2).clamp(SOONEST, latest) };
-        (rival.spent, rival.rested, rival.stale) = (0.0, 0, false);
+        (rival.spent, rival.rested, rival.stale) = (Cost::default(), 0, false);
         if difference.is_gain() {
             self.own = rival.own;
             self.in_force = trial.rival;
@@ -324,5 +327,28 @@ impl Habits {
     /// Learns what a block costs.
     pub(super) fn set_block(&mut self, cost: BlockCost) {
         self.price.set_block(cost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Done;
+
+    #[test]
+    fn a_slice_outlasts_a_turn_of_whoever_shares_the_core() {
+        for (preempted, milliseconds) in [(0, 1), (1, 4)] {
+            let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+            habits.contend(Contention { preempted, ..Contention::default() });
+            let mut waits = 0;
+            while !habits.wants_cpu_time() {
+                let done = Done { requests: 8, took: Nanos::ZERO };
+                habits.resume(&Standing { done, ..Standing::default() });
+                let length = Nanos(100_000);
+                habits.observe(&Wait { length, spun: length, blocked: false, active: &[] });
+                waits += 1;
+            }
+            assert_eq!(waits, 10 * milliseconds, "{preempted}");
+        }
     }
 }

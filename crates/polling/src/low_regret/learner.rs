@@ -159,3 +159,32 @@ impl Learner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nanos;
+
+    /// Has the learner see so many waits of `length`; returns the window it trusts in the end.
+    fn see(learner: &mut Learner, say: Say, length: u64, waits: u32) -> u64 {
+        let last = Class::of(10_000);
+        for _ in 0..waits {
+            let decision = learner.decide(last, say);
+            let (spun, blocked) = (Nanos(length.min(decision.window)), length > decision.window);
+            learner.observe(&decision, last, &Wait { length: Nanos(length), spun, blocked, active: &[] });
+        }
+        learner.decide(last, Say::None).trusted()
+    }
+
+    #[test]
+    fn nothing_is_learned_from_waits_under_a_habit_that_is_tried() {
+        let mut price = Price::new(Nanos(1_000_000), 1);
+        price.set_block(BlockCost::from_total(Nanos(30_000)));
+        let mut learner = Learner::new(Depth::One, price);
+        let before = see(&mut learner, Say::Now, 10_000, 500);
+        assert!(before >= 10_000, "{before}");
+        assert_eq!(see(&mut learner, Say::None, 150_000, 2_000), before);
+        // Under one that is in force it is.
+        assert_ne!(see(&mut learner, Say::Later, 150_000, 2_000), before);
+    }
+}

@@ -117,6 +117,7 @@ impl Policy for LowRegret {
 
     fn contend(&mut self, evidence: Contention) {
         self.learners.iter_mut().for_each(|learner| learner.contend(evidence));
+        self.habits.contend(evidence);
     }
 }
 

@@ -1,8 +1,10 @@
 //! What some requests in a row came to.
 
+use std::ops::{AddAssign, Mul, Sub};
+
 use super::buckets::LONGEST;
 use super::price::Price;
-use crate::{Standing, Wait};
+use crate::{Active, EventKind, Nanos, Standing, Wait};
 
 /// What happened while some requests were served; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,23 +19,47 @@ pub(super) struct Slice {
     /// What waits took, and the part of it that was spent spinning.
     waited: u64,
     spun: u64,
+    /// The part of it that nothing was in sight for.
+    paused: u64,
     /// Between waits.
     busy: u64,
+    /// Requests that engines had, each for so long.
+    in_flight: u32,
+    held: u64,
+    /// Blocks that ended with requests that no engine had yet.
+    kicks: u32,
 }
 
 impl Slice {
+    /// The one after this.
+    pub(super) fn next(&self) -> Self {
+        Self { in_flight: self.in_flight, ..Self::default() }
+    }
+
     pub(super) fn add_done(&mut self, before: &Standing) {
         let Standing { in_flight, done, .. } = *before;
         self.requests = self.requests.saturating_add(done.requests);
-        self.busy += done.took.0.min(LONGEST);
+        let took = done.took.0.min(LONGEST);
+        self.busy += took;
+        self.held += took * u64::from(in_flight);
+        self.in_flight = in_flight;
         self.most = self.most.max(in_flight).max(done.requests);
     }
 
-    pub(super) fn add_wait(&mut self, wait: &Wait<'_>) {
+    /// Takes in a wait. One that is longer than `in_sight` is none between two requests of one load: what was slept of it is no
+    /// time that they took.
+    pub(super) fn add_wait(&mut self, wait: &Wait<'_>, in_sight: Nanos) {
+        let length = wait.length.0.min(LONGEST);
         self.waits += 1;
         self.blocks += u32::from(wait.blocked);
-        self.waited += wait.length.0.min(LONGEST);
+        self.waited += length;
         self.spun += wait.spun.0.min(LONGEST);
+        self.held += length * u64::from(self.in_flight);
+        let is_kick = |source: &Active| source.ready && source.kind == EventKind::Queue;
+        self.kicks += u32::from(wait.blocked && wait.active.iter().any(is_kick));
+        if wait.length > in_sight {
+            self.paused += length.saturating_sub(wait.spun.0);
+        }
     }
 
     /// From its beginning to its end.
@@ -46,16 +72,18 @@ impl Slice {
         let awake = self.busy + self.spun;
         let each = |nanoseconds: u64| nanoseconds as f64 / f64::from(self.requests);
         let cpu = cpu.unwrap_or(awake + u64::from(self.blocks) * price.block_cpu());
-        let (requests, time) = (f64::from(self.requests), each(self.elapsed()));
-        // A block makes the request late that ends it, and by half as much, on average, each that comes meanwhile.
+        let (requests, time) = (f64::from(self.requests), each(self.elapsed() - self.paused));
+        // What engines had shows how long they had it, whoever was slow: a thread that spins may keep the disk from its core. A block
+        // makes a request late besides that it ends with, and by half as much, on average, each that comes meanwhile.
         let most = f64::from(self.most);
         let wakeup = price.latency().max(0) as f64;
-        let blocks = f64::from(self.blocks) * wakeup * (1.0 + (wakeup / time / 2.0).min(most));
+        let blocks = f64::from(self.kicks) * wakeup * (1.0 + (wakeup / time / 2.0).min(most));
         // Awake and not on a core: somebody else had it, probably in one piece.
         let stalled = awake.saturating_sub(cpu) as f64;
         let stalls = stalled * (stalled / time / 2.0).min(most);
-        let (cpu, late) = (each(cpu), (blocks + stalls) / requests);
-        Sample { requests, time, served: cpu + time * price.of_latency(), added: cpu + late * price.of_latency() }
+        let (cpu, late) = (each(cpu), each(self.held) + (blocks + stalls) / requests);
+        let cost = Cost { served: cpu + time * price.of_latency(), added: cpu + late * price.of_latency() };
+        Sample { requests, time, cost }
     }
 }
 
@@ -65,10 +93,50 @@ pub(super) struct Sample {
     pub(super) requests: f64,
     /// From one request to the next.
     pub(super) time: f64,
-    /// CPU, and the price of that time: what counts where the next request waits for this one.
+    pub(super) cost: Cost,
+}
+
+/// What requests cost, by what may be compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Cost {
+    /// CPU, and the price of the time until the next: what counts where that waits for this one.
     pub(super) served: f64,
-    /// CPU, and the price of the time by which blocks made it later: what counts where requests come when they come.
+    /// CPU, and the price of the time it took: what counts where requests come when they come.
     pub(super) added: f64,
+}
+
+impl Sub for Cost {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self { served: self.served - other.served, added: self.added - other.added }
+    }
+}
+
+impl Mul<f64> for Cost {
+    type Output = Self;
+
+    fn mul(self, times: f64) -> Self {
+        Self { served: self.served * times, added: self.added * times }
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.served += other.served;
+        self.added += other.added;
+    }
+}
+
+impl Cost {
+    pub(super) fn at_least_none(self) -> Self {
+        Self { served: self.served.max(0.0), added: self.added.max(0.0) }
+    }
+
+    /// Whether it is no less than `excess`. The time between requests is nobody's who does not wait for them.
+    pub(super) fn covers(self, excess: Self) -> bool {
+        self.served.min(self.added) >= excess.served && self.added >= excess.added
+    }
 }
 
 /// Mean and spread of what requests came to, by the slices they were in.
@@ -134,8 +202,8 @@ impl Tally {
         self.slices += 1.0;
         self.requests += sample.requests;
         self.time.add(sample.time, sample.requests);
-        self.served.add(sample.served, sample.requests);
-        self.added.add(sample.added, sample.requests);
+        self.served.add(sample.cost.served, sample.requests);
+        self.added.add(sample.cost.added, sample.requests);
     }
 
     /// How many slices went into it.
@@ -143,9 +211,9 @@ impl Tally {
         self.slices
     }
 
-    /// What a request costs, the time until the next included.
-    pub(super) fn served(&self) -> f64 {
-        self.served.mean(self.requests)
+    /// What a request costs.
+    pub(super) fn cost(&self) -> Cost {
+        Cost { served: self.served.mean(self.requests), added: self.added.mean(self.requests) }
     }
 
     /// Whether `sample` is none of these: a third more, or a quarter less, and further off than most.
@@ -154,7 +222,7 @@ impl Tally {
             let (mean, deviation) = (spread.mean(self.requests), spread.variance(self.requests).sqrt());
             (value * 3.0 > mean * 4.0 || value * 4.0 < mean * 3.0) && (value - mean).abs() > STRANGE * deviation
         };
-        is_strange(&self.time, sample.time) || is_strange(&self.added, sample.added)
+        is_strange(&self.time, sample.time) || is_strange(&self.added, sample.cost.added)
     }
 
     /// As if it had been half as many slices.
@@ -207,5 +275,33 @@ impl Difference {
     /// Whether the second costs so much more that there is nothing to wait for.
     pub(super) fn is_hopeless(&self) -> bool {
         self.saved + CERTAIN * self.error < -self.cost / 2.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Done;
+
+    #[test]
+    fn what_was_slept_of_a_pause_is_no_time_between_requests() {
+        let price = Price::new(Nanos(1_000_000), 1);
+        let mut slice = Slice::default();
+        slice.add_done(&Standing { done: Done { requests: 2, took: Nanos(4_000) }, ..Standing::default() });
+        for (length, spun) in [(6_000, 6_000), (5_000_000, 1_000)] {
+            let blocked = spun < length;
+            let wait = Wait { length: Nanos(length), spun: Nanos(spun), blocked, active: &[] };
+            slice.add_wait(&wait, Nanos(1_000_000));
+        }
+        assert_eq!(slice.elapsed(), 5_010_000);
+        assert_eq!(slice.per_request(Some(0), &price).time, (4_000.0 + 6_000.0 + 1_000.0) / 2.0);
+    }
+
+    #[test]
+    fn time_between_requests_pays_for_no_trial() {
+        let excess = Cost { served: 6.0, added: 0.0 };
+        assert!(!Cost { served: 10.0, added: 5.0 }.covers(excess));
+        assert!(Cost { served: 10.0, added: 6.0 }.covers(excess));
+        assert!(!Cost { served: 10.0, added: 6.0 }.covers(Cost { served: 0.0, added: 7.0 }));
     }
 }

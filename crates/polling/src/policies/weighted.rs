@@ -150,6 +150,60 @@ mod tests {
         assert_eq!(windows, [20_000, 20_000, 20_000]);
     }
 
+    /// The window after one source was seen at `first` and, with its interval forgotten, at `second`.
+    fn window_after(first: u64, second: u64) -> u64 {
+        let mut policy = Weighted::new(&Parameters::default());
+        policy.observe(&wait(first, &[active(0, true)]));
+        policy.forget(Slot(0));
+        policy.observe(&wait(second, &[active(0, true)]));
+        policy.window.0
+    }
+
+    #[test]
+    fn an_interval_as_long_as_the_maximum_is_kept_and_one_above_it_is_not() {
+        assert_eq!(one_source(&[32_768]), (vec![32_768], vec![32_768]));
+        assert_eq!(one_source(&[32_769]), (vec![0], vec![0]));
+        let mut policy = Weighted::new(&Parameters::default());
+        let mut ages = |length, a, b| {
+            policy.observe(&wait(length, &[active(0, a), active(1, b)]));
+            policy.intervals.get(Slot(0)).0
+        };
+        assert_eq!(ages(4_000, true, false), 4_000);
+        assert_eq!(ages(28_768, false, true), 32_768);
+        assert_eq!(ages(1, false, true), 0);
+    }
+
+    #[test]
+    fn a_window_grows_for_an_interval_above_it_and_not_for_one_as_long() {
+        assert_eq!(window_after(10_000, 10_000), 10_000);
+        assert_eq!(window_after(10_000, 10_001), 20_000);
+        assert_eq!(window_after(10_000, 20_000), 20_000);
+        assert_eq!(window_after(10_000, 20_001), 20_001);
+        assert_eq!(window_after(20_000, 20_001), 32_768);
+    }
+
+    #[test]
+    fn a_window_shrinks_for_an_interval_below_its_half_and_not_for_one_of_half_its_length() {
+        assert_eq!(window_after(10_000, 5_000), 10_000);
+        assert_eq!(window_after(10_000, 4_999), 5_000);
+        assert_eq!(window_after(10_001, 5_000), 10_001);
+    }
+
+    #[test]
+    fn grow_shrink_and_weight_are_what_was_asked_for() {
+        let parameters =
+            Parameters { grow: Some(3), shrink: Some(4), weight: Some(1), max: Some(Nanos(100_000)), price: None };
+        let mut policy = Weighted::new(&parameters);
+        let mut after = |length| {
+            policy.observe(&wait(length, &[active(0, true)]));
+            (policy.intervals.get(Slot(0)).0, policy.window.0)
+        };
+        assert_eq!(after(8_000), (8_000, 8_000));
+        assert_eq!(after(10_000), (9_000, 24_000));
+        assert_eq!(after(4_000), (6_500, 24_000));
+        assert_eq!(after(4_000), (5_250, 6_000));
+    }
+
     #[test]
     fn a_source_without_an_event_ages_by_the_wait() {
         let mut policy = Weighted::new(&Parameters::default());

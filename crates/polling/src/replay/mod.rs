@@ -18,7 +18,7 @@ mod row;
 mod simulate;
 
 pub use front::front_svg;
-pub use row::{Contender, Row};
+pub use row::{Contender, Row, Windows};
 
 use self::hindsight::Hindsight;
 use crate::kind::build;
@@ -62,9 +62,33 @@ pub fn replay(
     for &kind in policies {
         let mut policy = build(kind, &setting.parameters)?;
         policy.set_block_cost(setting.block);
-        rows.push(row(Contender::Policy(kind), simulate::run(policy.as_mut(), trace, setting.block.latency)));
+        let max = setting.parameters.max_for(kind);
+        let (mut sum, mut near_max, mut elapsed) = (0_u128, Nanos::ZERO, Nanos::ZERO);
+        let tally = simulate::run(policy.as_mut(), trace, setting.block.latency, |window, length| {
+            sum += u128::from(window.0);
+            elapsed += length;
+            near_max += if window.is_near(max) { length } else { Nanos::ZERO };
+        });
+        let windows = Windows {
+            mean_ns: (sum / u128::from(tally.waits.max(1))) as u64,
+            reset_rate: policy.resets() as f64 / tally.waits.max(1) as f64,
+            near_max: near_max.0 as f64 / elapsed.0.max(1) as f64,
+        };
+        rows.push(Row { windows: Some(windows), ..row(Contender::Policy(kind), tally) });
     }
     Ok(rows)
+}
+
+/// The window that a policy of kind `kind` chooses before each wait of `trace`; those of no length have none.
+///
+/// # Errors
+/// A property out of its range.
+pub fn windows(trace: &Trace, kind: PolicyKind, parameters: &Parameters) -> Result<Vec<Nanos>, ParameterError> {
+    let mut windows = Vec::with_capacity(trace.waits.len());
+    let mut policy = build(kind, parameters)?;
+    policy.set_block_cost(trace.block);
+    simulate::run(policy.as_mut(), trace, trace.block.latency, |window, _length| windows.push(window));
+    Ok(windows)
 }
 
 /// What each fixed window up to `poll-max-ns` would have cost: the front that a policy without foresight is on.
@@ -86,10 +110,19 @@ pub fn fixed_windows(name: &str, trace: &Trace, setting: &Setting) -> Vec<Row> {
 mod tests {
     use super::*;
     use crate::trace::Record;
+    use crate::{EventKind, Slot};
 
     fn trace(lengths: &[u64]) -> Trace {
         let record = |&length| Record { length: Nanos(length), spun: Nanos(length), ..Record::default() };
         Trace { note: String::new(), block: BlockCost::default(), lost: 0, waits: lengths.iter().map(record).collect() }
+    }
+
+    /// A queue, in slot 0, ended each of the waits.
+    fn trace_of_one_queue(lengths: &[u64]) -> Trace {
+        let mut trace = trace(lengths);
+        trace.block = BlockCost { cpu: Nanos::ZERO, latency: Nanos::ZERO };
+        trace.waits.iter_mut().for_each(|record| record.ready.push(Slot(0), EventKind::Queue));
+        trace
     }
 
     fn setting(max: u64) -> Setting {
@@ -147,6 +180,21 @@ mod tests {
     fn an_empty_trace_costs_nothing_and_compares_as_equal() {
         let rows = replay("empty", &trace(&[]), &setting(100), PolicyKind::ALL).unwrap();
         assert!(rows.iter().all(|row| row.cost_ns == 0 && row.competitive_ratio == 1.0));
+    }
+
+    #[test]
+    fn a_rows_windows_are_counted_as_qemus_are_published() {
+        // per-source-window starts over from 0 after a wait beyond the maximum of 8000 ns; by hand: windows of 0, 4000, 8000, 8000
+        // and 0 ns, of which the two of 8000 are near the maximum, and the wait of 9000 resets.
+        let trace = trace_of_one_queue(&[5_000, 6_000, 7_000, 9_000, 1_000]);
+        let parameters = Parameters { max: Some(Nanos(8_000)), ..Parameters::default() };
+        let setting = Setting { block: trace.block, parameters };
+        let rows = replay("windows", &trace, &setting, &[PolicyKind::PerSourceWindow]).unwrap();
+        let expected = [0, 4_000, 8_000, 8_000, 0].map(Nanos);
+        assert_eq!(windows(&trace, PolicyKind::PerSourceWindow, &parameters).unwrap(), expected);
+        let near_max = (7_000.0 + 9_000.0) / 28_000.0;
+        assert_eq!(rows[2].windows, Some(Windows { mean_ns: 4_000, reset_rate: 1.0 / 5.0, near_max }));
+        assert_eq!(rows[1].windows, None);
     }
 
     #[test]

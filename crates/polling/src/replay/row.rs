@@ -72,6 +72,19 @@ pub struct Row {
     pub cpu_ns: u64,
     /// Latency that wake-ups added.
     pub added_latency_ns: u64,
+    /// Of a policy that can be chosen.
+    pub windows: Option<Windows>,
+}
+
+/// What became of a policy's windows, in the terms in which QEMU's are published; a running loop counts the same.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Windows {
+    /// The mean of all waits' windows.
+    pub mean_ns: u64,
+    /// Resets of a source's interval, or of a window, for each wait.
+    pub reset_rate: f64,
+    /// The share of time, not of waits, with a window near the maximum ([`Nanos::is_near`]).
+    pub near_max: f64,
 }
 
 impl Row {
@@ -110,6 +123,7 @@ impl Row {
             blocks: tally.blocks,
             cpu_ns: (spun + times(setting.block.cpu)).0,
             added_latency_ns: times(setting.block.latency).0,
+            windows: None,
         }
     }
 

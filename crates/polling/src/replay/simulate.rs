@@ -1,7 +1,7 @@
 //! One policy on one trace.
 
 use crate::trace::{Ready, Trace};
-use crate::{Active, EventKind, LastWait, Nanos, Policy, Standing, Wait};
+use crate::{Active, EventKind, Idleness, LastWait, Nanos, Policy, Standing, Wait};
 
 /// What a policy's windows came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,48 +27,59 @@ impl Tally {
     }
 }
 
-/// Runs `policy` over `trace`; a block delays what the policy sees, as on the real thread, by `wakeup`.
-pub(super) fn run(policy: &mut dyn Policy, trace: &Trace, wakeup: Nanos) -> Tally {
+/// Runs `policy` over `trace`; a block delays what the policy sees, as on the real thread, by `wakeup`. `chosen` is told of each
+/// wait's window and of the wait's length.
+pub(super) fn run(
+    policy: &mut dyn Policy,
+    trace: &Trace,
+    wakeup: Nanos,
+    mut chosen: impl FnMut(Nanos, Nanos),
+) -> Tally {
     let mut tally = Tally::default();
     let mut active = ActiveList::default();
     let mut last = LastWait::default();
     for (record, length) in trace.waits.iter().zip(trace.true_lengths()) {
-        let active = active.after(length, &record.ready);
-        if record.length == Nanos::ZERO {
+        let list = active.after(length, &record.ready);
+        if record.length > Nanos::ZERO {
+            let in_flight = record.in_flight;
+            let window = policy.window(&Standing { in_flight, last, ..Standing::default() });
+            chosen(window, length);
+            let blocked = tally.add(length, window);
+            let seen = if blocked { length + wakeup } else { length };
+            policy.observe(&Wait { length: seen, spun: length.min(window), blocked, active: list });
+            last = LastWait { kind: record.ended_by, length: seen };
+        } else if policy.observes_every_turn() {
             // No wait, and no more than the loop tells of it.
-            if policy.observes_every_turn() {
-                policy.observe(&Wait { length, spun: length, blocked: false, active });
-            }
-            continue;
+            policy.observe(&Wait { length, spun: length, blocked: false, active: list });
         }
-        let in_flight = record.in_flight;
-        let window = policy.window(&Standing { in_flight, last, ..Standing::default() });
-        let blocked = tally.add(length, window);
-        let seen = if blocked { length + wakeup } else { length };
-        policy.observe(&Wait { length: seen, spun: length.min(window), blocked, active });
-        last = LastWait { kind: record.ended_by, length: seen };
+        active.demote_idle();
     }
     tally
 }
 
 /// The active list, followed through a trace.
 ///
-/// A guest's queue is on it from its first event until [`IDLE`](Self::IDLE) without one, and engines are always, which is
-/// what the loop does too.
-#[derive(Default)]
+/// A guest's queue is on it from its first event until it is idle, and engines are always, which is what the loop does too.
 struct ActiveList {
     sources: Vec<Active>,
     /// When each of `sources` was last ready.
     last_ready: Vec<Nanos>,
     clock: Nanos,
-    /// When somebody last looked for those without an event.
-    looked: Nanos,
+    idleness: Idleness,
+}
+
+impl Default for ActiveList {
+    fn default() -> Self {
+        Self {
+            sources: Vec::new(),
+            last_ready: Vec::new(),
+            clock: Nanos::ZERO,
+            idleness: Idleness::new(Idleness::DEFAULT),
+        }
+    }
 }
 
 impl ActiveList {
-    /// `poll-idle-ms`, where it is left unset.
-    const IDLE: Nanos = Nanos::from_millis(7_000);
-
     /// The list at the end of a wait of `length` that `ready` ended.
     fn after(&mut self, length: Nanos, ready: &Ready) -> &[Active] {
         self.clock += length;
@@ -86,18 +97,19 @@ impl ActiveList {
                 }
             }
         }
-        if self.clock - self.looked >= Nanos(Self::IDLE.0 / 4) {
-            self.looked = self.clock;
-            self.drop_idle();
-        }
         &self.sources
     }
 
-    fn drop_idle(&mut self) {
+    /// Leaves those out of the next wait that have become idle; the loop does it at the end of a turn, when its policy has
+    /// learned from the wait.
+    fn demote_idle(&mut self) {
+        if !self.idleness.is_due(self.clock) {
+            return;
+        }
         let mut index = 0;
         while index < self.sources.len() {
             let is_engine = self.sources[index].kind == EventKind::Completion;
-            if !is_engine && self.clock - self.last_ready[index] >= Self::IDLE {
+            if !is_engine && self.idleness.is_idle(self.last_ready[index], self.clock) {
                 self.sources.swap_remove(index);
                 self.last_ready.swap_remove(index);
             } else {
@@ -110,7 +122,8 @@ impl ActiveList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Slot;
+    use crate::trace::Record;
+    use crate::{BlockCost, Parameters, PolicyKind, Slot, build};
 
     fn ready(slots: &[u32]) -> Ready {
         let mut ready = Ready::default();
@@ -124,13 +137,29 @@ mod tests {
     }
 
     #[test]
-    fn a_source_joins_the_list_at_its_first_event_and_leaves_it_when_it_has_been_idle_long() {
+    fn a_source_joins_the_list_at_its_first_event_and_leaves_it_after_the_wait_in_which_it_became_idle() {
         let mut list = ActiveList::default();
-        let second = Nanos::from_millis(1_000);
-        assert_eq!(seen(list.after(second, &ready(&[3]))), [(3, true)]);
-        assert_eq!(seen(list.after(second, &ready(&[5]))), [(3, false), (5, true)]);
-        let later = Nanos::from_millis(6_500);
-        assert_eq!(seen(list.after(later, &ready(&[5]))), [(5, true)]);
-        assert_eq!(seen(list.after(second, &ready(&[]))), [(5, false)]);
+        let mut after = |milliseconds, slots: &[u32]| {
+            let seen = seen(list.after(Nanos::from_millis(milliseconds), &ready(slots)));
+            list.demote_idle();
+            seen
+        };
+        assert_eq!(after(1_000, &[3]), [(3, true)]);
+        assert_eq!(after(1_000, &[5]), [(3, false), (5, true)]);
+        assert_eq!(after(6_500, &[5]), [(3, false), (5, true)]);
+        assert_eq!(after(1_000, &[]), [(5, false)]);
+    }
+
+    #[test]
+    fn a_source_that_became_idle_counts_once_more_and_then_no_longer() {
+        let wait = |nanos, slot| Record { length: Nanos(nanos), ready: ready(&[slot]), ..Record::default() };
+        let long = 8_000_000_000;
+        let waits = vec![wait(3_000, 0), wait(long, 1), wait(long, 1), wait(long, 1)];
+        let block = BlockCost { cpu: Nanos::ZERO, latency: Nanos::ZERO };
+        let trace = Trace { note: String::new(), block, lost: 0, waits };
+        let mut policy = build(PolicyKind::PerSourceWindow, &Parameters::default()).unwrap();
+        let mut windows = Vec::new();
+        run(policy.as_mut(), &trace, Nanos::ZERO, |window, _length| windows.push(window.0));
+        assert_eq!(windows, [0, 4_000, 4_000, 0]);
     }
 }
