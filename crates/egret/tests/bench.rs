@@ -1,5 +1,7 @@
 //! `egret bench`, as a process: real plans on real servers, interrupted and killed.
 
+#[path = "bench/elsewhere.rs"]
+mod elsewhere;
 mod support;
 
 use std::collections::BTreeSet;
@@ -11,9 +13,9 @@ use std::process::{Command, Output, Stdio};
 
 use egret_lab::results::{Bottleneck, Cell, Measurement, Outcome, Run};
 use egret_lab::runner;
-use support::await_that;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::Reaped;
+use support::{PATIENCE, await_that, await_within};
 
 /// A lab's place: its plan, its results, and everything temporary of it.
 struct Lab {
@@ -111,6 +113,66 @@ fn has_or_skips(program: &str, test: &str) -> bool {
         egret_needs::lacks(test, program);
     }
     found
+}
+
+/// A subject for each way to a disk, under a load that reads and one that writes.
+fn ways(ways: &[(&str, &str)]) -> String {
+    let mut plan = "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'file'\nsize = '16M'\n".to_owned();
+    for (stack, backend) in ways {
+        plan += &format!("[[subject]]\nname = '{stack} {backend}'\nstack = '{stack}'\nbackend = '{backend}'\n");
+    }
+    plan + "[[load]]\nrw = ['randread', 'randwrite']\niodepth = 4\nsize = '8M'\nramp_time = '50ms'\nruntime = '300ms'\n"
+}
+
+/// All of a run's cells were measured, and who is behind the disk has spent time on each.
+fn are_served_from_elsewhere(run: &Run, subjects: usize) {
+    assert_eq!(run.cells.len(), 2 * subjects);
+    for cell in &run.cells {
+        let measured = measured(cell);
+        assert!(measured.requests() > 0 && measured.cpu.backend.is_some_and(|spent| spent > 0), "{measured:?}");
+    }
+}
+
+#[test]
+fn a_disk_behind_an_nbd_server_is_measured_and_the_servers_time_is_apart() {
+    let test = "a_disk_behind_an_nbd_server_is_measured_and_the_servers_time_is_apart";
+    if !["nbdkit", "fio", "qemu-storage-daemon"].iter().all(|program| has_or_skips(program, test)) {
+        return;
+    }
+    let all = [("egret", "nbd"), ("egret", "nbd+unix"), ("qemu-storage-daemon", "nbd+unix"), ("host", "nbd")];
+    let lab = Lab::new(&ways(&all));
+    succeeded(&lab.bench(&[]).output().unwrap());
+    are_served_from_elsewhere(&lab.run(), all.len());
+    lab.await_nothing_left();
+}
+
+#[test]
+fn an_image_is_measured_and_is_gone_afterwards_even_if_the_lab_is_killed() {
+    let Some(ceph) = egret_needs::Ceph::start() else { return };
+    let all = [("egret", "rbd"), ("host", "rbd:rbd")];
+    let lab = Lab::new(&ways(&all).replace("runtime = '300ms'", "runtime = '1s'"));
+    succeeded(&lab.bench(&[]).env("CEPH_CONF", ceph.conf()).output().unwrap());
+    are_served_from_elsewhere(&lab.run(), all.len());
+    assert_eq!(ceph.run("rbd ls"), "");
+    let (plan, results) = (lab.plan.display().to_string(), lab.scratch.path("killed").display().to_string());
+    let mut killed = lab.command(&[&plan, "--output", &results]);
+    let mut child = Reaped(killed.env("CEPH_CONF", ceph.conf()).spawn().unwrap());
+    await_that("an image", || !ceph.run("rbd ls").is_empty());
+    child.0.kill().unwrap();
+    // For half a minute Ceph may take who had it open for alive.
+    await_within(2 * PATIENCE, "the image to be removed", || ceph.run("rbd ls").is_empty().then_some(()));
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_said_before_anything_starts() {
+    let lab = Lab::new(&ways(&[("egret", "nbd://127.0.0.1:1"), ("egret", "rbd")]).replace(", 'randwrite'", ""));
+    let none = |mut command: Command| {
+        command.env("CEPH_CONF", "/nonexistent").env("CEPH_ARGS", "--mon-host 127.0.0.1:1");
+        command
+    };
+    let said = complaint(none(lab.bench(&[])));
+    let expected = ["rbd is not installed", "no pool 'rbd' of a Ceph cluster"];
+    assert!(expected.iter().any(|line| said.contains(line)), "{said}");
 }
 
 const NULL_DISK: &str = "repetitions = 1

@@ -134,7 +134,8 @@ function lines(element, shown) {
     { ...line(group), type: "scatter", symbol: "diamond", symbolSize: 12, data: points(group, true) },
   ]).filter(one => one.data.length);
   const values = series.flatMap(one => one.data.map(point => point.value[1]));
-  const wide = shown.form === "curve" && Math.max(...values) > 20 * Math.min(...values);
+  const end = shown.zoom && Math.min(...values) * shown.zoom;
+  const wide = !end && shown.form === "curve" && Math.max(...values) > 20 * Math.min(...values);
   const slider = {
     type: "slider", filterMode: "none", showDataShadow: false, brushSelect: false, borderColor: style("--line"), backgroundColor: "transparent",
     fillerColor: style("--accent") + "22", moveHandleSize: 0, handleStyle: { color: style("--card"), borderColor: style("--accent") }, textStyle: { color: style("--quiet") },
@@ -145,7 +146,7 @@ function lines(element, shown) {
     tooltip: { ...base().tooltip, trigger: "item", formatter: point => `${tip(shown, { mark: { ...point.data.mark, subject: `${point.seriesName} · ${point.data.load}` } })}<br>at ${figure(point.value[0])} ${escaped(shown.across)}` },
     grid: { left: 12, right: 24, top: 24, bottom: 100, containLabel: true },
     xAxis: axis(shown.across, ladder ? { minInterval: 1, scale: true } : {}),
-    yAxis: axis(shown.label, { type: wide ? "log" : "value", nameLocation: "end", nameGap: 8, nameTextStyle: { color: style("--quiet"), align: "left" } }),
+    yAxis: axis(shown.label, { type: wide ? "log" : "value", max: end || undefined, nameLocation: "end", nameGap: 8, nameTextStyle: { color: style("--quiet"), align: "left" } }),
     dataZoom: [
       { type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl" },
       { ...slider, bottom: 34, height: 16, labelFormatter: short },

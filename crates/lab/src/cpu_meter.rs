@@ -15,6 +15,8 @@ use std::time::Instant;
 
 use egret_loadgen::load::Edge;
 
+use crate::io_submit::Watch;
+use crate::machine;
 use crate::results::Ledger;
 
 /// The part of the ledger that a thread's time belongs to.
@@ -28,6 +30,8 @@ pub enum Role {
     Server,
     /// A virtual processor, or another thread of a virtual machine.
     Guest,
+    /// What serves the disk to the server: an NBD server, or Ceph's OSDs.
+    Backend,
     /// The load.
     Load,
     /// A thread of the kernel.
@@ -62,6 +66,10 @@ pub struct CpuMeter {
     host: [Host; 2],
     edges: [Option<Instant>; 2],
     tick_ns: u64,
+    /// Whether I/O threads are looked at from edge to edge.
+    watches: bool,
+    watch: Option<Watch>,
+    in_io_submit: Option<f64>,
 }
 
 /// The host as a whole, in ticks.
@@ -92,6 +100,9 @@ impl CpuMeter {
             host: Default::default(),
             edges: [None; 2],
             tick_ns,
+            watches: false,
+            watch: None,
+            in_io_submit: None,
         };
         for pid in kernel_threads() {
             meter.threads.insert(pid, Thread::open(&format!("/proc/{pid}"), Role::Kernel));
@@ -107,6 +118,31 @@ impl CpuMeter {
         self.processes.push((pid, Box::new(role)));
     }
 
+    /// Has it watched, between the edges, how long I/O threads sleep in `io_submit`.
+    pub fn watch_io_submit(&mut self) {
+        self.watches = true;
+    }
+
+    /// The share of the time between the edges that they did; `None` where nobody looked, or may.
+    pub fn in_io_submit(&self) -> Option<f64> {
+        self.in_io_submit
+    }
+
+    fn io_threads(&self) -> impl Iterator<Item = u32> {
+        self.threads.iter().filter(|(_, thread)| thread.role == Role::IoThread).map(|(tid, _)| *tid)
+    }
+
+    /// Physical cores that the I/O threads may run on, all together: two processors of one core are one, and no more of
+    /// them are of use than there are threads. `None` without I/O threads.
+    pub fn cores(&self) -> Option<u32> {
+        let allowed = |tid: u32| {
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+            let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            list.map(|list| machine::parse_list(list.trim())).unwrap_or_default()
+        };
+        cores_of(&machine::cores(), &self.io_threads().map(allowed).collect::<Vec<_>>())
+    }
+
     /// Reads all counters. The first call begins the interval, the second ends it.
     pub fn edge(&mut self, edge: Edge) {
         match edge {
@@ -117,8 +153,10 @@ impl CpuMeter {
                     thread.before = thread.look(self.tick_ns).unwrap_or_default();
                     thread.after = thread.before;
                 }
+                self.watch = self.watches.then(|| Watch::begin(self.io_threads()));
             }
             Edge::End => {
+                self.in_io_submit = self.watch.take().and_then(Watch::end);
                 for thread in self.threads.values_mut() {
                     // The time of a thread that ended within the interval is lost; it counts as unchanged.
                     thread.after = thread.look(self.tick_ns).unwrap_or(thread.before);
@@ -174,6 +212,7 @@ impl CpuMeter {
             server_other: total(Role::ServerOther),
             server: total(Role::Server),
             guest: total(Role::Guest),
+            backend: total(Role::Backend),
             kernel_threads: total(Role::Kernel),
             interrupts: Some(ticks(|host| host.interrupts)),
             stolen: Some(ticks(|host| host.stolen)),
@@ -212,6 +251,13 @@ impl Thread {
     }
 }
 
+/// How many of `groups` of processors that share a core threads use that may run on `allowed` ones each.
+fn cores_of(groups: &[Vec<usize>], allowed: &[Vec<usize>]) -> Option<u32> {
+    let may = |group: &&Vec<usize>| allowed.iter().flatten().any(|cpu| group.contains(cpu));
+    let cores = groups.iter().filter(may).count().min(allowed.len());
+    u32::try_from(cores).ok().filter(|cores| *cores > 0)
+}
+
 /// Divides an exact time in the proportion of its ticks.
 fn divide(total: u64, user: u64, system: u64) -> Spent {
     let ticks = (user + system).max(1);
@@ -248,6 +294,12 @@ fn numbers_in(directory: &str) -> impl Iterator<Item = u32> {
 fn kernel_threads() -> Vec<u32> {
     let stat = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/stat"));
     numbers_in("/proc").filter(|pid| stat(pid).is_ok_and(|stat| is_kernel_thread(&stat))).collect()
+}
+
+/// The processes that go by a name.
+pub(crate) fn processes_called(name: &str) -> Vec<u32> {
+    let is_it = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+    numbers_in("/proc").filter(is_it).collect()
 }
 
 /// A process's threads, by number and name.
@@ -315,6 +367,18 @@ mod tests {
         assert_eq!((ledger.kernel_threads, ledger.guest, ledger.load), (None, None, None));
         assert_eq!((ledger.stolen, ledger.io_threads(), ledger.all_of_server()), (Some(30), Some(350), Some(392)));
         assert_eq!(ledger.unaccounted(), Some(1000 - 412));
+    }
+
+    #[test]
+    fn two_processors_of_one_core_are_one() {
+        let groups = [vec![0, 2], vec![1, 3]];
+        let cores =
+            |allowed: &[&[usize]]| cores_of(&groups, &allowed.iter().map(|cpus| cpus.to_vec()).collect::<Vec<_>>());
+        assert_eq!(cores(&[&[0], &[2]]), Some(1));
+        assert_eq!(cores(&[&[0], &[3]]), Some(2));
+        assert_eq!(cores(&[&[0, 1, 2, 3]]), Some(1), "one thread has one core at a time");
+        assert_eq!(cores(&[&[1, 3], &[1, 3], &[1, 3]]), Some(1));
+        assert_eq!(cores(&[]), None);
     }
 
     #[test]

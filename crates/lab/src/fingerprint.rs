@@ -1,5 +1,6 @@
 //! The machine's fingerprint: the facts that figures depend on, and warnings about them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,7 +10,7 @@ use std::process::Command;
 use sha2::{Digest as _, Sha256};
 
 use crate::machine::{self, Placement};
-use crate::plan::{Plan, Stack, Subject};
+use crate::plan::{Backend, Plan, Stack, Subject};
 use crate::results::{BlockDevice, Component, Cpu, Host, Warning};
 use crate::stack::{self, Disk, guest};
 
@@ -39,6 +40,7 @@ pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) ->
         components: components(plan, egret),
         settings: settings(disks.first().and_then(Disk::path)),
         commands: Vec::new(),
+        started: Vec::new(),
         load_average: load_average(),
         warnings: Vec::new(),
     };
@@ -153,7 +155,7 @@ fn block_device(path: &Path) -> BlockDevice {
 }
 
 /// In `/sys`: the whole device at `path`, or under the file at `path`.
-fn device_under(path: &Path) -> Option<PathBuf> {
+pub(crate) fn device_under(path: &Path) -> Option<PathBuf> {
     let metadata = fs::metadata(path).ok()?;
     let number = if metadata.is_file() { metadata.dev() } else { metadata.rdev() };
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
@@ -172,7 +174,7 @@ fn file_system(mounts: &str, major: u32, minor: u32) -> Option<String> {
 }
 
 /// `none` of `[none] mq-deadline`.
-fn scheduler(all: &str) -> &str {
+pub(crate) fn scheduler(all: &str) -> &str {
     all.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or(all, |(chosen, _)| chosen)
 }
 
@@ -188,19 +190,53 @@ fn components(plan: &Plan, egret: &Path) -> Vec<Component> {
 
 /// What a stack runs besides Egret, as far as it is there.
 fn programs_of(subject: &Subject) -> Vec<(String, PathBuf)> {
-    let found =
-        |names: &[&str]| names.iter().filter_map(|name| Some(((*name).to_owned(), stack::find(name)?))).collect();
-    match subject.stack {
+    let named: &[&str] = match subject.stack {
         // The programs of a subject's own command are unknown.
-        Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => Vec::new(),
-        Stack::Host => found(&["fio"]),
-        Stack::QemuStorageDaemon => found(&["qemu-storage-daemon"]),
-        Stack::Guest => {
-            let mut all: Vec<_> = found(&["fio", &subject.qemu().to_string_lossy()]);
-            all.extend(guest::files().map(|(name, path)| (name.to_owned(), path)));
-            all
-        }
+        Stack::Egret | Stack::VhostUserBlk | Stack::Ssh => &[],
+        Stack::Host => &["fio"],
+        Stack::QemuStorageDaemon => &["qemu-storage-daemon"],
+        Stack::Guest => &["fio", &subject.qemu().to_string_lossy()],
+    };
+    let behind: &[&str] = match &subject.backend {
+        Backend::Local | Backend::Server(_) => &[],
+        Backend::Nbd | Backend::NbdUnix => &["nbdkit"],
+        // The OSDs', where they are on this host.
+        Backend::Rbd(_) | Backend::Krbd(_) => &["rbd", "ceph-osd"],
+    };
+    let found = |name: &&str| Some(((*name).to_owned(), stack::find(name)?));
+    let mut all: Vec<_> = named.iter().chain(behind).filter_map(found).collect();
+    if subject.stack == Stack::Guest {
+        all.extend(guest::files().map(|(name, path)| (name.to_owned(), path)));
     }
+    all
+}
+
+/// What a subject's process runs that is none of the programs that are `known`. A script is not what runs; nor is the
+/// loader, where that is called by name.
+pub fn started(subject: &str, pid: u32, known: &[Component]) -> Vec<Component> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let is_new = |path: &PathBuf| !known.iter().any(|one| Path::new(&one.path) == path);
+    let component = |path: PathBuf| {
+        Some(Component {
+            name: subject.to_owned(),
+            path: path.display().to_string(),
+            version: String::new(),
+            sha256: sha256(&path)?,
+        })
+    };
+    executables(&maps).into_iter().filter(is_new).filter_map(component).collect()
+}
+
+/// The files of a process's memory that are run, and are no libraries.
+fn executables(maps: &str) -> BTreeSet<PathBuf> {
+    let file = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let is_run = fields.nth(1)?.contains('x');
+        let path = PathBuf::from(fields.nth(3)?);
+        let is_library = path.file_name()?.to_string_lossy().contains(".so");
+        (is_run && path.is_absolute() && !is_library).then_some(path)
+    };
+    maps.lines().filter_map(file).collect()
 }
 
 fn component(name: &str, path: &Path) -> Option<Component> {
@@ -300,6 +336,19 @@ fn shared_core(cores: &[Vec<usize>], load: &[usize], server: &[usize]) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_runs_is_no_script_no_loader_and_no_library() {
+        let maps = "\
+55d0-55d1 r--p 00000000 fe:00 1 /opt/qemu/bin/qemu\n55d1-55d2 r-xp 00001000 fe:00 1 /opt/qemu/bin/qemu\n\
+7f00-7f01 r-xp 00000000 fe:00 2 /opt/qemu/lib/libc.so.6\n7f02-7f03 r-xp 00000000 fe:00 3 /opt/qemu/lib/ld-linux-x86-64.so.2\n\
+7f04-7f05 r--p 00000000 fe:00 4 /etc/fonts\n7ffe-7fff r-xp 00000000 00:00 0 [vdso]\n";
+        assert_eq!(executables(maps), BTreeSet::from(["/opt/qemu/bin/qemu".into()]));
+        // This test is of this process's program, and nobody named it.
+        let [mine] = started("s", std::process::id(), &[]).try_into().unwrap();
+        assert_eq!(mine.path, std::env::current_exe().unwrap().display().to_string());
+        assert!(started("s", std::process::id(), &[mine]).is_empty());
+    }
 
     #[test]
     fn the_kernels_words_are_understood() {

@@ -30,6 +30,7 @@ pub mod cpu_meter;
 pub mod disks;
 pub mod fingerprint;
 pub mod import;
+mod io_submit;
 pub mod machine;
 pub mod plan;
 pub mod process;

@@ -31,19 +31,31 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How many of a process's last lines are kept.
 const LINES: usize = 200;
 
-/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`) or a directory; end of
-/// file means that the lab has ended.
+/// The reaper's script. A line names a process group (`group 12`), one that has ended (`ended 12`), a directory, or a
+/// command to run (`undo rbd rm x`), the last one first, again and again for as long as Ceph takes a dead client for alive;
+/// end of file means that the lab has ended.
 const REAPER: &str = r#"
 trap '' INT TERM HUP
-groups=' '
+groups=' ' undo=
 while IFS= read -r line; do
     case $line in
     "group "*) groups="$groups${line#group } " ;;
     "ended "*) one=${line#ended }; case $groups in *" $one "*) groups="${groups%% "$one" *} ${groups#* "$one" }" ;; esac ;;
+    "undo "*) undo="undo_one ${line#undo }
+$undo" ;;
     "directory "*) set -- "$@" "${line#directory }" ;;
     esac
 done
 for group in $groups; do kill -9 -- "-$group" 2>/dev/null; done
+undo_one() {
+    for try in 0 1 2 3 4 5 6 7 8 9; do
+        timeout 30 "$@"
+        # Done, or never there.
+        case $? in 0 | 2) break ;; esac
+        sleep 5
+    done
+}
+eval "$undo"
 [ $# -eq 0 ] || rm -rf -- "$@"
 "#;
 
@@ -117,6 +129,12 @@ impl ProcessReaper {
         ];
         let readers = streams.into_iter().flatten().map(|stream| keep_lines(stream, Arc::clone(&log))).collect();
         Ok(Process { child, reaper: Arc::clone(self), log, readers, ended: None })
+    }
+
+    /// Has a command run when the lab has ended, however it ends; its words have neither spaces nor anything that a shell
+    /// would read.
+    pub fn undo(&self, words: &[&str]) {
+        self.send(&format!("undo {}", words.join(" ")));
     }
 
     /// Kills all that runs, and starts nothing more: for an interrupt, from any thread.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Analysis, CellKey, Status, Summary};
-use crate::plan::{Application, Chart, Form, Load, Metric, Published};
+use crate::plan::{Across, Application, Chart, Form, Load, Metric, Published};
 use crate::results::Bottleneck;
 
 /// A chart with its figures.
@@ -29,6 +29,8 @@ pub struct Figure {
     pub better: Option<&'static str>,
     /// The table published with the experiment.
     pub published: Option<Published>,
+    /// Where the vertical axis of lines ends, in multiples of the least value.
+    pub zoom: Option<f64>,
     /// Loads of bars and tables, lines of curves and ladders.
     pub groups: Vec<Group>,
 }
@@ -81,6 +83,8 @@ fn usual() -> [Chart; 3] {
             under: None,
             subjects: Vec::new(),
             published: None,
+            across: Across::Place,
+            zoom: None,
         }
     })
 }
@@ -102,7 +106,7 @@ impl Analysis<'_> {
         let groups = match chart.form {
             Form::Bars | Form::Table => loads.iter().map(|load| self.bars(load, &subjects, chart.metric)).collect(),
             Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),
-            Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart.metric)).collect(),
+            Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart)).collect(),
         };
         let transactions = loads.iter().any(|load| load.keys.application == Some(Application::Pgbench));
         Figure {
@@ -114,6 +118,7 @@ impl Analysis<'_> {
             unit: chart.metric.unit(),
             label: chart.metric.label(),
             across: match chart.form {
+                Form::Ladder if chart.across == Across::Cores => "physical cores of I/O threads",
                 Form::Ladder if self.is_of_threads(&subjects) => "I/O threads",
                 Form::Ladder => "place",
                 _ if transactions => "transactions, 1/s",
@@ -121,6 +126,7 @@ impl Analysis<'_> {
             },
             better: chart.metric.better(),
             published: chart.published,
+            zoom: chart.zoom,
             groups,
         }
     }
@@ -185,13 +191,17 @@ impl Analysis<'_> {
         (!marks.is_empty()).then(|| Group { load: load.name.clone(), line: Some(subject.into()), marks })
     }
 
-    fn ladder(&self, load: &Load, subjects: &[&str], metric: Metric) -> Vec<Group> {
+    fn ladder(&self, load: &Load, subjects: &[&str], chart: &Chart) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for name in subjects.iter().filter(|name| load.is_put_on(name)) {
             let Some(subject) = self.run.plan.subjects.iter().find(|subject| subject.name == *name) else { continue };
             let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
-            let mark =
-                Mark { x: subject.at, ..self.mark(CellKey { load: &load.name, subject: name, point: 0 }, metric) };
+            let key = CellKey { load: &load.name, subject: name, point: 0 };
+            let x = match chart.across {
+                Across::Place => subject.at,
+                Across::Cores => self.summary(key, Metric::IoThreadCores).map(|cores| cores.median),
+            };
+            let mark = Mark { x, ..self.mark(key, chart.metric) };
             match groups.iter_mut().find(|group| group.line.as_ref() == Some(&line)) {
                 Some(group) => group.marks.push(mark),
                 None => groups.push(Group { load: load.name.clone(), line: Some(line), marks: vec![mark] }),

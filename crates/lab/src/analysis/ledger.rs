@@ -7,7 +7,7 @@ use crate::results::{Ledger, Measurement};
 use crate::statistics::median;
 
 /// What the parts are called, in the order in which they are stacked.
-pub const PARTS: [&str; 12] = [
+pub const PARTS: [&str; 13] = [
     "I/O thread: work",
     "I/O thread: spin that found work",
     "I/O thread: spin in vain",
@@ -15,6 +15,7 @@ pub const PARTS: [&str; 12] = [
     "server: other threads",
     "server: all",
     "guest",
+    "behind the disk",
     "kernel threads",
     "interrupts",
     "the load",
@@ -43,6 +44,7 @@ fn parts(ledger: &Ledger) -> [Option<u64>; PARTS.len()] {
         ledger.server_other,
         ledger.server,
         ledger.guest,
+        ledger.backend,
         ledger.kernel_threads,
         ledger.interrupts,
         ledger.load,

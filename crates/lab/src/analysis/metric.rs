@@ -5,7 +5,7 @@ use crate::results::{Measurement, Polling};
 
 impl Metric {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::Latency,
         Self::LatencyP99,
         Self::LatencyP999,
@@ -14,10 +14,13 @@ impl Metric {
         Self::CpuPerIo,
         Self::IoThreadCpu,
         Self::ServerCpu,
+        Self::BackendCpu,
         Self::LoadCpu,
         Self::HostBusy,
         Self::CpuPerGigabyte,
         Self::Cpus,
+        Self::IoThreadCores,
+        Self::InIoSubmit,
         Self::IoThreads,
         Self::Duration,
         Self::Transactions,
@@ -41,10 +44,13 @@ impl Metric {
             Self::CpuPerIo => serving()? / 1e3 / requests,
             Self::IoThreadCpu => measurement.cpu.io_threads()? as f64 / 1e3 / requests,
             Self::ServerCpu => measurement.cpu.all_of_server()? as f64 / 1e3 / requests,
+            Self::BackendCpu => measurement.cpu.backend? as f64 / 1e3 / requests,
             Self::LoadCpu => measurement.cpu.load? as f64 / 1e3 / requests,
             Self::HostBusy => measurement.cpu.host_busy? as f64 / 1e9 / seconds,
             Self::CpuPerGigabyte => serving()? / measurement.bytes() as f64,
             Self::Cpus => serving()? / 1e9 / seconds,
+            Self::IoThreadCores => measurement.io_thread_cores?.into(),
+            Self::InIoSubmit => measurement.in_io_submit? * 100.0,
             Self::IoThreads => measurement.cpu.io_threads()? as f64 / 1e9 / seconds,
             Self::Duration => seconds,
             Self::Transactions => measurement.transactions?,
@@ -66,10 +72,13 @@ impl Metric {
             Self::CpuPerIo => "CPU per I/O",
             Self::IoThreadCpu => "I/O threads' CPU per I/O",
             Self::ServerCpu => "server's CPU per I/O",
+            Self::BackendCpu => "CPU per I/O behind the disk",
             Self::LoadCpu => "load's CPU per I/O",
             Self::HostBusy => "host busy",
             Self::CpuPerGigabyte => "CPU per gigabyte",
             Self::Cpus => "CPUs",
+            Self::IoThreadCores => "I/O threads' physical cores",
+            Self::InIoSubmit => "asleep in io_submit",
             Self::IoThreads => "I/O threads' CPUs",
             Self::Duration => "duration",
             Self::Transactions => "transactions",
@@ -83,15 +92,17 @@ impl Metric {
     pub fn unit(self) -> &'static str {
         match self {
             Self::Latency | Self::LatencyP99 | Self::LatencyP999 => "µs",
-            Self::CpuPerIo | Self::IoThreadCpu | Self::ServerCpu | Self::LoadCpu => "µs",
+            Self::CpuPerIo | Self::IoThreadCpu | Self::ServerCpu => "µs",
+            Self::BackendCpu | Self::LoadCpu => "µs",
             Self::Iops => "IOPS",
             Self::Transactions => "1/s",
             Self::Throughput => "MB/s",
             Self::CpuPerGigabyte => "s/GB",
             Self::Cpus | Self::IoThreads | Self::HostBusy => "CPUs",
+            Self::IoThreadCores => "cores",
             Self::Duration => "s",
             Self::Window => "ns",
-            Self::WindowsReset | Self::WindowsNearMax => "%",
+            Self::InIoSubmit | Self::WindowsReset | Self::WindowsNearMax => "%",
         }
     }
 
@@ -116,10 +127,13 @@ impl Metric {
             Self::CpuPerIo => "cpu_per_io_us",
             Self::IoThreadCpu => "cpu_io_threads_per_io_us",
             Self::ServerCpu => "cpu_server_per_io_us",
+            Self::BackendCpu => "cpu_backend_per_io_us",
             Self::LoadCpu => "cpu_load_per_io_us",
             Self::HostBusy => "host_busy_cpus",
             Self::CpuPerGigabyte => "cpu_per_gb_s",
             Self::Cpus => "cpus",
+            Self::IoThreadCores => "io_threads_cores",
+            Self::InIoSubmit => "in_io_submit_percent",
             Self::IoThreads => "io_threads_cpus",
             Self::Duration => "duration_s",
             Self::Transactions => "transactions_per_s",
@@ -132,6 +146,7 @@ impl Metric {
     /// Which way is better, in words; `None` where neither is, and where a value of 0 is one.
     pub fn better(self) -> Option<&'static str> {
         match self {
+            Self::IoThreadCores | Self::InIoSubmit => None,
             Self::Window | Self::WindowsReset | Self::WindowsNearMax => None,
             _ if self.more_is_better() => Some("more is better"),
             _ => Some("less is better"),

@@ -107,6 +107,12 @@ impl Found {
                 self.component(ours, theirs);
             }
         }
+        for theirs in &b.started {
+            let ours = |one: &&Component| (&one.name, &one.path) == (&theirs.name, &theirs.path);
+            if let Some(ours) = a.started.iter().find(ours) {
+                self.note("another program", Role::Compared, &ours.sha256, &theirs.sha256);
+            }
+        }
     }
 
     fn disk(&mut self, a: &Host, b: &Host) {

@@ -1,24 +1,21 @@
 use super::*;
-use crate::plan::{Metric, Plan};
+use crate::plan::Metric;
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
 use crate::statistics::{Overall, Verdict};
 
-fn plan() -> Plan {
-    let text = r#"
-        name = "two"
-        title = "?"
-        [disk]
-        type = "null"
-        [[subject]]
-        name = "egret"
-        stack = "egret"
-        [[load]]
-        iodepth = [1, 64]
-    "#;
-    toml::from_str(text).expect("a plan")
-}
+const PLAN: &str = r#"
+name = "two"
+title = "?"
+[disk]
+type = "null"
+[[subject]]
+name = "egret"
+stack = "egret"
+[[load]]
+iodepth = [1, 64]
+"#;
 
 /// A run in which `egret` does so many requests per second, and a hundredth more in each repetition than in the one before.
 fn run(iops: f64) -> Run {
@@ -33,8 +30,7 @@ fn run(iops: f64) -> Run {
         Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
     };
     let cells = ["randread 4k QD1", "randread 4k QD64"].iter().flat_map(|load| (0..5).map(|n| cell(load, n))).collect();
-    let (format, incidents) = (crate::results::FORMAT, Vec::new());
-    Run { format, plan: plan(), scale: 1.0, seed: 1, started: 0, only: None, ended: Some(1), host, cells, incidents }
+    Run { ended: Some(1), host, cells, ..Run::of(PLAN) }
 }
 
 fn each_measurement(run: &mut Run, change: impl Fn(&mut Measurement)) {

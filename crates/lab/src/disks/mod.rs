@@ -6,25 +6,30 @@
 //! | `loop` | a loop device over such a file in memory | the kernel: it detaches itself with its last user |
 //! | `device` | the user's block device | nobody needs to |
 //! | on other `hosts` | a device there, or a file that fio makes and removes | fio |
+//! | behind an NBD server, in a Ceph cluster | a copy, or another way to the same disk | the reaper |
 //! | `null` | nothing: each server has its own | nobody needs to |
 
+mod elsewhere;
 mod loop_device;
 mod precondition;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{DiskKind, DiskPlan, Load, Plan, Stack};
+use crate::plan::{Backend, DiskKind, DiskPlan, Load, Plan, Stack};
 use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
 
+pub use elsewhere::{check_backend, lacks};
 pub use loop_device::LoopDevice;
 pub use precondition::precondition;
 
@@ -39,6 +44,7 @@ const RESERVE: u64 = 64 << 20;
 pub struct Disks {
     /// As many as the largest load uses.
     pub disks: Vec<Disk>,
+    elsewhere: elsewhere::Elsewhere,
     /// Why the disk is not of the type that the plan asks for, where it is not.
     pub warnings: Vec<Warning>,
     _devices: Vec<LoopDevice>,
@@ -66,12 +72,12 @@ fn size(plan: &DiskPlan) -> u64 {
 pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
     let over_ssh = |load: &Load| {
         let mut there = plan.subjects.iter().filter(|one| one.stack == Stack::Ssh && load.is_put_on(&one.name));
-        there.next().map(|subject| subject.disk.clone().unwrap_or_default())
+        there.next().map(|subject| subject.disks().first().cloned().unwrap_or_default())
     };
     if let Some(path) = plan.loads.iter().filter(|load| load.writes()).find_map(over_ssh) {
         return Err(format!("the plan writes to {} over ssh: --write-device lets it", path.display()));
     }
-    match &plan.disk.path {
+    match plan.disk.place() {
         Some(path) if plan.disk.kind == DiskKind::Device && writes(plan) => {
             Err(format!("the plan writes to {}: --write-device lets it", path.display()))
         }
@@ -85,7 +91,7 @@ pub fn check_writes_no_device(plan: &Plan) -> Result<(), String> {
 /// What is in the way, in one line.
 pub fn check_precondition(plan: &Plan, write_device: bool) -> Result<(), String> {
     precondition::check(plan, write_device)?;
-    check_device(&plan.disk, true, count(plan))
+    check_devices(&plan.disk, true, count(plan))
 }
 
 /// Checks whether the disks can be had, and makes none. `directory` is where files go that have no place.
@@ -98,8 +104,8 @@ pub fn check(plan: &Plan, directory: &Path) -> Result<(), String> {
     }
     match plan.disk.kind {
         DiskKind::Null => Ok(()),
-        DiskKind::Device => check_device(&plan.disk, writes(plan), count(plan)),
-        DiskKind::File => check_space(plan, plan.disk.path.as_deref().unwrap_or(directory)),
+        DiskKind::Device => check_devices(&plan.disk, writes(plan), count(plan)),
+        DiskKind::File => check_space(plan, plan.disk.place().unwrap_or(directory)),
         DiskKind::Loop if loop_device::may_be_had() => check_space(plan, Path::new(MEMORY)),
         DiskKind::Loop => check_space(plan, directory),
     }
@@ -111,16 +117,16 @@ fn check_remote(plan: &Plan) -> Result<(), String> {
     if device && writes(plan) && !plan.disk.destroy {
         return Err("the plan writes to devices of other hosts; say destroy = true if their data may be lost".into());
     }
-    if device && count(plan) > 1 {
-        return Err(format!("the plan loads {} disks at once, and a device is one", count(plan)));
+    if device && count(plan) > plan.disk.paths().len() {
+        return Err(too_few(&plan.disk, count(plan)));
     }
     Ok(())
 }
 
 fn remote(plan: &Plan) -> Vec<Disk> {
-    let place = plan.disk.path.clone().unwrap_or_default();
+    let place = plan.disk.place().unwrap_or(Path::new(""));
     match plan.disk.kind {
-        DiskKind::Device => vec![Disk::Remote(place, None)],
+        DiskKind::Device => plan.disk.paths().iter().map(|path| Disk::Remote(path.clone(), None)).collect(),
         _ => {
             let file = |number| Disk::Remote(place.join(format!("egret-bench-disk{number}")), Some(size(&plan.disk)));
             (0..count(plan)).map(file).collect()
@@ -142,15 +148,32 @@ fn check_space(plan: &Plan, place: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), String> {
-    let path = plan.path.as_deref().ok_or("a disk of type 'device' needs its path")?;
+fn too_few(plan: &DiskPlan, count: usize) -> String {
+    let shown = plan.paths().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    format!(
+        "the plan loads {count} disks at once, and there are {}: {shown}; type 'file' makes several",
+        plan.paths().len()
+    )
+}
+
+fn check_devices(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), String> {
+    let paths = plan.paths();
+    if paths.is_empty() {
+        return Err("a disk of type 'device' needs its path".into());
+    }
+    paths.iter().try_for_each(|path| check_device(path, plan.destroy, writes))?;
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = paths.iter().find(|path| !seen.insert(path.canonicalize().unwrap_or_default())) {
+        return Err(format!("{} is a disk already: several disks are several devices", twice.display()));
+    }
+    if paths.len() < count { Err(too_few(plan, count)) } else { Ok(()) }
+}
+
+fn check_device(path: &Path, destroy: bool, writes: bool) -> Result<(), String> {
     let shown = path.display();
     let kind = fs::metadata(path).map_err(|error| format!("{shown}: {error}"))?.file_type();
     if !kind.is_block_device() {
         return Err(format!("{shown} is no block device; a disk of type 'file' makes a file"));
-    }
-    if count > 1 {
-        return Err(format!("the plan loads {count} disks at once, and {shown} is one; type 'file' makes several"));
     }
     let open = |flags: OFlags| File::options().read(true).write(writes).custom_flags(flags.bits() as i32).open(path);
     let denied = |error: io::Error| match error.kind() {
@@ -170,7 +193,7 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
         Some(libc::EBUSY) => format!("{shown} is in use, and the plan writes to it"),
         _ => denied(error),
     })?;
-    if !plan.destroy && !is_empty(&mut device).map_err(|error| format!("{shown}: {error}"))? {
+    if !destroy && !is_empty(&mut device).map_err(|error| format!("{shown}: {error}"))? {
         return Err(format!(
             "{shown} is not empty, and the plan writes to it; say destroy = true if its data may be lost"
         ));
@@ -181,10 +204,11 @@ fn check_device(plan: &DiskPlan, writes: bool, count: usize) -> Result<(), Strin
 /// That a device was not written full before it is measured is to be said of one that is written to, and of one that is
 /// read where nothing was written.
 fn as_it_was_found(plan: &Plan) -> Option<Warning> {
-    let path = plan.disk.path.as_ref().filter(|_| !plan.disk.preconditioned)?;
+    let path = plan.disk.place().filter(|_| !plan.disk.preconditioned)?;
+    let looks_empty = |path: &PathBuf| File::open(path).and_then(|mut device| is_empty(&mut device)).unwrap_or(false);
     let why = match writes(plan) {
         true => "flash that was not written full is faster than it will be",
-        false if File::open(path).and_then(|mut device| is_empty(&mut device)).unwrap_or(false) => {
+        false if plan.disk.paths().iter().any(looks_empty) => {
             "it looks empty, and flash that was never written is not even read"
         }
         false => return None,
@@ -235,8 +259,14 @@ impl Disks {
     ///
     /// # Errors
     /// They cannot be made.
-    pub fn make(plan: &Plan, directory: &Path, reaper: &ProcessReaper) -> io::Result<Self> {
-        let mut new = Self { disks: Vec::new(), warnings: Vec::new(), _devices: Vec::new(), _places: Vec::new() };
+    pub fn make(plan: &Plan, directory: &Path, reaper: &Arc<ProcessReaper>) -> io::Result<Self> {
+        let mut new = Self {
+            disks: Vec::new(),
+            elsewhere: Default::default(),
+            warnings: Vec::new(),
+            _devices: Vec::new(),
+            _places: Vec::new(),
+        };
         let size = size(&plan.disk);
         if !plan.hosts.is_empty() {
             new.disks = remote(plan);
@@ -246,15 +276,24 @@ impl Disks {
             DiskKind::Null => new.disks = vec![Disk::Null(size); count(plan)],
             DiskKind::Device => {
                 new.warnings.extend(as_it_was_found(plan));
-                new.disks.extend(plan.disk.path.clone().map(Disk::Device));
+                new.disks = plan.disk.paths().iter().cloned().map(Disk::Device).collect();
             }
             DiskKind::File => {
-                let place = plan.disk.path.as_deref().unwrap_or(directory);
+                let place = plan.disk.place().unwrap_or(directory);
                 new.disks = new.files(place, count(plan), size, reaper)?.into_iter().map(Disk::File).collect();
             }
             DiskKind::Loop => new.loops(plan, directory, size, reaper)?,
         }
+        new.elsewhere.make(plan, &new.disks, reaper)?;
         Ok(new)
+    }
+
+    /// The disks as a subject gets at them.
+    ///
+    /// # Errors
+    /// They could not be made so, and why.
+    pub fn of(&self, backend: &Backend) -> Result<&[Disk], &str> {
+        if *backend == Backend::Local { Ok(&self.disks) } else { self.elsewhere.of(backend) }
     }
 
     fn loops(&mut self, plan: &Plan, directory: &Path, size: u64, reaper: &ProcessReaper) -> io::Result<()> {

@@ -18,8 +18,7 @@ const A_WEEK: Duration = Duration::from_secs(7 * 86_400);
 /// # Errors
 /// What is in the way, in one line.
 pub fn check(plan: &Plan, write_device: bool) -> Result<(), String> {
-    let Some(path) = plan.disk.path.as_ref().filter(|_| plan.disk.kind == DiskKind::Device && plan.hosts.is_empty())
-    else {
+    let Some(path) = plan.disk.place().filter(|_| plan.disk.kind == DiskKind::Device && plan.hosts.is_empty()) else {
         return Err("--precondition is for a disk of type 'device': the lab's own files are full".into());
     };
     if !write_device {
@@ -31,19 +30,21 @@ pub fn check(plan: &Plan, write_device: bool) -> Result<(), String> {
     }
 }
 
-/// Writes all of the plan's device twice from its begin to its end; and where loads write at random, once more in their
+/// Writes all of the plan's devices twice from its begin to its end; and where loads write at random, once more in their
 /// order and in pieces of their length.
 ///
 /// # Errors
 /// fio failed, or the lab was told to stop.
 pub fn precondition(plan: &Plan, reaper: &Arc<ProcessReaper>) -> io::Result<()> {
-    let Some(path) = &plan.disk.path else { return Ok(()) };
-    fio(path, &["--rw=write", "--bs=1M", "--iodepth=8", "--loops=2"], reaper)?;
     let random = plan.loads.iter().filter(|load| load.writes() && load.rw.starts_with("rand"));
-    match random.map(|load| load.bs.0).min() {
-        Some(bs) => fio(path, &["--rw=randwrite", &format!("--bs={bs}"), "--iodepth=32"], reaper),
-        None => Ok(()),
-    }
+    let bs = random.map(|load| load.bs.0).min();
+    plan.disk.paths().iter().try_for_each(|path| {
+        fio(path, &["--rw=write", "--bs=1M", "--iodepth=8", "--loops=2"], reaper)?;
+        match bs {
+            Some(bs) => fio(path, &["--rw=randwrite", &format!("--bs={bs}"), "--iodepth=32"], reaper),
+            None => Ok(()),
+        }
+    })
 }
 
 fn fio(path: &Path, how: &[&str], reaper: &Arc<ProcessReaper>) -> io::Result<()> {

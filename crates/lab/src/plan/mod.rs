@@ -41,13 +41,15 @@ mod subject;
 mod units;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 pub use columns::Columns;
 pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
 pub use read::{BUILT_IN, PlanError};
-pub use subject::{DeviceModel, Pages, QEMU, Server, Stack, Subject};
+pub(crate) use subject::nbd_place;
+pub use subject::{Backend, DeviceModel, Pages, QEMU, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
 
 /// A plan: its subjects, under each of its loads, so many times.
@@ -91,6 +93,9 @@ pub struct Plan {
     /// Whether the host's hottest symbols are captured while each cell is measured, where `perf` is there.
     #[serde(default)]
     pub perf: bool,
+    /// Whether it is looked, a thousand times in a second, how long I/O threads sleep in `io_submit`.
+    #[serde(default)]
+    pub io_submit: bool,
     /// Where `fio --server` waits, as `HOST[,PORT]`: every subject runs on each of them, as `SUBJECT @ HOST`. Then all
     /// subjects are of the stack `host`.
     #[serde(default)]
@@ -154,15 +159,27 @@ pub struct DiskPlan {
     /// How large, where the lab makes it.
     #[serde(default)]
     pub size: Option<Bytes>,
-    /// A device's path, or the directory of a file.
+    /// A device's path, or several devices'; or the directory of files.
     #[serde(default)]
-    pub path: Option<std::path::PathBuf>,
+    pub path: Option<OneOrMany<PathBuf>>,
     /// The data on the device may be lost. Without this a plan that writes refuses a device that is not empty.
     #[serde(default)]
     pub destroy: bool,
     /// The device was written full before, so that it is as fast as it stays.
     #[serde(default)]
     pub preconditioned: bool,
+}
+
+impl DiskPlan {
+    /// Its path, or the first of several.
+    pub fn place(&self) -> Option<&Path> {
+        self.paths().first().map(PathBuf::as_path)
+    }
+
+    /// Its paths.
+    pub fn paths(&self) -> &[PathBuf] {
+        self.path.as_ref().map_or(&[], OneOrMany::all)
+    }
 }
 
 /// What the disk under test is.
@@ -201,6 +218,9 @@ pub enum Metric {
     IoThreadCpu,
     /// CPU time per request of all of the server's threads, in microseconds.
     ServerCpu,
+    /// CPU time per request of what serves the disk to the server, in microseconds: an NBD server, or Ceph's OSDs, where
+    /// they are on this host.
+    BackendCpu,
     /// CPU time per request of the load itself, in microseconds: of fio on the host the price of its path.
     LoadCpu,
     /// CPUs that were busy on the whole host, as mpstat counts them: with the load, and with all else.
@@ -209,6 +229,10 @@ pub enum Metric {
     CpuPerGigabyte,
     /// CPUs that all but the load kept busy.
     Cpus,
+    /// Physical cores that the server's I/O threads could use, all together.
+    IoThreadCores,
+    /// The share of the time that I/O threads slept in `io_submit`, in percent.
+    InIoSubmit,
     /// How long a piece of work took, in seconds.
     Duration,
     /// Transactions per second, of a database.
@@ -246,6 +270,23 @@ pub struct Chart {
     /// The published table that is shown beside ours.
     #[serde(default)]
     pub published: Option<Published>,
+    /// Of a ladder: what its horizontal axis is.
+    #[serde(default)]
+    pub across: Across,
+    /// Of lines: where the vertical axis ends, in multiples of the least value; without it all is shown.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub zoom: Option<f64>,
+}
+
+/// What the horizontal axis of a ladder is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Across {
+    /// The subjects' places, [`at`](Subject::at).
+    #[default]
+    Place,
+    /// Physical cores that the server's I/O threads could use: two processors of one core are one.
+    Cores,
 }
 
 /// A table that others published, which a chart can have beside it: `assets/published` has their figures.

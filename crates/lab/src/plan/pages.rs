@@ -54,9 +54,14 @@ fn every_key_and_every_word_of_a_plan_is_in_the_pages() {
     ] {
         known.extend(words);
     }
-    for words in
-        [words::<Application>(), words::<RateProcess>(), words::<Metric>(), words::<Form>(), words::<Published>()]
-    {
+    for words in [
+        words::<Application>(),
+        words::<RateProcess>(),
+        words::<Metric>(),
+        words::<Form>(),
+        words::<Across>(),
+        words::<Published>(),
+    ] {
         known.extend(words);
     }
     assert!(known.len() > 80, "{known:?}");
@@ -82,6 +87,24 @@ fn every_plan_in_the_folder_is_built_in_and_in_the_table() {
             answers.to_lowercase().contains("compare"),
             "{name} does not say what of the published figures cannot be compared"
         );
+    }
+}
+
+#[test]
+fn every_published_experiment_has_a_chart_in_the_plans_that_the_page_names() {
+    let pages = pages();
+    let two = ('a'..='x').map(|letter| format!("2{letter}"));
+    for experiment in two.chain(["S0", "S1", "S3", "S4"].map(str::to_owned)) {
+        let row = pages.lines().find(|line| line.starts_with(&format!("| {experiment} |"))).expect(&experiment);
+        let named: BTreeSet<&str> =
+            row.rsplit(" | ").take(2).flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+        let has_it = |plan: &Plan| plan.experiments.contains(&experiment);
+        let with_it = BUILT_IN.iter().filter(|(name, _)| has_it(&Plan::named(name).unwrap()));
+        assert_eq!(named, with_it.map(|(name, _)| *name).collect(), "plans with {experiment}");
+        for plan in named.iter().map(|name| Plan::named(name).unwrap()) {
+            let is_of_it = |chart: &Chart| chart.id.split([',', '-', ' ']).next() == Some(experiment.as_str());
+            assert!(plan.charts.iter().any(is_of_it), "{} has no chart of {experiment}", plan.name);
+        }
     }
 }
 

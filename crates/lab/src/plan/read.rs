@@ -20,8 +20,22 @@ macro_rules! built_in {
 }
 
 /// Plans that are always there, by name; the first is what is run when none is named.
-pub const BUILT_IN: &[(&str, &str)] =
-    built_in!("quick", "modes", "curve", "iothreads", "virtio", "pages", "apps", "polling", "qemu", "plug", "devices");
+pub const BUILT_IN: &[(&str, &str)] = built_in!(
+    "quick",
+    "modes",
+    "curve",
+    "guest",
+    "iothreads",
+    "virtio",
+    "pages",
+    "apps",
+    "polling",
+    "qemu",
+    "plug",
+    "scheduler",
+    "devices",
+    "remote"
+);
 
 impl Plan {
     /// A plan by the name of a built-in one, or by the path of a file.
@@ -106,6 +120,7 @@ impl Plan {
             known("baseline", baseline, &subjects)?;
         }
         self.subjects.iter().try_for_each(check_subject)?;
+        self.subjects.iter().try_for_each(|subject| crate::disks::check_backend(self, subject))?;
         let names = distinct("load", self.loads.iter().map(|load| load.name.as_str()))?;
         self.loads.iter().try_for_each(check_load)?;
         for load in self.loads.iter() {
@@ -123,6 +138,9 @@ impl Plan {
         }
         if self.disk.kind == DiskKind::Device && self.disk.path.is_none() {
             return Err("a disk of type 'device' needs its path".into());
+        }
+        if self.disk.kind != DiskKind::Device && self.disk.paths().len() > 1 {
+            return Err("only a disk of type 'device' has several paths: files are made in one directory".into());
         }
         self.check_hosts()
     }
@@ -272,6 +290,9 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
     if subject.qemu.is_some() && subject.stack != Stack::Guest {
         return complain("only the stack guest has a qemu");
     }
+    if subject.scheduler.is_some() && subject.stack != Stack::Host {
+        return complain("only the stack host has a scheduler: a guest's own is none");
+    }
     if subject.stack == Stack::Ssh {
         return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);
     }
@@ -410,6 +431,20 @@ mod tests {
         assert_eq!(
             complaint(&PLAN.replace("'egret'", "'egret'\nqemu = 'after'")),
             "x.toml: subject 's': only the stack guest has a qemu"
+        );
+        let at = |backend: &str, disk: &str, more: &str| {
+            let subject = format!("'egret'\nbackend = '{backend}'");
+            complaint(&format!("{}{more}", PLAN.replace("'egret'", &subject).replace("'null'", disk)))
+        };
+        for wrong in ["ceph", "nbd:x", "nbd+unix:///x", "rbd:", "rbd:a b", "local:x"] {
+            assert!(at(wrong, "'file'", "").contains("backend must be local, nbd, nbd+unix, the URI of"), "{wrong}");
+        }
+        assert!(
+            at("nbd", "'null'", "").ends_with("subject 's': a null disk has nothing that another server could have")
+        );
+        assert!(at("rbd", "'device'\npath = '/dev/x'", "").contains("a device is not copied"));
+        assert!(
+            at("nbd://h", "'file'", "rw = 'write'\n").contains("the lab writes to no server that it has not started")
         );
         let ssh = |more: &str| complaint(&PLAN.replace("'egret'", &format!("'ssh'\n{more}")));
         assert!(ssh("disk = '/dev/vdb'").contains("the stack ssh needs a client, as \"ssh:HOST\""));

@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use egret_vocabulary::schema::{Blockdev, Driver, NbdPlace, Object as _, Spelling};
 use serde::{Deserialize, Serialize};
 use toml::Value;
+
+use super::units::OneOrMany;
 
 /// A stack with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +42,12 @@ pub struct Subject {
     /// Properties of the export, as `--export` spells them.
     #[serde(default)]
     pub export: BTreeMap<String, Value>,
+    /// On the host: the kernel's I/O scheduler of the disks, which they have while it is measured; as they are without it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scheduler: Option<String>,
+    /// Where its disk is, if the plan's is not on this host.
+    #[serde(default)]
+    pub backend: Backend,
     /// Cores for the server's I/O threads; the lab chooses if there are none.
     #[serde(default)]
     pub cpus: Vec<usize>,
@@ -51,9 +60,9 @@ pub struct Subject {
     /// Of the stack `ssh`: where fio runs, as `ssh:HOST`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client: Option<String>,
-    /// Of the stack `ssh`: its disk, by the path that it has there.
+    /// Of the stack `ssh`: its disk, or several, by the paths that they have there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub disk: Option<PathBuf>,
+    pub disk: Option<OneOrMany<PathBuf>>,
     /// Of the stack `ssh`: the libvirt domain on this host that the client is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub domain: Option<String>,
@@ -78,6 +87,11 @@ impl Subject {
     /// Of a guest: the QEMU that runs it.
     pub fn qemu(&self) -> &Path {
         self.qemu.as_deref().unwrap_or(Path::new(QEMU))
+    }
+
+    /// Of the stack `ssh`: the paths of its disks.
+    pub fn disks(&self) -> &[PathBuf] {
+        self.disk.as_ref().map_or(&[], OneOrMany::all)
     }
 }
 
@@ -105,6 +119,68 @@ pub enum Stack {
     Guest,
     /// fio on a machine that is there already, over ssh.
     Ssh,
+}
+
+/// How a subject gets at what is on the plan's disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Backend {
+    /// The disk itself.
+    #[default]
+    Local,
+    /// By an NBD server on this host that has it, over TCP.
+    Nbd,
+    /// The same over a UNIX socket.
+    NbdUnix,
+    /// An NBD server that is there already, by its URI: what it has is not the plan's disk.
+    Server(String),
+    /// As an image in a pool of a Ceph cluster, by Ceph's libraries.
+    Rbd(String),
+    /// As the same image, by the kernel.
+    Krbd(String),
+}
+
+impl TryFrom<String> for Backend {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (kind, pool) = text.split_once(':').unwrap_or((&text, "rbd"));
+        let is_name =
+            !pool.is_empty() && pool.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        match kind {
+            "local" if pool == "rbd" => Ok(Self::Local),
+            "nbd" if text == "nbd" => Ok(Self::Nbd),
+            "nbd+unix" if text == "nbd+unix" => Ok(Self::NbdUnix),
+            "nbd" | "nbd+tcp" | "nbd+unix" if nbd_place(&text).is_some() => Ok(Self::Server(text)),
+            "rbd" if is_name => Ok(Self::Rbd(pool.into())),
+            "krbd" if is_name => Ok(Self::Krbd(pool.into())),
+            _ => Err(format!(
+                "backend must be local, nbd, nbd+unix, the URI of an NBD server, rbd:POOL or krbd:POOL, got '{text}'"
+            )),
+        }
+    }
+}
+
+impl From<Backend> for String {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Local => "local".into(),
+            Backend::Nbd => "nbd".into(),
+            Backend::NbdUnix => "nbd+unix".into(),
+            Backend::Server(uri) => uri,
+            Backend::Rbd(pool) => format!("rbd:{pool}"),
+            Backend::Krbd(pool) => format!("krbd:{pool}"),
+        }
+    }
+}
+
+/// Where a URI says that an NBD export is.
+pub(crate) fn nbd_place(uri: &str) -> Option<NbdPlace> {
+    let keys = serde_json::json!({ "driver": "nbd", "node-name": "d", "filename": uri });
+    match Blockdev::from_value(keys, Spelling::Typed).ok()?.driver {
+        Driver::Nbd(nbd) => nbd.place().ok(),
+        _ => None,
+    }
 }
 
 /// Who serves a guest's disk.

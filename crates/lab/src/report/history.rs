@@ -1,8 +1,8 @@
 //! Runs of one plan over time, in one page: what a CI keeps.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 
-use super::html::{STYLE, kind};
+use super::html::{document, kind};
 use super::machine::date;
 use crate::analysis::{Analysis, CellKey, Summary, figure};
 use crate::compare::{Comparison, METRICS};
@@ -28,30 +28,17 @@ pub fn page(runs: &[(String, Run)]) -> Result<String, String> {
     };
     let analyses: Vec<Analysis<'_>> = runs.iter().map(|(_, run)| Analysis::new(run)).collect();
     let title = format!("{} – over time", last.plan.title);
-    let markup = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header { p.eyebrow { "Egret lab · plan " (plan) } h1 { (title) } }
-                main {
-                    section #runs { h2 { "Runs" } div.scroll { (table(&runs, &analyses)) } }
-                    section #cells { h2 { "Cells" }
-                        p.quiet { "Medians, with the range of all repetitions; each scale is its own, and does not begin at 0." }
-                        @for load in last.plan.loads.iter() { (cells(&load.name, &runs, &analyses)) }
-                    }
-                }
+    let body = html! {
+        header { p.eyebrow { "Egret lab · plan " (plan) } h1 { (title) } }
+        main {
+            section #runs { h2 { "Runs" } div.scroll { (table(&runs, &analyses)) } }
+            section #cells { h2 { "Cells" }
+                p.quiet { "Medians, with the range of all repetitions; each scale is its own, and does not begin at 0." }
+                @for load in last.plan.loads.iter() { (cells(&load.name, &runs, &analyses)) }
             }
         }
     };
-    Ok(markup.into_string())
+    Ok(document(&title, &body))
 }
 
 fn table(runs: &[&(String, Run)], analyses: &[Analysis<'_>]) -> Markup {

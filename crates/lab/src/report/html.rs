@@ -14,7 +14,7 @@ use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
 const SCRIPT: &str = include_str!("../../assets/report.js");
-pub(super) const STYLE: &str = include_str!("../../assets/report.css");
+const STYLE: &str = include_str!("../../assets/report.css");
 
 /// What the script draws.
 #[derive(Serialize)]
@@ -38,6 +38,28 @@ pub fn page(analysis: &Analysis<'_>) -> String {
         parts: &PARTS,
         ledgers: analysis.ledgers(),
     };
+    let body = html! {
+        (head(analysis))
+        (contents())
+        main {
+            (choice(analysis, &points))
+            (verdicts(analysis))
+            section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
+            (ledger(analysis))
+            (wrong(analysis))
+            (runs(analysis))
+            section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
+            (method(analysis))
+        }
+        script type="application/json" id="data" { (PreEscaped(json(&data))) }
+        script { (PreEscaped(ECHARTS)) }
+        script { (PreEscaped(SCRIPT)) }
+    };
+    document(&format!("{} – Egret lab", run.plan.title), &body)
+}
+
+/// A whole page that needs nothing else.
+pub(super) fn document(title: &str, body: &Markup) -> String {
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
@@ -45,27 +67,11 @@ pub fn page(analysis: &Analysis<'_>) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { (run.plan.title) " – Egret lab" }
+                title { (title) }
                 link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                (head(analysis))
-                (contents())
-                main {
-                    (choice(analysis, &points))
-                    (verdicts(analysis))
-                    section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
-                    (ledger(analysis))
-                    (wrong(analysis))
-                    (runs(analysis))
-                    section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
-                    (method(analysis))
-                }
-                script type="application/json" id="data" { (PreEscaped(json(&data))) }
-                script { (PreEscaped(ECHARTS)) }
-                script { (PreEscaped(SCRIPT)) }
-            }
+            body { (body) }
         }
     };
     markup.into_string()

@@ -51,6 +51,10 @@ pub fn fingerprint(run: &Run) -> Grid {
         let digest = component.sha256.get(..16).unwrap_or(&component.sha256);
         row(&component.name, format!("{}, {}, SHA-256 {digest}…", component.version, component.path));
     }
+    for one in &host.started {
+        let digest = one.sha256.get(..16).unwrap_or(&one.sha256);
+        row(&format!("Started for: {}", one.name), format!("{}, SHA-256 {digest}…", one.path));
+    }
     for (name, is) in &host.settings {
         row(&format!("Setting: {name}"), is.clone());
     }

@@ -90,6 +90,12 @@ pub struct Measurement {
     /// The hottest symbols of the host, where `perf` was there.
     #[serde(default)]
     pub symbols: Vec<Symbol>,
+    /// Physical cores that the server's I/O threads could use, all together.
+    #[serde(default)]
+    pub io_thread_cores: Option<u32>,
+    /// The share of the time that the server's I/O threads slept in `io_submit`, where that was looked at.
+    #[serde(default)]
+    pub in_io_submit: Option<f64>,
     /// What the server's I/O threads said of their polling.
     pub polling: Option<Polling>,
 }
@@ -139,6 +145,9 @@ pub struct Ledger {
     pub server: Option<u64>,
     /// The guest's processors and the rest of QEMU.
     pub guest: Option<u64>,
+    /// What serves the disk to the server, as far as it is on this host: an NBD server, or Ceph's OSDs.
+    #[serde(default)]
+    pub backend: Option<u64>,
     /// Kernel threads.
     pub kernel_threads: Option<u64>,
     /// Interrupts, hard and soft.
@@ -240,12 +249,21 @@ impl Ledger {
             server_other: by(self.server_other),
             server: by(self.server),
             guest: by(self.guest),
+            backend: by(self.backend),
             kernel_threads: by(self.kernel_threads),
             interrupts: by(self.interrupts),
             stolen: by(self.stolen),
             load: by(self.load),
             host_busy: by(self.host_busy),
         }
+    }
+
+    /// The guest's part without what its load has spent by the guest's clock, which is shown apart. Where the guest waits for
+    /// a processor its clock goes on, so that this may be more than it had.
+    #[must_use]
+    pub fn without(self, load: Option<u64>) -> Self {
+        let load = load.map(|load| load.min(self.guest.unwrap_or(load)));
+        Self { guest: self.guest.map(|guest| guest - load.unwrap_or(0)), load, ..self }
     }
 
     /// CPU time of the server's I/O threads, in nanoseconds; `None` where nobody could tell.
@@ -258,14 +276,14 @@ impl Ledger {
         sum([self.io_threads(), self.server_other, self.server])
     }
 
-    /// CPU time of all but the load, in nanoseconds; `None` where nobody could tell.
+    /// CPU time of all but the load and what is behind the disk, in nanoseconds; `None` where nobody could tell.
     pub fn serving(&self) -> Option<u64> {
         sum([self.all_of_server(), self.guest, self.kernel_threads, self.interrupts])
     }
 
     /// What the host was busy with beside all this, in nanoseconds.
     pub fn unaccounted(&self) -> Option<u64> {
-        let known = self.serving().unwrap_or(0) + self.load.unwrap_or(0);
+        let known = self.serving().unwrap_or(0) + self.backend.unwrap_or(0) + self.load.unwrap_or(0);
         Some(self.host_busy?.saturating_sub(known))
     }
 }
@@ -273,4 +291,19 @@ impl Ledger {
 /// What is known of some parts together; `None` where nothing is.
 fn sum<const N: usize>(parts: [Option<u64>; N]) -> Option<u64> {
     parts.iter().any(Option::is_some).then(|| parts.into_iter().flatten().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guests_load_has_spent_is_the_loads_and_no_part_of_serving() {
+        let ledger = Ledger { guest: Some(100), io_thread_work: Some(10), ..Ledger::default() };
+        let apart = ledger.clone().without(Some(30));
+        assert_eq!((apart.guest, apart.load, apart.serving()), (Some(70), Some(30), Some(80)));
+        let more = ledger.clone().without(Some(300));
+        assert_eq!((more.guest, more.load), (Some(0), Some(100)), "clocks differ");
+        assert_eq!(ledger.clone().without(None), ledger, "an application does not say");
+    }
 }

@@ -29,6 +29,10 @@ pub struct Host {
     /// By subject: the whole command lines of what served it.
     #[serde(default)]
     pub commands: Vec<(String, String)>,
+    /// By subject: what served it and is none of the programs that the plan names, as where one is a script that starts
+    /// another.
+    #[serde(default)]
+    pub started: Vec<Component>,
     /// The load average of the last minute when the run began.
     pub load_average: f64,
     /// What a reader should mind.

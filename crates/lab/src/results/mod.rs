@@ -56,6 +56,25 @@ pub struct Incident {
     pub text: String,
 }
 
+#[cfg(test)]
+impl Run {
+    /// One of a plan, of which nothing is known yet.
+    pub(crate) fn of(plan: &str) -> Self {
+        Self {
+            format: FORMAT,
+            plan: toml::from_str(plan).expect("a plan"),
+            scale: 1.0,
+            seed: 1,
+            only: None,
+            started: 0,
+            ended: None,
+            host: Host::default(),
+            cells: Vec::new(),
+            incidents: Vec::new(),
+        }
+    }
+}
+
 impl Run {
     /// The cells of every subject under every load, each in the order of repetitions.
     pub fn by_load(&self) -> BTreeMap<(&str, &str), Vec<&Cell>> {

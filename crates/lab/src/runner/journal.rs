@@ -157,19 +157,7 @@ mod tests {
     use crate::results::{CellId, Outcome};
 
     fn run() -> Run {
-        let plan = "name = 'p'\ntitle = 't'\nsubject = []\nload = []\n[disk]\ntype = 'null'\n";
-        Run {
-            format: FORMAT,
-            plan: toml::from_str(plan).unwrap(),
-            scale: 1.0,
-            seed: 1,
-            only: None,
-            started: 0,
-            ended: None,
-            host: Default::default(),
-            cells: Vec::new(),
-            incidents: Vec::new(),
-        }
+        Run::of("name = 'p'\ntitle = 't'\nsubject = []\nload = []\n[disk]\ntype = 'null'\n")
     }
 
     fn cell(repetition: u32) -> Cell {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::order::AGAIN;
 use crate::plan::{Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Warning};
 use crate::statistics::mean;
@@ -32,13 +33,23 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
         let load = plan.loads.named(&id.load);
         load.map_or(0, |load| u32::from(load.iodepth) * u32::from(load.numjobs) * u32::from(load.groups()))
     };
+    // What the disk itself reaches says nothing of one that is reached otherwise. The baseline has a second name.
+    let backend = |name: &str| {
+        let name = name.strip_suffix(AGAIN).unwrap_or(name);
+        plan.subjects.iter().find(|subject| subject.name == name).map(|subject| &subject.backend)
+    };
     let hosts: Vec<(CellId, f64)> = cells
         .iter()
         .filter(|cell| is_host(&cell.id.subject))
         .filter_map(|cell| Some((cell.id.clone(), throughput(measured(cell)?))))
         .collect();
     for cell in cells {
-        let same = |id: &CellId| id.load == cell.id.load && id.repetition == cell.id.repetition && cell.id.point == 0;
+        let same = |id: &CellId| {
+            id.load == cell.id.load
+                && id.repetition == cell.id.repetition
+                && cell.id.point == 0
+                && backend(&id.subject) == backend(&cell.id.subject)
+        };
         let best = hosts.iter().filter(|(id, _)| same(id)).map(|(_, reached)| *reached).fold(0.0, f64::max);
         if best == 0.0 || is_host(&cell.id.subject) || in_flight(&cell.id) < SATURATING {
             continue;

@@ -29,7 +29,7 @@ use crate::machine::{self, Placement};
 use crate::plan::{Load, Plan};
 use crate::process::{ProcessReaper, Scratch, short_directory};
 use crate::results::{Cell, CellId, FORMAT, Incident, Measurement, Outcome, Run, Warning};
-use crate::stack::{self, Context, Deployment, Disk, Task, Unable};
+use crate::stack::{self, Context, Deployment, Task, Unable};
 use crate::statistics::Looks;
 
 use egret_loadgen::machine::allow_many_descriptors;
@@ -91,7 +91,7 @@ pub struct RunOptions {
 /// What it lacks, and what would bring it, in one line.
 pub fn check(plan: &Plan, options: &RunOptions) -> Result<(), String> {
     for subject in plan.subjects.iter().filter(|subject| !subject.optional) {
-        if let Some(missing) = stack::missing(subject) {
+        if let Some(missing) = stack::missing(subject).or_else(|| disks::lacks(subject)) {
             return Err(format!("subject '{}': {missing}", subject.name));
         }
     }
@@ -321,7 +321,10 @@ impl Runner {
         let mut deployment = self.deploy(step.subject, &load)?;
         let (name, commands) = (&self.run.plan.subjects[step.subject].name, &mut self.run.host.commands);
         if !commands.iter().any(|(subject, _)| subject == name) {
-            commands.extend(deployment.pids().into_iter().map(|pid| (name.clone(), command_line(pid))));
+            let pids = deployment.pids();
+            commands.extend(pids.iter().map(|pid| (name.clone(), command_line(*pid))));
+            let started = pids.iter().flat_map(|pid| fingerprint::started(name, *pid, &self.run.host.components));
+            self.run.host.started.extend(started);
         }
         deployment.resume();
         let raw = self.directory.join("raw").join(file_name(&step.id));
@@ -331,12 +334,18 @@ impl Runner {
         let from_begin = load.keys.jobfile.is_some();
         let perf = self.run.plan.perf.then(|| perf::record(&self.context.reaper, from_begin, &raw));
         let control = perf.as_ref().and_then(|recording| Some(&recording.as_ref().ok()?.control));
-        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, raw: &raw });
+        let io_submit = self.run.plan.io_submit;
+        let measured = deployment.measure(&Task { load: &load, rate_iops, seed, control, io_submit, raw: &raw });
         let profile = perf.map(|recording| recording.and_then(perf::Recording::profile));
         let (samples, symbols) = profile.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|text| {
             self.warn("perf", text);
             Default::default()
         });
+        let has_io_threads = |measured: &Measurement| measured.io_thread_cores.is_some();
+        if io_submit && measured.as_ref().is_ok_and(|one| has_io_threads(one) && one.in_io_submit.is_none()) {
+            let text = "nobody may see what I/O threads sleep in: as root, or with kernel.yama.ptrace_scope=0, one may";
+            self.warn("io-submit", text.into());
+        }
         // One that failed is of no use any more.
         if measured.is_ok() && deployment.takes(&load) {
             deployment.pause();
@@ -352,8 +361,9 @@ impl Runner {
             return Ok(deployment);
         }
         let count = usize::from(load.disks);
-        let disks: &[Disk] = self.disks.disks.get(..count).unwrap_or(&self.disks.disks);
-        stack::deploy(&self.run.plan.subjects[subject], load, disks, &self.context)
+        let subject = &self.run.plan.subjects[subject];
+        let disks = self.disks.of(&subject.backend).map_err(Unable::failed)?;
+        stack::deploy(subject, load, disks.get(..count).unwrap_or(disks), &self.context)
     }
 }
 
@@ -443,18 +453,8 @@ mod tests {
             let id = CellId { load: "randread 4k QD1 curve".into(), subject: subject.into(), repetition, point: 0 };
             Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measurement)) }
         };
-        let mut run = Run {
-            format: FORMAT,
-            plan: toml::from_str(plan).unwrap(),
-            scale: 1.0,
-            seed: 1,
-            only: None,
-            started: 0,
-            ended: None,
-            host: Default::default(),
-            cells: vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)],
-            incidents: Vec::new(),
-        };
+        let mut run = Run::of(plan);
+        run.cells = vec![cell("h", 0, 900), cell("a", 0, 100), cell("b", 0, 300), cell("b", 1, 400)];
         let load = run.plan.loads[0].clone();
         assert_eq!(peak(&run, &load), Ok(300.0));
         run.cells.clear();

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::Task;
-use crate::plan::{LoadKeys, RateProcess, Seconds};
+use crate::plan::{Load, LoadKeys, RateProcess, Seconds};
 use crate::results::{Latency, Ledger, Measurement, Operations};
 
 /// The engine that is fio's counterpart of `--blockdev`'s `aio`.
@@ -18,8 +18,15 @@ pub fn engine(aio: Option<&str>) -> &'static str {
     }
 }
 
-/// The job file for a task: a section for each of `targets`, which is a disk's path.
-pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
+/// What the sections of a load's job file say of their disks, which are paths.
+pub fn sections(load: &Load, paths: &[&str]) -> Vec<String> {
+    let names: Vec<String> = paths.iter().map(|path| escaped(path)).collect();
+    let names = if load.keys.across_disks && !names.is_empty() { vec![names.join(":")] } else { names };
+    names.iter().map(|name| format!("filename={name}")).collect()
+}
+
+/// The job file for a task, with these sections.
+pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     let load = task.load;
     // All keys by name, so that a new one is either passed on here or known to be none of fio's.
     let LoadKeys {
@@ -29,7 +36,6 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         rate_process,
         ramp_time,
         runtime,
-        across_disks,
         processes,
         // What `load` has of them, and the task's rate.
         rw: _,
@@ -40,6 +46,7 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         rate_iops: _,
         curve: _,
         // Sections are made of disks, and jobs have no queues of their own.
+        across_disks: _,
         disks: _,
         idle_disks: _,
         queues: _,
@@ -81,19 +88,15 @@ pub fn job_file(task: &Task<'_>, targets: &[&str], engine: &str) -> String {
         key("verify", &"crc32c");
     }
     if let Some(total) = task.rate_iops {
-        let each = total / f64::from(load.numjobs) / if *across_disks { 1.0 } else { targets.len().max(1) as f64 };
+        let each = total / f64::from(load.numjobs) / sections.len().max(1) as f64;
         key("rate_iops", &(each.round().max(1.0)));
         key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
     key("randseed", &(task.seed >> 16));
     key("ramp_time", &format_args!("{}ms", milliseconds(ramp_time)));
     key("runtime", &format_args!("{}ms", milliseconds(runtime).max(1)));
-    let mut names: Vec<String> = targets.iter().map(|target| escaped(target)).collect();
-    if *across_disks {
-        names = vec![names.join(":")];
-    }
-    for (number, name) in names.iter().enumerate() {
-        let _ = writeln!(text, "[disk{number}]\nfilename={name}");
+    for (number, section) in sections.iter().enumerate() {
+        let _ = writeln!(text, "[disk{number}]\n{section}");
     }
     text
 }
@@ -229,8 +232,8 @@ mod tests {
     fn a_load_is_written_as_fios_job_file() {
         let load = load("rw = 'randrw'\nrwmixread = 70\nbs = '8k'\niodepth = 4\nnumjobs = 2\nruntime = '500ms'");
         let raw = std::path::Path::new("raw");
-        let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, control: None, raw };
-        let text = job_file(&task, &["/dev/a", "/tmp/b:c"], engine(Some("io_uring")));
+        let task = Task { load: &load, rate_iops: Some(1000.0), seed: 7 << 16, control: None, io_submit: false, raw };
+        let text = job_file(&task, &sections(&load, &["/dev/a", "/tmp/b:c"]), engine(Some("io_uring")));
         for line in [
             "ioengine=io_uring",
             "rw=randrw",
@@ -255,9 +258,15 @@ mod tests {
     #[test]
     fn a_job_that_goes_across_all_disks_names_them_all_and_has_its_share_of_the_rate() {
         let load = load("disks = 2\nnumjobs = 4\nacross_disks = true\nprocesses = true");
-        let task =
-            Task { load: &load, rate_iops: Some(1000.0), seed: 0, control: None, raw: std::path::Path::new("raw") };
-        let text = job_file(&task, &["/dev/vda", "/dev/vdb"], "libaio");
+        let task = Task {
+            load: &load,
+            rate_iops: Some(1000.0),
+            seed: 0,
+            control: None,
+            io_submit: false,
+            raw: std::path::Path::new("raw"),
+        };
+        let text = job_file(&task, &sections(&load, &["/dev/vda", "/dev/vdb"]), "libaio");
         assert!(text.ends_with("[disk0]\nfilename=/dev/vda:/dev/vdb\n"), "{text}");
         assert!(text.contains("\nrate_iops=250\n") && !text.contains("thread"), "{text}");
         assert_eq!(load.name, "randread 4k QD1 4 jobs 2 disks across processes");

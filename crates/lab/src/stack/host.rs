@@ -2,14 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use egret_loadgen::load::Edge;
 
-use super::{Context, Deployment, Disk, Task, Unable, fio};
+use super::{Context, Deployment, Disk, Task, Unable, backends, fio};
 use crate::cpu_meter::{CpuMeter, Role};
+use crate::fingerprint::{self, device_under};
 use crate::plan::{Load, Subject};
 use crate::process::Process;
 use crate::results::Measurement;
@@ -21,13 +23,46 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 const SETTLING: Duration = Duration::from_millis(300);
 
 pub(super) struct Host {
-    targets: Vec<PathBuf>,
+    disks: Vec<Disk>,
     engine: &'static str,
     /// Where fio runs, if that is elsewhere.
     server: Option<String>,
     /// Of files that fio makes there: their size.
     size: Option<u64>,
+    /// What serves the disks.
+    backends: Vec<u32>,
     context: Context,
+    /// Put back when it is over.
+    _schedulers: Vec<Scheduler>,
+}
+
+/// A disk's I/O scheduler, while another than its own is wanted.
+struct Scheduler {
+    file: PathBuf,
+    before: String,
+}
+
+impl Scheduler {
+    fn choose(name: &str, disk: &Path) -> Result<Self, Unable> {
+        let impossible =
+            |why: String| Unable::Impossible(format!("no scheduler '{name}' for {}: {why}", disk.display()));
+        let is_device = fs::metadata(disk).is_ok_and(|disk| disk.file_type().is_block_device());
+        let device = device_under(disk).filter(|_| is_device);
+        let file =
+            device.ok_or_else(|| impossible("it is a file; its disk's is everybody's".into()))?.join("queue/scheduler");
+        let all = fs::read_to_string(&file).map_err(|error| impossible(error.to_string()))?;
+        let new = Self { before: fingerprint::scheduler(&all).to_owned(), file };
+        // The kernel loads the module of one that it knows.
+        fs::write(&new.file, name).map_err(|error| impossible(format!("{error}; it has {}", all.trim())))?;
+        Ok(new)
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        // Where that fails there is no disk any more.
+        let _ = fs::write(&self.file, &self.before);
+    }
 }
 
 /// fio, on the load's cores: it is both the load and the path.
@@ -35,17 +70,33 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
     if load.idle_disks > 0 {
         return Err(Unable::Impossible("idle disks are connections to a server, and there is none".into()));
     }
-    let path = |disk: &Disk| match disk {
-        Disk::Remote(path, _) => Some(path.clone()),
-        here => here.path().map(Into::into),
-    };
-    let targets: Option<Vec<_>> = disks.iter().map(path).collect();
     let size = disks.first().and_then(|disk| if let Disk::Remote(_, size) = disk { *size } else { None });
-    let targets =
-        targets.ok_or_else(|| Unable::Impossible("a null disk is a server's own, and there is none".into()))?;
-    let engine = fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str()));
+    let engine = match disks.first() {
+        Some(Disk::Null(_)) => {
+            return Err(Unable::Impossible("a null disk is a server's own, and there is none".into()));
+        }
+        Some(Disk::Nbd(..)) => "nbd",
+        Some(Disk::Rbd { .. }) => "rbd",
+        _ => fio::engine(subject.blockdev.get("aio").and_then(|aio| aio.as_str())),
+    };
     let server = subject.host.clone();
-    Ok(Host { targets, engine, server, size, context: context.clone() })
+    let choose = |name: &String| {
+        let paths = disks
+            .iter()
+            .map(|disk| disk.path().ok_or_else(|| Unable::Impossible("a disk elsewhere has no scheduler here".into())));
+        paths.map(|path| Scheduler::choose(name, path?)).collect::<Result<_, _>>()
+    };
+    let schedulers = subject.scheduler.as_ref().map(choose).transpose()?.unwrap_or_default();
+    let backends = backends(disks);
+    Ok(Host {
+        disks: disks.to_vec(),
+        engine,
+        server,
+        size,
+        backends,
+        context: context.clone(),
+        _schedulers: schedulers,
+    })
 }
 
 impl Deployment for Host {
@@ -62,7 +113,7 @@ impl Deployment for Host {
         command.arg("--output-format=json").arg(option).arg(&job).stdout(Stdio::piped());
         let reaper = &self.context.reaper;
         let mut fio = self.context.placement.on_the_loads(|| reaper.start(command)).map_err(Unable::failed)?;
-        let watched = if self.server.is_none() { watch(&mut fio, task) } else { None };
+        let watched = if self.server.is_none() { watch(&mut fio, &self.backends, task) } else { None };
         // Only a job file's author knows how long it takes.
         let length = if task.load.keys.jobfile.is_some() { A_DAY } else { task.load.keys.runtime.duration() };
         let status = fio.wait(length + PATIENCE);
@@ -92,11 +143,22 @@ impl Deployment for Host {
 
 impl Host {
     fn job(&self, task: &Task<'_>) -> Result<String, Unable> {
-        let targets: Vec<&str> = self.targets.iter().filter_map(|target| target.to_str()).collect();
+        let path = |disk: &'_ Disk| match disk {
+            Disk::Remote(path, _) => Some(path.clone()),
+            here => here.path().map(Into::into),
+        };
+        let paths: Vec<PathBuf> = self.disks.iter().filter_map(path).collect();
+        let targets: Vec<&str> = paths.iter().filter_map(|target| target.to_str()).collect();
         match &task.load.keys.jobfile {
             None => {
                 let own = self.size.map_or(String::new(), |size| format!("[global]\nsize={size}\nunlink=1\n"));
-                Ok(own + &fio::job_file(task, &targets, self.engine))
+                let mut sections = fio::sections(task.load, &targets);
+                sections.extend(self.disks.iter().filter_map(|disk| match disk {
+                    Disk::Nbd(place, _) => Some(format!("uri={place}")),
+                    Disk::Rbd { pool, image } => Some(format!("clientname=admin\npool={pool}\nrbdname={image}")),
+                    _ => None,
+                }));
+                Ok(own + &fio::job_file(task, &sections, self.engine))
             }
             Some(path) => {
                 let text =
@@ -116,7 +178,7 @@ fn children(pid: u32) -> Vec<u32> {
 ///
 /// fio does not report when it begins to measure. That is at least the ramp after its start, and lasts for the runtime. So
 /// the interval from [`SETTLING`] after the ramp to just before the earliest possible end lies within it.
-fn watch(fio: &mut Process, task: &Task<'_>) -> Option<CpuMeter> {
+fn watch(fio: &mut Process, backends: &[u32], task: &Task<'_>) -> Option<CpuMeter> {
     let keys = &task.load.keys;
     if keys.jobfile.is_some() {
         return None;
@@ -132,6 +194,7 @@ fn watch(fio: &mut Process, task: &Task<'_>) -> Option<CpuMeter> {
     for job in children(fio.pid()) {
         meter.follow(job, |_, _| Role::Load);
     }
+    backends.iter().for_each(|pid| meter.follow(*pid, |_, _| Role::Backend));
     task.edge(Edge::Begin);
     meter.edge(Edge::Begin);
     if fio.wait(length.saturating_sub(settling).mul_f64(0.98)).is_some() {

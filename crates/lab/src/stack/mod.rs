@@ -30,7 +30,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use egret_loadgen::load::Edge;
+use egret_vocabulary::schema::NbdPlace;
 
+use crate::cpu_meter::processes_called;
+use crate::disks::lacks;
 use crate::machine::Placement;
 use crate::plan::{Load, Plan, QEMU, Stack, Subject};
 use crate::process::ProcessReaper;
@@ -63,6 +66,17 @@ pub enum Disk {
     Device(PathBuf),
     /// A server's own null device, of so many bytes.
     Null(u64),
+    /// An export of an NBD server, and its process where that is the lab's own.
+    Nbd(NbdPlace, Option<u32>),
+    /// An image in a pool of the Ceph cluster that `CEPH_CONF` names.
+    Rbd {
+        /// The pool.
+        pool: String,
+        /// The image.
+        image: String,
+    },
+    /// The same image, as the kernel's device.
+    Krbd(PathBuf),
     /// A device on another host, or a file that fio makes there, of so many bytes.
     Remote(PathBuf, Option<u64>),
 }
@@ -71,8 +85,17 @@ impl Disk {
     /// Where it is on this host, if it is.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Self::File(path) | Self::Device(path) => Some(path),
-            Self::Null(_) | Self::Remote(..) => None,
+            Self::File(path) | Self::Device(path) | Self::Krbd(path) => Some(path),
+            Self::Null(_) | Self::Nbd(..) | Self::Rbd { .. } | Self::Remote(..) => None,
+        }
+    }
+
+    /// The processes on this host that serve it to whoever serves it here.
+    fn backends(&self) -> Vec<u32> {
+        match self {
+            Self::Nbd(_, process) => process.iter().copied().collect(),
+            Self::Rbd { .. } | Self::Krbd(_) => processes_called("ceph-osd"),
+            Self::File(_) | Self::Device(_) | Self::Null(_) | Self::Remote(..) => Vec::new(),
         }
     }
 
@@ -82,6 +105,14 @@ impl Disk {
         const BTRFS: u64 = 0x9123_683e;
         self.path().and_then(|path| rustix::fs::statfs(path).ok()).is_some_and(|found| found.f_type as u64 == BTRFS)
     }
+}
+
+/// The processes on this host that serve some disks to whoever serves them here.
+fn backends(disks: &[Disk]) -> Vec<u32> {
+    let mut all: Vec<u32> = disks.iter().flat_map(Disk::backends).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// One measurement to make.
@@ -95,6 +126,8 @@ pub struct Task<'a> {
     pub seed: u64,
     /// Where `perf` is told when to look, if it is to.
     pub control: Option<&'a File>,
+    /// Whether it is looked how long I/O threads sleep in `io_submit`.
+    pub io_submit: bool,
     /// Where raw output goes that should be kept, such as fio's: a path without its extension.
     pub raw: &'a Path,
 }
@@ -192,7 +225,7 @@ pub fn missing(subject: &Subject) -> Option<String> {
 pub fn leave_out(plan: &mut Plan) -> Vec<String> {
     let (mut left_out, mut names) = (Vec::new(), Vec::new());
     for subject in plan.subjects.iter().filter(|one| one.optional && one.name != plan.baseline()) {
-        if let Some(why) = missing(subject) {
+        if let Some(why) = missing(subject).or_else(|| lacks(subject)) {
             left_out.push(format!("without the subject '{}': {why}", subject.name));
             names.push(subject.name.clone());
         }

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use egret_vocabulary::Config;
-use egret_vocabulary::schema::{Blockdev, Export, IoThread, Object as _, ObjectError, Spelling};
+use egret_vocabulary::schema::{Blockdev, Export, IoThread, NbdEndpoint, NbdPlace, Object as _, ObjectError, Spelling};
 use serde_json::{Map, Value, json};
 
 use super::{Context, Disk};
-use crate::plan::{DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject};
+use crate::plan::{Backend, DeviceModel, DiskKind, Load, Plan, Server, Stack, Subject, nbd_place};
 
 const OBJECT: &str = "--object";
 const BLOCKDEV: &str = "--blockdev";
@@ -99,6 +99,14 @@ pub fn check_options(plan: &Plan) -> Result<(), SubjectError> {
         Stack::Host | Stack::QemuStorageDaemon | Stack::VhostUserBlk | Stack::Ssh => false,
     };
     for subject in plan.subjects.iter().filter(is_egrets) {
+        let nbd = |uri: &str| nbd_place(uri).map_or(disk.clone(), |place| Disk::Nbd(place, None));
+        let disk = match &subject.backend {
+            Backend::Local => disk.clone(),
+            Backend::Nbd | Backend::NbdUnix => nbd("nbd://localhost"),
+            Backend::Server(uri) => nbd(uri),
+            Backend::Rbd(pool) => Disk::Rbd { pool: pool.clone(), image: "disk".into() },
+            Backend::Krbd(_) => Disk::Krbd(place.join("disk")),
+        };
         for load in plan.loads.iter().filter(|load| load.is_put_on(&subject.name)) {
             let disks = vec![disk.clone(); load.disks.into()];
             let objects = objects(subject, load, &disks, &|name| place.join(name));
@@ -131,7 +139,16 @@ pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool)
     let mut given = nested(&subject.blockdev);
     let own = match disk {
         Disk::File(path) => json!({ "driver": "file", "filename": path }),
-        Disk::Device(path) => json!({ "driver": "host_device", "filename": path }),
+        Disk::Device(path) | Disk::Krbd(path) => json!({ "driver": "host_device", "filename": path }),
+        Disk::Nbd(NbdPlace { server, export }, _) => {
+            let server = match server {
+                NbdEndpoint::Unix(path) => json!({ "type": "unix", "path": path }),
+                NbdEndpoint::Inet(host, port) => json!({ "type": "inet", "host": host, "port": port.to_string() }),
+            };
+            json!({ "driver": "nbd", "server": server, "export": export })
+        }
+        // Ceph's libraries find the cluster by themselves.
+        Disk::Rbd { pool, image } => json!({ "driver": "rbd", "pool": pool, "image": image }),
         // The plan's check allows hosts with the stack `host` alone, so no server here gets such a disk.
         Disk::Remote(..) => Value::Null,
         Disk::Null(size) => {
@@ -139,7 +156,7 @@ pub(super) fn blockdev(subject: &Subject, name: &str, disk: &Disk, writes: bool)
             json!({ "driver": "null-co", "size": size })
         }
     };
-    let all = json!({ "node-name": name, "read-only": !writes, "cache": { "direct": disk.path().is_some() } });
+    let all = json!({ "node-name": name, "read-only": !writes, "cache": { "direct": !matches!(disk, Disk::Null(_)) } });
     let Value::Object(own) = own else { return all };
     with(with(all, own), given)
 }
@@ -231,6 +248,26 @@ mod tests {
             json!({ "type": "vhost-user-blk", "id": "export-busy0", "node-name": "busy0", "addr": addr,
                     "writable": true, "num-queues": 4, "iothread": ["io0", "io1"] })
         );
+    }
+
+    #[test]
+    fn a_disk_that_is_elsewhere_is_named_as_both_servers_name_it() {
+        let of = |disk: Disk| words("name = 'n'\nstack = 'egret'", "", &[disk]).remove(1);
+        let common = |mut node: Value| {
+            node["node-name"] = json!("busy0");
+            node["read-only"] = json!(true);
+            node["cache"] = json!({ "direct": true });
+            node
+        };
+        for (uri, server) in [
+            ("nbd://[::1]:99/a", json!({ "type": "inet", "host": "::1", "port": "99" })),
+            ("nbd+unix:///a?socket=/s", json!({ "type": "unix", "path": "/s" })),
+        ] {
+            let node = of(Disk::Nbd(nbd_place(uri).unwrap(), None));
+            assert_eq!(node, common(json!({ "driver": "nbd", "server": server, "export": "a" })));
+        }
+        let node = of(Disk::Rbd { pool: "p".into(), image: "i".into() });
+        assert_eq!(node, common(json!({ "driver": "rbd", "pool": "p", "image": "i" })));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub(super) struct Remote {
     /// Ends after what it carries does.
     ssh: Process,
     agent: Agent,
-    disk: String,
+    disks: Vec<String>,
     writable: bool,
     destroy: bool,
     domain: Option<Domain>,
@@ -77,6 +77,8 @@ impl Domain {
 /// What a thread of QEMU does, by its name; libvirt has QEMU name them.
 fn role(name: &str) -> Role {
     match name {
+        // The monitor's.
+        "IO mon_iothread" => Role::Guest,
         _ if name.starts_with("IO ") => Role::IoThread,
         "worker" => Role::ServerOther,
         _ if name.starts_with("iou-wrk") => Role::ServerOther,
@@ -86,12 +88,16 @@ fn role(name: &str) -> Role {
 
 /// Connects. The disk is only looked at.
 pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Result<Remote, Unable> {
-    if load.disks > 1 || load.idle_disks > 0 || load.keys.application.is_some() {
-        return Err(Unable::Impossible("over ssh fio has one disk, and no application".into()));
+    if load.idle_disks > 0 || load.keys.application.is_some() {
+        return Err(Unable::Impossible("over ssh fio has no idle disks, and there is no application".into()));
+    }
+    let count = subject.disks().len();
+    if usize::from(load.disks) > count {
+        return Err(Unable::Impossible(format!("the load asks for {} disks, and the subject has {count}", load.disks)));
     }
     let domain = subject.domain.as_ref().map(|name| Domain::find(name, Path::new(LIBVIRT))).transpose()?;
     let host = subject.client.as_deref().and_then(|client| client.strip_prefix("ssh:")).unwrap_or_default();
-    let disk = subject.disk.clone().unwrap_or_default().display().to_string();
+    let disks = subject.disks().iter().map(|disk| disk.display().to_string()).collect();
     let (ours, theirs) = UnixStream::pair().map_err(Unable::failed)?;
     let mut command = Command::new("ssh");
     command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", host, AGENT]);
@@ -109,14 +115,15 @@ pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Resul
             return Err(Unable::Failed { reason: format!("ssh {host}: {}", said.unwrap_or(&error.to_string())), log });
         }
     };
-    let mut remote = Remote { ssh, agent, disk, writable: false, destroy: context.destroy, domain, broken: false };
-    remote.look(load.writes())?;
+    let mut remote = Remote { ssh, agent, disks, writable: false, destroy: context.destroy, domain, broken: false };
+    (0..count).try_for_each(|disk| remote.look(disk, load.writes()))?;
+    remote.writable = load.writes();
     Ok(remote)
 }
 
 impl Remote {
-    /// Whether there is fio and the disk, and where the load writes whether nobody uses it.
-    fn look(&mut self, writes: bool) -> Result<(), Unable> {
+    /// Whether there is fio and a disk, and where the load writes whether nobody uses it.
+    fn look(&mut self, disk: usize, writes: bool) -> Result<(), Unable> {
         let script = format!(
             r#"
 disk={disk}
@@ -131,13 +138,11 @@ name=$(basename "$(readlink -f "$disk")")
 ! grep -Eq "^(/dev/$name|$disk)(p?[0-9]+)? " /proc/mounts /proc/swaps || fail "$disk is in use there"
 [ {destroy} = true ] || head -c 1048576 "$disk" | cmp -s -n 1048576 - /dev/zero || fail "$disk is not empty there, and the plan writes to it; say destroy = true if its data may be lost"
 "#,
-            disk = quoted(&self.disk),
+            disk = quoted(&self.disks[disk]),
             destroy = self.destroy,
         );
         let looked = self.agent.run(&script, TO_LOOK, |_| {});
-        self.checked(looked)?;
-        self.writable = writes;
-        Ok(())
+        self.checked(looked).map(drop)
     }
 
     fn checked(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
@@ -157,11 +162,14 @@ fn quoted(word: &str) -> String {
 
 impl Deployment for Remote {
     fn takes(&self, load: &Load) -> bool {
-        !self.broken && load.disks == 1 && load.idle_disks == 0 && (self.writable || !load.writes())
+        !self.broken
+            && usize::from(load.disks) <= self.disks.len()
+            && load.idle_disks == 0
+            && (self.writable || !load.writes())
     }
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
-        let work = Work::of(task, std::slice::from_ref(&self.disk), Place::OWN_FOLDER)?;
+        let work = Work::of(task, &self.disks[..task.load.disks.into()], Place::OWN_FOLDER)?;
         let mut meter = CpuMeter::new();
         if let Some(domain) = self.domain {
             meter.follow(domain.pid, |_, name| role(name));
@@ -180,7 +188,8 @@ impl Deployment for Remote {
         measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
         // Of another host nothing is known but what fio says of itself.
         if self.domain.is_some() && meter.seconds() > 0.0 {
-            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds());
+            let load = measurement.cpu.load;
+            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds()).without(load);
         }
         Ok(measurement)
     }
@@ -189,14 +198,12 @@ impl Deployment for Remote {
 /// The disk of a subject, and its client, where they are what the stack needs.
 pub(crate) fn complaint(subject: &Subject) -> Option<&'static str> {
     let client = subject.client.as_deref().map(|client| client.strip_prefix("ssh:").unwrap_or_default());
-    match (client, &subject.disk) {
-        (None | Some(""), _) => Some("the stack ssh needs a client, as \"ssh:HOST\" or \"ssh:USER@HOST\""),
-        (_, None) => Some("the stack ssh needs its disk, by the path that it has there"),
-        (Some(_), Some(path)) if *path == PathBuf::new() => {
-            Some("the stack ssh needs its disk, by the path that it has there")
-        }
-        (Some(_), Some(_)) => None,
+    if client.unwrap_or_default().is_empty() {
+        return Some("the stack ssh needs a client, as \"ssh:HOST\" or \"ssh:USER@HOST\"");
     }
+    let disks = subject.disks();
+    let named = !disks.is_empty() && disks.iter().all(|path| *path != PathBuf::new());
+    (!named).then_some("the stack ssh needs its disk, by the path that it has there")
 }
 
 #[cfg(test)]
@@ -215,9 +222,10 @@ mod tests {
 
     #[test]
     fn threads_of_qemu_are_known_by_their_names() {
-        let roles = ["IO iothread1", "worker", "iou-wrk-12", "CPU 0/KVM", "qemu-system-x86"].map(role);
+        let roles =
+            ["IO iothread1", "worker", "iou-wrk-12", "CPU 0/KVM", "qemu-system-x86", "IO mon_iothread"].map(role);
         let guest = Role::Guest;
-        assert_eq!(roles, [Role::IoThread, Role::ServerOther, Role::ServerOther, guest, guest]);
+        assert_eq!(roles, [Role::IoThread, Role::ServerOther, Role::ServerOther, guest, guest, guest]);
     }
 
     #[test]

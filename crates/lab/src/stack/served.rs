@@ -11,7 +11,7 @@ use egret_loadgen::load::{self, Edge, Job, LoadError, Rate, Spec, Tally, Waiting
 
 use super::options::{command, queues};
 use super::telemetry::Telemetry;
-use super::{Context, Deployment, Disk, Task, Unable};
+use super::{Context, Deployment, Disk, Task, Unable, backends};
 use crate::cpu_meter::{CpuMeter, Role, threads_of};
 use crate::plan::{DeviceModel, Load, LoadKeys, RateProcess, Stack, Subject};
 use crate::process::Process;
@@ -29,6 +29,8 @@ pub(super) struct Served {
     /// Closed before the servers end.
     _idle: Vec<Connection>,
     servers: Vec<Process>,
+    /// What serves the disks to them.
+    backends: Vec<u32>,
     sockets: Vec<PathBuf>,
     /// Of a server that can be asked.
     telemetry: Option<Telemetry>,
@@ -79,6 +81,7 @@ pub(super) fn deploy(subject: &Subject, load: &Load, disks: &[Disk], context: &C
         device: subject.device,
         _idle: idle,
         servers,
+        backends: backends(disks),
         sockets,
         telemetry,
         iothreads: subject.iothreads,
@@ -160,6 +163,9 @@ impl Deployment for Served {
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let mut meter = self.meter();
+        if task.io_submit {
+            meter.watch_io_submit();
+        }
         let spec = self.spec(task).map_err(|error| failed(&error, &self.servers))?;
         let jobs = self.jobs(&spec);
         let telemetry = &mut self.telemetry;
@@ -187,6 +193,8 @@ impl Deployment for Served {
         measurement.offered_iops = task.rate_iops;
         measurement.cpu = meter.ledger();
         measurement.cpu.load = Some(tally.cpu_ns);
+        measurement.io_thread_cores = meter.cores();
+        measurement.in_io_submit = meter.in_io_submit();
         if let Some(telemetry) = &self.telemetry {
             telemetry.complete(&mut measurement);
         }
@@ -197,6 +205,7 @@ impl Deployment for Served {
 impl Served {
     fn meter(&mut self) -> CpuMeter {
         let mut meter = CpuMeter::new();
+        self.backends.iter().for_each(|pid| meter.follow(*pid, |_, _| Role::Backend));
         for server in &self.servers {
             let pid = server.pid();
             let Some(telemetry) = &mut self.telemetry else {

@@ -12,7 +12,7 @@ pub const FALSE_FAIL: f64 = 0.001;
 /// The probability that an interval misses the true ratio.
 const MISS: f64 = 0.05;
 /// More pairs than this are not recommended.
-const MOST_PAIRS: f64 = 1000.0;
+const MOST_PAIRS: usize = 1000;
 
 /// A ratio with its interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -92,14 +92,27 @@ impl Believed {
         Estimate { pairs: count, ratio, low, high }
     }
 
-    /// How many more pairs would make its standard error this small; `None` if it takes too many.
-    fn more_pairs(&self, error: f64) -> Option<usize> {
+    /// How it would be after more pairs that came out alike: their mean is surer, and so is their scatter.
+    fn after(&self, more: usize) -> Self {
         let count = self.sample.count as f64;
+        let error = self.error * (count / (count + more as f64)).sqrt();
+        Self { error, freedom: self.freedom + more as f64, ..*self }
+    }
+
+    /// How many more pairs that came out alike would decide; `None` if it takes too many.
+    fn more_pairs(&self, decides: impl Fn(&Self) -> bool) -> Option<usize> {
         if !self.error.is_finite() || self.freedom <= 0.0 {
             return Some(super::ENOUGH.saturating_sub(self.sample.count).max(1));
         }
-        let all = (count * (self.error / error).powi(2)).ceil();
-        (all <= MOST_PAIRS).then_some(((all - count) as usize).max(1))
+        if !decides(&self.after(MOST_PAIRS)) {
+            return None;
+        }
+        let (mut too_few, mut enough) = (0, MOST_PAIRS);
+        while enough - too_few > 1 {
+            let between = usize::midpoint(too_few, enough);
+            *(if decides(&self.after(between)) { &mut enough } else { &mut too_few }) = between;
+        }
+        Some(enough)
     }
 }
 
@@ -148,14 +161,13 @@ pub fn judge(questions: &[Question], look: Look) -> Vec<(Estimate, Verdict)> {
             () if certain && (look.is_last || !limit.holds_for(estimate.ratio)) => Verdict::Fail,
             () if certain => Verdict::CantTell { more_pairs: Some(1) },
             () => {
-                let (ratio, at) = (estimate.ratio.ln(), limit.at().ln());
-                let error = if limit.holds_for(estimate.ratio) {
-                    (ratio - at).abs() * believed.error / half
-                } else {
-                    let miss = 2.0 * FALSE_FAIL * look.share / questions.len() as f64;
-                    (ratio - question.null()).abs() * believed.error / believed.half_width(miss)
+                let bound = FALSE_FAIL * look.share / questions.len() as f64;
+                // A loss that is on the good side of its limit may come out either way.
+                let decides = |then: &Believed| {
+                    limit.is_kept_by(&then.estimate(then.half_width(MISS * look.share)))
+                        || then.p_value(question.null(), limit.sign_of_loss()) <= bound
                 };
-                Verdict::CantTell { more_pairs: believed.more_pairs(error) }
+                Verdict::CantTell { more_pairs: believed.more_pairs(decides) }
             }
         };
         (estimate, verdict)
@@ -296,16 +308,22 @@ mod tests {
             let Verdict::CantTell { more_pairs: Some(more) } = verdict(&few, limit) else {
                 panic!("{:?}", verdict(&few, limit));
             };
-            assert!((2..60).contains(&more), "{more}");
+            assert!((1..60).contains(&more), "{more}");
             let many: Vec<_> = few.into_iter().cycle().take(5 + 2 * more).collect();
             assert_eq!(verdict(&many, limit), then);
         }
     }
 
     #[test]
-    fn no_number_of_pairs_tells_a_ratio_from_the_limit_that_it_lies_on() {
-        let nearly = verdict(&[0.90, 0.95001, 1.003], Limit::AtLeast(0.95));
-        assert_eq!(nearly, Verdict::CantTell { more_pairs: None });
+    fn no_number_of_pairs_tells_a_ratio_from_the_limit_that_it_lies_on_but_a_loss_is_found_there() {
+        let nearly = question(&[0.90, 0.95001, 1.003], Limit::AtLeast(0.95));
+        let beyond = Question { null: Null::LossWithinLimit, ..nearly };
+        assert_eq!(judge(&[beyond], Look::ONLY)[0].1, Verdict::CantTell { more_pairs: None });
+        for ratios in [[0.90, 0.95001, 1.003], [0.90, 0.9502, 1.004]] {
+            let verdict = verdict(&ratios, Limit::AtLeast(0.95));
+            let Verdict::CantTell { more_pairs: Some(more) } = verdict else { panic!("{verdict:?}") };
+            assert!((5..40).contains(&more), "{more}: that it is a loss is told long before how large it is");
+        }
     }
 
     #[test]

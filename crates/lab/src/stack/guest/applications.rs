@@ -14,8 +14,10 @@ use crate::stack::Task;
 pub const LIMIT: Duration = Duration::from_secs(1200);
 /// How much there is to copy, or in the database, if the plan does not say, in bytes.
 const SIZE: u64 = 256 << 20;
-/// The mean size of a file in the published tree: 46 GB in 3.1 million.
-const FILE: u64 = 15_000;
+/// Of 100 000 files, how many are 256 bytes long, how many twice that, and so on: sizes of a log-normal distribution whose
+/// median is 2 kB, so that the mean is that of the published tree, 15 kB (46 GB in 3.1 million files).
+const SIZES: [u64; 17] =
+    [19_639, 10_933, 13_015, 13_756, 12_910, 10_757, 7958, 5227, 3049, 1579, 726, 296, 107, 35, 10, 3, 1];
 /// Files in a directory.
 const FILES: u64 = 250;
 /// What one unit of pgbench's scale takes, in bytes, about.
@@ -56,17 +58,41 @@ trap 'status=$?; stop; cd /; leave; exit $status' EXIT
     )
 }
 
-/// Copies a tree of small files with rsync, on one file system, from a cold cache until all is on the disk.
+/// The lengths of a tree's files, and how many of each there are: about `size` bytes together.
+fn files(size: u64) -> Vec<(u64, u64)> {
+    let lengths = SIZES.iter().enumerate().map(|(class, count)| (256 << class, *count));
+    let (all, bytes) = lengths.clone().fold((0, 0), |(all, bytes), (len, count)| (all + count, bytes + len * count));
+    // Rounding takes what comes up to here, so that rare lengths are there where there are files enough.
+    let up_to = |count: u64| (u128::from(count) * u128::from(size) / u128::from(bytes)) as u64;
+    let mut before = 0;
+    let of = lengths.map(|(len, count)| {
+        let place = up_to(before);
+        before += count;
+        (len, up_to(before) - place)
+    });
+    let mut files: Vec<_> = of.filter(|(_, count)| *count > 0).collect();
+    if files.is_empty() {
+        files.push((bytes / all, 1));
+    }
+    files
+}
+
+/// Copies a tree of files with rsync, on one file system, from a cold cache until all is on the disk.
 pub fn rsync(task: &Task<'_>, path: &str) -> String {
-    let size = task.load.keys.size.map_or(SIZE, |size| size.0);
-    let files = (size / FILE).max(1);
-    let directories = files.div_ceil(FILES);
-    let each = files.div_ceil(directories);
+    let files = files(task.load.keys.size.map_or(SIZE, |size| size.0));
+    let all: u64 = files.iter().map(|(_, count)| count).sum();
+    let directories = all.div_ceil(FILES);
+    let each: Vec<String> = files.iter().map(|(len, count)| format!("{len}:{count}")).collect();
     let script = format!(
         r#"mkdir /apps/mnt/from
 for directory in $(seq {directories}); do
   mkdir "/apps/mnt/from/$directory"
-  head -c {bytes} /dev/urandom | split -a 4 -b {FILE} - "/apps/mnt/from/$directory/file"
+  # Every directory has its share of each length.
+  for each in {each}; do
+    len=${{each%:*}} count=${{each#*:}}
+    count=$((count * directory / {directories} - count * (directory - 1) / {directories}))
+    [ $count = 0 ] || head -c $((count * len)) /dev/urandom | split -a 4 -b $len - "/apps/mnt/from/$directory/file$len-"
+  done
 done
 sync
 echo 3 >/proc/sys/vm/drop_caches
@@ -78,8 +104,7 @@ copied=$(find /apps/mnt/to -type f | wc -l)
 [ "$copied" = {all} ] || {{ echo "rsync has copied $copied files of {all}" >&2; exit 1; }}
 echo "files $copied"
 "#,
-        bytes = each * FILE,
-        all = directories * each,
+        each = each.join(" "),
     );
     on_a_file_system(path, &script)
 }
@@ -161,6 +186,23 @@ initial connection time = 5.320 ms
 tps = 240.789 (without initial connection time)
 latency_us 482 4153.2 3900 5100 9000 20000 31000
 ";
+
+    #[test]
+    fn a_tree_has_many_small_files_and_a_few_large_ones() {
+        for size in [1 << 20, 512 << 20, 46_000_000_000] {
+            let files = files(size);
+            let (count, bytes) =
+                files.iter().fold((0, 0), |(all, bytes), (len, count)| (all + count, bytes + len * count));
+            assert!((0.7..1.3).contains(&(bytes as f64 / size as f64)), "{size}: {bytes}");
+            let small: u64 = files.iter().filter(|(len, _)| *len <= 2048).map(|(_, count)| count).sum();
+            assert!((0.5..0.65).contains(&(small as f64 / count as f64)), "half are below 2 kB: {files:?}");
+        }
+        // As was published: 3.1 million.
+        let published: u64 = files(46_000_000_000).iter().map(|(_, count)| count).sum();
+        assert!((3_000_000..3_100_000).contains(&published), "{published}");
+        assert_eq!(files(46_000_000_000).last().map(|(len, _)| *len), Some(16 << 20));
+        assert_eq!(files(1).len(), 1, "there is one file at least");
+    }
 
     #[test]
     fn a_databases_transactions_are_its_requests() {

@@ -181,6 +181,9 @@ impl Deployment for Guest {
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let work = Work::of(task, &self.paths, Place::OF_GUESTS)?;
         let mut meter = self.meter();
+        if task.io_submit {
+            meter.watch_io_submit();
+        }
         let mut facts = format!("kernel {}\nqemu {}\n", self.qemu.agent.kernel, self.qemu.monitor.version);
         let Self { qemu, server, .. } = self;
         let ran = qemu.agent.run(&work.script, work.limit, |mark| {
@@ -205,11 +208,14 @@ impl Deployment for Guest {
         measurement.offered_iops = task.rate_iops;
         measurement.functional_only = self.accel == Accel::Tcg;
         if meter.seconds() > 0.0 {
+            let load = measurement.cpu.load;
             measurement.cpu = meter.ledger();
             if let Some(server) = &self.server {
                 server.telemetry.complete(&mut measurement);
             }
-            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds());
+            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds()).without(load);
+            measurement.io_thread_cores = meter.cores();
+            measurement.in_io_submit = meter.in_io_submit();
         }
         Ok(measurement)
     }
@@ -276,7 +282,8 @@ impl Guest {
         let (threads, pid) = (self.qemu.threads.clone(), self.qemu.pid());
         let (serves, iothreads) = (self.server.is_none(), self.subject.iothreads);
         meter.follow(pid, move |tid, name| match name {
-            _ if threads.iothreads.contains(&tid) || (serves && iothreads == 0 && tid == pid) => Role::IoThread,
+            // Where it does not serve, its I/O threads have nothing to do.
+            _ if serves && (threads.iothreads.contains(&tid) || (iothreads == 0 && tid == pid)) => Role::IoThread,
             // Of QEMU's pool, where it is QEMU that serves.
             _ if serves && (name == "worker" || name.starts_with("iou-wrk")) => Role::ServerOther,
             _ => Role::Guest,

@@ -117,7 +117,7 @@ impl Work {
         let keys = &task.load.keys;
         let (job, marks) = match &keys.jobfile {
             None => {
-                let job = fio::job_file(task, &targets, "libaio");
+                let job = fio::job_file(task, &fio::sections(task.load, &targets), "libaio");
                 let started = format!("[global]\nexec_prerun={shell} {folder}/started\n");
                 (job.replacen("[global]\n", &started, 1), MARKS)
             }
