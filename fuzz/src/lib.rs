@@ -14,6 +14,7 @@
 //! | [`inflight_record()`] | a ring with an in-flight record that is written over, and devices that go on where it says | the same, and no more in flight than there can be |
 //! | [`session()`] | messages and descriptors over a socketpair, at an export whose queues run | threads that live, and nothing left of a peer that has gone |
 //! | [`qmp()`] | bytes at a monitor | answers that are success or failure, however the bytes arrive |
+//! | [`nbd_handshake()`] | what a client says to an NBD server before it has chosen an export | answers that are whole, the same however the bytes arrive, and refusals alone where TLS is due |
 //! | [`nbd_replies()`] | a server's replies, true or not, to requests on a connection | each request back once, with its memory |
 //! | [`config_file()`] | the text of a configuration file | errors with a line, and a configuration that reads back as itself |
 
@@ -25,6 +26,7 @@ mod corpus;
 mod driver;
 mod inflight_record;
 mod input;
+mod nbd_handshake;
 mod nbd_replies;
 mod qmp;
 mod scribbled_rings;
@@ -42,6 +44,7 @@ pub use driver::drive;
 pub use inflight_record::inflight_record;
 #[cfg(feature = "libfuzzer")]
 pub use libfuzzer_sys;
+pub use nbd_handshake::nbd_handshake;
 pub use nbd_replies::nbd_replies;
 pub use qmp::qmp;
 pub use scribbled_rings::scribbled_rings;

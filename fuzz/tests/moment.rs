@@ -46,6 +46,11 @@ fn a_record_that_is_written_over_leads_nowhere_outside_the_guest_s_memory() {
 }
 
 #[test]
+fn a_client_of_an_nbd_server_is_answered_alike_however_its_bytes_arrive() {
+    run("nbd_handshake", egret_fuzz::nbd_handshake, 10_000);
+}
+
+#[test]
 fn replies_of_any_kind_end_each_request_once() {
     run("nbd_replies", egret_fuzz::nbd_replies, 3_000);
 }

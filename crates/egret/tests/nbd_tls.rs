@@ -320,7 +320,10 @@ fn a_server_inside_of_tls_that_is_killed_under_load_costs_time_and_nothing_else(
         nbd = Server::start(&Program::egret(), &serving);
     });
     assert_eq!(server.terminate().code(), Some(0));
-    assert_eq!(nbd.complaints(), [""; 0]);
+    // The daemon may have ended while one of its connections was still being made.
+    let complaints =
+        nbd.complaints().into_iter().filter(|line| !line.contains("the connection was cut off inside of TLS"));
+    assert_eq!(complaints.collect::<Vec<_>>(), [""; 0]);
     assert_eq!(nbd.terminate().code(), Some(0));
 }
 

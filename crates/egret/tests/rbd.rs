@@ -280,6 +280,21 @@ fn a_disk_is_named_by_secrets_monitors_and_settings_alone_and_a_snapshot_is_read
 }
 
 #[test]
+fn one_thread_completes_a_connections_requests_unless_a_setting_says_otherwise() {
+    let Some(ceph) = shared() else { return };
+    ceph.run("rbd create threads --size 16M");
+    let scratch = Scratch::new();
+    for (setting, expected) in [("", 1), (",settings.librados_thread_count=3", 3)] {
+        let socket = scratch.path(&format!("socket{expected}"));
+        let server = Server::start(&Program::egret(), &serve(ceph, "threads", setting, &socket));
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        assert_eq!(names.filter(|name| name.starts_with("io_context_pool")).count(), expected, "{setting}");
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+}
+
+#[test]
 fn an_encrypted_image_is_read_with_its_passphrase_and_refused_without() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create sealed --size 64M");

@@ -49,6 +49,8 @@ pub use luns::{
     Change, ConfigError, DiscardConfig, Keeper, LeavingDisk, LogicalUnit, LunConfig, Naa, NexusId, Registered,
 };
 pub use moves::Pause;
+#[doc(hidden)]
+pub use nbd::{Haggled, haggle};
 pub use nbd::{NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError};
 pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MAPPINGS;

@@ -295,6 +295,59 @@ fn who_does_not_read_is_kept_no_more_than_a_little_for() {
     assert_eq!(taken(&mut ends), kept);
 }
 
+/// A client that does as it likes.
+fn strange_client(dir: &Path, version: &'static rustls::SupportedProtocolVersion) -> rustls::ClientConnection {
+    use rustls::pki_types::pem::PemObject as _;
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = rustls::pki_types::CertificateDer::pem_file_iter(dir.join("ca-cert.pem")).unwrap();
+    roots.add_parsable_certificates(ca.flatten());
+    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    rustls::ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap()
+}
+
+#[test]
+fn who_sends_records_without_end_that_hold_nothing_is_hung_up_on() {
+    let Some(authorities) = Authorities::new("who_sends_records_without_end_that_hold_nothing_is_hung_up_on") else {
+        return;
+    };
+    let dir = authorities.make("good", &[]);
+    let (mut peer, end) = UnixStream::pair().unwrap();
+    let mut end = Channel::new(end.into());
+    end.encrypt(ServerCredentials::read(&dir, false).unwrap().session().unwrap());
+    let mut tls = strange_client(&dir, &rustls::version::TLS13);
+    let (read, was_read) = std::sync::mpsc::channel();
+    let flooding = std::thread::spawn(move || {
+        rustls::Stream::new(&mut tls, &mut peer).write_all(b"x").unwrap();
+        // What comes in one piece with the flood is dropped with it.
+        was_read.recv().unwrap();
+        for _ in 0..1000 {
+            tls.refresh_traffic_keys().unwrap();
+            // Nobody may be there any more.
+            let _ = tls.write_tls(&mut peer);
+        }
+        peer
+    });
+    let mut byte = [0];
+    let said = loop {
+        match now(end.receive(&mut [IoSliceMut::new(&mut byte)])) {
+            Ok(Some(got)) if got.bytes == 1 => read.send(()).unwrap(),
+            Ok(_) => {
+                let mut fd = [PollFd::new(&end, PollFlags::IN)];
+                let _ = poll(&mut fd, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+            }
+            Err(error) => break error.to_string(),
+        }
+    };
+    drop((end, read)); // a peer that is still waiting ends
+    let flooded = flooding.join();
+    assert!(said.contains("TooManyKeyUpdateRequests"), "{said}");
+    assert!(flooded.is_ok() && byte == *b"x");
+}
+
 #[test]
 fn what_is_no_tls_ends_the_connection_and_1_2_will_do() {
     let Some(authorities) = Authorities::new("what_is_no_tls_ends_the_connection_and_1_2_will_do") else { return };
@@ -317,20 +370,8 @@ fn what_is_no_tls_ends_the_connection_and_1_2_will_do() {
     assert_eq!(alert[0], 21, "it is told so, by an alert");
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let (mut peer, mut channel) = end();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = rustls::RootCertStore::empty();
-        let ca: Vec<_> = {
-            use rustls::pki_types::pem::PemObject as _;
-            rustls::pki_types::CertificateDer::pem_file_iter(dir.join("ca-cert.pem")).unwrap().flatten().collect()
-        };
-        roots.add_parsable_certificates(ca);
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[version])
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let mut tls = strange_client(&dir, version);
         let asking = std::thread::spawn(move || {
-            let mut tls = rustls::ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
             let mut stream = rustls::Stream::new(&mut tls, &mut peer);
             let mut answer = [0; 2];
             for byte in &mut answer {

@@ -1,6 +1,6 @@
 //! Connections to clusters, each of which a few images share.
 //!
-//! A connection costs sixteen threads with Ceph 16.2, and one that serves many images is itself what they wait for: so there are as
+//! A connection costs fifteen threads with Ceph 16.2, and one that serves many images is itself what they wait for: so there are as
 //! many as [`ClusterOptions::images`] asks for.
 
 use std::ffi::{CStr, CString, c_char};
@@ -59,6 +59,10 @@ pub(crate) struct Cluster {
 unsafe impl Send for Cluster {}
 // SAFETY: as above.
 unsafe impl Sync for Cluster {}
+
+/// The setting of how many threads of a connection complete requests, and what it is by Ceph's default.
+const COMPLETING: &CStr = c"librados_thread_count";
+const CEPHS_OWN: &str = "2";
 
 /// Those that there are.
 static CLUSTERS: Mutex<Vec<Weak<Cluster>>> = Mutex::new(Vec::new());
@@ -121,6 +125,10 @@ impl Cluster {
         }
         if let Some(Secret(key)) = key {
             new.set("key", &String::from_utf8_lossy(key))?;
+        }
+        // A few images have enough to do for one thread that completes their requests; two hand it to each other.
+        if new.setting(COMPLETING) == CEPHS_OWN {
+            new.set(&COMPLETING.to_string_lossy(), "1")?;
         }
         for (name, value) in settings {
             new.set(name, value)?;

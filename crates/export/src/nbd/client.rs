@@ -8,10 +8,12 @@
 //! A client's data takes so much memory and no more, from the moment that it is read until it is sent: one that asks for
 //! more, or does not take its replies, is read from no further. A lane never waits for it.
 
-use std::collections::VecDeque;
-use std::io::{IoSlice, IoSliceMut};
+mod replies;
 
-use egret_disk::{EngineSet, Extent, Op};
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+
+use egret_disk::{EngineSet, Op};
 use egret_event_loop::Nanos;
 use egret_nbd::protocol::{DEFAULT_PAYLOAD, Headers, Request, command, command_flag};
 use egret_nbd::{Channel, ChannelError, Received};
@@ -20,7 +22,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::kind::Kind;
-use super::lane::{ClientId, Core, Part};
+use super::lane::{ClientId, Core};
 use super::reply::{Head, ReplyTo};
 use super::server::Place;
 use super::slab::Slab;
@@ -37,14 +39,10 @@ const WINDOW: usize = 4 << 20;
 const MOST_REQUESTS: usize = 256;
 /// Bytes that one client has taken in in a turn of its lane's, or sent.
 const TURN_BYTES: u64 = 256 << 10;
-/// Pieces that one system call sends.
-const PIECES: usize = 32;
 
 /// Numbers of contexts of metadata.
 pub(super) const BASE_ALLOCATION: u32 = 1;
 pub(super) const ALLOCATION_DEPTH: u32 = 2;
-/// `NBD_STATE_HOLE` and `NBD_STATE_ZERO`.
-const HOLE: u32 = 3;
 
 /// The contexts of metadata that a client has chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -469,184 +467,6 @@ impl Client {
         core.push(engines, (self.id, index), Op::Write { fua }, offset..offset + len, buffers);
         Ok(Step::Done)
     }
-
-    /// Has what a command has done made stable, before it is answered.
-    pub(super) fn flush(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) {
-        if self.channel.is_none() {
-            return;
-        }
-        self.in_flight += 1;
-        core.push(engines, (self.id, index), Op::Flush, 0..0, Buffers::default());
-    }
-
-    /// A part has come back.
-    ///
-    /// # Errors
-    ///
-    /// The client cannot be told, so that it is to be hung up on.
-    pub(super) fn complete(
-        &mut self,
-        core: &mut Core,
-        part: Part,
-        result: Result<(), Errno>,
-        buffers: Buffers,
-        now: Nanos,
-    ) -> Result<(), Option<String>> {
-        self.in_flight -= 1;
-        let data = buffers.bytes().len();
-        let command = self.commands.get_mut(part.command).filter(|_| self.channel.is_some());
-        let Some(command) = command else {
-            core.pool.give_back(buffers);
-            return Ok(());
-        };
-        command.parts -= 1;
-        command.failed = command.failed.or(result.err());
-        let (to, is_last) = (command.to, command.has_ended());
-        if command.kind != Kind::Read {
-            self.memory -= data;
-            core.pool.give_back(buffers);
-            return self.end_if_done(core, part.command, now);
-        }
-        let is_first = part.offset == to.offset;
-        let is_zero = to.headers != Headers::Simple && result.is_ok() && is_zero(buffers.bytes());
-        let head = match (to.headers, result) {
-            (Headers::Simple, Ok(())) => is_first.then(|| to.done()),
-            (Headers::Simple, Err(why)) if is_first => {
-                // Its other parts are not asked for.
-                if !std::mem::replace(&mut command.is_cut, true) {
-                    self.current = Current::Header;
-                }
-                Some(to.failed(why))
-            }
-            (Headers::Simple, Err(why)) => {
-                let why = std::io::Error::from(why);
-                return Err(Some(format!("a read failed of which it has a part already: {why}")));
-            }
-            (_, Ok(())) if is_zero => Some(to.hole(is_last, part.offset, part.len)),
-            (_, Ok(())) => Some(to.data(is_last, part.offset, data)),
-            (_, Err(why)) => Some(to.failed_at(is_last, why, part.offset)),
-        };
-        if result.is_ok() && !is_zero {
-            self.output.push_back(Piece { head, data: Data::Pages(buffers) });
-        } else {
-            self.memory -= data;
-            core.pool.give_back(buffers);
-            self.output.push_back(Piece { head, data: Data::None });
-        }
-        self.end_if_done(core, part.command, now)
-    }
-
-    /// Answers a command that has come to its end, but for a read, which has been.
-    fn end_if_done(&mut self, core: &mut Core, index: u32, now: Nanos) -> Result<(), Option<String>> {
-        let Some(command) = self.commands.get_mut(index).filter(|command| command.has_ended()) else { return Ok(()) };
-        if command.kind == (Kind::Trim { fua: true }) && command.failed.is_none() {
-            // A discard knows no FUA.
-            command.kind = Kind::Trim { fua: false };
-            command.parts = 1;
-            core.flush_later(self.id, index);
-            return Ok(());
-        }
-        let Some(Command { to, kind, len, failed, begun, .. }) = self.commands.remove(index) else { return Ok(()) };
-        core.counters.count_op(kind.request_type(), len, failed.is_none(), now - begun);
-        core.count_requests(-1);
-        if kind != Kind::Read {
-            self.tell(failed.map_or_else(|| to.done(), |why| to.failed(why)), Data::None);
-        }
-        Ok(())
-    }
-
-    fn tell(&mut self, head: Head, data: Data) {
-        self.output.push_back(Piece { head: Some(head), data });
-    }
-
-    /// Asks what is allocated, which the export's thread finds out.
-    fn ask_extents(&mut self, core: &mut Core, request: &Request, to: ReplyTo, one: bool, now: Nanos) {
-        // Lengths have 32 bits.
-        let most = if self.headers == Headers::Extended { u64::MAX } else { u64::from(u32::MAX) & !511 };
-        let len = request.length.min(most);
-        let kind = Kind::Status { one };
-        let new = Command { to, kind, len, cut: len, parts: 1, is_cut: true, failed: None, begun: now };
-        let command = self.commands.insert(new);
-        core.count_requests(1);
-        if !self.contexts.allocation {
-            return self.tell_extents(core, command, &[Extent { len, is_hole: false }]);
-        }
-        core.ask_extents(self.id, command, request.offset, len, one);
-    }
-
-    /// Tells what is allocated.
-    pub(super) fn tell_extents(&mut self, core: &mut Core, index: u32, extents: &[Extent]) {
-        if self.channel.is_none() {
-            return;
-        }
-        let Some(Command { to, len, .. }) = self.commands.remove(index) else { return };
-        core.count_requests(-1);
-        let Contexts { allocation, depth } = self.contexts;
-        if allocation {
-            let flags = |hole: bool| if hole { HOLE } else { 0 };
-            let extents: Vec<_> = extents.iter().map(|extent| (extent.len, flags(extent.is_hole))).collect();
-            let (head, bytes) = to.status(!depth, BASE_ALLOCATION, &extents);
-            self.tell(head, Data::Bytes(bytes));
-        }
-        if depth {
-            // There is one image, and no other below it.
-            let (head, bytes) = to.status(true, ALLOCATION_DEPTH, &[(len, 1)]);
-            self.tell(head, Data::Bytes(bytes));
-        }
-    }
-
-    /// Sends what there is to send, of which `left` bytes fit into the turn. Says whether it has something to do then.
-    ///
-    /// # Errors
-    ///
-    /// The client takes nothing more.
-    pub(super) fn send(&mut self, core: &mut Core, left: &mut usize) -> Result<bool, Option<String>> {
-        let mut has_sent = false;
-        while self.has_output() && *left > 0 {
-            let mut slices = [IoSlice::new(&[]); 2 * PIECES];
-            let mut count = 0;
-            let mut skip = self.sent;
-            let mut room = (*left).min(TURN_BYTES as usize);
-            for piece in self.output.iter().take(PIECES) {
-                for bytes in [piece.head(), piece.data.bytes()] {
-                    let begun = skip.min(bytes.len());
-                    skip -= begun;
-                    let some = &bytes[begun..][..room.min(bytes.len() - begun)];
-                    if !some.is_empty() {
-                        slices[count] = IoSlice::new(some);
-                        (count, room) = (count + 1, room - some.len());
-                    }
-                }
-            }
-            let Some(channel) = &mut self.channel else { return Ok(false) };
-            match channel.send(&slices[..count]) {
-                Ok(sent) => {
-                    *left = left.saturating_sub(sent);
-                    has_sent = true;
-                    self.sent += sent;
-                }
-                Err(ChannelError::System(Errno::AGAIN)) => self.is_writable = false,
-                Err(ChannelError::System(Errno::INTR)) => {}
-                // It may have left without a word, as it may.
-                Err(ChannelError::System(Errno::PIPE | Errno::CONNRESET)) => return Err(None),
-                Err(e) => return Err(Some(format!("cannot send: {}", describe(e)))),
-            }
-            self.forget_sent(core);
-        }
-        Ok(self.has_output() || has_sent && std::mem::take(&mut self.is_held_up))
-    }
-
-    fn forget_sent(&mut self, core: &mut Core) {
-        while let Some(first) = self.output.front()
-            && first.len() <= self.sent
-        {
-            self.sent -= first.len();
-            if let Some(Piece { data: Data::Pages(buffers), .. }) = self.output.pop_front() {
-                self.memory -= buffers.bytes().len();
-                core.pool.give_back(buffers);
-            }
-        }
-    }
 }
 
 /// What is wrong with a connection.
@@ -655,10 +475,4 @@ pub(super) fn describe(error: ChannelError) -> String {
         ChannelError::System(e) => std::io::Error::from(e).to_string(),
         ChannelError::Tls(_) | ChannelError::Truncated => error.to_string(),
     }
-}
-
-/// Whether there is nothing but zeroes, which costs less to find out than to send them.
-fn is_zero(bytes: &[u8]) -> bool {
-    static ZEROES: [u8; 4096] = [0; 4096];
-    bytes.chunks(ZEROES.len()).all(|chunk| *chunk == ZEROES[..chunk.len()])
 }

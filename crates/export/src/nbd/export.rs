@@ -50,6 +50,18 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
+    /// One that no client gets to.
+    pub(super) fn without_lanes(options: NbdOptions, disk: &Arc<Disk>) -> Self {
+        Self {
+            log: Arc::new(PeerLog::new(&options.name)),
+            options,
+            disk: Mutex::new(Arc::clone(disk)),
+            inboxes: Vec::new(),
+            next: AtomicUsize::default(),
+            clients: Arc::default(),
+        }
+    }
+
     /// The disk as it is now.
     pub(super) fn disk(&self) -> Arc<Disk> {
         Arc::clone(&lock(&self.disk))

@@ -22,6 +22,7 @@
 mod client;
 mod export;
 mod extents;
+mod haggle;
 mod handshake;
 mod inbox;
 mod kind;
@@ -33,5 +34,6 @@ mod slab;
 
 pub use export::NbdOptions;
 pub(crate) use export::Offer;
+pub use haggle::{Haggled, haggle};
 pub(crate) use lane::Lane;
 pub use server::{NbdAddress, NbdServer, NbdServerConfig, NbdServerError};
