@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test test-release mutants soak soak-at-random bench bench-polling bench-live bench-neighbours fuzz lint miri tsan deps guest
+.PHONY: build demo test test-release mutants soak soak-at-random proof suites bench bench-polling bench-live bench-neighbours fuzz lint miri tsan deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -31,11 +31,24 @@ soak: guest
 	EGRET_GUEST_POWER_LOSSES=$(or $(GUEST_LOSSES),200) $(CARGO) test --locked -p egret --test guest a_database -- --nocapture
 	EGRET_MIGRATIONS=$(or $(MIGRATIONS),500) $(CARGO) test --locked -p egret --test migration -- --skip guests::
 	EGRET_MIGRATIONS=$(or $(GUEST_MIGRATIONS),32) $(CARGO) test --locked -p egret --test migration guests:: -- --nocapture
-	$(MAKE) tsan soak-at-random
+	$(MAKE) suites tsan soak-at-random
 
 # Whatever may happen to a daemon, one thing after another, for HOURS=1; it ends with a table of what did.
 soak-at-random:
 	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') \
+	$(CARGO) test --locked -p egret --test soak -- --nocapture
+
+# xfstests and blktests on disks of a guest, where XFSTESTS and BLKTESTS name folders with them, built. TESTS="-g quick"
+# SECONDS=36000 is a whole group.
+suites: build guest
+	@if [ -n "$$XFSTESTS" ]; then for fs in ext4 xfs; do scripts/run-suites --seconds $(or $(SECONDS),1800) $$fs $(TESTS) || exit; done; \
+	else echo "XFSTESTS names no folder: xfstests was not run"; fi
+	@if [ -n "$$BLKTESTS" ]; then scripts/run-suites block; else echo "BLKTESTS names no folder: blktests was not run"; fi
+
+# A thousand ends of the daemon by SIGKILL and a thousand losses of power under verified load, among all else that may
+# happen: KILLS=1000 LOSSES=1000. It ends with a table. SEED=2 has another thousand happen.
+proof:
+	EGRET_SOAK_KILLS=$(or $(KILLS),1000) EGRET_SOAK_LOSSES=$(or $(LOSSES),1000) EGRET_SOAK_SEED=$(or $(SEED),1) \
 	$(CARGO) test --locked -p egret --test soak -- --nocapture
 
 test: guest

@@ -19,13 +19,19 @@ use support::{await_some, await_that};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Commands that are not run as they are, and where they are run instead.
-const NOT_RUN: [(&str, &str); 18] = [
+const NOT_RUN: [(&str, &str); 20] = [
     ("egret bench", "minutes: `make demo` runs it, in short runs"),
     ("egret bench modes", "an hour: crates/egret/tests/lab.rs runs plans, this one by its dry run"),
     (
         "egret bench qemu --qemu after=/opt/qemu-new/bin/qemu-system-x86_64 --output polling",
         "hours, with guests: crates/egret/tests/lab_guest.rs compares two QEMUs in a short plan",
     ),
+    (
+        "egret bench qemu --seed 1 --repetitions 2 --only \"randread 8k QD8\" \
+         --qemu after=/opt/qemu-new/bin/qemu-system-x86_64",
+        "likewise",
+    ),
+    ("egret bench quick --seed 1", "minutes: `make demo` runs it, in short runs"),
     ("egret bench virtio", "an hour, with guests: crates/egret/tests/lab_guest.rs runs plans that have some"),
     ("egret bench --resume egret-bench/modes-20260102-030405", "a run of its reader's: crates/egret/tests/bench.rs"),
     ("egret compare before/ after/", "two runs of its reader's: crates/egret/tests/bench.rs"),

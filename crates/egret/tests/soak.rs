@@ -1,5 +1,6 @@
 //! Everything that may happen to a daemon, at random and under verification, for as long as `EGRET_SOAK_SECONDS` says: a
-//! second where it says nothing, so that the driver itself is tested. `make soak HOURS=` asks for more.
+//! second where it says nothing, so that the driver itself is tested. `make soak HOURS=` asks for more. `make proof` goes
+//! on until the daemon was killed `EGRET_SOAK_KILLS` times, and the disk has lost its power `EGRET_SOAK_LOSSES` times.
 //!
 //! A machine keeps 32 requests in flight on a disk that fails, and verifies each block that it reads; a request that fails
 //! or never ends is the end of the run, and so is a block that holds anything else than what was written last. Between two
@@ -63,7 +64,8 @@ enum Act {
 }
 
 impl Act {
-    const ALL: [Self; 13] = [
+    const COUNT: usize = 13;
+    const ALL: [Self; Self::COUNT] = [
         Self::Move,
         Self::Reopen,
         Self::Kill,
@@ -291,8 +293,16 @@ struct Table {
     seconds: u64,
     requests: u64,
     verified: u64,
-    acts: [u64; Act::ALL.len()],
+    acts: [u64; Act::COUNT],
     injected: u64,
+}
+
+impl Table {
+    /// What has not happened as often as it is to, and of that what lacks most.
+    fn missing(&self, wanted: &[(Act, u64)]) -> Option<Act> {
+        let lacks = |&(act, count): &(Act, u64)| count.saturating_sub(self.acts[act as usize]);
+        wanted.iter().filter(|each| lacks(each) > 0).max_by_key(|each| lacks(each)).map(|(act, _)| *act)
+    }
 }
 
 impl fmt::Display for Table {
@@ -315,32 +325,40 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
     ) {
         return;
     }
-    let seconds = std::env::var("EGRET_SOAK_SECONDS").map_or(1, |value| value.parse().expect("a number of seconds"));
-    let seed = std::env::var("EGRET_SOAK_SEED").map_or(1, |value| value.parse().expect("a number"));
+    let number = |name: &str, otherwise| std::env::var(name).map_or(otherwise, |value| value.parse().expect(name));
+    let (seconds, seed) = (number("EGRET_SOAK_SECONDS", 1), number("EGRET_SOAK_SEED", 1));
+    let wanted = [(Act::Kill, number("EGRET_SOAK_KILLS", 0)), (Act::LosePower, number("EGRET_SOAK_LOSSES", 0))];
+    let place = std::env::var_os("EGRET_SOAK_TABLE").map(PathBuf::from);
     let (begun, mut table) = (Instant::now(), Table::default());
     let (mut random, mut round) = (Random::new(seed), 0);
     loop {
         round += 1;
         let mut soak = Soak::new(round % 4 > 1, round % 2 == 1, seed + round);
         // Everything once, and then by chance.
-        for step in 0..4 * Act::ALL.len() {
-            let at = if step < Act::ALL.len() { step } else { random.below(Act::ALL.len() as u64) as usize };
-            soak.act(Act::ALL[at]);
-            table.acts[at] += 1;
+        for step in 0..4 * Act::COUNT {
+            let missing = table.missing(&wanted);
+            let act = match (step, missing) {
+                (0..Act::COUNT, _) => Act::ALL[step],
+                // Half of what happens is what is to happen so often.
+                (_, Some(act)) if random.below(2) == 0 => act,
+                _ => Act::ALL[random.below(Act::COUNT as u64) as usize],
+            };
+            soak.act(act);
+            table.acts[act as usize] += 1;
             soak.burst();
         }
         table.requests += soak.vm.done;
         table.verified += soak.vm.verified;
         table.injected += soak.disk.tell(Order::Clear).expect("it listens").struck;
         table.verified += soak.end();
-        if begun.elapsed() > Duration::from_secs(seconds) {
+        table.seconds = begun.elapsed().as_secs();
+        // After each round, so that a run that is cut off has counted for something.
+        if let Some(place) = &place {
+            std::fs::write(place, table.to_string()).expect("a file for the table");
+        }
+        if begun.elapsed() > Duration::from_secs(seconds) && table.missing(&wanted).is_none() {
             break;
         }
     }
-    table.seconds = begun.elapsed().as_secs();
     println!("{table}");
-    let place = std::env::var_os("EGRET_SOAK_TABLE").map(PathBuf::from);
-    if let Some(place) = place {
-        std::fs::write(place, table.to_string()).expect("a file for the table");
-    }
 }

@@ -1,0 +1,49 @@
+# Runs in the test guest: tests of xfstests or blktests, from the first disk, on the others. What it is to run comes before
+# this text: SUITE, a file system or "block", and TESTS. Says of each "EGRET-TEST NAME OUTCOME": pass, fail or not-run.
+# shellcheck shell=dash
+# shellcheck source=scripts/guest-tests/prelude.sh
+. /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
+
+begin "the disk of suites"
+mount -o ro /dev/vda /mnt
+for folder in proc sys dev; do mount -o bind /$folder /mnt/$folder; done
+for folder in tmp run var/tmp root; do mount -t tmpfs tmp /mnt/$folder; done
+mount -t debugfs debug /mnt/sys/kernel/debug || true
+mount -t devpts pts /mnt/dev/pts 2>/dev/null || { mkdir /mnt/dev/pts && mount -t devpts pts /mnt/dev/pts; }
+[ -d /mnt/dev/shm ] || mkdir /mnt/dev/shm
+mount -t tmpfs shm /mnt/dev/shm
+[ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
+
+begin "$SUITE"
+# A test that fails is told of by its line, and so is what the kernel said of it.
+chroot /mnt /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/root TERM=dumb DM_DISABLE_UDEV=1 SUITE="$SUITE" TESTS="$TESTS" bash <<'END' || true
+hostname guest
+modprobe -a loop dm-mod dm-flakey 2>/dev/null
+if [ "$SUITE" = block ]; then
+  mkdir /tmp/blktests && cp -r /blktests/. /tmp/blktests && cd /tmp/blktests
+  echo 'TEST_DEVS=(/dev/vdb) TIMEOUT=10 QUICK_RUN=1' >config
+  # shellcheck disable=SC2086
+  ./check $TESTS
+  for result in results/*/*/[0-9]*[0-9]; do
+    status=$(sed -n 's/^status[[:space:]]*//p' "$result")
+    echo "EGRET-TEST ${result#results/*/} ${status/ /-}"
+  done
+else
+  modprobe "$SUITE" 2>/dev/null
+  export FSTYP=$SUITE TEST_DEV=/dev/vdb TEST_DIR=/mnt/test SCRATCH_DEV=/dev/vdc SCRATCH_MNT=/mnt/scratch
+  export RESULT_BASE=/tmp/results HOST_OPTIONS=/tmp/none
+  touch /tmp/none
+  mkfs -t "$SUITE" -q "$TEST_DEV"
+  cd /xfstests
+  # shellcheck disable=SC2086
+  ./check $TESTS
+  listed() { sed -n "s/^$1: *//p" /tmp/results/check.log; }
+  for test in $(listed Ran; listed 'Not run'); do echo "$test"; done | sort -u | while read -r test; do
+    outcome=pass
+    case " $(listed 'Not run') " in *" $test "*) outcome=not-run ;; esac
+    case " $(listed Failures) " in *" $test "*) outcome=fail ;; esac
+    echo "EGRET-TEST $test $outcome"
+  done
+fi
+END
+dmesg -c >/tmp/dmesg
