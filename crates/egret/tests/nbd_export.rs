@@ -290,6 +290,18 @@ impl UnixWriter {
 }
 
 #[test]
+fn who_asks_for_tls_where_there_is_none_is_told_so_and_may_go_on_without() {
+    let deployment = Deployment::new(",writable=on", "");
+    for headers in ALL {
+        let mut stream = greet(&deployment.nbd);
+        assert_eq!(haggle(&mut stream, option::STARTTLS, &[])[0].0, answer::UNSUPPORTED);
+        let mut client = NbdClient::choose(stream, "disk", headers);
+        client.write(0, &[5; 512]);
+        assert_eq!(client.read(0, 512), [5; 512]);
+    }
+}
+
+#[test]
 fn an_export_that_is_not_writable_refuses_whatever_writes() {
     let deployment = Deployment::new("", "");
     for headers in ALL {

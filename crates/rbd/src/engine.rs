@@ -206,7 +206,10 @@ impl Engine for RbdEngine {
     }
 
     fn submit(&mut self, _now: Nanos) {
-        while let Some(job) = self.pushed.pop_front() {
+        // What waits is begun at the end of the turn that has found a completion.
+        while self.flights.has_room()
+            && let Some(job) = self.pushed.pop_front()
+        {
             if let Some(finished) = self.flights.start(job) {
                 self.finish(finished);
             }

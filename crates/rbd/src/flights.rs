@@ -17,6 +17,10 @@ use crate::sys::{Handle, THICK};
 /// memory for what is read.
 const PART: u64 = 2 << 20;
 
+/// Bytes that librbd moves for one engine at a time: what a guest may have in flight is for the guest to say, and its copy is
+/// in the daemon's memory.
+const MOST_MOVING: u64 = 32 << 20;
+
 /// A completion of librbd's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
@@ -59,6 +63,8 @@ pub(crate) struct Flights {
     engine: u32,
     places: Vec<Option<Flight>>,
     free: Vec<u32>,
+    /// Bytes of the parts that librbd reads or writes.
+    moving: u64,
     /// Lists of pieces, for use in other requests.
     spare: Vec<Vec<IoVec>>,
 }
@@ -75,9 +81,24 @@ struct Flight {
     flushes: bool,
 }
 
+impl Flight {
+    /// Bytes that librbd reads or writes for it at present.
+    fn moves(&self) -> u64 {
+        match self.job.request.op {
+            Op::Read | Op::Write { .. } => self.part,
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => 0,
+        }
+    }
+}
+
 impl Flights {
     pub(crate) fn new(image: Arc<Kept>, engine: u32) -> Self {
-        Self { image, engine, places: Vec::new(), free: Vec::new(), spare: Vec::new() }
+        Self { image, engine, places: Vec::new(), free: Vec::new(), moving: 0, spare: Vec::new() }
+    }
+
+    /// Whether librbd is to be given another request now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.moving < MOST_MOVING
     }
 
     /// Whether librbd has nothing.
@@ -101,6 +122,7 @@ impl Flights {
     /// Goes on with the request of a completion of this engine's; gives it back when it is over.
     pub(crate) fn advance(&mut self, event: Event) -> Option<Finished> {
         let flight = self.places.get_mut(event.place as usize)?.as_mut()?;
+        self.moving -= flight.moves();
         if event.result < 0 {
             return self.end(event.place, Err(Errno::from_raw_os_error(-event.result as i32)));
         }
@@ -186,6 +208,7 @@ impl Flights {
             unsafe { (rbd.rbd_aio_release)(completion) };
             return self.end(place, Err(Errno::from_raw_os_error(-begun)));
         }
+        self.moving += flight.moves();
         None
     }
 }

@@ -466,6 +466,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_encrypted_is_encrypted_by_another_thread_unless_the_user_says_otherwise() {
+        let settings = |more: &str| {
+            let text = format!("rbd,node-name=d,pool=p,image=i{more}");
+            let (value, spelling) = keyval::read(&text, "driver").unwrap();
+            let blockdev = Blockdev::from_value(value, spelling).unwrap();
+            let schema::Driver::Rbd(rbd) = &blockdev.driver else { panic!("it is rbd") };
+            let all = remote::rbd("d", rbd, false, Locking::Off, &[]).cluster.settings;
+            all.into_iter()
+                .filter(|(name, _)| name == "rbd_non_blocking_aio")
+                .map(|(_, value)| value)
+                .collect::<Vec<_>>()
+        };
+        let encrypted = ",encrypt.format=luks2,encrypt.key-secret=s";
+        assert_eq!(settings(""), [""; 0]);
+        assert_eq!(settings(encrypted), ["true"]);
+        let both = settings(&format!("{encrypted},settings.rbd_non_blocking_aio=false"));
+        assert_eq!(both, ["true", "false"], "the last one counts");
+    }
+
+    #[test]
     fn each_key_of_an_nbd_disk_changes_how_its_server_is_spoken_to() {
         let credentials = credentials();
         let target = |keys: &str| {

@@ -43,6 +43,8 @@ pub(super) fn rbd(node_name: &str, rbd: &Rbd, read_only: bool, locking: Locking,
     // librbd's cache acknowledges writes, and is gone with this process, which the guest outlives: unlike QEMU's, which ends
     // with it. So it is for who asks for it by its name.
     let cache = ("rbd_cache".to_owned(), "false".to_owned());
+    // What librbd encrypts it encrypts on a thread of its own, which no other disk waits for.
+    let hands_over = encrypt.as_ref().map(|_| ("rbd_non_blocking_aio".to_owned(), "true".to_owned()));
     let settings = settings.iter().map(|(name, value)| (name.clone(), value.clone()));
     RbdOptions {
         node_name: node_name.to_owned(),
@@ -52,7 +54,7 @@ pub(super) fn rbd(node_name: &str, rbd: &Rbd, read_only: bool, locking: Locking,
             key: key.map(|key| Bytes(key.into_bytes())),
             monitors: server.iter().map(address).collect(),
             auth: auth_client_required.iter().map(ToString::to_string).collect(),
-            settings: iter::once(cache).chain(settings).collect(),
+            settings: iter::once(cache).chain(hands_over).chain(settings).collect(),
             connect_timeout: Duration::from_secs((*connect_timeout).into()),
             images: *images_per_cluster_handle,
         },

@@ -74,9 +74,13 @@ pub fn string(text: &str) -> Vec<u8> {
 }
 
 impl NbdClient {
-    /// Chooses an export, with all contexts of metadata where headers allow that.
+    /// Connects, and chooses an export.
     pub fn connect(socket: &Path, name: &str, headers: Headers) -> Self {
-        let mut stream = greet(socket);
+        Self::choose(greet(socket), name, headers)
+    }
+
+    /// Chooses an export, with all contexts of metadata where headers allow that.
+    pub fn choose(mut stream: UnixStream, name: &str, headers: Headers) -> Self {
         let agree = match headers {
             Headers::Simple => None,
             Headers::Structured => Some(option::STRUCTURED_REPLY),

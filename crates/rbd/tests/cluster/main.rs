@@ -337,6 +337,46 @@ fn requests_wait_out_an_outage_and_nothing_that_waits_for_the_cluster_waits_for_
 }
 
 #[test]
+fn in_an_outage_librbd_takes_all_requests_without_waiting_and_no_more_bytes_than_it_may() {
+    let Some(ceph) = Ceph::start() else { return };
+    ceph.run("rbd create many --size 256M");
+    let client = ceph.dir().join("client.asok");
+    let mut many = options(&ceph, "many");
+    many.cluster.settings = vec![("admin_socket".to_owned(), client.display().to_string())];
+    let disk = open(&many).unwrap();
+    Rig::new(&disk).write(0, &[1; 4096]).unwrap();
+    ceph.kill(Part::Osd);
+    let waiting = || {
+        let said = ceph.run(&format!("ceph --admin-daemon {} objecter_requests", client.display()));
+        said.matches("\"tid\"").count()
+    };
+    let before = waiting();
+    // More than librados takes of its own accord, 1024; by a thread, because it would hang.
+    let (begun, all_begun) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut rig = Rig::new(&disk);
+        for block in 0..1500 {
+            // All of one object: librbd knows by itself which are not there.
+            rig.begin(Op::Read, block % 1024 * 4096, 4096, vec![9; 4096], 4096);
+        }
+        for part in 0..60 {
+            rig.begin(Op::Write { fua: false }, (4 + part * 4) * MIB, 2 * MIB, vec![3; 2 << 20], 2 << 20);
+        }
+        begun.send(()).unwrap();
+        may_go_on.recv().unwrap();
+        assert!(rig.wait().iter().all(|(result, _)| *result == Ok(())));
+        assert_eq!(rig.read(240 * MIB, 512), [3; 512]);
+    });
+    all_begun.recv_timeout(Duration::from_secs(60)).expect("a request was waited for");
+    // 32 MiB, of which 1500 reads are 6.
+    assert_eq!(waiting() - before, 1500 + 14);
+    ceph.revive(Part::Osd);
+    go_on.send(()).unwrap();
+    thread.join().unwrap();
+}
+
+#[test]
 fn an_encrypted_image_reads_as_it_was_written_zeroes_among_it() {
     let Some(ceph) = shared() else { return };
     ceph.run("rbd create sealed --size 64M");
