@@ -118,6 +118,36 @@ fn a_guest_sees_a_slow_disk_where_an_osd_or_the_monitor_is_away_and_everybody_el
 }
 
 #[test]
+fn a_guest_sees_no_error_where_each_node_of_three_is_killed_and_comes_back() {
+    let Some(ceph) = Ceph::start_nodes() else { return };
+    ceph.run("rbd create disk --size 16M");
+    let scratch = Scratch::new();
+    let socket = scratch.path("socket");
+    let mut server = Server::start(&Program::egret(), &serve(&ceph, "disk", "", &socket));
+    let mut client = Client::new(false);
+    client.connect(&socket);
+    let during = |mut client: Client, what: &dyn Fn()| {
+        let load = std::thread::spawn(move || {
+            client.load(2000);
+            client
+        });
+        what();
+        load.join().unwrap()
+    };
+    for node in Ceph::NODES {
+        client = during(client, &|| ceph.kill(node));
+        client.load(300);
+        client = during(client, &|| ceph.revive(node));
+    }
+    client.drain();
+    client.wire = None;
+    assert_eq!(server.complaints(), Vec::<String>::new());
+    server.ask_to_end();
+    assert_eq!(server.await_end().code(), Some(0));
+    holds_what_was_written(&ceph, "disk", &client);
+}
+
+#[test]
 fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_nothing_old_lands_on_top() {
     let Some(ceph) = shared() else { return };
     let kills = std::env::var("EGRET_RBD_KILLS").map_or(4, |kills| kills.parse().unwrap());
