@@ -19,7 +19,7 @@ use support::{await_some, await_that};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Commands that are not run as they are, and where they are run instead.
-const NOT_RUN: [(&str, &str); 20] = [
+const NOT_RUN: [(&str, &str); 21] = [
     ("egret bench", "minutes: `make demo` runs it, in short runs"),
     ("egret bench modes", "an hour: crates/egret/tests/lab.rs runs plans, this one by its dry run"),
     (
@@ -69,6 +69,11 @@ const NOT_RUN: [(&str, &str); 20] = [
          --blockdev rbd,node-name=d0,pool=rbd,image=disk,user=guest,key-secret=key,cache.direct=on,discard=unmap \
          --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on,iothread=io0",
         "a cluster of its reader's: crates/egret/tests/rbd.rs",
+    ),
+    (
+        "egret serve --blockdev rbd,node-name=d0,pool=rbd,image=disk,conf=/dev/shm/egret-nodes/ceph.conf \
+         --export vhost-user-blk,id=d0,node-name=d0,addr.type=unix,addr.path=disk.sock,writable=on",
+        "containers of its reader's: crates/egret/tests/rbd.rs has such a cluster without",
     ),
     (
         "egret serve ... allow-inactive=on egret serve ... allow-inactive=on",

@@ -138,6 +138,11 @@ fn libnbds_and_qemus_tools_read_what_a_guest_writes_while_it_goes_on() {
     let (copied, written) = (of(&copy), of(&image));
     assert!(copied[..16 << 20] == written[..16 << 20] && copied[20 << 20..] == written[20 << 20..]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, &image]);
+    // By another server, which is a client.
+    let again = deployment.scratch.image_path("again").display().to_string();
+    let (plugin, copies) = (format!("uri={uri}"), format!("nbdcopy \"$uri\" {again}"));
+    run("nbdkit", &["-U", "-", "nbd", &plugin, "--run", &copies]);
+    assert!(of(&again) == written);
     let map = run("qemu-img", &["map", "--output=json", "-f", "raw", &uri]).unwrap();
     let map: Value = serde_json::from_str(&map).unwrap();
     assert_eq!((&map[0]["length"], &map[0]["data"]), (&json!(4 * MIB), &json!(false)), "{map}");
@@ -524,8 +529,9 @@ fn monitors_start_and_stop_the_server_and_offer_disks_in_qemus_words() {
     let mut client = NbdClient::connect(&nbd, "disk", Headers::Extended);
     assert_ne!(NbdClient::connect(&nbd, "d1", Headers::Structured).flags & export_flag::READ_ONLY, 0);
     let mut stream = greet(&nbd);
-    let names: Vec<_> = haggle(&mut stream, option::LIST, &[]).into_iter().map(|(_, data)| data).collect();
-    assert_eq!(names, [string("again"), string("d1"), string("disk"), vec![]]);
+    let listed: Vec<_> = haggle(&mut stream, option::LIST, &[]).into_iter().map(|(_, data)| data).collect();
+    let described = [&string("d1")[..], b"the other"].concat();
+    assert_eq!(listed, [string("again"), described, string("disk"), vec![]]);
     let told = haggle(&mut stream, option::INFO, &[&string("nothing")[..], &[0, 0]].concat());
     assert_eq!(told[0].0, answer::UNKNOWN);
     drop(stream);

@@ -220,9 +220,11 @@ impl Handshake {
             }
             option::ABORT => return Err(None),
             option::LIST if data.is_empty() => {
-                for name in offers.keys() {
+                for (name, offer) in offers {
                     let len = (name.len() as u32).to_be_bytes();
-                    self.answer(option, answer::SERVER, &[&len, name.as_bytes()]);
+                    // What follows the name is for people; qemu-nbd puts its description there, too.
+                    let description = offer.options.description.as_deref().unwrap_or_default();
+                    self.answer(option, answer::SERVER, &[&len, name.as_bytes(), description.as_bytes()]);
                 }
                 self.answer(option, answer::ACK, &[]);
             }
