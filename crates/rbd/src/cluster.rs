@@ -60,15 +60,19 @@ unsafe impl Send for Cluster {}
 // SAFETY: as above.
 unsafe impl Sync for Cluster {}
 
-/// What is set before the users' own settings, where this Ceph has it. A request goes from the I/O thread to its OSD's connection,
-/// and is not handed to a thread of librbd's first. That is right only if nothing makes the I/O thread wait, as librados does
-/// where more is in flight than so many requests and bytes: 0 lifts both limits. Engines have one of their own.
-const OURS: [(&CStr, &str); 3] =
-    [(c"rbd_non_blocking_aio", "false"), (c"objecter_inflight_ops", "0"), (c"objecter_inflight_op_bytes", "0")];
-
-/// The setting of how many threads of a connection complete requests, and what it is by Ceph's default.
-const COMPLETING: &CStr = c"librados_thread_count";
-const CEPHS_OWN: &str = "2";
+/// What is set before the users' own settings, where this Ceph has it: a setting's name, its value, and what Ceph's own is if
+/// only that gives way.
+///
+/// - A request goes from the I/O thread to its OSD's connection, and is not handed to a thread of librbd's first. That is right
+///   only if nothing makes the I/O thread wait, as librados does where more is in flight than so many requests and bytes:
+///   0 lifts both limits. Engines have one of their own.
+/// - A few images have enough to do for one thread that completes their requests; two hand it to each other.
+const OURS: [(&CStr, &str, Option<&str>); 4] = [
+    (c"rbd_non_blocking_aio", "false", None),
+    (c"objecter_inflight_ops", "0", None),
+    (c"objecter_inflight_op_bytes", "0", None),
+    (c"librados_thread_count", "1", Some("2")),
+];
 
 /// Those that there are.
 static CLUSTERS: Mutex<Vec<Weak<Cluster>>> = Mutex::new(Vec::new());
@@ -132,12 +136,9 @@ impl Cluster {
         if let Some(Secret(key)) = key {
             new.set("key", &String::from_utf8_lossy(key))?;
         }
-        // A few images have enough to do for one thread that completes their requests; two hand it to each other.
-        if new.setting(COMPLETING) == CEPHS_OWN {
-            new.set(&COMPLETING.to_string_lossy(), "1")?;
-        }
-        for (name, value) in OURS {
-            if !new.setting(name).is_empty() {
+        for (name, value, cephs) in OURS {
+            let now = new.setting(name);
+            if !now.is_empty() && cephs.is_none_or(|cephs| now == cephs) {
                 new.set(&name.to_string_lossy(), value)?;
             }
         }
