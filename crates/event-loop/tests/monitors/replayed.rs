@@ -70,6 +70,7 @@ fn a_recording_replayed_has_the_windows_that_the_loop_had() {
             assert!(replayed.len() >= chosen.len(), "{kind}: {} waits", replayed.len());
             chosen.extend(heard.iter().take(replayed.len() - chosen.len()));
             assert_eq!(replayed, chosen, "{kind}");
+            assert!(chosen.iter().any(|&window| window > Nanos::ZERO), "{kind}: {chosen:?}");
         }
     });
 }
