@@ -8,6 +8,7 @@ mod page_cache;
 mod slot;
 
 use std::collections::VecDeque;
+use std::mem;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -23,7 +24,7 @@ pub use self::slot::DiskSlot;
 use crate::disk::Disk;
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::{Job, Jobs};
 use crate::request::{Completion, Ended, FailedRequest, Op, Request};
 use crate::stats::Counters;
 use crate::triage::{self, Verdict};
@@ -47,9 +48,11 @@ pub struct EngineSet {
     /// Completions without an engine.
     answers: VecDeque<(u32, Ended)>,
     /// Jobs on their way from an engine that refused them to the workers; empty between calls.
-    refused: Vec<Job>,
+    refused: Jobs,
     /// A read that began alone, kept until the batch is complete.
-    alone: Option<Job>,
+    alone: Option<Box<Job>>,
+    /// Boxes of jobs that have ended, for the next ones.
+    spare: Jobs,
     in_flight: u32,
     /// When to release throttled requests, if there are some.
     throttle_timer: Option<Nanos>,
@@ -65,6 +68,7 @@ impl EngineSet {
             answers: VecDeque::new(),
             refused: Vec::new(),
             alone: None,
+            spare: Vec::new(),
             in_flight: 0,
             throttle_timer: None,
             counters: Arc::default(),
@@ -157,6 +161,7 @@ impl EngineSet {
     /// # Panics
     ///
     /// If `slot` is not attached.
+    #[inline]
     pub fn push(&mut self, slot: DiskSlot, request: Request) {
         let attached = self.slots[slot.0 as usize].as_mut().expect("the slot is attached");
         attached.in_flight += 1;
@@ -178,7 +183,13 @@ impl EngineSet {
         {
             return self.answers.push_back((slot, injected(slot, request, errno)));
         }
-        let mut job = Job::new(slot, request);
+        let mut job = match self.spare.pop() {
+            Some(mut spare) => {
+                spare.reuse(slot, request);
+                spare
+            }
+            None => Job::new(slot, request),
+        };
         let kind = match triage::triage(&attached.disk, &mut job) {
             Verdict::Engine if self.in_flight == 1 && attached.probe.is_some() && PageCacheProbe::suits(&job) => {
                 return self.alone = Some(job);
@@ -196,8 +207,7 @@ impl EngineSet {
             }
             Verdict::Answered(result) => {
                 self.counters.answered.add(1);
-                let Request { token, buffers, .. } = job.request;
-                let completion = Completion { token, result, buffers };
+                let completion = completion(job.ended(result), &mut self.spare);
                 self.answers.push_back((slot, Ended { completion, failed: None }));
                 return;
             }
@@ -206,7 +216,7 @@ impl EngineSet {
     }
 
     #[inline]
-    fn give(&mut self, kind: EngineKind, job: Job) {
+    fn give(&mut self, kind: EngineKind, job: Box<Job>) {
         if let Some(engine) = self.engines.get(kind) {
             engine.push(job);
         }
@@ -214,12 +224,14 @@ impl EngineSet {
 
     /// Runs a read that has stayed alone until its batch was complete.
     #[inline]
-    fn run_alone(&mut self, job: Job) {
-        let Some(attached) = &mut self.slots[job.slot as usize] else { return };
+    fn run_alone(&mut self, job: Box<Job>) {
+        let slot = job.slot;
+        let Some(attached) = &mut self.slots[slot as usize] else { return };
         let kind = attached.kind;
         if PageCacheProbe::read(&mut attached.probe, &attached.disk, &job.request) {
             self.counters.cached.add(1);
-            self.answers.push_back((job.slot, Ended { completion: completion(job, Ok(())), failed: None }));
+            let completion = completion(job.ended(Ok(())), &mut self.spare);
+            self.answers.push_back((slot, Ended { completion, failed: None }));
         } else {
             self.give(kind, job);
         }
@@ -315,7 +327,7 @@ impl Backend for EngineSet {
     }
 
     fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Ended)) {
-        let Self { engines, slots, answers, refused, in_flight, counters, .. } = self;
+        let Self { engines, slots, answers, refused, spare, in_flight, counters, .. } = self;
         let mut left = None;
         let mut settle = |slots: &mut [Option<Attached>], slot: u32| {
             *in_flight -= 1;
@@ -331,19 +343,19 @@ impl Backend for EngineSet {
         }
         for kind in EngineKind::ALL {
             let Some(engine) = engines.get(kind) else { continue };
-            let mut end = |slots: &mut [Option<Attached>], Finished { job, result }| {
-                let failed = result.err().and_then(|errno| failure(slots, &job, errno));
+            let mut end = |slots: &mut [Option<Attached>], job: Box<Job>| {
+                let failed = job.result.err().and_then(|errno| failure(slots, &job, errno));
                 settle(slots, job.slot);
-                done(Ended { completion: completion(job, result), failed });
+                done(Ended { completion: completion(job, spare), failed });
             };
             if !kind.runs_in_kernel() {
-                engine.reap(now, &mut |finished| end(slots, finished));
+                engine.reap(now, &mut |job| end(slots, job));
                 continue;
             }
-            engine.reap(now, &mut |Finished { job, result }| {
+            engine.reap(now, &mut |job| {
                 if let Some(attached) = &slots[job.slot as usize] {
                     triage::unlock(&attached.disk, &job);
-                    if let Err(errno) = result
+                    if let Err(errno) = job.result
                         && triage::deserves_a_worker(job.request.op, errno)
                     {
                         counters.fallbacks.add(1);
@@ -351,7 +363,7 @@ impl Backend for EngineSet {
                         return;
                     }
                 }
-                end(slots, Finished { job, result });
+                end(slots, job);
             });
         }
         if let Some(threads) = engines.get(EngineKind::THREADS) {
@@ -444,6 +456,11 @@ fn injected(slot: u32, request: Request, errno: Errno) -> Ended {
     Ended { completion: Completion { token, result: Err(errno), buffers }, failed: Some(Box::new(failed)) }
 }
 
-fn completion(job: Job, result: Result<(), Errno>) -> Completion {
-    Completion { token: job.request.token, result, buffers: job.request.buffers }
+/// What comes of a job, whose box goes to the `spare` ones.
+#[inline]
+fn completion(mut job: Box<Job>, spare: &mut Jobs) -> Completion {
+    let Job { request: Request { token, buffers, .. }, result, .. } = &mut *job;
+    let completion = Completion { token: *token, result: *result, buffers: mem::take(buffers) };
+    spare.push(job);
+    completion
 }

@@ -4,12 +4,12 @@
 
 use std::ops::Range;
 
-use egret_vring::memory::Lent;
 use rustix::io::Errno;
 
-use crate::request::{Op, Request, RequestToken};
+use crate::request::Request;
 
-/// A request on its way through an engine.
+/// A request on its way through an engine. It stays where it is, in a box that is used again, while its box goes from hand to
+/// hand: some hundred bytes that are copied as soon as they are written make a processor wait, each time.
 #[derive(Debug)]
 pub struct Job {
     /// Which of the attached disks it is for.
@@ -20,30 +20,38 @@ pub struct Job {
     pub(crate) maybe_zero: bool,
     /// What is asked for. An engine gives it back as it was.
     pub request: Request,
+    /// What came of it: an error until it has ended.
+    pub result: Result<(), Errno>,
 }
 
 impl Job {
-    pub(crate) const fn new(slot: u32, request: Request) -> Self {
-        Self { slot, sync_after: false, maybe_zero: false, request }
+    pub(crate) fn new(slot: u32, request: Request) -> Box<Self> {
+        Box::new(Self::of(slot, request))
+    }
+
+    #[inline]
+    const fn of(slot: u32, request: Request) -> Self {
+        Self { slot, sync_after: false, maybe_zero: false, request, result: Err(Errno::IO) }
+    }
+
+    /// Another request, in the box of one that has ended.
+    #[inline]
+    pub(crate) fn reuse(&mut self, slot: u32, request: Request) {
+        *self = Self::of(slot, request);
+    }
+
+    /// It has ended: done in full, or with an error.
+    #[inline]
+    pub fn ended(mut self: Box<Self>, result: Result<(), Errno>) -> Box<Self> {
+        self.result = result;
+        self
     }
 
     /// The part of the disk that it touches.
     pub(crate) fn bytes(&self) -> Range<u64> {
         self.request.offset..self.request.offset + self.request.len
     }
-
-    /// What is left in the place of a job that was taken out of it.
-    pub(crate) fn nothing() -> Self {
-        let request = Request { op: Op::Flush, offset: 0, len: 0, buffers: Lent::default(), token: RequestToken(0) };
-        Self::new(0, request)
-    }
 }
 
-/// A job that has ended.
-#[derive(Debug)]
-pub struct Finished {
-    /// As it was pushed.
-    pub job: Job,
-    /// All of it, or an error.
-    pub result: Result<(), Errno>,
-}
+/// Jobs in their boxes.
+pub type Jobs = Vec<Box<Job>>;

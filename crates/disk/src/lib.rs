@@ -63,7 +63,7 @@ pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::{Action, Failure};
 pub use geometry::{Blocks, Limits as BlockLimits};
-pub use job::{Finished, Job};
+pub use job::{Job, Jobs};
 pub use lock::{LOCK_PATIENCE, LOOK_AGAIN};
 pub use options::{Aio, DebugEvent, DetectZeroes, Discard, Driver, IoType, Locking, Options, RemoteKind, UnknownValue};
 pub use remote::{Remote, RemoteDisk, Shape};

@@ -249,7 +249,7 @@ impl Pool {
         let mut queue = self.workers.lock();
         for &(disk, parts) in jobs {
             let (disk, line) = &self.disks[disk];
-            let job = job::Job { parts, ran: loom::cell::UnsafeCell::new(0) };
+            let job = Box::new(job::Job { parts, ran: loom::cell::UnsafeCell::new(0) });
             queue.jobs.put(*line, JobPtr::new(Box::new(Node::new(job, Arc::as_ptr(disk)))));
         }
         self.workers.call(queue);
@@ -260,9 +260,10 @@ impl Pool {
     fn take(&mut self) {
         let Self { workers, in_flight, results, .. } = self;
         workers.done.take(|node| {
+            let job = node.job.unwrap();
             // SAFETY: this is what the model is about.
-            let ran = node.job.ran.with(|ran| unsafe { *ran });
-            assert_eq!((ran, node.done), if node.result.is_ok() { (node.job.parts, node.job.parts) } else { (0, 0) });
+            let ran = job.ran.with(|ran| unsafe { *ran });
+            assert_eq!((ran, node.done), if node.result.is_ok() { (job.parts, job.parts) } else { (0, 0) });
             *in_flight -= 1;
             results.push(node.result);
         });

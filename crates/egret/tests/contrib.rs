@@ -12,7 +12,7 @@ use support::PATIENCE;
 use support::disk::Disk;
 use support::http::get;
 use support::scratch::Scratch;
-use support::server::{Options, Program, Server};
+use support::server::{Options, Program, Server, binary};
 
 const CONTRIB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib");
 
@@ -267,4 +267,47 @@ fn a_service_manager_hears_when_disks_are_served_and_when_they_are_not_any_more(
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(heard(), "STOPPING=1\n");
     assert!(child.0.wait().unwrap().success());
+}
+
+#[test]
+fn the_plans_beside_spdk_are_plans_and_their_script_asks_spdk_for_the_disk() {
+    for (plan, subjects) in [("disk", 5), ("null", 5)] {
+        let run = Command::new(binary()).args(["bench", &format!("{CONTRIB}/spdk/{plan}.toml"), "--dry-run"]).output();
+        let run = run.unwrap();
+        assert!(run.status.success(), "{plan}: {}", String::from_utf8_lossy(&run.stderr));
+        let out = String::from_utf8_lossy(&run.stdout);
+        let first = out.lines().filter(|line| line.starts_with("randread 4k QD1 ")).count();
+        assert_eq!(first, subjects, "{out}");
+    }
+
+    // In SPDK's place is what shows what it was asked for.
+    let scratch = Scratch::new();
+    let vhost = scratch.path("build/bin/vhost");
+    std::fs::create_dir_all(vhost.parent().unwrap()).unwrap();
+    std::fs::write(&vhost, "#!/bin/sh\necho \"$@\" >&2\ncat \"$2\"\n").unwrap();
+    std::fs::set_permissions(&vhost, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script = |arguments: &[&str], bdev: &str| {
+        let mut command = Command::new(format!("{CONTRIB}/../scripts/spdk-vhost"));
+        let spdk = scratch.path("");
+        command
+            .args(arguments)
+            .env("SPDK", spdk)
+            .env("SPDK_BDEV", bdev)
+            .env("TMPDIR", scratch.path(""))
+            .output()
+            .unwrap()
+    };
+    for (disk, bdev, method) in [(Some("/dev/disk"), "uring", "bdev_uring_create"), (None, "aio", "bdev_null_create")] {
+        let ran = script(&[&["/run/e0/disk.sock"][..], disk.as_slice()].concat(), bdev);
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{said}");
+        assert!(said.contains("-S /run/e0 -r /run/e0/disk.sock.rpc -m ["), "{said}");
+        let config: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        let of = |at: usize| &config["subsystems"][at]["config"][0];
+        assert_eq!((&of(0)["method"], of(0)["params"]["filename"].as_str()), (&method.into(), disk));
+        assert_eq!(of(1)["params"]["ctrlr"], "disk.sock");
+    }
+    let ran = script(&["/run/e0/disk.sock", "/dev/disk"], "malloc");
+    assert!(!ran.status.success());
+    assert_eq!(String::from_utf8_lossy(&ran.stderr), "spdk-vhost: SPDK_BDEV is aio or uring, not malloc\n");
 }

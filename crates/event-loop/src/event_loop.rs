@@ -7,6 +7,7 @@
 //!     dispatch   every ready source: pop, parse, push
 //!     submit     the engines, once
 //!     notify     the guests, once per touched source
+//!     learn      from the wait, now that nobody waits for it
 //! }
 //! ```
 //!
@@ -263,6 +264,7 @@ impl<S: Source> EventLoop<S> {
             self.reap();
         }
         self.notify();
+        self.polling.learn(self.now);
         self.demote_idle();
         self.polling.counters.enter(Phase::Waiting);
         Ok(())
@@ -329,8 +331,10 @@ impl<S: Source> EventLoop<S> {
         self.run_all(commands);
     }
 
-    /// Runs commands, which may bring engines in or have them leave.
+    /// Runs commands, which may bring engines in or have them leave, change the policy, or take sources away that the last
+    /// wait is to be learned of.
     fn run_all(&mut self, commands: Vec<Command<S>>) {
+        self.polling.learn(self.now);
         commands.into_iter().for_each(|command| command(self));
         if let Err(e) = self.watch_backend() {
             tracing::error!("iothread '{}': cannot watch an engine's completions: {e}", self.name);

@@ -24,9 +24,18 @@ pub(crate) struct Polling {
     pub(crate) completed: u32,
     ended: Nanos,
     observed: Vec<Active>,
+    /// The wait that has ended in this turn, of which nothing has been learned yet.
+    fresh: Option<Ended>,
     cost: Option<RunningCost>,
     recorder: Option<Recorder>,
     pub(crate) counters: Arc<LoopCounters>,
+}
+
+/// How a wait ended.
+struct Ended {
+    length: Nanos,
+    spun: Nanos,
+    blocked: bool,
 }
 
 impl Polling {
@@ -41,6 +50,7 @@ impl Polling {
             completed: 0,
             ended: clock::now(),
             observed: Vec::new(),
+            fresh: None,
             cost: None,
             recorder: None,
             counters: Arc::default(),
@@ -100,8 +110,8 @@ impl Polling {
         window
     }
 
-    /// Learns from a wait that has just ended, with these sources active.
-    pub(crate) fn observe(
+    /// Takes note of a wait that has just ended, with these sources active, to [learn](Self::learn) from it when there is time.
+    pub(crate) fn note(
         &mut self,
         start: Nanos,
         end: Nanos,
@@ -109,8 +119,15 @@ impl Polling {
         blocked: bool,
         active: impl Iterator<Item = Active>,
     ) {
-        let length = end - start;
         self.ended = end;
+        self.observed.clear();
+        self.observed.extend(active);
+        self.fresh = Some(Ended { length: end - start, spun, blocked });
+    }
+
+    /// Learns from the wait of this turn, if there was one, when the guests have what they waited for.
+    pub(crate) fn learn(&mut self, now: Nanos) {
+        let Some(Ended { length, spun, blocked }) = self.fresh.take() else { return };
         let counters = &self.counters;
         let turn = self.before.done.took + length;
         counters.elapsed.add_time(turn);
@@ -124,8 +141,6 @@ impl Polling {
             counters.hits.add(1);
             counters.spin_found.add_time(spun);
         }
-        self.observed.clear();
-        self.observed.extend(active);
         let ended = |kind| self.observed.iter().any(|source| source.ready && source.kind == kind);
         let kind = [EventKind::Completion, EventKind::Queue].into_iter().find(|&kind| ended(kind)).unwrap_or_default();
         let wait = Wait { length, spun, blocked, active: &self.observed };
@@ -135,6 +150,7 @@ impl Polling {
         }
         self.before.last = LastWait { kind, length };
         self.count_resets();
+        self.look_at_strain(now);
     }
 
     /// Learns that these sources are active, and that there was nothing to wait for.
@@ -161,7 +177,7 @@ impl Polling {
     }
 
     /// Now and then: tells the policy how the thread fares; nothing to policies that were told no price.
-    pub(crate) fn look_at_strain(&mut self, now: Nanos) {
+    fn look_at_strain(&mut self, now: Nanos) {
         let Some(running) = &mut self.cost else { return };
         let Some((contention, cost)) = running.look(now, &self.counters) else { return };
         self.policy.contend(contention);

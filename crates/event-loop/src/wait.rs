@@ -61,7 +61,6 @@ impl<S: Source> EventLoop<S> {
         let spun = self.now - start;
         let slept = !found && self.block()?;
         self.observe(start, spun, if slept { Waited::Asleep } else { Waited::Awake });
-        self.polling.look_at_strain(self.now);
         Ok(())
     }
 
@@ -148,8 +147,8 @@ impl<S: Source> EventLoop<S> {
         let active = queues.chain([engines]);
         match waited {
             Waited::Not => polling.observe_no_wait(active),
-            Waited::Awake => polling.observe(start, *now, spun, false, active),
-            Waited::Asleep => polling.observe(start, *now, spun, true, active),
+            Waited::Awake => polling.note(start, *now, spun, false, active),
+            Waited::Asleep => polling.note(start, *now, spun, true, active),
         }
     }
 }

@@ -96,6 +96,11 @@ const TURN_IOVECS: u32 = 1024;
 /// 1 MiB, and is twice what Linux has in flight on a queue with requests of 128 iovecs.
 const MOST_IOVECS: u32 = 65536;
 
+/// So many chains that end in one turn are published together, and the rest at its end: a driver that looks goes on with some
+/// while others are still being ended, and the line of memory with the index goes from processor to processor less often than
+/// for each.
+const PUBLISH_AFTER: u16 = 16;
+
 /// How often a queue without a kick descriptor is polled, at least.
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);
 
@@ -136,8 +141,10 @@ pub(crate) struct QueueWorker {
     is_behind: bool,
     /// When a queue without a kick descriptor is polled again.
     look_at: Nanos,
-    /// Used elements were added, but the used index is not published yet.
-    unpublished: bool,
+    /// Used elements that were added in this turn.
+    used: u16,
+    /// What was published of them before the end of the turn is to be signalled there.
+    wants_call: bool,
     /// What the export does about errors, and what the queue keeps while it is stopped for one.
     errors: Arc<ErrorHandling>,
     stopped: Stopped,
@@ -216,7 +223,8 @@ impl QueueWorker {
             phase: Phase::Running,
             is_behind: false,
             look_at: Nanos::ZERO,
-            unpublished: false,
+            used: 0,
+            wants_call: false,
             overdue: errors.policy.timeout.map(Overdue::new),
             errors,
             stopped: Stopped::default(),
@@ -282,7 +290,10 @@ impl QueueWorker {
             self.queue.abandon(completed.head);
         } else {
             self.queue.add_used(completed.head, completed.written);
-            self.unpublished = true;
+            self.used = self.used.wrapping_add(1);
+            if self.used.is_multiple_of(PUBLISH_AFTER) {
+                self.wants_call |= self.queue.publish_used();
+            }
         }
     }
 
@@ -307,8 +318,9 @@ impl QueueWorker {
         }
     }
 
-    /// Gives a request to the engines, with its memory, which the queue lends.
-    #[inline]
+    /// Gives a request to the engines, with its memory, which the queue lends. Inline always: to pass on a request by its
+    /// address costs more than to give it away.
+    #[inline(always)]
     fn push(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
         let Some(slot) = self.disks.slot(key) else {
             return self.refuse(request.token, request.buffers, Errno::NODEV, now);
@@ -516,8 +528,9 @@ impl QueueWorker {
     }
 
     pub(crate) fn notify(&mut self, signals: &mut Signals) {
-        let has_published = std::mem::take(&mut self.unpublished);
-        let wants_call = self.phase != Phase::Broken && self.queue.publish_used();
+        let has_published = std::mem::take(&mut self.used) > 0;
+        let wants_call =
+            std::mem::take(&mut self.wants_call) | (self.phase != Phase::Broken && self.queue.publish_used());
         let owes_call = std::mem::take(&mut self.fds.owes_call);
         self.counters.in_flight.set(self.queue.in_flight().into());
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
@@ -581,3 +594,6 @@ impl QueueWorker {
         self.fds.kick.as_ref().map(AsRawFd::as_raw_fd)
     }
 }
+
+#[cfg(test)]
+mod tests;

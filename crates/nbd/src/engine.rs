@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use egret_disk::{Engine, EngineError, Finished, Job, Op};
+use egret_disk::{Engine, EngineError, Job, Op};
 use egret_event_loop::{EventNotifier, Nanos, clock};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -72,7 +72,7 @@ pub(crate) struct NbdEngine {
     commands: Commands,
     /// Not looked at since there is a connection.
     fresh: VecDeque<u32>,
-    done: VecDeque<Finished>,
+    done: VecDeque<Box<Job>>,
     has_left: bool,
 }
 
@@ -231,7 +231,7 @@ impl NbdEngine {
 }
 
 impl Engine for NbdEngine {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let place = self.commands.insert(job);
         self.fresh.push_back(place);
     }
@@ -249,7 +249,7 @@ impl Engine for NbdEngine {
         is_readable || !self.done.is_empty() || self.line.is_there.load(Ordering::Relaxed)
     }
 
-    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         if self.line.is_there.load(Ordering::Relaxed)
             && let Some(connection) = self.line.take()
         {
@@ -283,11 +283,11 @@ impl Engine for NbdEngine {
         }
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let mut this = self;
         this.leave();
         let commands = std::mem::take(&mut this.commands);
-        this.done.drain(..).map(|finished| finished.job).chain(commands.into_jobs()).for_each(left);
+        this.done.drain(..).chain(commands.into_jobs()).for_each(left);
     }
 }
 
@@ -321,7 +321,7 @@ impl Up {
         !self.outgoing.is_empty() || !self.connection.channel.is_flushed()
     }
 
-    fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Finished>, disk: &Shared) -> Result<u64, Lost> {
+    fn receive(&mut self, commands: &mut Commands, done: &mut VecDeque<Box<Job>>, disk: &Shared) -> Result<u64, Lost> {
         let Self { connection, outgoing, incoming, is_readable, .. } = self;
         let mut ends = false;
         let received = match incoming.is_full() {
@@ -365,9 +365,9 @@ impl Up {
     }
 }
 
-fn finish(commands: &mut Commands, done: &mut VecDeque<Finished>, place: u32, result: Result<(), Errno>) {
+fn finish(commands: &mut Commands, done: &mut VecDeque<Box<Job>>, place: u32, result: Result<(), Errno>) {
     if let Some(command) = commands.remove(place) {
-        done.push_back(Finished { job: command.job, result });
+        done.push_back(command.job.ended(result));
     }
 }
 

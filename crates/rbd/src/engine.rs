@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use egret_disk::{Engine, EngineError, Finished, Job, Op};
+use egret_disk::{Engine, EngineError, Job, Jobs, Op};
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
 
@@ -158,11 +158,11 @@ pub(crate) struct RbdEngine {
     shared: Arc<Shared>,
     number: u32,
     inbox: Arc<Inbox>,
-    pushed: VecDeque<Job>,
+    pushed: VecDeque<Box<Job>>,
     flights: Flights,
     /// Completions that were found and not looked at.
     events: Vec<Event>,
-    done: Vec<Finished>,
+    done: Jobs,
 }
 
 impl RbdEngine {
@@ -192,16 +192,16 @@ impl RbdEngine {
         }
     }
 
-    fn finish(&mut self, finished: Finished) {
+    fn finish(&mut self, finished: Box<Job>) {
         if let Err(errno) = finished.result {
-            self.shared.look_for_fence(finished.job.request.op, errno);
+            self.shared.look_for_fence(finished.request.op, errno);
         }
         self.done.push(finished);
     }
 }
 
 impl Engine for RbdEngine {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         self.pushed.push_back(job);
     }
 
@@ -223,7 +223,7 @@ impl Engine for RbdEngine {
         !self.events.is_empty() || !self.done.is_empty()
     }
 
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         self.look();
         while let Some(event) = self.events.pop() {
             if let Some(finished) = self.flights.advance(event) {
@@ -238,9 +238,9 @@ impl Engine for RbdEngine {
     }
 
     /// Does not wait: what librbd has it keeps, with its memory.
-    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(mut self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         self.pushed.drain(..).for_each(&mut *left);
-        self.done.drain(..).for_each(|finished| left(finished.job));
+        self.done.drain(..).for_each(left);
     }
 }
 

@@ -6,7 +6,7 @@ use std::mem;
 use std::ptr;
 use std::sync::Arc;
 
-use egret_disk::{Finished, Job, Op};
+use egret_disk::{Job, Op};
 use egret_vring::memory::{IoVec, volatile};
 use rustix::io::Errno;
 
@@ -70,7 +70,7 @@ pub(crate) struct Flights {
 }
 
 struct Flight {
-    job: Job,
+    job: Box<Job>,
     /// Bytes that are done.
     done: u64,
     /// Bytes of the part that librbd has.
@@ -107,7 +107,7 @@ impl Flights {
     }
 
     /// Gives a request to librbd; gives it back if librbd does not take it.
-    pub(crate) fn start(&mut self, job: Job) -> Option<Finished> {
+    pub(crate) fn start(&mut self, job: Box<Job>) -> Option<Box<Job>> {
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
             // So that none is made when one is given back.
@@ -120,7 +120,7 @@ impl Flights {
     }
 
     /// Goes on with the request of a completion of this engine's; gives it back when it is over.
-    pub(crate) fn advance(&mut self, event: Event) -> Option<Finished> {
+    pub(crate) fn advance(&mut self, event: Event) -> Option<Box<Job>> {
         let flight = self.places.get_mut(event.place as usize)?.as_mut()?;
         self.moving -= flight.moves();
         if event.result < 0 {
@@ -146,16 +146,16 @@ impl Flights {
         self.go_on(event.place)
     }
 
-    fn end(&mut self, place: u32, result: Result<(), Errno>) -> Option<Finished> {
+    fn end(&mut self, place: u32, result: Result<(), Errno>) -> Option<Box<Job>> {
         let Flight { job, mut pieces, .. } = self.places.get_mut(place as usize)?.take()?;
         pieces.clear();
         self.spare.push(pieces);
         self.free.push(place);
-        Some(Finished { job, result })
+        Some(job.ended(result))
     }
 
     /// Has librbd do the next part of a request.
-    fn go_on(&mut self, place: u32) -> Option<Finished> {
+    fn go_on(&mut self, place: u32) -> Option<Box<Job>> {
         let tag = u64::from(self.engine) << 32 | u64::from(place);
         let flight = self.places[place as usize].as_mut()?;
         let rbd = &self.image.ceph.rbd;

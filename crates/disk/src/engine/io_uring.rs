@@ -19,7 +19,7 @@ use super::{Engine, SharedEngine};
 use crate::blocking::SHARED_PART;
 use crate::disk::Disk;
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::request::Op;
 use crate::stats::EngineCounters;
 
@@ -95,7 +95,7 @@ impl Uring {
     }
 
     /// Waits until the kernel has done what it was given, because it is others' memory that it uses.
-    fn wait(&mut self, left: &mut dyn FnMut(Job)) {
+    fn wait(&mut self, left: &mut dyn FnMut(Box<Job>)) {
         for place in self.copies.iter_mut().flat_map(|copies| copies.drain(..)) {
             self.flying.remove(place).into_iter().for_each(|transfer| left(transfer.into_job()));
         }
@@ -176,7 +176,7 @@ fn through(op: Op) -> i32 {
 }
 
 impl Engine for Uring {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let place = self.flying.insert(Transfer::new(job));
         self.run(place, VecDeque::push_back);
         self.fresh += 1;
@@ -207,7 +207,7 @@ impl Engine for Uring {
         self.flying.len() > 0 && self.ring.borrow_mut().has_ops()
     }
 
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         self.ring.borrow_mut().sort();
         loop {
             let Some(op) = self.ring.borrow_mut().next_op() else { return };
@@ -247,7 +247,7 @@ impl Engine for Uring {
         self.event.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let mut this = self;
         this.wait(left);
     }

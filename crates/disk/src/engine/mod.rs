@@ -41,7 +41,7 @@ pub(crate) use self::remotes::Remotes;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 
 /// How many workers there are.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct WorkerLimits {
 /// In exchange each job comes back exactly once: done in full, or with an error. Its memory is valid until then.
 pub trait Engine {
     /// Takes a job; nothing happens to it yet.
-    fn push(&mut self, job: Job);
+    fn push(&mut self, job: Box<Job>);
 
     /// Starts everything pushed since the last call, and what had to wait.
     fn submit(&mut self, now: Nanos);
@@ -72,7 +72,7 @@ pub trait Engine {
     fn has_completions(&mut self) -> bool;
 
     /// Gives every finished job to `done`.
-    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished));
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Box<Job>));
 
     /// When a job finishes with no descriptor to announce it.
     fn deadline(&self) -> Option<Nanos> {
@@ -96,7 +96,7 @@ pub trait Engine {
 
     /// Ends it: waits until nothing of it touches the jobs' memory any more, and gives back those that were in flight,
     /// whatever came of them. Dropping it waits as well.
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job));
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>));
 }
 
 /// An engine that all disks of its kind on one I/O thread share.

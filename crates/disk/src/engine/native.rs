@@ -20,7 +20,7 @@ use super::turns::Turns;
 use super::{Engine, SharedEngine};
 use crate::disk::Disk;
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::request::Op;
 use crate::stats::EngineCounters;
 
@@ -153,7 +153,7 @@ impl Native {
 }
 
 impl Engine for Native {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let line = self.disks[job.slot as usize].line;
         let place = self.flying.insert(Transfer::new(job));
         self.pending.put(line, place);
@@ -169,7 +169,7 @@ impl Engine for Native {
         !self.context.is_empty() || !self.refused.is_empty()
     }
 
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         while let Some((place, e)) = self.refused.pop() {
             if let Some(transfer) = self.flying.remove(place) {
                 done(transfer.finish(Err(e)));
@@ -196,7 +196,7 @@ impl Engine for Native {
         Some(self.event.as_raw_fd())
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let Self { context, flying, .. } = *self;
         drop(context);
         flying.into_values().for_each(|transfer| left(transfer.into_job()));

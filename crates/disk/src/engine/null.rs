@@ -12,7 +12,7 @@ use super::{Engine, SharedEngine};
 use crate::buffers;
 use crate::disk::{Backing, Disk};
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::request::Op;
 use crate::stats::EngineCounters;
 
@@ -21,7 +21,7 @@ pub(crate) struct Null {
     /// By slot.
     disks: Vec<Setting>,
     /// Jobs that take no time.
-    done: VecDeque<Job>,
+    done: VecDeque<Box<Job>>,
     /// Jobs that take some, by latency: within one they finish in the order in which they came.
     lanes: Vec<Lane>,
     /// The clock as it was last handed down.
@@ -41,7 +41,7 @@ struct Setting {
 struct Lane {
     latency: Nanos,
     /// Jobs and when they finish.
-    waiting: VecDeque<(Nanos, Job)>,
+    waiting: VecDeque<(Nanos, Box<Job>)>,
     /// How many at the back were pushed but not submitted: their time has not begun.
     fresh: usize,
 }
@@ -54,7 +54,7 @@ impl Null {
 
 impl Engine for Null {
     #[inline]
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let setting = self.disks[job.slot as usize];
         if setting.read_zeroes && job.request.op == Op::Read {
             buffers::zero(&job.request.buffers, 0);
@@ -88,15 +88,15 @@ impl Engine for Null {
         !self.done.is_empty() || self.deadline().is_some_and(|at| at <= self.now)
     }
 
-    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         self.now = now;
         while let Some(job) = self.done.pop_front() {
-            done(Finished { job, result: Ok(()) });
+            done(job.ended(Ok(())));
         }
         for lane in &mut self.lanes {
             while lane.waiting.front().is_some_and(|&(at, _)| at <= now) {
                 let Some((_, job)) = lane.waiting.pop_front() else { break };
-                done(Finished { job, result: Ok(()) });
+                done(job.ended(Ok(())));
             }
         }
     }
@@ -109,7 +109,7 @@ impl Engine for Null {
         None
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let waiting = self.lanes.into_iter().flat_map(|lane| lane.waiting).map(|(_, job)| job);
         self.done.into_iter().chain(waiting).for_each(left);
     }

@@ -10,7 +10,7 @@ use egret_event_loop::Nanos;
 use super::{Engine, SharedEngine};
 use crate::disk::{Backing, Disk};
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::remote::RemoteDisk;
 use crate::stats::EngineCounters;
 
@@ -45,7 +45,7 @@ impl Remotes {
 }
 
 impl Engine for Remotes {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let served = self.served[self.places[job.slot as usize]].as_mut().expect("a job is for an attached disk");
         served.fresh += 1;
         served.engine.push(job);
@@ -65,7 +65,7 @@ impl Engine for Remotes {
         self.engines().any(|engine| engine.has_completions())
     }
 
-    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         self.engines().for_each(|engine| engine.reap(now, done));
     }
 
@@ -87,7 +87,7 @@ impl Engine for Remotes {
         None
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         self.served.into_iter().flatten().for_each(|served| served.engine.end(left));
     }
 }

@@ -19,7 +19,7 @@ use super::{Engine, SharedEngine, WorkerLimits};
 use crate::blocking;
 use crate::disk::Disk;
 use crate::error::EngineError;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::stats::EngineCounters;
 
 impl WorkerLimits {
@@ -67,7 +67,7 @@ impl Threads {
 }
 
 impl Engine for Threads {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         let (disk, lines) = self.disks[job.slot as usize].as_ref().expect("a job is for an attached disk");
         let line = if job.request.len > blocking::PART { lines.large } else { lines.others };
         let node = Node::new(job, Arc::as_ptr(disk));
@@ -98,15 +98,17 @@ impl Engine for Threads {
         !self.workers.done.is_empty()
     }
 
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
         let Self { workers, spare, .. } = self;
         workers.done.take(|mut node| {
             let result = node.result;
-            let job = std::mem::replace(&mut node.job, Job::nothing());
+            let job = node.job.take();
             if spare.len() < SPARE {
                 spare.push(node);
             }
-            done(Finished { job, result });
+            if let Some(job) = job {
+                done(job.ended(result));
+            }
         });
     }
 
@@ -126,10 +128,10 @@ impl Engine for Threads {
         Some(self.workers.done.descriptor())
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let mut this = self;
         this.wait();
-        this.reap(Nanos::ZERO, &mut |finished| left(finished.job));
+        this.reap(Nanos::ZERO, left);
     }
 }
 

@@ -4,12 +4,12 @@ use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
 use crate::buffers;
-use crate::job::{Finished, Job};
+use crate::job::Job;
 use crate::request::Op;
 
 /// A job that the kernel runs, and how much of it is done.
 pub(crate) struct Transfer {
-    job: Job,
+    job: Box<Job>,
     /// Bytes.
     moved: u64,
     /// What the kernel moves next, where that is not all of the job. The job's own buffers go back as they came.
@@ -25,7 +25,7 @@ pub(crate) enum Next {
 }
 
 impl Transfer {
-    pub(crate) fn new(job: Job) -> Self {
+    pub(crate) fn new(job: Box<Job>) -> Self {
         Self { job, moved: 0, part: Vec::new() }
     }
 
@@ -84,12 +84,12 @@ impl Transfer {
     }
 
     /// Gives up on it.
-    pub(crate) fn into_job(self) -> Job {
+    pub(crate) fn into_job(self) -> Box<Job> {
         self.job
     }
 
-    pub(crate) fn finish(self, result: Result<(), Errno>) -> Finished {
-        Finished { job: self.job, result }
+    pub(crate) fn finish(self, result: Result<(), Errno>) -> Box<Job> {
+        self.job.ended(result)
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
         assert!(matches!(transfer.advance(1024, 512), Next::Again));
         assert_eq!((transfer.offset(), transfer.buffers().len(), transfer.buffers()[0].len()), (9728, 1, 2560));
         assert!(matches!(transfer.advance(2560, 512), Next::Over(Ok(()))));
-        let buffers = transfer.finish(Ok(())).job.request.buffers;
+        let buffers = transfer.finish(Ok(())).request.buffers;
         assert_eq!(buffers.iter().map(IoVec::len).collect::<Vec<_>>(), [1024, 3072]);
     }
 

@@ -83,7 +83,7 @@ impl Engines {
     }
 
     /// Ends all of them, and waits until none touches a job's memory; those that the kernel had are given to `left`.
-    pub(super) fn end(&mut self, left: &mut dyn FnMut(Job)) {
+    pub(super) fn end(&mut self, left: &mut dyn FnMut(Box<Job>)) {
         // The workers last: they may be waiting for a write of the others to leave a disk's block range lock.
         for kind in EngineKind::ALL.into_iter().filter(|kind| kind.runs_in_kernel()) {
             if let Some(engine) = self.list[kind.index()].take() {

@@ -12,7 +12,7 @@ use crate::buffers;
 use crate::engine::Engine;
 use crate::error::{EngineError, OpenCause};
 use crate::remote::{Remote, RemoteDisk, Shape};
-use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Finished, Job, RemoteKind};
+use crate::{BlockLimits, Blocks, DetectZeroes, Discard, Job, Jobs, RemoteKind};
 
 const SIZE: u64 = 4 << 20;
 
@@ -83,8 +83,8 @@ impl Remote for Vector {
 struct VectorEngine {
     seen: Arc<Mutex<Seen>>,
     bell: OwnedFd,
-    pushed: Vec<Job>,
-    done: Vec<Job>,
+    pushed: Jobs,
+    done: Jobs,
 }
 
 impl Drop for VectorEngine {
@@ -94,7 +94,7 @@ impl Drop for VectorEngine {
 }
 
 impl Engine for VectorEngine {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: Box<Job>) {
         self.pushed.push(job);
     }
 
@@ -119,8 +119,8 @@ impl Engine for VectorEngine {
         !self.done.is_empty()
     }
 
-    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Finished)) {
-        self.done.drain(..).for_each(|job| done(Finished { job, result: Ok(()) }));
+    fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(Box<Job>)) {
+        self.done.drain(..).for_each(|job| done(job.ended(Ok(()))));
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -131,7 +131,7 @@ impl Engine for VectorEngine {
         self.seen.lock().unwrap().announced += 1;
     }
 
-    fn end(self: Box<Self>, left: &mut dyn FnMut(Job)) {
+    fn end(self: Box<Self>, left: &mut dyn FnMut(Box<Job>)) {
         let mut this = self;
         this.pushed.drain(..).for_each(left);
     }

@@ -19,7 +19,7 @@ const LARGE: u64 = 16 << 10;
 
 /// A job, and how far it has come.
 pub(super) struct Command {
-    pub(super) job: Job,
+    pub(super) job: Box<Job>,
     /// Jobs are sent again in this order.
     order: u64,
     /// Bytes that are done, in parts that were answered before.
@@ -167,7 +167,7 @@ pub(super) struct Commands {
 }
 
 impl Commands {
-    pub(super) fn insert(&mut self, job: Job) -> u32 {
+    pub(super) fn insert(&mut self, job: Box<Job>) -> u32 {
         self.order += 1;
         let command = Command {
             job,
@@ -274,7 +274,7 @@ impl Commands {
     }
 
     /// Every job that is left.
-    pub(super) fn into_jobs(self) -> impl Iterator<Item = Job> {
+    pub(super) fn into_jobs(self) -> impl Iterator<Item = Box<Job>> {
         self.places.into_iter().flatten().map(|command| command.job)
     }
 }

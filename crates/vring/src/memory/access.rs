@@ -33,6 +33,14 @@ impl GuestMemory {
         self.iovecs(guest_addr, bytes.len(), &mut iovecs) && self.scatter(&iovecs, bytes) == bytes.len()
     }
 
+    /// Asks the processor for what is at `guest_addr`, if it is in one of the largest regions.
+    #[inline]
+    pub(crate) fn prefetch(&self, guest_addr: u64) {
+        if let Some(iovec) = self.largest.iter().find_map(|span| span.iovec(guest_addr, 0)) {
+            volatile::prefetch(iovec.base());
+        }
+    }
+
     /// Whether all of `iovec` is mapped by this map.
     #[inline]
     pub fn holds(&self, iovec: &IoVec) -> bool {

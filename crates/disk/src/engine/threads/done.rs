@@ -12,7 +12,8 @@ use crate::sync::{AtomicBool, AtomicPtr, EventNotifier, Ordering, fence};
 
 /// A job, and what is needed to run it, on its way to a worker and back.
 pub(super) struct Node {
-    pub(super) job: Job,
+    /// There is one on the way.
+    pub(super) job: Option<Box<Job>>,
     pub(super) disk: *const Disk,
     /// Bytes of it that have been run.
     pub(super) done: u64,
@@ -22,8 +23,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) const fn new(job: Job, disk: *const Disk) -> Self {
-        Self { job, disk, done: 0, result: Ok(()), next: ptr::null_mut() }
+    pub(super) const fn new(job: Box<Job>, disk: *const Disk) -> Self {
+        Self { job: Some(job), disk, done: 0, result: Ok(()), next: ptr::null_mut() }
     }
 }
 

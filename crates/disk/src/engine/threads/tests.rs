@@ -28,7 +28,7 @@ fn push(threads: &mut Threads, token: u64) {
 }
 
 /// Reaps what is back, blocking as the loop does if there is nothing.
-fn reap_some(threads: &mut Threads, done: &mut dyn FnMut(Finished)) {
+fn reap_some(threads: &mut Threads, done: &mut dyn FnMut(Box<Job>)) {
     if threads.arm() {
         let mut fds = [rustix::event::PollFd::new(&threads.workers.done.event, rustix::event::PollFlags::IN)];
         let hangs = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -64,7 +64,7 @@ fn overtaken(threads: &mut Threads, slot: u32, large: &mut [u8]) -> usize {
     threads.submit(Nanos::ZERO);
     let mut ended = Vec::new();
     while ended.len() < 101 {
-        reap_some(threads, &mut |finished| ended.push(finished.job.request.token));
+        reap_some(threads, &mut |finished| ended.push(finished.request.token));
     }
     ended.iter().position(|token| *token == RequestToken(0)).unwrap()
 }
@@ -201,7 +201,7 @@ fn ended(threads: &mut Threads, count: usize) -> Vec<u64> {
     while ended.len() < count {
         reap_some(threads, &mut |finished| {
             assert_eq!(finished.result, Ok(()));
-            ended.push(finished.job.request.token.0);
+            ended.push(finished.request.token.0);
         });
     }
     ended

@@ -120,7 +120,9 @@ fn work(workers: &Arc<Workers>) {
         if let Some((line, mut taken)) = queue.jobs.take() {
             let part = if queue.jobs.are_beside_others() { blocking::SHARED_PART } else { blocking::PART };
             workers.call(queue);
-            let Node { job, disk, done, result, .. } = taken.node();
+            let Node { job: Some(job), disk, done, result, .. } = taken.node() else {
+                unreachable!("it is on its way")
+            };
             // SAFETY: the disk stays attached until the loop has the job back.
             let disk = unsafe { &**disk };
             let rest = match blocking::run(disk, job, done, part, &mut scratch) {
