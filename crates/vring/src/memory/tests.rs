@@ -138,6 +138,21 @@ fn nothing_is_noted_behind_the_end_of_a_log() {
 }
 
 #[test]
+fn a_map_keeps_its_log_when_regions_come_and_go() {
+    let file = Region::anonymous(0, PAGE).unwrap().file;
+    let log = Arc::new(DirtyLog::map(&file, 0, 1, &MemoryRules::default()).unwrap());
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap().logging(Some(log));
+    let more = memory.with(numbered(PAGE, 1, 0)).unwrap();
+    assert!(more.write(PAGE, &[1]));
+    let fewer = more.without(0, PAGE, 0x7000_0000).unwrap();
+    assert!(fewer.write(PAGE, &[1]) && fewer.log().is_some());
+    assert!(fewer.logging(None).log().is_none());
+    let mut bits = [0; 2];
+    rustix::io::pread(&file, &mut bits, 0).unwrap();
+    assert_eq!(bits, [2, 0]);
+}
+
+#[test]
 fn pages_of_one_s_own_are_lent_again_and_again() {
     let mut buffers = Buffers::pages();
     assert!(buffers.is_own() && buffers.is_empty());
