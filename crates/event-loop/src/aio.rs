@@ -179,3 +179,43 @@ impl Drop for Context {
         unsafe { libc::syscall(libc::SYS_io_destroy, self.handle()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn completions_are_taken_once_as_often_as_the_ring_goes_round() {
+        let mut context = Context::new(4).unwrap();
+        let empty = File::open("/dev/null").unwrap();
+        assert!(context.is_empty() && context.next().is_none());
+        for data in 0..1000 {
+            let mut iocb = Iocb { data, opcode: PREAD, fd: empty.as_raw_fd() as u32, ..Iocb::default() };
+            // SAFETY: the iocb lives through the call, and a read of no bytes touches no memory.
+            assert_eq!(unsafe { context.submit(&mut [&raw mut iocb]) }, Ok(1));
+            assert!(!context.is_empty());
+            assert_eq!(context.next().map(|event| (event.data, event.res)), Some((data, 0)));
+            assert!(context.is_empty() && context.next().is_none());
+        }
+    }
+
+    #[test]
+    fn a_context_that_is_dropped_is_gone() {
+        // Another thread's may come to be at the same address, but not each time.
+        let gone = (0..100).any(|_| {
+            let context = Context::new(1).unwrap();
+            let at = format!("{:x}-", context.handle());
+            let is_mapped = || {
+                let maps = fs::read_to_string("/proc/self/maps").unwrap();
+                maps.lines().any(|line| line.starts_with(&at) && line.contains("[aio]"))
+            };
+            assert!(is_mapped());
+            drop(context);
+            !is_mapped()
+        });
+        assert!(gone);
+    }
+}

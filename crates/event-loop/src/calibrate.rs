@@ -78,9 +78,9 @@ fn play(here: usize) -> io::Result<Calibration> {
     };
     let start = clock::now();
     let (mut latencies, mut wakings, mut cpu) = (Vec::new(), Vec::new(), Spent::new());
-    while latencies.len() < ROUNDS {
+    loop {
         let before = clock::now();
-        if before - start >= if latencies.len() < ENOUGH { AT_MOST } else { BRIEFLY } {
+        if is_enough(latencies.len(), before - start) {
             break;
         }
         rustix::io::write(&*ping, &1u64.to_ne_bytes())?;
@@ -94,6 +94,11 @@ fn play(here: usize) -> io::Result<Calibration> {
     // Each round is a sleep and a wake-up on either side.
     let each = Nanos((cpu.typical() + theirs).0 / 2);
     Ok(Calibration { cost: BlockCost { cpu: each, latency: typical(latencies) }, waking: typical(wakings).min(each) })
+}
+
+/// Whether so many rounds, which took so long, will do.
+fn is_enough(rounds: usize, took: Nanos) -> bool {
+    rounds >= ROUNDS || took >= if rounds < ENOUGH { AT_MOST } else { BRIEFLY }
 }
 
 /// What a thread spent in each round.
@@ -133,8 +138,7 @@ fn receive(fd: &impl std::os::fd::AsFd) -> io::Result<u64> {
 
 /// CPU time of the calling thread.
 pub(crate) fn thread_cpu() -> Nanos {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    clock::nanos(clock_gettime(ClockId::ThreadCPUTime))
 }
 
 /// What the kernel keeps about a thread and its core, read now and then.
@@ -192,6 +196,47 @@ mod tests {
         let Calibration { cost, waking } = calibrate().unwrap();
         assert!(cost.cpu > Nanos::ZERO && cost.latency > Nanos::ZERO, "{cost:?}");
         assert!(waking > Nanos::ZERO && waking <= cost.cpu, "{waking:?} of {cost:?}");
+    }
+
+    #[test]
+    fn quick_wake_ups_are_measured_briefly_and_slow_ones_until_there_are_enough() {
+        let ms = Nanos::from_millis;
+        for (rounds, took, expected) in [
+            (0, ms(49), false),
+            (63, ms(49), false),
+            (63, ms(50), true),
+            (64, ms(9), false),
+            (64, ms(10), true),
+            (199, ms(9), false),
+            (200, ms(0), true),
+        ] {
+            assert_eq!(is_enough(rounds, took), expected, "{rounds} in {took:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_typical_is_the_lower_quartile_once_things_have_settled() {
+        let rounds = |numbers: &mut dyn Iterator<Item = u64>| numbers.map(Nanos).collect::<Vec<_>>();
+        assert_eq!(typical(Vec::new()), Nanos::ZERO);
+        assert_eq!(typical(rounds(&mut (0..20).rev())), Nanos(5), "hardly any: of all");
+        assert_eq!(typical(rounds(&mut (0..32).rev())), Nanos(8));
+        // Sixteen that do not count, and seventeen that do.
+        let unsettled = std::iter::repeat_n(1, 16);
+        assert_eq!(typical(rounds(&mut unsettled.chain((100..117).rev()))), Nanos(104));
+    }
+
+    #[test]
+    fn rounds_take_all_the_time_that_a_thread_spends_each_its_own() {
+        let mut spent = Spent::new();
+        let first = spent.at;
+        for round in 1..=3u64 {
+            let before = spent.at;
+            while thread_cpu() == before {}
+            spent.note();
+            assert_eq!(spent.rounds.len() as u64, round);
+        }
+        assert!(spent.rounds.iter().all(|round| *round > Nanos::ZERO));
+        assert_eq!(spent.rounds.iter().map(|round| round.0).sum::<u64>(), spent.at.0 - first.0);
     }
 
     #[test]

@@ -52,6 +52,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn times_add_up() {
+        let counter = Counter::default();
+        counter.add_time(Nanos(5));
+        counter.add_time(Nanos(7));
+        assert_eq!((counter.time(), counter.get()), (Nanos(12), 12));
+        counter.set(3);
+        assert_eq!(counter.time(), Nanos(3));
+    }
+
+    #[test]
     fn a_reader_sees_a_counter_only_grow_and_in_the_end_all_of_it() {
         let counter = Arc::new(Counter::default());
         let owner = {

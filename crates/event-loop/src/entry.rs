@@ -89,3 +89,21 @@ pub(crate) const fn backend_key(fd: RawFd) -> Key {
 pub(crate) const fn slot(index: u32) -> Slot {
     Slot(if index == BACKEND { 0 } else { index + 1 })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_has_another_s_name() {
+        assert_ne!(BACKEND, MAILBOX);
+        for (index, generation) in [(0, 0), (1, 0), (0, 1), (7, GENERATIONS - 1), (BACKEND, 5), (MAILBOX, 0)] {
+            assert_eq!(key(index, generation).0, u64::from(generation) * (1 << 32) + u64::from(index));
+        }
+        assert_eq!(GENERATIONS, 0x100_0000, "three bytes of a word, whose rest is something else");
+        let [first, second] = [backend_key(3).0, backend_key(4).0];
+        assert_eq!((first, second), (key(BACKEND, 3).0, key(BACKEND, 4).0));
+        assert_eq!(backend_key(0x100_0003).0, first, "no descriptor is so large");
+        assert_eq!([BACKEND, 0, 1, 100].map(|index| slot(index).0), [0, 1, 2, 101]);
+    }
+}

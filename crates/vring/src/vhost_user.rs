@@ -64,12 +64,12 @@ pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const F_LOG_ALL: u64 = 1 << 26;
 
 /// In SET_VRING_ADDR: what is written to the used ring is logged, too. `VHOST_VRING_F_LOG`, as a bit.
-pub const VRING_LOG: u32 = 1 << 0;
+pub const VRING_LOG: u32 = 1;
 
 /// Protocol features, as bits.
 pub mod protocol_feature {
     /// More queues than one.
-    pub const MQ: u64 = 1 << 0;
+    pub const MQ: u64 = 1;
     /// The dirty log is in memory that the front-end hands over.
     pub const LOG_SHMFD: u64 = 1 << 1;
     /// A request may ask to be acknowledged.
@@ -104,3 +104,24 @@ pub mod flag {
 
 /// In a message that hands over a descriptor, of a vring say: there is none.
 pub const NO_FD: u64 = 1 << 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As QEMU's headers and the specification write them, and not as they are written here.
+    #[test]
+    fn the_bits_are_those_of_the_protocol() {
+        use protocol_feature::*;
+        assert_eq!((F_PROTOCOL_FEATURES, F_LOG_ALL, VRING_LOG), (0x4000_0000, 0x400_0000, 1));
+        assert_eq!([MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG], [0x1, 0x2, 0x8, 0x20, 0x200]);
+        assert_eq!([INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS], [0x1000, 0x2000, 0x8000]);
+        assert_eq!(
+            [DEVICE_STATE, GET_VRING_BASE_INFLIGHT, GET_VRING_BASE_SKIP_DRAIN],
+            [0x8_0000, 0x10_0000, 0x80_0000]
+        );
+        assert_eq!([flag::VERSION, flag::REPLY, flag::NEED_REPLY], [1, 4, 8]);
+        assert_eq!(NO_FD, 0x100);
+        assert_eq!((request::name(request::ADD_MEM_REG), request::name(999)), ("ADD_MEM_REG", "unknown request"));
+    }
+}

@@ -86,10 +86,10 @@ impl GuestMemory {
             let from = skip.min(iovec.len());
             skip -= from;
             let len = (iovec.len() - from).min(into.len() - done);
-            if len == 0 && from > 0 && done < into.len() {
+            if len == 0 {
                 continue;
             }
-            if len == 0 || !self.holds(iovec) {
+            if !self.holds(iovec) {
                 break;
             }
             // SAFETY: this map holds the iovec, of which these bytes are a part, and so keeps them mapped while it is
@@ -123,10 +123,10 @@ impl GuestMemory {
             let from = skip.min(iovec.len());
             skip -= from;
             let len = (iovec.len() - from).min(bytes.len() - done);
-            if len == 0 && from > 0 && done < bytes.len() {
+            if len == 0 {
                 continue;
             }
-            if len == 0 || !self.holds(iovec) {
+            if !self.holds(iovec) {
                 break;
             }
             // SAFETY: this map holds the iovec, of which these bytes are a part.

@@ -28,6 +28,14 @@ pub(super) struct Range {
     pub(super) page: usize,
 }
 
+impl Range {
+    /// Where the page begins that has `addr`. They follow each other from the start, which is aligned to pages of memory,
+    /// but not to the blocks of every file system that says it has large ones.
+    fn page_with(self, addr: usize) -> usize {
+        addr - (addr - self.start) % self.page
+    }
+}
+
 /// One watched range of addresses. `sequence` is odd while the other fields change.
 struct Slot {
     sequence: AtomicUsize,
@@ -195,14 +203,14 @@ extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _contex
 fn mend(addr: usize) -> bool {
     let used = USED.load(Ordering::Acquire).min(LIMIT);
     let found = SLOTS[..used].iter().find_map(|slot| Some((slot, slot.range_with(addr)?)));
-    let Some((slot, Range { start, len, page })) = found else { return false };
+    let Some((slot, range)) = found else { return false };
     // Before the memory is replaced: another thread may read what is there now without a fault, and has to find the mark
     // when it looks afterwards.
     slot.truncated.store(true, Ordering::Relaxed);
     TRUNCATIONS.fetch_add(1, Ordering::Release);
     // A system that grants memory strictly (`vm.overcommit_memory=2`) counts the whole range, and may refuse it. The page
     // then does for now.
-    replace(start, len) || replace(addr - (addr - start) % page, page)
+    replace(range.start, range.len) || replace(range.page_with(addr), range.page)
 }
 
 /// Puts empty memory in the place of a part of a watched range; says whether it did.
@@ -227,4 +235,34 @@ fn replace(start: usize, len: usize) -> bool {
         libc::madvise(start, len, libc::MADV_DONTDUMP);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_watches_the_addresses_of_its_range_and_none_while_it_changes() {
+        let slot = Slot::free();
+        assert!(slot.range_with(0).is_none());
+        slot.set(Range { start: 0x5000, len: 0x2000, page: 0x1000 });
+        for (addr, is_watched) in [(0x4fff, false), (0x5000, true), (0x6fff, true), (0x7000, false)] {
+            assert_eq!(slot.range_with(addr).is_some(), is_watched, "{addr:#x}");
+        }
+        let Range { start, len, page } = slot.range_with(0x6000).unwrap();
+        assert_eq!((start, len, page), (0x5000, 0x2000, 0x1000));
+        let sequence = slot.sequence.fetch_add(1, Ordering::Relaxed);
+        assert!(slot.range_with(0x6000).is_none(), "who changes it has just begun");
+        slot.sequence.store(sequence, Ordering::Relaxed);
+        slot.set(Range { start: 0, len: 0, page: 0 });
+        assert!(slot.range_with(0).is_none() && slot.range_with(0x6000).is_none());
+    }
+
+    #[test]
+    fn pages_are_counted_from_where_their_range_starts() {
+        let range = Range { start: 0x5000, len: 0x8000, page: 0x4000 };
+        for (addr, page) in [(0x5000, 0x5000), (0x8fff, 0x5000), (0x9000, 0x9000), (0xcfff, 0x9000)] {
+            assert_eq!(range.page_with(addr), page, "{addr:#x}");
+        }
+    }
 }

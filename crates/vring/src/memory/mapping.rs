@@ -3,10 +3,10 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{FileType, fcntl_get_seals, fstat};
+use rustix::fs::{FileType, MemfdFlags, fcntl_get_seals, fstat, memfd_create};
 
 use super::budget::Charge;
 use super::fault::{Range, Watch};
@@ -159,11 +159,17 @@ fn page_size() -> u64 {
 
 /// A file of memory, of no length yet.
 pub(super) fn memfd() -> io::Result<File> {
-    // SAFETY: the name is a C string, and no other memory is involved.
-    let fd = unsafe { libc::memfd_create(c"egret-guest".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
+    Ok(File::from(memfd_create("egret-guest", MemfdFlags::CLOEXEC)?))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// Most files say themselves how large their pages are. Where one does not, nothing else is looked at.
+    #[test]
+    fn the_system_says_how_large_a_page_is() {
+        let page = page_size();
+        assert!(page.is_power_of_two() && page >= 4096, "{page}");
     }
-    // SAFETY: the call just above opened it, and nobody else has it.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -95,6 +95,110 @@ fn bytes_arrive_whole_whatever_their_alignment_and_length() {
 }
 
 #[test]
+fn zeroes_are_written_and_found_whatever_their_alignment_and_length() {
+    let memory = GuestMemory::empty().with(Region::anonymous(0, PAGE).unwrap()).unwrap();
+    let at = |addr| memory.slice(addr, 1).unwrap().base();
+    for start in 0..9 {
+        for len in (0..24).chain([63, 64, 65, 71, 72, 73, 80, 128, 130]) {
+            assert!(memory.write(0, &[0xEE; 256]));
+            // SAFETY: the page is mapped.
+            unsafe { volatile::zero(at(start), len) };
+            let mut found = [0; 256];
+            assert!(memory.read(0, &mut found));
+            let zeroes = start as usize..start as usize + len;
+            assert!((0..256).all(|at| (found[at] == 0) == zeroes.contains(&at)), "{len} bytes at {start}: {found:x?}");
+            // SAFETY: likewise.
+            let is_zero = || unsafe { volatile::is_zero(at(start), len) };
+            assert!(is_zero(), "{len} bytes at {start}");
+            for other in zeroes {
+                assert!(memory.write(other as u64, &[1]));
+                assert!(!is_zero(), "{len} bytes at {start} with another at {other}");
+                assert!(memory.write(other as u64, &[0]));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_noted_behind_the_end_of_a_log() {
+    let file = Region::anonymous(0, PAGE).unwrap().file;
+    let log = DirtyLog::map(&file, 1, 2, &MemoryRules::default()).unwrap();
+    let bits = |from: u64| {
+        let mut bits = [0; 4];
+        rustix::io::pread(&file, &mut bits, from).unwrap();
+        bits
+    };
+    assert_eq!(log.end(), 16 * LOG_PAGE);
+    log.mark(15 * LOG_PAGE, u64::MAX);
+    assert_eq!(bits(0), [0, 0, 0x80, 0]);
+    log.mark(16 * LOG_PAGE, 1);
+    assert_eq!(bits(0), [0, 0, 0x80, 0]);
+    log.mark(0, u64::MAX);
+    assert_eq!(bits(0), [0, 0xff, 0xff, 0]);
+}
+
+#[test]
+fn a_map_keeps_its_log_when_regions_come_and_go() {
+    let file = Region::anonymous(0, PAGE).unwrap().file;
+    let log = Arc::new(DirtyLog::map(&file, 0, 1, &MemoryRules::default()).unwrap());
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap().logging(Some(log));
+    let more = memory.with(numbered(PAGE, 1, 0)).unwrap();
+    assert!(more.write(PAGE, &[1]));
+    let fewer = more.without(0, PAGE, 0x7000_0000).unwrap();
+    assert!(fewer.write(PAGE, &[1]) && fewer.log().is_some());
+    assert!(fewer.logging(None).log().is_none());
+    let mut bits = [0; 2];
+    rustix::io::pread(&file, &mut bits, 0).unwrap();
+    assert_eq!(bits, [2, 0]);
+}
+
+#[test]
+fn pages_of_one_s_own_are_lent_again_and_again() {
+    let mut buffers = Buffers::pages();
+    assert!(buffers.is_own() && buffers.is_empty());
+    assert_eq!((buffers.capacity(), buffers.bytes().len(), buffers.bytes_mut().len()), (0, 0, 0));
+    buffers.resize(100);
+    assert_eq!(buffers.bytes(), [0; 100]);
+    assert!((buffers[0].base() as u64).is_multiple_of(PAGE), "as direct I/O likes them");
+    assert!(buffers.capacity() >= 4096 && buffers.capacity().is_multiple_of(4096));
+    buffers.bytes_mut().fill(7);
+    assert_eq!(buffers.bytes_mut().len(), 100);
+    let base = buffers[0].base();
+    for len in [4096, 50, 4096, 100] {
+        buffers.resize(len);
+        assert_eq!((buffers[0].base(), buffers.bytes().len()), (base, len), "there is a page, and it stays");
+        assert!(buffers.bytes()[..50].iter().all(|&byte| byte == 7), "they hold what they held");
+    }
+    buffers.resize(4097);
+    assert_eq!((&buffers.bytes()[..100], &buffers.bytes()[100..]), (&[7; 100][..], &[0; 3997][..]));
+    assert!(buffers.capacity() >= 8192);
+    buffers.bytes_mut()[4096] = 9;
+    buffers.resize(12);
+    assert!(buffers.capacity() >= 8192, "what there is stays");
+    buffers.resize(4097);
+    assert_eq!(buffers.bytes()[4096], 9, "also behind where the list ended");
+    buffers.resize(12);
+
+    let lent = Lent::of_pages(buffers);
+    assert_eq!(lent.iter().map(IoVec::len).collect::<Vec<_>>(), [12]);
+    let back = lent.into_pages();
+    assert_eq!(back.bytes(), [7; 12]);
+    let none = Lent::of_pages(Buffers::default()).into_pages();
+    assert!(none.is_empty() && !none.is_own());
+
+    let mut bytes = Buffers::own(vec![5; 3], Vec::new());
+    assert_eq!((bytes.bytes().len(), bytes.bytes_mut().len(), bytes.capacity()), (0, 0, 0), "these are no pages");
+    assert!(bytes.is_own());
+    assert_eq!(back.into_parts().1, None);
+}
+
+#[test]
+#[should_panic(expected = "its memory goes along")]
+fn what_goes_along_is_lent_as_pages_only_if_it_is_pages() {
+    Lent::of_pages(Buffers::own(vec![0; 3], Vec::new()));
+}
+
+#[test]
 fn a_region_may_begin_anywhere_in_its_file() {
     let mut region = numbered(0x1234, 3, 5);
     region.offset = PAGE + 100;
@@ -103,6 +207,29 @@ fn a_region_may_begin_anywhere_in_its_file() {
     assert_eq!(read(&memory, 0x1234), Some([6]));
     assert_eq!(read(&memory, 0x1234 + PAGE - 101), Some([6, 7]));
     assert_eq!(read::<2>(&memory, 0x1234 + PAGE - 1), None);
+}
+
+#[test]
+fn a_region_may_end_where_its_address_space_does() {
+    for change in [|r: &mut Region| r.guest_addr = u64::MAX - PAGE, |r: &mut Region| r.user_addr = u64::MAX - PAGE] {
+        let mut region = numbered(0, 1, 4);
+        change(&mut region);
+        let (guest_addr, user_addr) = (region.guest_addr, region.user_addr);
+        let memory = GuestMemory::empty().with(region).unwrap();
+        assert_eq!(read(&memory, guest_addr + PAGE - 1), Some([4]));
+        assert_eq!(memory.guest_address(user_addr + PAGE - 1), Some(guest_addr + PAGE - 1));
+        assert_eq!(memory.guest_address(user_addr.wrapping_add(PAGE)), None);
+    }
+}
+
+#[test]
+fn a_map_ends_where_its_last_region_does() {
+    let memory = GuestMemory::empty();
+    assert_eq!(memory.end(), 0);
+    let memory = memory.with(numbered(0x10_0000, 2, 0)).unwrap();
+    assert_eq!(memory.end(), 0x10_0000 + 2 * PAGE);
+    let memory = memory.with(numbered(0x1000, 3, 0)).unwrap();
+    assert_eq!(memory.end(), 0x10_0000 + 2 * PAGE);
 }
 
 #[test]
@@ -182,6 +309,100 @@ fn pieces_of_another_map_are_not_touched() {
     assert_eq!(theirs.gather(&[piece], &mut [0; 9]), 8, "as much as there is");
 }
 
+/// `len` bytes that are `skip` bytes behind where an iovec begins, wherever that is.
+fn behind(iovec: IoVec, skip: usize, len: usize) -> IoVec {
+    // SAFETY: no data is moved by it where the map does not hold it, which is what this is about.
+    unsafe { IoVec::new(iovec.base().wrapping_add(skip), len) }
+}
+
+/// Four regions of two pages and of three, of which a map has only two at hand.
+fn of_four_regions() -> GuestMemory {
+    let map = GuestMemory::empty();
+    (0..4).fold(map, |map, at| map.with(numbered(0x10_0000 * at, 2 + at % 2, 10 * at as u8)).unwrap())
+}
+
+#[test]
+fn a_map_holds_what_is_wholly_inside_of_a_region() {
+    let memory = of_four_regions();
+    for at in 0..4 {
+        let len = ((2 + at % 2) * PAGE) as usize;
+        let all = memory.slice(0x10_0000 * at, len).unwrap();
+        assert!(memory.holds(&all));
+        assert!(memory.holds(&behind(all, len - 1, 1)));
+        assert!(memory.holds(&behind(all, len - 1, 0)));
+        assert!(!memory.holds(&behind(all, 0, len + 1)), "it ends behind region {at}");
+        assert!(!memory.holds(&behind(all, 100, len - 99)), "it ends behind region {at}");
+        assert!(!memory.holds(&behind(all, 0, usize::MAX)));
+    }
+    let alone = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    let all = alone.slice(0, PAGE as usize).unwrap();
+    assert!(!alone.holds(&behind(all, PAGE as usize, 0)), "nothing, behind the end");
+    assert!(!alone.holds(&behind(all, PAGE as usize, 1)));
+    assert!(!alone.holds(&behind(all, usize::MAX, 1)), "the byte before");
+}
+
+#[test]
+fn words_are_read_where_a_map_has_as_many_and_they_are_aligned() {
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    let bytes: Vec<u8> = (1..=40).collect();
+    assert!(memory.write(0, &bytes));
+    let word = |at: u8| u64::from_le_bytes(std::array::from_fn(|byte| at + byte as u8));
+    let at = |addr, len| memory.slice(addr, len).unwrap();
+    assert_eq!(memory.words(&at(0, 16)), Some([word(1), word(9)]));
+    assert_eq!(memory.words(&at(8, 40)), Some([word(9), word(17)]), "of more, the first");
+    assert_eq!(memory.words::<2>(&at(0, 15)), None, "one byte too few");
+    assert_eq!(memory.words::<2>(&at(0, 9)), None);
+    assert_eq!(memory.words::<1>(&at(4, 16)), None, "between two words");
+    let theirs = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    assert_eq!(theirs.words::<1>(&at(0, 8)), None, "of another map");
+}
+
+#[test]
+fn bytes_go_behind_the_first_of_some_iovecs_and_come_from_there() {
+    let memory = of_four_regions();
+    let lens = [3, 0, 5, 1, 4];
+    let total: usize = lens.iter().sum();
+    // Apart from each other, and so that a byte too many would be seen.
+    let places: Vec<_> = (0..).zip(lens).map(|(at, len)| (at % 4 * 0x10_0000 + at * 0x100, len)).collect();
+    let iovecs: Vec<_> = places.iter().map(|&(at, len)| memory.slice(at, len).unwrap()).collect();
+    let all: Vec<u8> = (1..=total as u8).collect();
+    for skip in 0..=total + 1 {
+        for len in 0..=total + 1 {
+            assert_eq!(memory.scatter(&iovecs, &vec![0; total]), total);
+            let bytes = vec![0xAA; len];
+            let expected = len.min(total.saturating_sub(skip));
+            assert_eq!(memory.scatter_after(&iovecs, skip, &bytes), expected, "{len} behind {skip}");
+            let mut found = vec![0xEE; total];
+            assert_eq!(memory.gather(&iovecs, &mut found), total);
+            let written: Vec<_> = (0..total).map(|at| at >= skip && at < skip + expected).collect();
+            assert!(found.iter().map(|&byte| byte == 0xAA).eq(written), "{len} behind {skip}: {found:x?}");
+
+            assert_eq!(memory.scatter(&iovecs, &all), total);
+            let mut found = vec![0xEE; len];
+            assert_eq!(memory.gather_after(&iovecs, skip, &mut found), expected, "{len} behind {skip}");
+            assert_eq!(found[..expected], all[skip.min(total)..][..expected], "{len} behind {skip}");
+            assert!(found[expected..].iter().all(|&byte| byte == 0xEE), "{len} behind {skip}");
+        }
+    }
+    let ends: Vec<_> = places.iter().map(|&(at, len)| read::<1>(&memory, at + len as u64)).collect();
+    assert_eq!(ends, [0, 10, 20, 30, 0].map(|byte| Some([byte])));
+}
+
+#[test]
+fn bytes_stop_at_an_iovec_that_is_of_another_map() {
+    let ours = GuestMemory::empty().with(numbered(0, 1, 1)).unwrap();
+    let theirs = GuestMemory::empty().with(numbered(0, 1, 2)).unwrap();
+    let iovecs = [ours.slice(0, 4).unwrap(), theirs.slice(0, 4).unwrap(), ours.slice(8, 4).unwrap()];
+    let mut found = [0xEE; 12];
+    assert_eq!((ours.gather(&iovecs, &mut found), found[..5].to_vec()), (4, vec![1, 1, 1, 1, 0xEE]));
+    assert_eq!(ours.scatter(&iovecs, &[9; 12]), 4);
+    assert_eq!((read(&ours, 0), read(&theirs, 0)), (Some([9, 9, 9, 9, 1, 1, 1, 1, 1]), Some([2; 4])));
+    // Likewise where it is skipped in part.
+    assert_eq!(ours.gather_after(&iovecs, 6, &mut found), 0);
+    assert_eq!(ours.scatter_after(&iovecs, 6, &[9; 12]), 0);
+    assert_eq!((read(&ours, 8), read(&theirs, 0)), (Some([1; 4]), Some([2; 4])));
+}
+
 #[test]
 fn pieces_are_narrowed_from_either_end() {
     let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
@@ -199,6 +420,43 @@ fn pieces_are_narrowed_from_either_end() {
         iovecs::append_after(&of(&[4, 0, 6]), skip, &mut rest);
         assert_eq!(lens(&rest), left, "{skip}");
     }
+}
+
+#[test]
+fn a_range_of_bytes_is_the_same_pieces_whoever_asks() {
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    // Apart from each other, with an empty one between and one at the end.
+    let all = [(0x100, 4), (0x200, 0), (0x300, 6), (0x400, 0)].map(|(at, len)| memory.slice(at, len).unwrap());
+    let bytes: Vec<_> = (0x100..0x104).chain(0x300..0x306).map(|at| memory.slice(at, 1).unwrap().base()).collect();
+    let bytes_of = |pieces: &[(*mut u8, usize)]| -> Vec<_> {
+        assert!(pieces.iter().all(|&(_, len)| len > 0));
+        pieces.iter().flat_map(|&(base, len)| (0..len).map(move |at| base.wrapping_add(at))).collect()
+    };
+    for skip in 0..=11 {
+        for len in 0..=11 {
+            let expected: Vec<_> = bytes.iter().copied().skip(skip).take(len).collect();
+            let mut pieces = Vec::new();
+            iovecs::pieces(&all, skip as u64, len as u64, |base, len| pieces.push((base, len)));
+            assert_eq!(bytes_of(&pieces), expected, "{len} behind {skip}");
+            let mut range = vec![all[1]];
+            iovecs::append_range(&all, skip, len, &mut range);
+            assert_eq!(range.remove(0).base(), all[1].base(), "what was there stays");
+            let range: Vec<_> = range.iter().map(|piece| (piece.base(), piece.len())).collect();
+            assert_eq!(range, pieces, "{len} behind {skip}");
+        }
+    }
+}
+
+#[test]
+fn the_first_bytes_are_a_piece_where_they_are_in_the_first_iovec() {
+    let memory = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    let all = [(0x100, 4), (0x200, 8)].map(|(at, len)| memory.slice(at, len).unwrap());
+    let first = |len| iovecs::first(&all, len).map(|piece| (piece.base(), piece.len()));
+    assert_eq!(first(3), Some((all[0].base(), 3)));
+    assert_eq!(first(4), Some((all[0].base(), 4)));
+    assert_eq!(first(5), None);
+    assert!(iovecs::first(&[], 0).is_none());
+    assert!(memory.slice(0, 0).unwrap().is_empty() && !all[0].is_empty());
 }
 
 #[test]
@@ -323,6 +581,7 @@ fn a_fault_that_is_nobodys_ends_the_process_as_ever() {
 fn a_fault_that_is_nobodys_goes_to_the_handler_before_ours() {
     assert!(in_a_process_of_its_own("child_with_a_handler").contains("exit status: 42"));
     assert!(in_a_process_of_its_own("child_that_is_sent_a_signal").contains("exit status: 42"));
+    assert!(in_a_process_of_its_own("child_that_is_sent_a_signal_as_a_process").contains("exit status: 42"));
 }
 
 #[test]
@@ -411,6 +670,19 @@ fn child_that_is_sent_a_signal() {
     unsafe { libc::raise(libc::SIGBUS) };
 }
 
+/// By `kill`, whose code is 0, and not that of a signal to a thread. Any thread may take it, so this one waits to be ended.
+#[test]
+#[ignore = "exits; run by another test"]
+fn child_that_is_sent_a_signal_as_a_process() {
+    exit_on_a_fault();
+    let _watched = GuestMemory::empty().with(numbered(0, 1, 0)).unwrap();
+    // SAFETY: no memory is involved. The handler before ours ends the process from whichever thread takes the signal.
+    unsafe {
+        libc::kill(libc::getpid(), libc::SIGBUS);
+        libc::sleep(60);
+    }
+}
+
 /// A file that is no shared memory, if the directory of this program is on a disk.
 fn file_on_disk() -> Option<fs::File> {
     let path = std::env::current_exe().unwrap().with_extension(format!("memory-{}", std::process::id()));
@@ -483,6 +755,9 @@ fn no_more_is_mapped_than_a_budget_has_and_the_error_says_which() {
         refused(&other, numbered(2 * PAGE, 1, 0)).contains("the daemon has 3 regions mapped, and may have no more")
     );
     assert_eq!(part.used(), MemoryLimits { bytes: PAGE, regions: 1 });
+    let (_, none) = budgets(0, 0);
+    let told = refused(&under(&none), numbered(0, 1, 0));
+    assert!(told.contains("4K more where 0 bytes of 0 bytes are mapped for the export"), "{told}");
 }
 
 #[test]

@@ -85,7 +85,9 @@ impl Home {
     /// Looks whether there is memory for all indirect tables.
     fn new(memory: &Arc<GuestMemory>, at: u64, config: DriverConfig) -> Result<Self, RingError> {
         let home = Self { memory: Arc::clone(memory), at, config };
-        (0..config.size).try_for_each(|head| home.table(head).map(drop))?;
+        // Where there are none, the memory may end.
+        let tables = if config.indirect.is_some() { config.size } else { 0 };
+        (0..tables).try_for_each(|head| home.table(head).map(drop))?;
         Ok(home)
     }
 

@@ -247,7 +247,8 @@ impl Ring {
         let (ring, record) = (&self.areas.ring, &mut self.record);
         let mut popped = Popped { id: 0, taken: 0 };
         let get = |slot: u16| {
-            if popped.taken == free && free < size {
+            // Of a ring that is all the driver's, nothing is asked for behind the last: a chain is no longer than the ring.
+            if popped.taken == free {
                 return Err(RingError::NotUsed(slot));
             }
             let descriptor = if popped.taken == 0 { first } else { ring.get(slot) };

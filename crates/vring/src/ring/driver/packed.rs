@@ -85,8 +85,9 @@ impl Driver {
     ) -> Result<(), Full> {
         let taken = match self.home.config.indirect {
             Some(most) if count > usize::from(most) => return Err(Full),
-            Some(_) if count > 1 => 1,
-            _ => count,
+            // One buffer goes without a table, and takes as many.
+            Some(_) => 1,
+            None => count,
         };
         if taken > usize::from(self.free) {
             return Err(Full);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::super::area::{Descriptor, Descriptors};
 use super::super::need_event;
 use crate::memory::{Access, Buffers, GuestMemory, IoVec, Region, iovecs};
 use crate::ring::{Chain, Driver, DriverConfig, Full, Piece, QueueConfig, RingError, Used};
@@ -40,14 +41,20 @@ fn a_chain_comes_out_as_it_was_put_in() {
         };
         same(chain.readable(), &readable);
         same(chain.writable(), &writable);
-        assert_eq!((chain.readable_len, chain.writable_len), (23, 4097));
+        assert_eq!((chain.readable_len(), chain.writable_len(), chain.bytes()), (23, 4097, 4120));
+        assert_eq!(chain.iovecs(), 4);
+        assert_eq!(chain.writable_mut().split_off(1).len(), 1);
+        assert_eq!((chain.writable().len(), chain.writable_len()), (1, 4097), "as it was popped");
         assert_eq!(guest.queue.in_flight(), 1);
+        assert!((0..=16).all(|head| guest.queue.is_in_flight(head) == (head == chain.head())));
         assert!(!guest.queue.pop(&mut chain).unwrap());
 
         guest.queue.add_used(chain.head(), 4097);
         assert_eq!(guest.queue.in_flight(), 0);
+        assert!(!guest.queue.is_in_flight(chain.head()));
         assert!(!guest.driver.has_used(), "not before it is published");
         assert!(guest.queue.publish_used());
+        assert!(guest.driver.has_used());
         assert!(!guest.queue.publish_used(), "nothing new");
         assert_eq!(guest.driver.reap().unwrap(), Some(Used { token: 99, written: 4097 }));
         assert_eq!(guest.driver.reap().unwrap(), None);
@@ -264,32 +271,63 @@ fn a_queue_that_stops_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_queue_that_stops_says_where() {
+    for config in configs(3) {
+        let mut guest = Guest::new(config);
+        round(&mut guest);
+        let (base, next) = if config.packed { (0x8004_8004, 0x8004) } else { (4, 4) };
+        assert_eq!((guest.queue.next_available(), guest.queue.next_used()), (next, next));
+        assert_eq!(guest.queue.stop(), QueueConfig { base, ..guest.driver.queue() });
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "maps files")]
 fn memory_is_replaced_only_when_nothing_is_in_flight() {
-    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 });
-    let mut chain = Chain::new();
-    guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
-    guest.driver.publish();
-    assert!(guest.queue.pop(&mut chain).unwrap());
-    let more = Arc::new(guest.memory.with(Region::anonymous(0, 4096).unwrap()).unwrap());
-    assert_eq!(guest.queue.replace_memory(&more), Err(RingError::InFlight(1)));
-    assert_eq!(guest.queue.broken(), None);
-    guest.queue.add_used(chain.head(), 0);
-    guest.queue.replace_memory(&more).unwrap();
-    assert!(Arc::ptr_eq(guest.queue.memory(), &more));
-    guest.queue.publish_used();
-    guest.driver.reap().unwrap().unwrap();
-    // Buffers in the new region are seen now.
-    guest.driver.add(&[piece(0, 4096)], &[], 0).unwrap();
-    guest.driver.publish();
-    assert!(guest.queue.pop(&mut chain).unwrap());
-    guest.queue.add_used(chain.head(), 0);
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        let mut chain = Chain::new();
+        guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+        guest.driver.publish();
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        let more = Arc::new(guest.memory.with(Region::anonymous(0, 4096).unwrap()).unwrap());
+        assert_eq!(guest.queue.replace_memory(&more), Err(RingError::InFlight(1)));
+        assert_eq!(guest.queue.broken(), None);
+        guest.queue.add_used(chain.head(), 0);
+        guest.queue.replace_memory(&more).unwrap();
+        assert!(Arc::ptr_eq(guest.queue.memory(), &more));
+        guest.queue.publish_used();
+        guest.driver.reap().unwrap().unwrap();
+        // Buffers in the new region are seen now.
+        guest.driver.add(&[piece(0, 4096)], &[], 0).unwrap();
+        guest.driver.publish();
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        guest.queue.add_used(chain.head(), 0);
 
-    let elsewhere = Arc::new(GuestMemory::empty());
-    assert!(matches!(guest.queue.replace_memory(&elsewhere), Err(RingError::AreaOutside { .. })));
-    assert!(guest.queue.broken().is_some());
-    assert!(!guest.queue.is_available());
-    guest.queue.publish_used();
+        let elsewhere = Arc::new(GuestMemory::empty());
+        assert!(matches!(guest.queue.replace_memory(&elsewhere), Err(RingError::AreaOutside { .. })));
+        assert!(guest.queue.broken().is_some());
+        assert!(!guest.queue.is_available());
+        guest.queue.publish_used();
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps files")]
+fn a_ring_is_where_the_map_of_its_queue_has_it() {
+    for config in configs(0) {
+        let mut guest = Guest::new(config);
+        guest.driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+        guest.driver.publish();
+        assert!(guest.queue.is_available());
+        let other = memory();
+        let mut driver = Driver::new(&other, RING, config).unwrap();
+        guest.queue.replace_memory(&other).unwrap();
+        assert!(!guest.queue.is_available());
+        driver.add(&[piece(DATA, 1)], &[], 0).unwrap();
+        driver.publish();
+        assert!(guest.queue.is_available());
+    }
 }
 
 #[test]
@@ -373,6 +411,92 @@ fn buffers_and_indirect_tables_may_cross_adjacent_regions() {
     assert!(queue.pop(&mut chain).unwrap());
     assert_eq!((chain.readable_len, chain.writable_len), (3, 3));
     queue.abandon(1);
+
+    // Of such a table, too, a chain goes on no further than there are descriptors.
+    assert!(memory.write(table, &descriptor(RING, 1, 1, 3)));
+    assert!(memory.write(driver.queue().avail + 4 + 4, &1u16.to_le_bytes()));
+    assert!(memory.write(driver.queue().avail + 2, &3u16.to_le_bytes()));
+    assert_eq!(queue.pop(&mut chain), Err(RingError::NoSuchDescriptor { index: 3, len: 3 }));
+}
+
+#[test]
+fn a_driver_lays_its_areas_out_one_behind_the_other_each_on_a_line_of_its_own() {
+    let config = |packed, size, indirect| DriverConfig { size, packed, event_idx: true, indirect, base: 0 };
+    for (config, [used, avail, bytes]) in [
+        (config(false, 1, None), [64, 128, 192]),
+        (config(false, 16, None), [256, 448, 512]),
+        (config(false, 64, Some(3)), [1024, 1024 + 576, 1024 + 576 + 192 + 16 * 64 * 3]),
+        (config(true, 3, None), [64, 128, 192]),
+        (config(true, 20, Some(5)), [320, 384, 448 + 16 * 20 * 5]),
+    ] {
+        let queue = config.queue(RING);
+        assert_eq!((queue.desc, queue.used, queue.avail), (RING, RING + used, RING + avail), "{config:?}");
+        assert_eq!(config.bytes(), bytes, "{config:?}");
+        // It has that memory to the last byte that it is going to use.
+        let needed = if config.indirect.is_some() { bytes } else { bytes - 64 + 1 };
+        let on = |bytes| Driver::new(&Arc::new(GuestMemory::allocated(RING, bytes)), RING, config).map(drop);
+        assert_eq!(on(bytes), Ok(()), "{config:?}");
+        assert!(on(needed - 1).is_err(), "{config:?}");
+    }
+}
+
+#[test]
+fn a_driver_has_a_table_for_two_buffers_and_none_for_one() {
+    const INDIRECT: u16 = 4;
+    for config in configs(0).filter(|config| config.indirect.is_some()) {
+        for (buffers, is_indirect) in [(1, false), (2, true), (8, true)] {
+            let mut guest = Guest::new(config);
+            guest.driver.add(&vec![piece(DATA, 1); buffers], &[], 0).unwrap();
+            guest.driver.publish();
+            let first = if config.packed { u64::from(config.base & 0x7fff) } else { 0 };
+            let flags_at = if config.packed { 14 } else { 12 };
+            let flags = u16::from_le_bytes(guest.read(RING + 16 * first + flags_at));
+            assert_eq!(flags & INDIRECT != 0, is_indirect, "{buffers} of {config:?}");
+            let mut chain = Chain::new();
+            assert!(guest.queue.pop(&mut chain).unwrap());
+            assert_eq!(chain.iovecs() as usize, buffers);
+            guest.queue.add_used(chain.head(), 0);
+        }
+    }
+}
+
+#[test]
+fn an_indirect_table_may_lie_anywhere() {
+    let mut guest = Guest::new(DriverConfig { size: 16, packed: false, event_idx: false, indirect: None, base: 0 });
+    let mut chain = Chain::new();
+    for at in 0..16 {
+        let table = DATA + 0x1000 + at;
+        guest.write(table, &descriptor(DATA + 3, 0x11, 1, 1));
+        guest.write(table + 16, &descriptor(DATA + 0x100, 0x2233, 2, 0));
+        guest.describe(0, table, 32, 4, 0);
+        guest.offer(&[0]);
+        assert!(guest.queue.pop(&mut chain).unwrap());
+        let lens = |pieces: &[IoVec]| pieces.iter().map(IoVec::len).collect::<Vec<_>>();
+        assert_eq!((lens(chain.readable()), lens(chain.writable())), (vec![0x11], vec![0x2233]), "{at}");
+        guest.queue.add_used(0, 0);
+    }
+}
+
+#[test]
+fn a_descriptor_is_stored_in_its_table_or_nowhere() {
+    let guest = memory();
+    let base = guest.slice(DATA, 64).unwrap().base();
+    let stored = Descriptor { addr: 1, len: 2, flags: 3, next: 4 };
+    let found = || {
+        let mut found = [0; 64];
+        assert!(guest.read(DATA, &mut found));
+        found
+    };
+    // SAFETY: the memory stays, and has room for as many.
+    let (table, odd) = unsafe { (Descriptors::at(base, 2), Descriptors::at(base.wrapping_add(1), 2)) };
+    table.set(2, stored);
+    odd.set(0, stored);
+    odd.set(2, stored);
+    assert_eq!(found(), [0; 64]);
+    table.set(1, stored);
+    assert_eq!((&found()[..16], &found()[16..32]), (&[0; 16][..], &descriptor(1, 2, 3, 4)[..]));
+    assert_eq!(table.get(1), Ok(stored));
+    assert!(table.get(2).is_err());
 }
 
 #[test]

@@ -341,6 +341,21 @@ fn a_ring_that_cannot_be_does_not_start() {
 }
 
 #[test]
+fn what_is_said_of_a_ring_names_the_area() {
+    for (area, name) in [
+        (Area::Descriptors, "descriptor table"),
+        (Area::Available, "available ring"),
+        (Area::Used, "used ring"),
+        (Area::Ring, "descriptor ring"),
+        (Area::DriverEvents, "driver event area"),
+        (Area::DeviceEvents, "device event area"),
+    ] {
+        let told = RingError::AreaOutside { area, addr: 0x1000, len: 4 }.to_string();
+        assert_eq!(told, format!("{name} at 0x1000 of 4 bytes is outside guest memory"));
+    }
+}
+
+#[test]
 #[cfg_attr(miri, ignore = "maps files")]
 fn an_area_aligned_for_the_guest_alone_does_not_start() {
     let region = Region { offset: 1, size: 0xfff, ..Region::anonymous(0x1000, 0x1000).unwrap() };

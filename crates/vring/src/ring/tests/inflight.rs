@@ -369,6 +369,33 @@ fn each_queue_has_a_part_of_its_own() {
 }
 
 #[test]
+fn a_record_has_parts_for_as_many_queues_as_it_is_for_however_short_they_are() {
+    for packed in [false, true] {
+        // A part is as long as the line behind all of them, which is no queue's.
+        let config = InflightConfig { queues: 2, queue_size: 1, packed };
+        assert_eq!(config.bytes(), 2 * 64 + 64);
+        let inflight = map(&record(config), config);
+        assert_eq!(inflight.is_packed(), packed);
+        assert!(inflight.queue(1).is_some() && inflight.queue(2).is_none());
+    }
+}
+
+#[test]
+fn a_record_is_new_until_a_queue_keeps_it() {
+    for packed in [false, true] {
+        let file = record(config(packed, 1));
+        let part = || map(&file, config(packed, 1)).queue(0);
+        assert!(part().unwrap().is_new());
+        let (memory, queue) = ring(packed, SIZE);
+        let mut recorded = queue.start_recorded(&memory, part()).unwrap();
+        assert!(recorded.has_record());
+        assert!(!part().unwrap().is_new());
+        assert!(!recorded.publish_used(), "nothing was used");
+        assert!(!queue.start(&memory).unwrap().has_record());
+    }
+}
+
+#[test]
 fn a_record_must_be_as_long_as_it_is_said_to_be() {
     for packed in [false, true] {
         let map = |offset, size, queues| Inflight::map(record(config(packed, 1)), offset, size, config(packed, queues));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::super::log::AreaLog;
 use super::super::*;
 use crate::memory::{Access, DirtyLog, GuestMemory, IoVec, LOG_PAGE, MemoryRules, Region};
 use crate::testing::{DATA, Guest, RING, piece};
@@ -250,6 +251,32 @@ fn a_ring_is_logged_by_the_address_that_its_front_end_has_for_that_or_not_at_all
         guest.queue.publish_used();
         assert_eq!(take(&log), expected.into_iter().collect());
         assert!(guest.driver.reap().unwrap().is_some());
+    }
+}
+
+#[test]
+fn an_event_is_logged_that_begins_where_a_page_does() {
+    let config = DriverConfig { size: 16, packed: false, event_idx: true, indirect: None, base: 0 };
+    let Logged { mut guest, log } = Logged::new(config);
+    // Flags, index and elements are all that there is in the page before.
+    guest.queue.set_log(&guest.memory, Some(0x7_1000 - (4 + 8 * 16)));
+    assert_eq!(take(&log), [0x70, 0x71].into());
+    guest.queue.arm_kicks();
+    assert_eq!(take(&log), [0x71].into());
+}
+
+#[test]
+fn elements_are_marked_from_where_they_begin_round_the_ring_and_no_others() {
+    let (log, file) = log_of(64 * LOG_PAGE);
+    let memory = GuestMemory::empty().logging(Some(log));
+    // Each element is a page, and so is what is before the first.
+    let area = AreaLog::begin(&memory, 3 * LOG_PAGE, 0).unwrap();
+    for size in [1, 2, 8] {
+        for (from, count) in (0..size).flat_map(|from| (0..=size).map(move |count| (from, count))) {
+            area.mark_elements(LOG_PAGE, LOG_PAGE, from, count, size);
+            let expected = (from..from + count).map(|at| u64::from(4 + at % size)).collect();
+            assert_eq!(take(&file), expected, "{count} of {size} from {from}");
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use super::{Guest, LAP, SIZE, VERSION, after, config, map, record, ring};
-use crate::ring::{Chain, Queue, RecordError, RingError};
+use crate::ring::{Chain, InflightConfig, MAX_SIZE, Queue, RecordError, RingError};
 use crate::testing::memory;
 
 /// Fields of a queue's record, as their offsets.
@@ -47,6 +47,22 @@ fn a_record_that_makes_no_sense_is_refused_whoever_wrote_it() {
     assert_eq!(wrong(state(1, NUM), 0), lists, "a chain without descriptors");
     assert_eq!(wrong(state(1, NUM), 2), lists, "a chain that goes on where it is free");
     assert_eq!(after(true, state(2, INFLIGHT), &[1]), Ok(1), "what is free is not in flight");
+}
+
+#[test]
+fn a_record_of_the_longest_ring_has_no_slot_behind_its_last() {
+    let config = InflightConfig { queues: 1, queue_size: MAX_SIZE, packed: true };
+    let (memory, queue) = ring(true, MAX_SIZE);
+    let file = record(config);
+    let start = || queue.start_recorded(&memory, map(&file, config).queue(0)).map(drop);
+    start().unwrap();
+    for (slot, expected) in [(MAX_SIZE - 1, Ok(())), (MAX_SIZE, Err(())), (u16::MAX, Err(()))] {
+        for at in [USED_IDX + 2, USED_IDX] {
+            file.write_all_at(&slot.to_ne_bytes(), at).unwrap();
+        }
+        let no_such_slot = RingError::Record(RecordError::NoSuchSlot { slot, ring: MAX_SIZE });
+        assert_eq!(start(), expected.map_err(|()| no_such_slot));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 
 use proptest::prelude::*;
 
-use super::{Guest, SIZE, VERSION, after, config, map, record, ring};
+use super::{Guest, SIZE, VERSION, after, config, crash, map, record, ring};
 use crate::ring::{RecordError, RingError};
 
 /// Fields of a queue's record, as their offsets.
@@ -59,4 +59,14 @@ proptest! {
         let Ok(queue) = started else { return Ok(()) };
         prop_assert_eq!(guest.go_on(queue, scribbled, |_| ()), 0);
     }
+}
+
+#[test]
+fn all_of_a_ring_may_be_one_batch_whose_device_died_when_the_driver_had_seen_it() {
+    let mut guest = Guest::new(false, 0, Vec::new());
+    (0..SIZE).for_each(|_| guest.add());
+    (0..SIZE).for_each(|_| assert!(guest.pop() && guest.use_one(0)));
+    crash::die(1);
+    assert!(!guest.publish(), "behind the used index");
+    guest.finish();
 }
