@@ -38,12 +38,13 @@ soak-at-random:
 	EGRET_SOAK_SECONDS=$$(awk 'BEGIN { print int(3600 * $(or $(HOURS),1)) }') \
 	$(CARGO) test --locked -p egret --test soak -- --nocapture
 
-# xfstests and blktests on disks of a guest, where XFSTESTS and BLKTESTS name folders with them, built. TESTS="-g quick"
-# SECONDS=36000 is a whole group.
+# xfstests and blktests on disks of a guest, where XFSTESTS and BLKTESTS name folders with them, built, and QEMU's own tests of
+# vhost-user-blk, where QEMU_SOURCES names QEMU's sources. TESTS="-g quick" SECONDS=36000 is a whole group.
 suites: build guest
 	@if [ -n "$$XFSTESTS" ]; then for fs in ext4 xfs; do scripts/run-suites --seconds $(or $(SECONDS),1800) $$fs $(TESTS) || exit; done; \
 	else echo "XFSTESTS names no folder: xfstests was not run"; fi
 	@if [ -n "$$BLKTESTS" ]; then scripts/run-suites block; else echo "BLKTESTS names no folder: blktests was not run"; fi
+	@if [ -n "$$QEMU_SOURCES" ]; then scripts/run-qtest "$$QEMU_SOURCES"; else echo "QEMU_SOURCES names no folder: QEMU's tests were not run"; fi
 
 # A thousand ends of the daemon by SIGKILL and a thousand losses of power under verified load, among all else that may
 # happen: KILLS=1000 LOSSES=1000. It ends with a table. SEED=2 has another thousand happen.

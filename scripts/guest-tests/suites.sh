@@ -1,5 +1,6 @@
 # Runs in the test guest: tests of xfstests or blktests, from the first disk, on the others. What it is to run comes before
-# this text: SUITE, a file system or "block", and TESTS. Says of each "EGRET-TEST NAME OUTCOME": pass, fail or not-run.
+# this text: SUITE, a file system or "block", TESTS, and the LIMIT in seconds after which no other is begun. Says of each
+# "EGRET-TEST NAME OUTCOME": pass, fail or not-run.
 # shellcheck shell=dash
 # shellcheck source=scripts/guest-tests/prelude.sh
 . /sys/firmware/qemu_fw_cfg/by_name/opt/egret/prelude/raw
@@ -14,9 +15,13 @@ mount -t devpts pts /mnt/dev/pts 2>/dev/null || { mkdir /mnt/dev/pts && mount -t
 mount -t tmpfs shm /mnt/dev/shm
 [ -e /dev/fd ] || ln -s /proc/self/fd /dev/fd
 
+# A test fails for whatever the kernel calls a bug meanwhile, and that an emulated processor got no time of its host's is none.
+echo 0 >/proc/sys/kernel/watchdog
+echo 1 >/sys/module/rcupdate/parameters/rcu_cpu_stall_suppress
+
 begin "$SUITE"
 # A test that fails is told of by its line, and so is what the kernel said of it.
-chroot /mnt /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/root TERM=dumb DM_DISABLE_UDEV=1 SUITE="$SUITE" TESTS="$TESTS" bash <<'END' || true
+chroot /mnt /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/root TERM=dumb DM_DISABLE_UDEV=1 SUITE="$SUITE" TESTS="$TESTS" LIMIT="$LIMIT" bash <<'END' || true
 hostname guest
 modprobe -a loop dm-mod dm-flakey 2>/dev/null
 if [ "$SUITE" = block ]; then
@@ -30,15 +35,31 @@ if [ "$SUITE" = block ]; then
   done
 else
   modprobe "$SUITE" 2>/dev/null
+  # There is no udev, which would have made /dev/mapper/NAME a link to the device whose name the kernel's files in /sys have.
+  mkdir /tmp/bin && PATH=/tmp/bin:$PATH
+  cat >/tmp/bin/dmsetup <<'SH'
+#!/bin/bash
+/usr/sbin/dmsetup "$@"
+status=$?
+for node in /dev/mapper/*; do
+  if [ -b "$node" ] && [ ! -L "$node" ]; then ln -sf "../dm-$((0x$(stat -c %T "$node")))" "$node"; fi
+done
+exit $status
+SH
+  chmod +x /tmp/bin/dmsetup
   export FSTYP=$SUITE TEST_DEV=/dev/vdb TEST_DIR=/mnt/test SCRATCH_DEV=/dev/vdc SCRATCH_MNT=/mnt/scratch
   export RESULT_BASE=/tmp/results HOST_OPTIONS=/tmp/none
   touch /tmp/none
   mkfs -t "$SUITE" -q "$TEST_DEV"
   cd /xfstests
+  # It ends, with what it writes at the end, when the test that runs has ended.
   # shellcheck disable=SC2086
-  ./check $TESTS
+  timeout --foreground "$LIMIT" ./check $TESTS
   listed() { sed -n "s/^$1: *//p" /tmp/results/check.log; }
-  for test in $(listed Ran; listed 'Not run'); do echo "$test"; done | sort -u | while read -r test; do
+  ran=$(listed Ran)
+  # What the last of them came to it has then not written.
+  if grep -q '^Interrupted!' /tmp/results/check.log; then ran=${ran% *} && echo EGRET-TIME-UP; fi
+  for test in $ran $(listed 'Not run'); do echo "$test"; done | sort -u | while read -r test; do
     outcome=pass
     case " $(listed 'Not run') " in *" $test "*) outcome=not-run ;; esac
     case " $(listed Failures) " in *" $test "*) outcome=fail ;; esac

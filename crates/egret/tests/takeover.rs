@@ -46,6 +46,36 @@ fn a_daemon_killed_under_load_is_taken_over_by_the_next_and_no_request_notices()
     }
 }
 
+#[test]
+fn a_record_that_was_asked_for_with_fewer_descriptors_than_the_ring_has_loses_no_request() {
+    for packed in [false, true] {
+        let scratch = Scratch::new();
+        let socket = scratch.path("socket");
+        let image = scratch.image("disk", (BLOCK * BLOCKS) as u64);
+        let options = Options::new().iothread("io0", "").disk("d0", &image, "").export(
+            "e0",
+            "d0",
+            &socket,
+            "writable=on,iothread=io0",
+        );
+        // As QEMU 10.0.13, of which the ring is longer than its `queue-size`.
+        let mut client = Client::new(packed);
+        client.asks_for = SIZE / 8;
+        for _ in 0..3 {
+            let server = Server::start(&Program::egret(), &options);
+            client.connect(&socket);
+            client.load(300);
+            assert_eq!(server.complaints(), Vec::<String>::new());
+            drop(server);
+        }
+        let server = Server::start(&Program::egret(), &options);
+        client.connect(&socket);
+        client.drain();
+        client.wire = None;
+        assert_eq!(server.terminate().code(), Some(0));
+    }
+}
+
 /// Waits until the daemon has taken up all that is in flight: it asks, before it sleeps, to be kicked for the next.
 fn await_taken_up(client: &Client) {
     support::await_that("the daemon to take all of it up", || {

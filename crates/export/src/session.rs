@@ -312,14 +312,20 @@ impl<'a> Session<'a> {
     /// Makes an in-flight record for a client that has none.
     fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, OwnedFd), ProtocolError> {
         // Before the client has chosen a layout the record is made as long as for packed rings, which is enough for both.
-        let config = InflightConfig { packed: self.is_packed() || self.features == 0, ..self.inflight_config(of)? };
+        let packed = self.is_packed() || self.features == 0;
+        // It is for the longest rings, whatever was asked: those of QEMU 10.0.13 have 1024 descriptors whatever its
+        // `queue-size` is, and it asks for so many.
+        let config = InflightConfig { packed, queue_size: MAX_QUEUE_SIZE, ..self.inflight_config(of)? };
         let size = config.bytes();
         let file = memory_file("egret-inflight", size, SealFlags::SEAL)?;
         Ok((InflightAt { size, offset: 0, ..of }, file))
     }
 
     fn set_inflight(&mut self, at: InflightAt, fd: PeerFd) -> Result<(), ProtocolError> {
-        let config = self.inflight_config(at)?;
+        let said = self.inflight_config(at)?;
+        // The client says of ours what it has asked for. Another's, which is as long as was asked, is what it is said to be.
+        let ours = InflightConfig { queue_size: MAX_QUEUE_SIZE, ..said };
+        let config = if at.size >= ours.bytes() { ours } else { said };
         if self.vrings.iter().any(Vring::is_running) {
             return invalid("an in-flight record for queues that run");
         }

@@ -108,7 +108,8 @@ fn a_record_is_as_long_as_the_layout_of_the_rings_asks_for() {
     let asked: Vec<u8> = [0, 0, 128 << 16 | 3].into_iter().flat_map(u64::to_ne_bytes).collect();
     for (unwanted, packed) in [(RING_PACKED, false), (0, true)] {
         let (mut peer, _export) = peer(&io);
-        let size = |packed| InflightConfig { queues: 3, queue_size: 128, packed }.bytes().to_ne_bytes();
+        // For the longest rings, whatever it was asked for.
+        let size = |packed| InflightConfig { queues: 3, queue_size: 1024, packed }.bytes().to_ne_bytes();
         assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(true), "before it is known which");
         peer.agree_but(unwanted);
         assert_eq!(peer.ask(GET_INFLIGHT_FD, &asked).unwrap()[..8], size(packed));

@@ -47,6 +47,8 @@ pub struct Client {
     kick: OwnedFd,
     call: OwnedFd,
     record: Option<(Vec<u8>, OwnedFd)>,
+    /// How many descriptors it asks a record for.
+    pub asks_for: u16,
     pub slots: Vec<Option<Sent>>,
     /// What each block holds, or will when what is in flight has ended.
     pub versions: Vec<u32>,
@@ -75,6 +77,7 @@ impl Client {
             kick,
             call,
             record: None,
+            asks_for: SIZE,
             slots,
             versions,
             random: 1,
@@ -95,8 +98,9 @@ impl Client {
         let queue = self.driver.queue();
         let packed = if queue.packed { F_RING_PACKED } else { 0 };
         let mut wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | packed);
+        let asks_for = self.asks_for;
         let record = self.record.get_or_insert_with(|| {
-            let (message, file) = wire.ask_inflight(1, SIZE).expect("an answer");
+            let (message, file) = wire.ask_inflight(1, asks_for).expect("an answer");
             (message, file.expect("a record"))
         });
         let mut used = [0; 2];
