@@ -3,7 +3,7 @@ CARGO ?= cargo
 
 SCRIPTS = $(filter-out %/guest-tests,$(wildcard scripts/*)) $(wildcard scripts/guest-tests/*) .ci/run
 
-.PHONY: build demo test test-release mutants soak soak-at-random proof suites bench bench-polling bench-live bench-neighbours fuzz lint miri tsan deps guest
+.PHONY: build demo test test-release mutants soak soak-at-random proof suites bench bench-polling bench-live bench-neighbours fuzz lint miri tsan kani deps guest
 
 build:
 	$(CARGO) build --locked --release --bin egret
@@ -118,3 +118,11 @@ miri:
 	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-ignore-leaks" PROPTEST_CASES=4 \
 	$(CARGO) +nightly miri test --locked -p egret-vring --lib; \
 	else echo "a nightly Rust with Miri is missing and cannot be had: guest memory and rings were not run under it"; fi
+
+# What holds of all numbers and addresses: proofs for Kani.
+KANI = egret-vring
+
+kani:
+	@if $(CARGO) kani --version >/dev/null 2>&1; then \
+	$(CARGO) kani $(KANI:%=-p %) --output-format=terse -j 2; \
+	else echo "cargo-kani is missing (https://model-checking.github.io/kani): nothing was proved"; fi

@@ -421,6 +421,8 @@ impl fmt::Debug for GuestMemory {
     }
 }
 
+#[cfg(kani)]
+mod proofs;
 // Miri maps no files.
 #[cfg(all(test, not(miri)))]
 mod tests;

@@ -214,5 +214,7 @@ pub const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
+#[cfg(kani)]
+mod proofs;
 #[cfg(test)]
 mod tests;

@@ -351,4 +351,47 @@ mod tests {
             assert_eq!(waits, 10 * milliseconds, "{preempted}");
         }
     }
+    /// A slice of requests, eight at a time, each time after a wait of so long; the next call ends it.
+    fn serve(habits: &mut Habits, length: Nanos) {
+        loop {
+            habits.resume(&Standing { done: Done { requests: 8, took: Nanos::ZERO }, ..Standing::default() });
+            habits.observe(&Wait { length, spun: length, blocked: false, active: &[] });
+            if habits.wants_cpu_time() {
+                return;
+            }
+        }
+    }
+
+    const USUAL: Nanos = Nanos(100_000);
+    const UNUSUAL: Nanos = Nanos(900_000);
+
+    #[test]
+    fn what_a_request_costs_at_the_very_first_does_not_count() {
+        let cost = |first| {
+            let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+            (0..SETTLING).for_each(|_| serve(&mut habits, first));
+            (0..3).for_each(|_| serve(&mut habits, USUAL));
+            assert_eq!(habits.own.slices(), 2.0, "the last one has not ended");
+            habits.own.cost()
+        };
+        assert_eq!(cost(UNUSUAL), cost(USUAL));
+    }
+
+    #[test]
+    fn what_a_request_costs_at_first_in_a_trial_does_not_count() {
+        let cost = |first| {
+            let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+            while habits.trial.is_none() {
+                serve(&mut habits, USUAL);
+            }
+            // It began with the slice that has just gone on.
+            (1..SETTLING).for_each(|_| serve(&mut habits, first));
+            (0..3).for_each(|_| serve(&mut habits, USUAL));
+            let trial = habits.trial.expect("it has not ended");
+            let own = &habits.rivals[trial.rival].own;
+            assert_eq!((trial.slices, own.slices()), (SETTLING + 2, 2.0));
+            own.cost()
+        };
+        assert_eq!(cost(UNUSUAL), cost(USUAL));
+    }
 }

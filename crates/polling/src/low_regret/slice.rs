@@ -298,6 +298,19 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_as_late_as_engines_have_had_it_while_the_thread_worked_and_while_it_waited() {
+        let price = Price::new(Nanos(1_000_000), 1);
+        let mut slice = Slice::default();
+        let done = Done { requests: 2, took: Nanos(1_000) };
+        slice.add_done(&Standing { in_flight: 2, done, ..Standing::default() });
+        let length = Nanos(10_000);
+        slice.add_wait(&Wait { length, spun: length, blocked: false, active: &[] }, Nanos(1_000_000));
+        // All of it was spent awake, so that nothing was stalled.
+        let Cost { added, .. } = slice.per_request(Some(11_000), &price).cost;
+        assert_eq!(added, 5_500.0 + 11_000.0 * price.of_latency());
+    }
+
+    #[test]
     fn time_between_requests_pays_for_no_trial() {
         let excess = Cost { served: 6.0, added: 0.0 };
         assert!(!Cost { served: 10.0, added: 5.0 }.covers(excess));
