@@ -313,8 +313,8 @@ impl<'a> Session<'a> {
     fn make_inflight(&self, of: InflightAt) -> Result<(InflightAt, OwnedFd), ProtocolError> {
         // Before the client has chosen a layout the record is made as long as for packed rings, which is enough for both.
         let packed = self.is_packed() || self.features == 0;
-        // It is for the longest rings, whatever was asked: those of QEMU 10.0.13 have 1024 descriptors whatever its
-        // `queue-size` is, and it asks for so many.
+        // It is for the longest rings, whatever was asked: QEMU 10.0.13 asks for `queue-size` descriptors, and has rings of
+        // 1024 whatever that is.
         let config = InflightConfig { packed, queue_size: MAX_QUEUE_SIZE, ..self.inflight_config(of)? };
         let size = config.bytes();
         let file = memory_file("egret-inflight", size, SealFlags::SEAL)?;
