@@ -34,7 +34,10 @@ if [ "$SUITE" = block ]; then
     echo "EGRET-TEST ${result#results/*/} ${status/ /-}"
   done
 else
-  modprobe "$SUITE" 2>/dev/null
+  modprobe -a "$SUITE" overlay 2>/dev/null
+  # Some tests write beside themselves.
+  mkdir /tmp/written /tmp/overlay
+  mount -t overlay -o lowerdir=/xfstests,upperdir=/tmp/written,workdir=/tmp/overlay xfstests /xfstests
   # There is no udev, which would have made /dev/mapper/NAME a link to the device whose name the kernel's files in /sys have.
   mkdir /tmp/bin && PATH=/tmp/bin:$PATH
   cat >/tmp/bin/dmsetup <<'SH'
@@ -56,9 +59,9 @@ SH
   # shellcheck disable=SC2086
   timeout --foreground "$LIMIT" ./check $TESTS
   listed() { sed -n "s/^$1: *//p" /tmp/results/check.log; }
-  ran=$(listed Ran)
+  ran=" $(listed Ran)"
   # What the last of them came to it has then not written.
-  if grep -q '^Interrupted!' /tmp/results/check.log; then ran=${ran% *} && echo EGRET-TIME-UP; fi
+  if grep -q '^Interrupted!' /tmp/results/check.log; then ran=${ran% *} && printf '\nEGRET-TIME-UP\n'; fi
   for test in $ran $(listed 'Not run'); do echo "$test"; done | sort -u | while read -r test; do
     outcome=pass
     case " $(listed 'Not run') " in *" $test "*) outcome=not-run ;; esac
