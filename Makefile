@@ -105,7 +105,7 @@ TSAN = egret-event-loop egret-disk egret-export
 
 tsan:
 	@if timeout 300 rustup toolchain install nightly --profile minimal --component rust-src >/dev/null 2>&1; then \
-	RUSTFLAGS="-Zsanitizer=thread" PROPTEST_CASES=4 \
+	RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="suppressions=$(CURDIR)/.cargo/tsan-suppressions.txt" PROPTEST_CASES=4 \
 	$(CARGO) +nightly test --locked -Zbuild-std --target $$(rustc +nightly --print host-tuple) --target-dir target/tsan \
 	--lib --tests $(TSAN:%=-p %); \
 	else echo "a nightly Rust with its sources is missing and cannot be had: nothing was run under ThreadSanitizer"; fi
