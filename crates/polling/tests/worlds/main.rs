@@ -167,6 +167,35 @@ fn a_change_of_the_load_is_followed_within_100_ms() {
     assert!(regret <= 1.1, "{regret:.3}");
 }
 
+/// All that is done on two cores takes so much longer, in percent: a hypervisor has put them apart, or together.
+fn slowed(world: World, percent: u64) -> World {
+    let slowed = |time: u64| time * percent / 100;
+    let disk = match world.disk {
+        Disk::Kernel { takes, awake_in } => Disk::Kernel { takes: slowed(takes), awake_in: slowed(awake_in) },
+        hardware @ Disk::Hardware { .. } => hardware,
+    };
+    let World { turn, each, submit, notify, .. } = world;
+    World { disk, turn: slowed(turn), each: slowed(each), submit: slowed(submit), notify: slowed(notify), ..world }
+}
+
+#[test]
+fn a_machine_that_goes_to_and_fro_between_two_states_costs_a_twentieth_at_most() {
+    for world in [blocking(LOOP, 1), blocking(LOOP, 4), blocking(LOOP, 16), polling(LOOP, 1), polling(LOOP, 8)] {
+        let states = [world, slowed(world, 180)];
+        let best = states.map(best);
+        let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
+        let mut running = Running::new(world, policy.as_mut());
+        running.run(1_000 * MS);
+        let mut ratios = Vec::new();
+        for (state, best) in states.into_iter().zip(best).cycle().take(60) {
+            running.change(state);
+            ratios.push(running.run(70 * MS).cost(&world.load) as f64 / best as f64);
+        }
+        let later = ratios[10..].iter().sum::<f64>() / 50.0;
+        assert!(later <= 1.05, "{later:.3} of the best in {world:?}");
+    }
+}
+
 #[test]
 fn a_load_that_comes_back_is_served_by_the_habit_it_left() {
     let gone = Load::Open { every: 10 * MS, at_random: false };
