@@ -20,11 +20,12 @@ use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 
 /// Into how many turns a measurement is cut.
-const TURNS: u32 = 10;
+const TURNS: u32 = 5;
 /// The I/O thread's name, and its thread's.
 const IO_THREAD: &str = "io0";
-/// The time before measuring, at each turn but the first.
-const RAMP: Duration = Duration::from_millis(20);
+/// The time before measuring, at each turn but the first. To a daemon that was stopped the world has changed, and a change of
+/// the load is to be followed within so long.
+const RAMP: Duration = Duration::from_millis(100);
 
 /// How long each daemon is loaded.
 #[derive(Clone, Copy, Debug)]

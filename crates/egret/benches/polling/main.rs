@@ -1,7 +1,7 @@
 //! Polling policies side by side: the same egret, the same disks, the same load, in turns and in random order.
 //!
 //! `make bench-polling`, or `cargo bench -p egret --bench polling -- --help`. For every cell each policy gets a fresh
-//! daemon. All of them are there at once and take turns of a tenth of a second, the others stopped meanwhile; what one
+//! daemon. All of them are there at once and take turns of a fifth of a second, the others stopped meanwhile; what one
 //! repetition measures is compared within that repetition only. `--quick` takes a few minutes, by measuring fewer cells
 //! too; `--only ladder` is one busy disk among idle ones.
 //!
