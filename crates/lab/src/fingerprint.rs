@@ -287,6 +287,7 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
             ),
         );
     }
+    stack::unnamed_engines(plan).for_each(|text| warn("engine", text));
     if placement.load.is_empty() {
         warn("one-core", "there is but one processor: the load and the server share it".into());
     }

@@ -40,7 +40,7 @@ use crate::plan::{Load, Plan, QEMU, Stack, Subject};
 use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
-pub use options::{SubjectError, check_options};
+pub use options::{SubjectError, check_options, unnamed_engines};
 pub(crate) use remote::complaint as ssh_complaint;
 
 /// What every stack is deployed with.
