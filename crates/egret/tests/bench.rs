@@ -675,5 +675,9 @@ fn a_dry_run_names_the_cells_and_touches_nothing() {
     let said = text(&output.stdout);
     assert!(said.contains("two threads") && said.contains(", 50% of the highest peak"), "{said}");
     assert!(said.ends_with("test: 12 cells in 1 repetitions, about 5 s\n"), "{said}");
+    assert!(!said.contains("warning: "), "a null disk has no engine: {said}");
     assert!(!lab.results().exists());
+    let lab = Lab::new(&NULL_DISK.replacen("'null'", "'file'", 1));
+    let said = text(&lab.bench(&["--dry-run"]).output().unwrap().stdout);
+    assert!(said.contains("\nwarning: subject 'two threads' names no aio, and so has threads"), "{said}");
 }

@@ -65,6 +65,30 @@ fn fio_in_a_guest_measures_virtio_scsi_served_by_egret() {
 }
 
 #[test]
+fn a_guest_has_the_scheduler_that_its_subject_asks_for_or_the_cell_says_what_it_has() {
+    if !can_boot_or_skips("a_guest_has_the_scheduler_that_its_subject_asks_for_or_the_cell_says_what_it_has") {
+        return;
+    }
+    let lab = Lab::new();
+    let mut deployment = lab.deploy("scheduler = 'mq-deadline'", FIO);
+    // By the guest itself, and while it is under load.
+    let path = lab.scratch.image_path("look.fio");
+    let look = |scheduler: &str| {
+        let looks = format!("dash -c \"grep -qF [{scheduler}] /sys/block/vda/queue/scheduler\"");
+        let job = format!("[job]\nrw=read\nsize=1M\nexec_prerun={looks}\n");
+        std::fs::write(&path, job).expect("our own directory");
+        load(&format!("jobfile = '{}'", path.display()))
+    };
+    assert!(lab.measured(deployment.as_mut(), &look("mq-deadline")).requests() > 0);
+    let other = lab.measure(deployment.as_mut(), &look("none"));
+    assert!(matches!(other, Err(Unable::Failed { .. })), "it looks where it should: {other:?}");
+    drop(deployment);
+    let Err(unable) = lab.try_deploy("scheduler = 'none-such'", FIO) else { panic!("no kernel has it") };
+    let Unable::Impossible(reason) = unable else { panic!("{unable:?}") };
+    assert!(reason.contains("no scheduler 'none-such' for the guest's /dev/vda: it has [none]"), "{reason}");
+}
+
+#[test]
 fn rsync_and_a_database_run_in_one_guest_one_after_the_other() {
     if !can_boot_or_skips("rsync_and_a_database_run_in_one_guest_one_after_the_other") {
         return;
@@ -230,10 +254,13 @@ impl Lab {
 
     /// A guest with the keys of a subject, for a load.
     fn deploy(&self, subject: &str, keys: &str) -> Box<dyn Deployment> {
+        self.try_deploy(subject, keys).unwrap_or_else(|unable| panic!("{unable:#?}"))
+    }
+
+    fn try_deploy(&self, subject: &str, keys: &str) -> Result<Box<dyn Deployment>, Unable> {
         let subject: Subject =
             toml::from_str(&format!("name = 'guest'\nstack = 'guest'\n{subject}")).expect("a subject");
         deploy(&subject, &load(keys), std::slice::from_ref(&self.disk), &self.context)
-            .unwrap_or_else(|unable| panic!("{unable:#?}"))
     }
 
     fn measured(&self, deployment: &mut dyn Deployment, load: &Load) -> Measurement {

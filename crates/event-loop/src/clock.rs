@@ -8,6 +8,16 @@ pub fn now() -> Nanos {
     nanos(clock_gettime(ClockId::Monotonic))
 }
 
+/// How often a loop reads the clock for the requests of its sources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClockReads {
+    /// Once for a phase of the turn: all its requests have the same time.
+    #[default]
+    ByPhase,
+    /// For each request that begins, and for each that ends, which so has a time of its own. Only to measure what that costs.
+    ByRequest,
+}
+
 /// What a clock shows.
 pub(crate) fn nanos(time: Timespec) -> Nanos {
     Nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)

@@ -41,6 +41,7 @@ mod sync {
 
 pub use backend::Backend;
 pub use calibrate::{Calibration, calibrate};
+pub use clock::ClockReads;
 pub use counter::Counter;
 pub use doorbell::Doorbell;
 pub use egret_polling::Nanos;

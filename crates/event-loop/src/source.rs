@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use egret_polling::Nanos;
 
-use crate::{Backend, EventLoop, Signals};
+use crate::{Backend, ClockReads, EventLoop, Signals};
 
 /// Names a source while it is attached to a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,8 @@ pub trait Source: Send + Sized + 'static {
     /// Does the work there is. Also called when the source's descriptor or timer fired with no work behind it.
     fn dispatch(&mut self, backend: &mut Self::Backend, turn: &mut Turn<'_, Self>);
 
-    /// One of its requests has ended; `now` is the clock as read for this phase of the turn. Returns whether it is to be
+    /// One of its requests has ended; `now` is the clock as read for this phase of the turn, or for it alone
+    /// ([`ClockReads`]). Returns whether it is to be
     /// dispatched: there is more to push, or to try again.
     fn complete(&mut self, completion: <Self::Backend as Backend>::Completion, now: Nanos) -> bool;
 
@@ -86,6 +87,7 @@ pub(crate) type Command<S> = Box<dyn FnOnce(&mut EventLoop<S>) + Send>;
 /// What a source may use of its loop while it is dispatched.
 pub struct Turn<'a, S: Source> {
     pub(crate) now: Nanos,
+    pub(crate) clock_reads: ClockReads,
     pub(crate) timer: Option<Nanos>,
     pub(crate) later: &'a mut Vec<Command<S>>,
 }
@@ -94,6 +96,11 @@ impl<S: Source> Turn<'_, S> {
     /// The clock as read for this phase of the turn.
     pub const fn now(&self) -> Nanos {
         self.now
+    }
+
+    /// What its requests are to have for the time at which they begin: [`now`](Self::now), or readings of their own.
+    pub const fn clock_reads(&self) -> ClockReads {
+        self.clock_reads
     }
 
     /// Has the source dispatched again at `deadline`, which replaces one that was set before.

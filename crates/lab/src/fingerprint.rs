@@ -287,6 +287,7 @@ fn warnings(host: &Host, plan: &Plan, placement: &Placement) -> Vec<Warning> {
             ),
         );
     }
+    stack::unnamed_engines(plan).for_each(|text| warn("engine", text));
     if placement.load.is_empty() {
         warn("one-core", "there is but one processor: the load and the server share it".into());
     }
@@ -371,14 +372,14 @@ mod tests {
 
     #[test]
     fn what_should_make_one_doubt_is_said() {
-        let plan: Plan = toml::from_str("name = 'p'\ntitle = 't'\nload-cpus = [9]\nload = []\n[disk]\ntype = 'null'\n[[subject]]\nname = 's'\nstack = 'egret'\n").unwrap();
+        let plan: Plan = toml::from_str("name = 'p'\ntitle = 't'\nload-cpus = [9]\nload = []\n[disk]\ntype = 'file'\n[[subject]]\nname = 's'\nstack = 'egret'\n").unwrap();
         let cpu =
             Cpu { usable: vec![0, 1], cores: vec![vec![0, 1]], governor: Some("powersave".into()), ..Cpu::default() };
         let disk = Some(BlockDevice { scheduler: Some("mq-deadline".into()), ..BlockDevice::default() });
         let host = Host { cpu, disk, load_average: 3.0, ..Host::default() };
         let placement = Placement { load: vec![0], server: vec![1] };
         let abouts: Vec<String> = warnings(&host, &plan, &placement).into_iter().map(|warning| warning.about).collect();
-        assert_eq!(abouts, ["governor", "scheduler", "noisy-neighbour", "smt-sibling", "pinning"]);
+        assert_eq!(abouts, ["governor", "scheduler", "noisy-neighbour", "engine", "smt-sibling", "pinning"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use egret_disk::{EngineOptions, EngineSet};
-use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
+use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, LoopStats, MonitorChoice, Nanos, spawn};
 use egret_export::Worker;
 use egret_polling::trace::Trace;
 use egret_polling::{ParameterError, Parameters, Policy, PolicyKind};
@@ -95,6 +95,7 @@ struct Options {
     thread_pool_min: u32,
     thread_pool_max: u32,
     cpus: Option<Cpus>,
+    clock_reads: ClockReads,
 }
 
 impl Options {
@@ -115,6 +116,7 @@ impl Options {
             thread_pool_max,
             fd_monitor,
             cpu_affinity,
+            x_clock_per_request,
         } = object.clone();
         Self {
             name: id,
@@ -126,6 +128,7 @@ impl Options {
             thread_pool_min,
             thread_pool_max,
             cpus: cpu_affinity,
+            clock_reads: if x_clock_per_request { ClockReads::ByRequest } else { ClockReads::ByPhase },
         }
     }
 
@@ -162,10 +165,11 @@ impl RunningIoThread {
             thread_pool_min,
             thread_pool_max,
             cpus,
+            clock_reads,
         } = options;
         let window_max = parameters.max_for(kind);
         let failed = |e: String| StartError::IoThread(object.id.clone(), e);
-        let options = LoopOptions { name: name.clone(), monitor, policy, window_max, idle_after };
+        let options = LoopOptions { name: name.clone(), monitor, policy, window_max, idle_after, clock_reads };
         let engines = move |ring| {
             if let Some(cpus) = &cpus
                 && let Err(e) = bind_this_thread(Some(cpus))
@@ -237,6 +241,7 @@ impl RunningIoThread {
             thread_pool_min,
             thread_pool_max,
             ref cpus,
+            clock_reads,
         } = new;
         if (now.policy, now.parameters) != (policy, parameters) {
             self.handle
@@ -245,6 +250,9 @@ impl RunningIoThread {
         }
         if now.idle_after != idle_after {
             self.handle.send(move |target| target.set_idle_after(idle_after));
+        }
+        if now.clock_reads != clock_reads {
+            self.handle.send(move |target| target.set_clock_reads(clock_reads));
         }
         if now.aio_max_batch != aio_max_batch {
             self.handle.send(move |target| target.backend().set_aio_max_batch(aio_max_batch));
@@ -306,7 +314,7 @@ mod tests {
     }
 
     /// Properties, each with a value beside its default.
-    const OTHERWISE: [(&str, &str); 13] = [
+    const OTHERWISE: [(&str, &str); 14] = [
         ("id", "io1"),
         ("poll-max-ns", "1"),
         ("poll-grow", "4"),
@@ -320,6 +328,7 @@ mod tests {
         ("thread-pool-max", "1"),
         ("fd-monitor", "epoll"),
         ("cpu-affinity", "0"),
+        ("x-clock-per-request", "on"),
     ];
 
     #[test]

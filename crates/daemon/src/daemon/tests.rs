@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use egret_event_loop::ClockReads;
 use egret_virtio::scsi::LunAddress;
 use egret_vocabulary::schema::{
     self, Addr, Blockdev, Device, Driver, Export, Image, IoThread, Lun, ScsiDevice, UnixAddr,
@@ -243,6 +244,18 @@ fn a_thread_changes_its_policy_while_it_runs_and_keeps_what_is_fixed() {
     assert!(error.starts_with("iothread 'io0': fd-monitor cannot be changed"), "{error}");
     assert_eq!(daemon.config().iothreads, [busy]);
     assert!(daemon.thread_id("io0").is_some());
+}
+
+#[test]
+fn a_thread_reads_the_clock_for_each_request_as_long_as_it_is_told_to() {
+    let mut daemon = daemon();
+    let mut thread = IoThread { x_clock_per_request: true, ..IoThread::new("io0") };
+    daemon.add_io_thread(thread.clone()).unwrap();
+    for reads in [ClockReads::ByRequest, ClockReads::ByPhase, ClockReads::ByRequest] {
+        thread.x_clock_per_request = reads == ClockReads::ByRequest;
+        daemon.change_io_thread(thread.clone()).unwrap();
+        assert_eq!(daemon.io_threads["io0"].handle().call(|target| target.clock_reads()).unwrap(), reads);
+    }
 }
 
 #[test]

@@ -264,6 +264,9 @@ fn dry_run(plan: &Plan, asked: &Bench) -> String {
         let missing = stack::missing(&plan.subjects[step.subject]).map_or(String::new(), |why| format!(" ({why})"));
         text += &format!("{:<32} {}{point}{missing}\n", step.id.load, step.id.subject);
     }
+    for line in stack::unnamed_engines(plan) {
+        text += &format!("warning: {line}\n");
+    }
     let length = minutes(runner::duration(plan, &steps));
     let most = plan.most_repetitions();
     let more = if most > plan.repetitions { format!("; up to {most} where they decide") } else { String::new() };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, RingError};
 use egret_event_loop::{
-    Backend, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
+    Backend, ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Signals, Source, SourceId, Turn, spawn,
 };
 use egret_polling::{BlockCost, EventKind, Nanos, Parameters, Policy, PolicyKind, Slot, Standing, Wait, build};
 use rustix::event::{EventfdFlags, eventfd};
@@ -123,6 +123,8 @@ pub struct Bell {
     pub act: Option<Act>,
     /// How many of its completions leave it with more to do.
     pub unfinished: u64,
+    /// When its completions came, as it was told.
+    pub times: Vec<Nanos>,
     /// What it brings in when it is attached.
     pub brings: Option<(OwnedFd, Sender<()>)>,
     stopped: bool,
@@ -158,6 +160,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         heard,
         act: None,
         unfinished: 0,
+        times: Vec::new(),
         brings: None,
         stopped: false,
     };
@@ -192,7 +195,8 @@ impl Source for Bell {
         }
         let _ = self.heard.send(Heard::Dispatched { work });
     }
-    fn complete(&mut self, _completion: u64, _now: Nanos) -> bool {
+    fn complete(&mut self, _completion: u64, now: Nanos) -> bool {
+        self.times.push(now);
         self.in_flight -= 1;
         let more = self.unfinished > 0;
         self.unfinished -= u64::from(more);
@@ -229,6 +233,7 @@ pub fn options(monitor: MonitorChoice, window: Nanos) -> LoopOptions {
         policy: fixed(window),
         window_max: window,
         idle_after: Nanos::from_millis(1),
+        clock_reads: ClockReads::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use egret_event_loop::ring::{Ring, RingError};
-use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
+use egret_event_loop::{ClockReads, EventLoop, LoopOptions, MonitorChoice, Phase, Source, SourceId, spawn};
 use egret_polling::{EventKind, Nanos};
 use rustix::event::{EventfdFlags, eventfd};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
@@ -351,6 +351,35 @@ fn a_hundred_sources_are_all_heard() {
         for _ in 0..3 {
             bells.iter().for_each(|(outside, _)| outside.ring());
             bells.iter().for_each(|(_, hear)| hear_work(hear, 1));
+        }
+    });
+}
+
+#[test]
+fn requests_that_end_together_have_one_time_or_each_its_own_as_the_loop_reads_the_clock() {
+    const MANY: usize = 64;
+    on_every_loop(|handle| {
+        for (round, reads) in [ClockReads::ByPhase, ClockReads::ByRequest, ClockReads::ByPhase].into_iter().enumerate()
+        {
+            let (mut bell, outside, hear) = bell();
+            let (tell, told) = channel();
+            bell.act = Some(Box::new(move |turn| tell.send(turn.clock_reads()).unwrap()));
+            let id = handle.attach(bell).unwrap();
+            // They are there at once, so that one dispatch takes them all.
+            let ring = move |target: &mut EventLoop<Bell>| {
+                if round > 0 {
+                    target.set_clock_reads(reads);
+                }
+                (0..MANY).for_each(|_| outside.ring());
+            };
+            handle.call(ring).unwrap();
+            hear_work(&hear, MANY as u64);
+            while hear.recv_timeout(PATIENCE).expect("the turn has an end") != Heard::Notified {}
+            let times = handle.call(move |target| target.source(id).unwrap().times.clone()).unwrap();
+            assert_eq!((times.len(), told.try_iter().last()), (MANY, Some(reads)));
+            assert!(times.is_sorted());
+            assert_eq!(times[0] == times[MANY - 1], reads == ClockReads::ByPhase, "{reads:?}: {times:?}");
+            handle.detach(id).wait().unwrap();
         }
     });
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use egret_disk::EngineOptions;
-use egret_virtio::Device;
+use egret_disk::{Driver as DiskDriver, EngineOptions, Options};
+use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice};
+use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::{Blk, BlkConfig};
+use egret_virtio::{Device, RequestType};
 use egret_vring::memory::Region;
 use egret_vring::ring::{Driver, DriverConfig, Piece};
 
@@ -12,50 +14,116 @@ use super::*;
 
 const HEADER: u64 = 0x1_0000;
 const ANSWERS: u64 = 0x2_0000;
+/// A read.
+const IN: u32 = 0;
 /// GET_ID, which needs no disk.
 const GET_ID: u32 = 8;
+const SIZE: u64 = 1 << 20;
 
-#[test]
-fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
-    let blk = BlkConfig {
-        capacity_bytes: 1 << 20,
-        logical_block_size: 512,
-        physical_block_size: 512,
-        optimal_io_size: 0,
-        num_queues: 1,
-        queue_size: 64,
-        read_only: false,
-        serial: "worker".into(),
-        writethrough: false,
-        discard: None,
-        write_zeroes: None,
-    };
-    for (packed, left) in [(false, 4), (false, 0), (true, 4), (true, 0)] {
+/// A queue with a driver, in memory of their own.
+struct Guest {
+    memory: Arc<GuestMemory>,
+    driver: Driver,
+    worker: QueueWorker,
+}
+
+impl Guest {
+    fn new(packed: bool, disks: Vec<Option<Arc<Disk>>>) -> Self {
+        let blk = BlkConfig {
+            capacity_bytes: SIZE,
+            logical_block_size: 512,
+            physical_block_size: 512,
+            optimal_io_size: 0,
+            num_queues: 1,
+            queue_size: 64,
+            read_only: false,
+            serial: "worker".into(),
+            writethrough: false,
+            discard: None,
+            write_zeroes: None,
+        };
         let memory = Arc::new(GuestMemory::empty().with(Region::anonymous(0, 0x10_0000).unwrap()).unwrap());
         let base = if packed { 0x8000 } else { 0 };
         let config = DriverConfig { size: 64, packed, event_idx: true, indirect: None, base };
-        let mut driver = Driver::new(&memory, 0, config).unwrap();
+        let driver = Driver::new(&memory, 0, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
-        let model = Blk::new(blk.clone()).unwrap().model(0, 64);
+        let model = Blk::new(blk).unwrap().model(0, 64);
         let info = QueueInfo { log: Arc::new(PeerLog::new("e")), index: 0, kickless: Kickless::default() };
-        let errors = ErrorHandling::new("e", Default::default());
-        let disks = Disks::new(Vec::new());
-        let mut worker = QueueWorker::new(info, queue, model, disks, VringFds::default(), errors, Arc::default());
-        let mut engines = EngineSet::new(EngineOptions::default());
+        let (errors, disks) = (ErrorHandling::new("e", Default::default()), Disks::new(disks));
+        let worker = QueueWorker::new(info, queue, model, disks, VringFds::default(), errors, Arc::default());
+        Self { memory, driver, worker }
+    }
 
-        assert!(memory.write(HEADER, &[&GET_ID.to_le_bytes()[..], &[0; 12]].concat()));
-        let many = u64::from(PUBLISH_AFTER) + left;
+    /// Makes so many requests available, all at once, whose answers have `len` bytes with their status.
+    fn ask(&mut self, what: u32, many: u64, len: u32) {
+        assert!(self.memory.write(HEADER, &[&what.to_le_bytes()[..], &[0; 12]].concat()));
         for slot in 0..many {
-            let answer = Piece { addr: ANSWERS + 64 * slot, len: 21 };
-            driver.add(&[Piece { addr: HEADER, len: 16 }], &[answer], slot).unwrap();
+            let answer = Piece { addr: ANSWERS + 1024 * slot, len };
+            self.driver.add(&[Piece { addr: HEADER, len: 16 }], &[answer], slot).unwrap();
         }
-        driver.publish();
-        worker.take_in(&mut engines, Nanos::ZERO);
+        self.driver.publish();
+    }
+}
+
+#[test]
+fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
+    for (packed, left) in [(false, 4), (false, 0), (true, 4), (true, 0)] {
+        let mut guest = Guest::new(packed, Vec::new());
+        let mut engines = EngineSet::new(EngineOptions::default());
+        guest.ask(GET_ID, u64::from(PUBLISH_AFTER) + left, 21);
+        let Guest { mut driver, mut worker, .. } = guest;
+        worker.take_in(&mut engines, || Nanos::ZERO);
         let mut reap = || std::iter::from_fn(|| driver.reap().unwrap()).count() as u64;
         assert_eq!(reap(), u64::from(PUBLISH_AFTER), "packed: {packed}, left: {left}");
         worker.notify(&mut Signals::new().unwrap());
         assert_eq!(reap(), left, "packed: {packed}, left: {left}");
         // What was published on the way is signalled then, whether something is left or not.
         assert_eq!(worker.counters.calls.get(), 1, "packed: {packed}, left: {left}");
+    }
+}
+
+/// What GET_ID asks for is answered when it is popped, so that by phase it takes no time. Reads of a null disk end in the turn
+/// in which they begin.
+#[test]
+fn requests_of_a_turn_begin_and_end_at_one_time_or_each_at_its_own_as_its_loop_reads_the_clock() {
+    const MANY: u64 = 32;
+    for reads in [ClockReads::ByPhase, ClockReads::ByRequest] {
+        let null = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+        let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
+        let options = LoopOptions {
+            name: "io".into(),
+            monitor: MonitorChoice::Ppoll,
+            policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
+            window_max: Nanos::ZERO,
+            idle_after: Nanos::MAX,
+            clock_reads: reads,
+        };
+        let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
+        let mut io = EventLoop::<Worker>::new(options, engines).unwrap();
+        let mut guest = Guest::new(false, vec![Some(disk)]);
+        guest.ask(IN, MANY, 513);
+        let (counters, begun) = (Arc::clone(&guest.worker.counters), guest.worker.begun.clone());
+        assert!(begun.iter().all(|begun| begun.at == Nanos::ZERO));
+        let id = io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
+        io.turn().unwrap();
+        let worker = io.source(id).unwrap().queue().unwrap();
+        let mut begun: Vec<_> = worker.begun.iter().map(|begun| begun.at).filter(|at| *at > Nanos::ZERO).collect();
+        assert_eq!(begun.len() as u64, MANY);
+        begun.dedup();
+        assert_eq!(begun.len() == 1, reads == ClockReads::ByPhase, "{reads:?}: {begun:?}");
+        let stats = counters.read();
+        let latencies = stats.latency_of(RequestType::Read).unwrap();
+        let are_alike = latencies.sum().0 == MANY * latencies.longest().0;
+        assert_eq!((latencies.count(), are_alike), (MANY, reads == ClockReads::ByPhase), "{reads:?}: {latencies:?}");
+
+        let mut guest = Guest::new(false, Vec::new());
+        guest.ask(GET_ID, MANY, 21);
+        let counters = Arc::clone(&guest.worker.counters);
+        io.attach(guest.worker.into()).map_err(|(_, e)| e).unwrap();
+        io.turn().unwrap();
+        let stats = counters.read();
+        let latencies = stats.latency_of(RequestType::Other).unwrap();
+        let took_none = latencies.sum() == Nanos::ZERO;
+        assert_eq!((latencies.count(), took_none), (MANY, reads == ClockReads::ByPhase), "{reads:?}: {latencies:?}");
     }
 }

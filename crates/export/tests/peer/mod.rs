@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use egret_disk::{EngineOptions, EngineSet};
-use egret_event_loop::{EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
+use egret_event_loop::{ClockReads, EventLoop, LoopHandle, LoopOptions, MonitorChoice, Nanos, spawn};
 use egret_export::{Access, Address, ErrorPolicy, ExportConfig, Kickless, Worker};
 use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::BlkConfig;
@@ -37,6 +37,7 @@ impl IoThread {
             policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
             window_max: Nanos::ZERO,
             idle_after: Nanos::from_millis(1_000),
+            clock_reads: ClockReads::default(),
         };
         let engines = move |ring| EngineSet::new(EngineOptions { ring, aio_depth, ..EngineOptions::default() });
         let (handle, thread) = spawn(options, engines, |e| panic!("{e}")).unwrap();

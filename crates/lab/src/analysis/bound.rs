@@ -76,6 +76,7 @@ mod tests {
     fn one_repetition_at_a_bound_is_no_bound() {
         let disk = Bottleneck::Device("d".into());
         assert_eq!(of_most(&[Some(&disk), None, None]), None);
+        assert_eq!(of_most(&[Some(&disk), None]), None, "half of them are not most");
         assert_eq!(of_most(&[Some(&disk), Some(&disk), None]), Some(&disk));
         assert_eq!(of_most(&[]), None);
     }

@@ -226,11 +226,120 @@ mod tests {
     }
 
     #[test]
+    fn every_metric_has_its_value_its_unit_and_the_way_that_is_better() {
+        let operations = |requests| Some(Operations { requests, bytes: requests * 4096, latency: Latency::default() });
+        let ms = |time: u64| Some(time * 1_000_000);
+        let measurement = Measurement {
+            seconds: 2.0,
+            reads: operations(600),
+            writes: operations(400),
+            latency: Some(Latency { mean: 50e3, p99: 70e3, p999: 90e3, ..Latency::default() }),
+            transactions: Some(77.0),
+            cpu: Ledger {
+                io_thread_work: ms(1),
+                io_thread_spin_found: ms(2),
+                io_thread_spin_wasted: ms(3),
+                io_thread_system: ms(4),
+                server_other: ms(5),
+                server: ms(1),
+                guest: ms(7),
+                backend: ms(11),
+                kernel_threads: ms(8),
+                interrupts: ms(9),
+                stolen: ms(1000),
+                load: ms(13),
+                host_busy: ms(100),
+            },
+            io_thread_cores: Some(3),
+            in_io_submit: Some(0.25),
+            polling: Some(Polling {
+                mean_window_ns: Some(1234.0),
+                windows_reset: Some(0.5),
+                windows_near_max: Some(0.125),
+                ..Polling::default()
+            }),
+            ..Measurement::default()
+        };
+        let (more, less) = (Some("more is better"), Some("less is better"));
+        let expected = [
+            (Metric::Latency, 50.0, "µs", less),
+            (Metric::LatencyP99, 70.0, "µs", less),
+            (Metric::LatencyP999, 90.0, "µs", less),
+            (Metric::Iops, 500.0, "IOPS", more),
+            (Metric::Throughput, 2.048, "MB/s", more),
+            (Metric::CpuPerIo, 40.0, "µs", less),
+            (Metric::IoThreadCpu, 10.0, "µs", less),
+            (Metric::ServerCpu, 16.0, "µs", less),
+            (Metric::BackendCpu, 11.0, "µs", less),
+            (Metric::LoadCpu, 13.0, "µs", less),
+            (Metric::HostBusy, 0.05, "CPUs", less),
+            (Metric::CpuPerGigabyte, 9.765_625, "s/GB", less),
+            (Metric::Cpus, 0.02, "CPUs", less),
+            (Metric::IoThreadCores, 3.0, "cores", None),
+            (Metric::InIoSubmit, 25.0, "%", None),
+            (Metric::IoThreads, 0.005, "CPUs", less),
+            (Metric::Duration, 2.0, "s", less),
+            (Metric::Transactions, 77.0, "1/s", more),
+            (Metric::Window, 1234.0, "ns", None),
+            (Metric::WindowsReset, 50.0, "%", None),
+            (Metric::WindowsNearMax, 12.5, "%", None),
+        ];
+        assert_eq!(expected.map(|one| one.0), Metric::ALL);
+        for (metric, value, unit, better) in expected {
+            let found = metric.of(&measurement).unwrap();
+            assert!((found / value - 1.0).abs() < 1e-12, "{metric:?}: {found}, and not {value}");
+            assert_eq!((metric.unit(), metric.better()), (unit, better), "{metric:?}");
+            assert_eq!(metric.more_is_better(), better == more, "{metric:?}");
+            assert!(metric.say(value).ends_with(&format!(" {unit}")));
+        }
+        for text in [Metric::name, Metric::column] {
+            let mut all = Metric::ALL.map(text).to_vec();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), Metric::ALL.len(), "{all:?}");
+        }
+        assert_eq!((Metric::Iops.label(), Metric::Duration.label()), ("IOPS".into(), "duration, s".into()));
+
+        // What may be none at all is 0 then; of the others 0 is what nobody could tell.
+        let nothing = Measurement {
+            seconds: 2.0,
+            transactions: Some(0.0),
+            in_io_submit: Some(0.0),
+            io_thread_cores: Some(0),
+            polling: Some(Polling { windows_reset: Some(0.0), ..Polling::default() }),
+            ..Measurement::default()
+        };
+        let known = Metric::ALL.into_iter().filter_map(|metric| Some((metric, metric.of(&nothing)?)));
+        assert_eq!(
+            known.collect::<Vec<_>>(),
+            [
+                (Metric::IoThreadCores, 0.0),
+                (Metric::InIoSubmit, 0.0),
+                (Metric::Duration, 2.0),
+                (Metric::WindowsReset, 0.0)
+            ]
+        );
+    }
+
+    #[test]
     fn figures_are_as_exact_as_they_are_worth() {
         let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.1234].map(figure);
         assert_eq!(texts, ["1\u{202f}234\u{202f}568", "1\u{202f}000", "123", "12.3", "1.23", "0.123"]);
         assert_eq!([1.0512, 0.9, 2.5].map(difference), ["+5.1\u{a0}%", "−10.0\u{a0}%", "×2.50"]);
         assert_eq!(differences([0.97, 0.95, 1.0]), "−3.0\u{a0}% [−5.0\u{a0}%, +0.0\u{a0}%]");
         assert_eq!(differences([2.5, 1.9, 3.0]), "×2.50 [×1.90, ×3.00]");
+        for (of, text) in [
+            ([1.9, 1.8, 2.9], "+90.0\u{a0}% [+80.0\u{a0}%, +190.0\u{a0}%]"),
+            ([1.9, 1.8, 3.0], "×1.90 [×1.80, ×3.00]"),
+            ([2.0, 1.9, 2.1], "×2.00 [×1.90, ×2.10]"),
+            ([1.5, 2.0, 2.1], "×1.50 [×2.00, ×2.10]"),
+            ([1.0, 0.1, 10.1], "+0.0\u{a0}% [too few pairs]"),
+            ([1.0, 0.1, 10.0], "×1.00 [×0.10, ×10.00]"),
+            ([f64::INFINITY, 1.0, 2.0], "∞ [×1.00, ×2.00]"),
+        ] {
+            assert_eq!(differences(of), text);
+        }
+        assert_eq!([1.99, 2.0, f64::INFINITY].map(difference), ["+99.0\u{a0}%", "×2.00", "∞"]);
+        assert_eq!([-1234.0, 0.0, 100_000.0, 999.4].map(figure), ["-1\u{202f}234", "0.000", "100\u{202f}000", "999"]);
     }
 }

@@ -19,6 +19,8 @@ mod judge;
 pub mod ledger;
 mod metric;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 use std::cell::OnceCell;
 

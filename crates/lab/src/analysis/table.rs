@@ -174,13 +174,17 @@ mod tests {
             format!("[[subject]]\nname = '{name}'\nstack = 'egret'\nline = '{line}'\nat = {at}\n")
         };
         let subjects = [("blk 1", "blk", 1), ("blk 2", "blk", 2), ("scsi 1", "scsi", 1), ("scsi 2", "scsi", 2)];
-        let subjects = subjects.map(subject).concat();
-        let loads = "[[load]]\n[[load]]\niodepth = 2\nsubjects = ['scsi 2', 'scsi 1']\n";
+        let subjects = subjects.map(subject).concat()
+            + "[[subject]]\nname = 'blk'\nstack = 'egret'\nline = 'blk'\n[[subject]]\nname = 'none'\nstack = 'egret'\n";
+        let loads = "[[load]]\n[[load]]\niodepth = 2\nsubjects = ['scsi 2', 'scsi 1']\n\
+                     [[load]]\niodepth = 3\nsubjects = ['scsi 2', 'blk 1']\n";
         let plan = format!("name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n{subjects}{loads}");
         let plan: Plan = toml::from_str(&plan).unwrap();
-        let [all, scsi] = [0, 1].map(|load| &plan.loads[load]);
+        let [all, scsi, two] = [0, 1, 2].map(|load| &plan.loads[load]);
         let with = |load| ["blk 1", "blk 2", "scsi 1", "scsi 2"].map(|name| counterpart(&plan, load, name));
         assert_eq!(with(all), [None, Some("blk 1"), Some("blk 1"), Some("blk 2")]);
         assert_eq!(with(scsi)[2..], [Some("scsi 2"), None]);
+        assert_eq!(with(two)[3], Some("blk 1"), "who is at its place is not under this load");
+        assert_eq!(counterpart(&plan, all, "none"), Some("blk 1"), "it is on no line");
     }
 }

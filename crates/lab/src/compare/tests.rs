@@ -3,7 +3,7 @@ use crate::plan::Metric;
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
 };
-use crate::statistics::{Overall, Verdict};
+use crate::statistics::{Overall, Verdict, deviation};
 
 const PLAN: &str = r#"
 name = "two"
@@ -97,6 +97,96 @@ fn another_cpu_or_another_load_cannot_be_compared() {
     let mut other = run(1e5);
     other.plan.loads.change(|loads| loads[0].norandommap = false);
     assert_eq!(overall(&run(1e5), &other), Overall::NotComparable);
+}
+
+/// Each change of a run, by what it is told as, and what that means.
+#[test]
+fn what_makes_figures_move_is_an_objection_and_what_does_not_is_told_at_most() {
+    use likeness::{Role, differences};
+    let component = |name: &str, version: &str, sha256: &str| Component {
+        name: name.into(),
+        path: format!("/usr/bin/{name}"),
+        version: version.into(),
+        sha256: sha256.into(),
+    };
+    let mut base = run(1e5);
+    let host = &mut base.host;
+    (host.memory, host.kernel_options) = (100, "quiet root=/dev/vda".into());
+    host.components = ["egret", "qemu-storage-daemon", "fio", "/opt/qemu-system-x86_64", "rbd"]
+        .map(|name| component(name, "1", "a"))
+        .into();
+    host.started = vec![component("spdk", "", "a")];
+    host.settings = vec![("turbo".into(), "on".into())];
+    type Change = fn(&mut Run);
+    let changes: [(&str, Role, Change); 32] = [
+        ("host", Role::Told, |run| run.host.name = "other".into()),
+        ("kernel", Role::Compared, |run| run.host.kernel = "6.18".into()),
+        ("kernel options", Role::Unlike, |run| run.host.kernel_options = "quiet mitigations=off".into()),
+        ("CPU", Role::Unlike, |run| run.host.cpu.model = "other".into()),
+        ("usable CPUs", Role::Unlike, |run| run.host.cpu.usable.push(1)),
+        ("cores", Role::Unlike, |run| run.host.cpu.cores.push(vec![1])),
+        ("NUMA nodes", Role::Unlike, |run| run.host.cpu.nodes += 1),
+        ("frequency governor", Role::Unlike, |run| run.host.cpu.governor = Some("powersave".into())),
+        ("idle driver", Role::Unlike, |run| run.host.cpu.idle = Some("haltpoll".into())),
+        ("mitigations", Role::Unlike, |run| run.host.cpu.mitigations = vec![("l1tf".into(), "off".into())]),
+        ("settings", Role::Unlike, |run| run.host.settings[0].1 = "off".into()),
+        ("hypervisor", Role::Unlike, |run| run.host.hypervisor = Some("kvm".into())),
+        ("memory", Role::Unlike, |run| run.host.memory = 112),
+        ("memory", Role::Unlike, |run| run.host.memory = 89),
+        ("disk", Role::Unlike, |run| run.host.disk.get_or_insert_default().model = Some("nvme".into())),
+        ("I/O scheduler", Role::Unlike, |run| run.host.disk.get_or_insert_default().scheduler = Some("bfq".into())),
+        ("file system", Role::Unlike, |run| run.host.disk.get_or_insert_default().file_system = Some("xfs".into())),
+        ("egret", Role::Compared, |run| run.host.components[0].version = "2".into()),
+        ("egret", Role::Compared, |run| run.host.components[0].sha256 = "b".into()),
+        ("qemu-storage-daemon", Role::Compared, |run| run.host.components[1].version = "2".into()),
+        ("fio", Role::Unlike, |run| run.host.components[2].version = "2".into()),
+        ("fio", Role::Told, |run| run.host.components[2].sha256 = "b".into()),
+        ("QEMU", Role::Compared, |run| run.host.components[3].version = "2".into()),
+        ("another program", Role::Compared, |run| run.host.components[4].sha256 = "b".into()),
+        ("another program", Role::Compared, |run| run.host.started[0].sha256 = "b".into()),
+        ("plan", Role::Unlike, |run| run.plan.name = "other".into()),
+        ("scale", Role::Unlike, |run| run.scale *= 0.5),
+        ("disk under test", Role::Unlike, |run| run.plan.disk.size = Some(crate::plan::Bytes(1 << 20))),
+        ("disk under test", Role::Unlike, |run| run.plan.disk.kind = crate::plan::DiskKind::Loop),
+        ("load", Role::Unlike, |run| run.plan.loads.change(|loads| loads[0].norandommap = false)),
+        ("subject", Role::Unlike, |run| run.plan.subjects[0].iothreads = 2),
+        ("subject", Role::Unlike, |run| run.plan.subjects[0].scheduler = Some("bfq".into())),
+    ];
+    for (about, role, change) in changes {
+        let mut other = base.clone();
+        change(&mut other);
+        for (a, b) in [(&base, &other), (&other, &base)] {
+            let mut found: Vec<_> = differences(a, b).iter().map(|one| (one.about, one.role)).collect();
+            found.dedup();
+            assert_eq!(found, [(about, role)]);
+            let expected = if role == Role::Unlike { Overall::NotComparable } else { Overall::Pass };
+            assert_eq!(overall(a, b), expected, "{about}");
+        }
+    }
+    // Of these neither is a difference: where the system was found, a little memory, interrupts, what only one side has.
+    let same: [Change; 8] = [
+        |run| run.host.kernel_options = "BOOT_IMAGE=/b initrd=/i quiet root=/dev/vdb resume=/dev/c".into(),
+        |run| run.host.memory = 111,
+        |run| run.host.memory = 90,
+        |run| run.host.settings.push(("disk's interrupts".into(), "34: 0".into())),
+        |run| run.host.settings.clear(),
+        |run| run.host.components.truncate(1),
+        |run| {
+            run.host.started[0] = Component { path: "/other".into(), sha256: "b".into(), ..run.host.started[0].clone() }
+        },
+        |run| run.plan.subjects[0].name = "another".into(),
+    ];
+    for (number, change) in same.into_iter().enumerate() {
+        let mut other = base.clone();
+        change(&mut other);
+        assert_eq!((differences(&base, &other), differences(&other, &base)), (vec![], vec![]), "{number}");
+    }
+    // With another kernel come its words for mitigations and its settings.
+    let mut newer = base.clone();
+    newer.host.kernel = "6.18".into();
+    newer.host.cpu.mitigations = vec![("l1tf".into(), "off".into())];
+    newer.host.settings[0].1 = "off".into();
+    assert_eq!(overall(&base, &newer), Overall::Pass);
 }
 
 #[test]
@@ -196,6 +286,8 @@ fn a_build_that_crashes_fails_however_fast_the_rest_of_it_is() {
         let comparison = Comparison::of(&[&run(1e5)], &[&b], None);
         assert_eq!(comparison.overall(false), Overall::Fail);
         let said = format!("failed in {repetitions} of 5 repetitions: the server ended with signal 11");
+        let row = comparison.rows.iter().find(|row| row.note.as_ref() == Some(&said)).unwrap();
+        assert_eq!((row.metric, row.a.is_some(), row.b.is_some()), (Metric::Iops, true, repetitions < 5));
         assert!(comparison.text().contains(&format!("FAIL: {said}")), "{}", comparison.text());
         let xml = comparison.junit(false).unwrap();
         assert!(xml.contains(r#"failures="1""#) && xml.contains(&said), "{xml}");
@@ -243,6 +335,79 @@ fn several_runs_show_how_far_runs_of_one_thing_lie_apart() {
     let comparison = of(&a, &slower);
     assert_eq!(iops(&comparison), vec![Ok(Verdict::Fail); 2], "{}", comparison.text());
     assert_eq!(comparison.rows[0].ratio.map(|ratio| ratio.pairs), Some(3), "runs, and not repetitions");
+    // Where runs tell how far they lie apart a sure loss is one, though it may be within the limit.
+    let slower = side([0.951e5, 0.952e5, 0.953e5]);
+    assert_eq!(iops(&of(&a, &slower)), vec![Ok(Verdict::Fail); 2]);
+}
+
+#[test]
+fn a_closed_loop_is_judged_by_its_rate_and_an_open_one_by_its_mean_latency() {
+    let decisions = |change: fn(&mut Measurement)| {
+        let mut run = run(1e5);
+        each_measurement(&mut run, |measured| {
+            measured.reads.as_mut().unwrap().latency = Latency { mean: 1e5, p99: 2e5, p999: 3e5, ..Latency::default() };
+            change(measured);
+        });
+        let rows = Comparison::of(&[&run], &[&run], None).rows;
+        rows.into_iter().take(5).map(|row| (row.metric, row.decision)).collect::<Vec<_>>()
+    };
+    let no = |why: &str| Err(why.to_owned());
+    let expected = |decisions: [Result<Verdict, String>; 5]| {
+        use Metric::{CpuPerIo, Iops, Latency, LatencyP99, LatencyP999};
+        [Iops, Latency, LatencyP99, LatencyP999, CpuPerIo].into_iter().zip(decisions).collect::<Vec<_>>()
+    };
+    let (pass, iops, shown) = (|| Ok(Verdict::Pass), || no("IOPS say it"), || no("shown only"));
+    assert_eq!(decisions(|_| {}), expected([pass(), iops(), iops(), iops(), pass()]));
+    let open = decisions(|measured| measured.offered_iops = Some(1e5));
+    assert_eq!(open, expected([no("offered, not found"), pass(), shown(), shown(), pass()]));
+    let emulated = decisions(|measured| measured.functional_only = true);
+    assert_eq!(emulated, expected([(); 5].map(|()| no("under emulation"))));
+}
+
+#[test]
+fn no_less_noise_is_believed_than_a_baseline_has_beside_itself() {
+    // It is as much faster now as slower then, so that both together are steady.
+    let with = |iops: f64, by: f64| {
+        let mut run = run(iops);
+        let mut again = run.cells.clone();
+        again.iter_mut().for_each(|cell| cell.id.subject += crate::runner::AGAIN);
+        for (cells, by) in [(&mut run.cells, by), (&mut again, 1.0 / by)] {
+            for cell in cells {
+                let Outcome::Measured(measured) = &mut cell.outcome else { continue };
+                measured.seconds *= if cell.id.repetition % 2 == 0 { by } else { 1.0 / by };
+            }
+        }
+        run.cells.extend(again);
+        run
+    };
+    let of = |by: f64| {
+        let comparison = Comparison::of(&[&with(1e5, by)], &[&with(0.67e5, by)], None);
+        let row = comparison.rows.into_iter().find(|row| row.metric == Metric::Iops).unwrap();
+        let ratio = row.ratio.unwrap();
+        (row.decision, (ratio.high / ratio.low).ln() / 2.0)
+    };
+    assert_eq!(of(1.0).0, Ok(Verdict::Fail));
+    let (decision, half) = of(1.5);
+    assert!(matches!(decision, Ok(Verdict::CantTell { .. })), "{decision:?}");
+    // Each value is the mean of two measurements, and a pair's variance is that of two; five values stand against five.
+    // Student's distribution asks for 1.96 to 2.31 standard errors, by how much is known of other loads.
+    let pairs = [-2.0, 2.0, -2.0, 2.0, -2.0].map(|times| times * 1.5_f64.ln());
+    let error = (deviation(&pairs).powi(2) / 2.0 / 2.0 * (1.0 / 5.0 + 1.0 / 5.0)).sqrt();
+    assert!((1.9..2.4).contains(&(half / error)), "{half} {error}");
+}
+
+#[test]
+fn what_failed_in_the_second_run_alone_was_not_measured_there() {
+    let mut b = run(1e5);
+    let mut more = b.cells.clone();
+    more.iter_mut().for_each(|cell| cell.id.subject = "another".into());
+    b.cells.extend(more);
+    let said = |b: &Run| Comparison::of(&[&run(1e5)], &[b], None).text().contains("measured in the second run alone");
+    assert!(said(&b));
+    for cell in b.cells.iter_mut().filter(|cell| cell.id.subject == "another") {
+        cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+    }
+    assert!(!said(&b));
 }
 
 #[test]
@@ -269,10 +434,66 @@ fn symbols_that_moved_are_listed_the_farthest_first() {
     assert!(text.contains("cpupri_set: 2.41 % -> 0.35 % of samples, -2.06 [-2.1"), "{text}");
     assert!(text.contains(", in fio)") && text.contains("of a symbol with 1 % of them a move by 0.06 % can"), "{text}");
 
+    let least = comparison.symbols.least_seen().unwrap();
+    assert!((least - 2.8 * (0.0099_f64 * 2.0 / 500_000.0).sqrt() * 100.0).abs() < 1e-9, "{least}");
+
     // Of so few samples the larger move is sure, and the other one may be chance.
     let few = beside(1000);
     assert_eq!(few.symbols.moved.iter().filter(|moved| moved.symbol == "sbitmap_find_bit").count(), 0);
     assert!(few.symbols.moved.iter().any(|moved| moved.symbol == "cpupri_set"));
+}
+
+#[test]
+fn a_symbol_that_moved_has_an_interval_of_its_scatter_and_of_its_samples_and_those_who_run_it() {
+    /// A symbol: its name, who runs it, and its share in each repetition.
+    type Shares = (&'static str, &'static str, [f64; 5]);
+    let with = |samples: u64, shares: &[Shares]| {
+        let mut run = run(1e5);
+        run.cells.retain(|cell| cell.id.load.ends_with("QD64"));
+        for cell in &mut run.cells {
+            let symbol = |(name, comm, percent): &Shares| Symbol {
+                name: (*name).into(),
+                comm: (*comm).into(),
+                percent: percent[cell.id.repetition as usize],
+            };
+            let Outcome::Measured(measured) = &mut cell.outcome else { continue };
+            (measured.samples, measured.symbols) = (samples, shares.iter().map(symbol).collect());
+        }
+        run
+    };
+    let moved = |samples: u64, a: &[Shares], b: &[Shares]| {
+        let [a, b] = [a, b].map(|shares| with(samples, shares));
+        Comparison::of(&[&a], &[&b], None).symbols
+    };
+    let one = |symbols: &Symbols| {
+        assert_eq!(symbols.moved.len(), 1, "{symbols:?}");
+        symbols.moved[0].by.map(|by| (by * 1000.0).round() / 1000.0)
+    };
+    // Student's distribution has 8 degrees of freedom, and asks for 2.306 standard errors.
+    let scattered = moved(u64::MAX / 100, &[("s", "x", [1.0, 3.0, 1.0, 3.0, 2.0])], &[("s", "x", [10.0; 5])]);
+    let half = 2.306 * (1.0_f64 / 5.0).sqrt();
+    assert_eq!(one(&scattered), [8.0, 8.0 - half, 8.0 + half].map(|by| (by * 1000.0).round() / 1000.0));
+    let counted = moved(1000, &[("s", "x", [2.0; 5])], &[("s", "x", [10.0; 5])]);
+    let half = 2.306 * ((0.02 * 0.98 + 0.1 * 0.9) / 5000.0_f64).sqrt() * 100.0;
+    assert_eq!(one(&counted), [8.0, 8.0 - half, 8.0 + half].map(|by| (by * 1000.0).round() / 1000.0));
+    assert_eq!(counted.samples, Some([5000; 2]));
+
+    // What is certain and small is left out, and runs that did not count their samples are as sure as they scatter.
+    let by = |by: f64| moved(0, &[("s", "x", [2.0; 5])], &[("s", "x", [2.0 + by; 5])]);
+    assert_eq!((by(0.09).moved.len(), by(0.11).moved.len(), by(0.11).samples), (0, 1, None));
+
+    let a = [("gone", "x", [5.0; 5]), ("more", "x", [1.0; 5])];
+    let more = [("more", "y", [3.0; 5]), ("more", "x", [2.0; 5]), ("more", "x", [2.0; 5]), ("new", "z", [4.0; 5])];
+    let found = moved(1_000_000, &a, &more).moved;
+    let found: Vec<_> = found.iter().map(|one| (one.symbol.as_str(), one.a, one.b, one.comms.join(", "))).collect();
+    assert_eq!(
+        found,
+        [
+            ("more", Some(1.0), Some(7.0), "x, y".into()),
+            ("gone", Some(5.0), None, "x".into()),
+            ("new", None, Some(4.0), "z".into())
+        ]
+    );
 }
 
 #[test]

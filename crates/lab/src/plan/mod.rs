@@ -49,7 +49,7 @@ pub use columns::Columns;
 pub use load::{Application, Curve, Load, LoadKeys, Loads, RateProcess, expand};
 pub use read::{BUILT_IN, PlanError};
 pub(crate) use subject::nbd_place;
-pub use subject::{Backend, DeviceModel, Pages, QEMU, Server, Stack, Subject};
+pub use subject::{Backend, DeviceModel, NO_SCHEDULER, Pages, QEMU, Server, Stack, Subject};
 pub use units::{Bytes, OneOrMany, Seconds};
 
 /// A plan: its subjects, under each of its loads, so many times.

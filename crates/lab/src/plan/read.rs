@@ -290,8 +290,15 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
     if subject.qemu.is_some() && subject.stack != Stack::Guest {
         return complain("only the stack guest has a qemu");
     }
-    if subject.scheduler.is_some() && subject.stack != Stack::Host {
-        return complain("only the stack host has a scheduler: a guest's own is none");
+    if let Some(scheduler) = &subject.scheduler {
+        if !matches!(subject.stack, Stack::Host | Stack::Guest) {
+            return complain("only the stacks host and guest have a scheduler");
+        }
+        // It stands in a script for a guest's shell.
+        if scheduler.is_empty() || !scheduler.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        {
+            return complain("a scheduler is a word, such as none or mq-deadline");
+        }
     }
     if subject.stack == Stack::Ssh {
         return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);

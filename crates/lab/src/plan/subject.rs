@@ -42,7 +42,8 @@ pub struct Subject {
     /// Properties of the export, as `--export` spells them.
     #[serde(default)]
     pub export: BTreeMap<String, Value>,
-    /// On the host: the kernel's I/O scheduler of the disks, which they have while it is measured; as they are without it.
+    /// On the host: the kernel's I/O scheduler of the disks, which they have while it is measured; as they are without it. Of
+    /// a guest: its own kernel's; [`NO_SCHEDULER`] without it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
     /// Where its disk is, if the plan's is not on this host.
@@ -80,6 +81,9 @@ pub struct Subject {
     pub vcpus: u32,
 }
 
+/// The I/O scheduler that leaves requests as they come.
+pub const NO_SCHEDULER: &str = "none";
+
 /// The QEMU that is installed.
 pub const QEMU: &str = "qemu-system-x86_64";
 
@@ -87,6 +91,11 @@ impl Subject {
     /// Of a guest: the QEMU that runs it.
     pub fn qemu(&self) -> &Path {
         self.qemu.as_deref().unwrap_or(Path::new(QEMU))
+    }
+
+    /// Of a guest: its kernel's I/O scheduler.
+    pub fn guests_scheduler(&self) -> &str {
+        self.scheduler.as_deref().unwrap_or(NO_SCHEDULER)
     }
 
     /// Of the stack `ssh`: the paths of its disks.

@@ -306,4 +306,70 @@ mod tests {
         assert_eq!((more.guest, more.load), (Some(0), Some(100)), "clocks differ");
         assert_eq!(ledger.clone().without(None), ledger, "an application does not say");
     }
+
+    #[test]
+    fn latencies_of_reads_and_writes_make_a_mean_and_no_quantile() {
+        let of = |requests, mean| {
+            Some(Operations { requests, bytes: 0, latency: Latency { mean, p99: 2.0 * mean, ..Latency::default() } })
+        };
+        let p99 = |one: &Measurement| one.latency(|latency| latency.p99);
+        let both = Measurement { reads: of(3, 10.0), writes: of(1, 50.0), ..Measurement::default() };
+        assert_eq!((both.requests(), both.mean_latency(), p99(&both)), (4, Some(20.0), None));
+        let all = Measurement { latency: of(0, 30.0).map(|of| of.latency), ..both.clone() };
+        assert_eq!((all.mean_latency(), p99(&all)), (Some(30.0), Some(60.0)));
+        for only in
+            [Measurement { reads: None, ..both.clone() }, Measurement { reads: of(1, 50.0), writes: None, ..both }]
+        {
+            assert_eq!((only.mean_latency(), p99(&only)), (Some(50.0), Some(100.0)));
+        }
+        for none in [
+            Measurement::default(),
+            Measurement { reads: of(0, 10.0), ..Measurement::default() },
+            Measurement { reads: of(0, 10.0), writes: of(0, 10.0), ..Measurement::default() },
+        ] {
+            assert_eq!((none.mean_latency(), p99(&none)), (None, None));
+        }
+    }
+
+    #[test]
+    fn an_open_loop_has_so_many_requests_due_in_its_time() {
+        let open = Measurement { offered_iops: Some(300.0), seconds: 2.0, ..Measurement::default() };
+        assert_eq!((open.due(), Measurement::default().due()), (Some(600.0), None));
+    }
+
+    #[test]
+    fn a_ledger_has_sums_of_what_is_known_and_leaves_the_rest_of_the_host_to_others() {
+        // Each part is a bit, so that a sum says what is in it.
+        let ledger = Ledger {
+            io_thread_work: Some(1),
+            io_thread_spin_found: Some(2),
+            io_thread_spin_wasted: Some(4),
+            io_thread_system: Some(8),
+            server_other: Some(16),
+            server: Some(32),
+            guest: Some(64),
+            backend: Some(128),
+            kernel_threads: Some(256),
+            interrupts: Some(512),
+            stolen: Some(1024),
+            load: Some(2048),
+            host_busy: Some(10_000),
+        };
+        let serving = 0b11_0111_1111;
+        assert_eq!(ledger.io_threads(), Some(0b1111));
+        assert_eq!((ledger.all_of_server(), ledger.serving()), (Some(0b11_1111), Some(serving)));
+        assert_eq!(ledger.unaccounted(), Some(10_000 - serving - 128 - 2048));
+        let twice = ledger.scaled(2.0);
+        assert_eq!(
+            (twice.serving(), twice.unaccounted()),
+            (Some(2 * serving), ledger.unaccounted().map(|time| 2 * time))
+        );
+        assert_eq!((twice.backend, twice.stolen, twice.load), (Some(256), Some(2048), Some(4096)));
+        assert_eq!((twice.server, twice.guest, twice.host_busy), (Some(64), Some(128), Some(20_000)));
+        let little = Ledger { host_busy: Some(5), ..ledger };
+        assert_eq!(little.unaccounted(), Some(0), "clocks differ");
+        let nothing = Ledger::default();
+        assert_eq!((nothing.io_threads(), nothing.serving(), nothing.unaccounted()), (None, None, None));
+        assert_eq!(Ledger { host_busy: Some(5), ..nothing }.unaccounted(), Some(5));
+    }
 }

@@ -89,7 +89,7 @@ pub struct Component {
 /// What a reader should mind about the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
-    /// A word for it: `smt-sibling`, `governor`, `scheduler`, `noisy-neighbour`, ...
+    /// A word for it: `smt-sibling`, `governor`, `scheduler`, `engine`, `noisy-neighbour`, ...
     pub about: String,
     /// In one line.
     pub text: String,

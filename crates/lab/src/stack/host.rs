@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use egret_loadgen::load::Edge;
 
-use super::{Context, Deployment, Disk, Task, Unable, backends, fio};
+use super::{Context, Deployment, Disk, Task, Unable, backends, fio, no_scheduler};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::fingerprint::{self, device_under};
 use crate::plan::{Load, Subject};
@@ -44,8 +44,7 @@ struct Scheduler {
 
 impl Scheduler {
     fn choose(name: &str, disk: &Path) -> Result<Self, Unable> {
-        let impossible =
-            |why: String| Unable::Impossible(format!("no scheduler '{name}' for {}: {why}", disk.display()));
+        let impossible = |why: String| no_scheduler(name, disk.display(), why);
         let is_device = fs::metadata(disk).is_ok_and(|disk| disk.file_type().is_block_device());
         let device = device_under(disk).filter(|_| is_device);
         let file =

@@ -24,6 +24,7 @@ mod remote;
 mod served;
 mod telemetry;
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ use crate::plan::{Load, Plan, QEMU, Stack, Subject};
 use crate::process::ProcessReaper;
 use crate::results::{Measurement, Outcome};
 
-pub use options::{SubjectError, check_options};
+pub use options::{SubjectError, check_options, unnamed_engines};
 pub(crate) use remote::complaint as ssh_complaint;
 
 /// What every stack is deployed with.
@@ -262,6 +263,11 @@ impl Unable {
     pub fn failed(reason: impl ToString) -> Self {
         Self::Failed { reason: reason.to_string(), log: Vec::new() }
     }
+}
+
+/// A disk has no such I/O scheduler.
+fn no_scheduler(name: &str, disk: impl Display, why: impl Display) -> Unable {
+    Unable::Impossible(format!("no scheduler '{name}' for {disk}: {why}"))
 }
 
 impl From<Unable> for Outcome {

@@ -74,6 +74,20 @@ fn objects(
     objects
 }
 
+/// Subjects that name no engine and so have what servers take unasked, which nobody would choose to measure: a line for each.
+pub fn unnamed_engines(plan: &Plan) -> impl Iterator<Item = String> {
+    // What says where its disk is has said what else it is.
+    let is_named = |subject: &Subject| ["aio", "driver", "file"].iter().any(|key| subject.blockdev.contains_key(*key));
+    let has_one = |subject: &&Subject| match subject.stack {
+        Stack::Egret | Stack::QemuStorageDaemon | Stack::Guest => {
+            plan.disk.kind != DiskKind::Null && matches!(subject.backend, Backend::Local | Backend::Krbd(_))
+        }
+        Stack::Host | Stack::VhostUserBlk | Stack::Ssh => false,
+    };
+    let unnamed = plan.subjects.iter().filter(has_one).filter(move |subject| !is_named(subject));
+    unnamed.map(|subject| format!("subject '{}' names no aio, and so has threads, as QEMU has it", subject.name))
+}
+
 /// A subject whose options Egret does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("subject '{subject}': {why}")]
@@ -248,6 +262,38 @@ mod tests {
             json!({ "type": "vhost-user-blk", "id": "export-busy0", "node-name": "busy0", "addr": addr,
                     "writable": true, "num-queues": 4, "iothread": ["io0", "io1"] })
         );
+    }
+
+    #[test]
+    fn who_names_no_engine_is_told_that_it_is_threads() {
+        let plan = |disk: &str| -> Plan {
+            let subjects = [
+                ("egret", ""),
+                ("egret", "blockdev = { 'cache.direct' = false }"),
+                ("qemu-storage-daemon", "blockdev = {}"),
+                ("guest", "server = 'egret'"),
+                ("guest", "backend = 'krbd'"),
+                ("egret", "blockdev = { aio = 'threads' }"),
+                ("guest", "blockdev = { aio = 'native' }"),
+                ("egret", "blockdev = { driver = 'null-co' }"),
+                ("egret", "backend = 'nbd'"),
+                ("host", ""),
+                ("vhost-user-blk", "command = '{socket}'"),
+            ];
+            let subjects = subjects
+                .iter()
+                .enumerate()
+                .map(|(number, (stack, keys))| format!("[[subject]]\nname = '{number}'\nstack = '{stack}'\n{keys}\n"));
+            let subjects: String = subjects.collect();
+            toml::from_str(&format!("name = 'p'\ntitle = 't'\nload = []\n[disk]\ntype = '{disk}'\n{subjects}")).unwrap()
+        };
+        let expected =
+            (0..5).map(|number| format!("subject '{number}' names no aio, and so has threads, as QEMU has it"));
+        assert_eq!(unnamed_engines(&plan("file")).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        assert_eq!(unnamed_engines(&plan("null")).count(), 0, "servers have null disks of their own");
+        for (name, _) in BUILT_IN {
+            assert_eq!(unnamed_engines(&Plan::named(name).unwrap()).next(), None, "{name}");
+        }
     }
 
     #[test]

@@ -86,6 +86,7 @@ mod tests {
         assert_eq!(spread(vec![1.0, 0.5, 2.0]), "1.00 (0.50..2.00)");
         assert_eq!(spread(vec![1.0, 2.0]), "1.50 (1.00..2.00)");
         assert_eq!(spread(Vec::new()), "-");
+        assert!(median(Vec::new()).is_nan());
     }
 
     #[test]

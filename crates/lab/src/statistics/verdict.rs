@@ -170,4 +170,31 @@ mod tests {
         );
         assert_eq!(count(&[]).to_string(), "no comparison decides anything");
     }
+
+    #[test]
+    fn a_limit_is_below_for_what_should_be_more_and_above_for_what_should_be_less() {
+        let estimate = |low: f64, high: f64| Estimate { pairs: 5, ratio: 1.0, low, high };
+        let (more, less) = (Limit::for_loss(0.25, true), Limit::for_loss(0.25, false));
+        assert_eq!((more, less), (Limit::AtLeast(0.75), Limit::AtMost(1.25)));
+        assert_eq!((more.at(), less.at()), (0.75, 1.25));
+        assert_eq!((more.sign_of_loss(), less.sign_of_loss()), (-1.0, 1.0));
+        for (ratio, of_more, of_less) in
+            [(0.7, false, true), (0.75, true, true), (1.25, true, true), (1.3, true, false)]
+        {
+            assert_eq!((more.holds_for(ratio), less.holds_for(ratio)), (of_more, of_less), "{ratio}");
+        }
+        for (low, high, of_more, of_less) in
+            [(0.75, 9.0, true, false), (0.74, 9.0, false, false), (0.1, 1.25, false, true), (0.75, 1.25, true, true)]
+        {
+            let estimate = estimate(low, high);
+            assert_eq!((more.is_kept_by(&estimate), less.is_kept_by(&estimate)), (of_more, of_less), "{estimate:?}");
+        }
+    }
+
+    #[test]
+    fn verdicts_have_the_exit_codes_and_words_that_the_page_has() {
+        let all = [Overall::Pass, Overall::Fail, Overall::CantTell, Overall::NotComparable];
+        assert_eq!(all.map(Overall::exit_code), [0, 1, 2, 3]);
+        assert_eq!(all.map(Overall::word), ["pass", "fail", "can't tell", "not comparable"]);
+    }
 }

@@ -57,6 +57,9 @@ options! {
         fd_monitor: MonitorChoice, ValueType::Word(words::<MonitorChoice>), default MonitorChoice::Auto;
         /// Where the thread may run. In `key=value` text its commas are doubled: `0-3,,8`. Egret's own.
         cpu_affinity: Option<Cpus>, ValueType::Cpus, unset "the daemon's own";
+        /// Reads the clock for each request of a guest's that begins and for each that ends, instead of once for all that a
+        /// turn takes in and once for all that have ended. An experiment, to see what that costs. Egret's own.
+        x_clock_per_request: bool, ValueType::Flag, default "off";
     }
 }
 

@@ -56,7 +56,8 @@ const FULL_EXPORT: [&str; 5] = [
 
 const FULL_IOTHREAD: [&str; 2] = [
     "id=io0,poll-max-ns=1,poll-grow=2,poll-shrink=0,poll-weight=4,poll-policy=weighted,poll-idle-ms=7,\
-     fd-monitor=epoll,aio-max-batch=8,thread-pool-min=9,thread-pool-max=10,cpu-affinity=0-1,,3",
+     fd-monitor=epoll,aio-max-batch=8,thread-pool-min=9,thread-pool-max=10,cpu-affinity=0-1,,3,\
+     x-clock-per-request=on",
     "id=io0,poll-policy=low-regret,poll-price=6",
 ];
 

@@ -8,10 +8,11 @@ use egret_loadgen::load::Edge;
 use super::applications;
 use super::mark::MARK;
 use super::qemu::APPLICATIONS;
+use crate::fingerprint;
 use crate::plan::{Application, Load};
 use crate::results::Measurement;
 use crate::stack::options::IDLE;
-use crate::stack::{Task, Unable, fio};
+use crate::stack::{Task, Unable, fio, no_scheduler};
 
 /// How much longer than it should fio may take: to start, and to write its report, under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -61,9 +62,9 @@ pub fn edge(mark: &str) -> Option<Edge> {
     }
 }
 
-/// Finds so many disks under test, beside the idle ones, makes their requests go out as they come in, and prints their
-/// paths.
-pub fn find_disks(count: usize, idle: u16) -> Work {
+/// Finds so many disks under test, beside the idle ones, gives them an I/O scheduler, and prints each disk's path with the
+/// schedulers that it has, as [`disk_with`] reads them.
+pub fn find_disks(count: usize, idle: u16, scheduler: &str) -> Work {
     let script = format!(
         r#"
 set -eu
@@ -74,7 +75,6 @@ look() {{
       {APPLICATIONS}) continue ;;
       {IDLE}) echo "$disk" >>/tmp/idle && continue ;;
     esac
-    echo none >"$disk/queue/scheduler"
     echo "/dev/${{disk##*/}}"
   done
 }}
@@ -86,10 +86,32 @@ for attempt in $(seq 300); do # a SCSI disk may take its time
 done
 [ "$(wc -l </tmp/disks)" = {count} ] || {{ echo "the guest should have {count} disks and has $(cat /tmp/disks)" >&2; exit 1; }}
 [ "$(wc -l </tmp/idle)" = {idle} ] || {{ echo "the guest should have {idle} idle disks and has $(wc -l </tmp/idle)" >&2; exit 1; }}
-cat /tmp/disks
+for module in /modules/{scheduler}.ko /modules/{scheduler}-iosched.ko; do
+  [ ! -f "$module" ] || insmod "$module"
+done
+while read -r disk; do
+  queue=/sys/block/${{disk##*/}}/queue/scheduler
+  # One that the kernel lacks is refused, and what is in force then tells of it.
+  echo {scheduler} >"$queue" 2>/dev/null || :
+  echo "$disk $(cat "$queue")"
+done </tmp/disks
 "#
     );
     Work { script, limit: PATIENCE, output: Output::Preparation }
+}
+
+/// A disk's path, from a line that says which schedulers it has and which of them is in force.
+///
+/// # Errors
+/// Another is in force than the one that was wanted.
+pub fn disk_with(scheduler: &str, line: &str) -> Result<String, Unable> {
+    let (path, all) = line.split_once(' ').unwrap_or((line, ""));
+    match fingerprint::scheduler(all) == scheduler {
+        true => Ok(path.to_owned()),
+        false => {
+            Err(no_scheduler(scheduler, format_args!("the guest's {path}"), format_args!("it has {}", all.trim())))
+        }
+    }
 }
 
 /// Sends the marks of a load of fio's. Each of its jobs runs this when it starts, and the first one counts: fio itself may
@@ -167,4 +189,21 @@ exit $status
 
 fn span(load: &Load) -> Duration {
     load.keys.ramp_time.duration() + load.keys.runtime.duration()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_a_guest_has_the_scheduler_that_was_wanted_or_the_cell_says_which_it_has() {
+        let vda = Ok("/dev/vda".to_owned());
+        assert_eq!(disk_with("none", "/dev/vda [none] mq-deadline "), vda);
+        assert_eq!(disk_with("none", "/dev/vda none"), vda);
+        assert_eq!(disk_with("mq-deadline", "/dev/vda none [mq-deadline]"), vda);
+        for line in ["/dev/vda [none] mq-deadline", "/dev/vda [none]", "/dev/vda none", "/dev/vda ", "/dev/vda"] {
+            let Err(Unable::Impossible(reason)) = disk_with("mq-deadline", line) else { panic!("{line}") };
+            assert!(reason.starts_with("no scheduler 'mq-deadline' for the guest's /dev/vda: it has"), "{reason}");
+        }
+    }
 }

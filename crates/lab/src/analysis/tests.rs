@@ -1,0 +1,356 @@
+//! What is said of made-up runs, in words.
+
+use super::choice::{Advice, Related};
+use super::*;
+use crate::results::{Bottleneck, Cell, CellId, Latency, Ledger, Measurement, Operations, Outcome};
+use crate::statistics::Verdict;
+
+/// What a subject does under a load: its IOPS, its mean and its 99th latency in microseconds, and the CPU time of a request.
+type Does = [f64; 4];
+
+/// Five repetitions of a plan, with a thousandth of noise, in which each subject does what `does` says of it under a load.
+fn run(plan: &str, does: impl Fn(&str, &str, u32) -> Does) -> Run {
+    repeated(5, plan, does)
+}
+
+/// The same with so many repetitions.
+fn repeated(repetitions: u32, plan: &str, does: impl Fn(&str, &str, u32) -> Does) -> Run {
+    let mut run = Run::of(&format!("name = 'p'\ntitle = '?'\nnoise-floor = false\n[disk]\ntype = 'null'\n{plan}"));
+    let loads: Vec<_> = run.plan.loads.iter().map(|load| load.name.clone()).collect();
+    for (load, repetition) in loads.iter().flat_map(|load| (0..repetitions).map(move |repetition| (load, repetition))) {
+        for (index, subject) in run.plan.subjects.iter().enumerate() {
+            let by = if (repetition as usize + index).is_multiple_of(2) { 1.001 } else { 1.0 };
+            let [iops, mean, p99, cpu] = does(load, &subject.name, repetition).map(|value| value * by);
+            let latency = Latency { mean: mean * 1e3, p99: p99 * 1e3, ..Latency::default() };
+            let reads = Some(Operations { requests: iops as u64, bytes: 4096 * iops as u64, latency });
+            let cpu = Ledger { server: Some((cpu * 1e3 * iops) as u64), ..Ledger::default() };
+            let measured = Measurement { seconds: 1.0, reads, cpu, transactions: Some(iops), ..Measurement::default() };
+            let id = CellId { load: load.clone(), subject: subject.name.clone(), repetition, point: 0 };
+            run.cells.push(Cell { id, started: 0, outcome: Outcome::Measured(Box::new(measured)) });
+        }
+    }
+    run
+}
+
+const ALIKE: Does = [100_000.0, 100.0, 200.0, 10.0];
+const WORSE: Does = [80_000.0, 130.0, 260.0, 13.0];
+
+const TWO: &str = "[[subject]]\nname = 'a'\nstack = 'egret'\n[[subject]]\nname = 'b'\nstack = 'egret'\n";
+const HOST: &str = "[[subject]]\nname = 'host'\nstack = 'host'\n";
+const LOAD: &str = "[[load]]\nname = 'one'\n";
+
+fn which(run: &mut Run) {
+    run.plan.asks = Asks::Which;
+}
+
+fn crash(run: &mut Run, subject: &str) {
+    let cell = run.cells.iter_mut().find(|cell| cell.id.subject == subject).unwrap();
+    cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+}
+
+#[test]
+fn a_plan_s_verdict_is_one_line_in_the_words_of_what_it_asks() {
+    let plan = [TWO, HOST, LOAD].concat();
+    let with = |of_b: Does| run(&plan, |_, subject, _| if subject == "b" { of_b } else { ALIKE });
+    let said = |run: &Run| {
+        let analysis = Analysis::new(run);
+        (analysis.overall(), analysis.failed_cells(), analysis.verdict())
+    };
+    let (mut alike, mut worse) = (with(ALIKE), with(WORSE));
+    // fio on the host, in two metrics.
+    let rest = "0 can't be told; 2 more decide nothing";
+    assert_eq!(said(&alike), (Overall::Pass, 0, format!("pass: of 2 comparisons 2 passed, 0 failed, {rest}")));
+    assert_eq!(said(&worse), (Overall::Fail, 0, format!("fail: of 2 comparisons 0 passed, 2 failed, {rest}")));
+    [&mut alike, &mut worse].into_iter().for_each(which);
+    let beside = |passed: u32, failed: u32| {
+        format!(
+            "beside a, {passed} times no worse, {failed} times slower or with more CPU, 0 times nobody can tell; 2 more \
+             decide nothing"
+        )
+    };
+    assert_eq!(said(&alike), (Overall::Pass, 0, format!("none is worse: {}", beside(2, 0))));
+    assert_eq!(said(&worse), (Overall::Fail, 0, format!("they differ: {}", beside(0, 2))));
+    // Nothing passes where something failed, be it only the reference; what is lost is a fail all the same.
+    [&mut alike, &mut worse].into_iter().for_each(|run| crash(run, "host"));
+    let failed = "; of 15 cells 1 failed";
+    assert_eq!(said(&alike), (Overall::CantTell, 1, format!("can't tell: {}{failed}", beside(2, 0))));
+    assert_eq!(said(&worse), (Overall::Fail, 1, format!("fail: {}{failed}", beside(0, 2))));
+    alike.plan.asks = Asks::Whether;
+    let count = format!("of 2 comparisons 2 passed, 0 failed, {rest}");
+    assert_eq!(said(&alike), (Overall::CantTell, 1, format!("can't tell: {count}{failed}")));
+
+    let mut alone = run(&format!("{TWO}{LOAD}"), |_, _, _| ALIKE);
+    which(&mut alone);
+    let text = said(&alone).2;
+    assert!(text.ends_with("0 times nobody can tell"), "nothing decides nothing: {text}");
+    alone.cells.retain(|cell| cell.id.subject == "a");
+    assert_eq!(said(&alone), (Overall::CantTell, 0, "can't tell: no comparison decides anything".into()));
+}
+
+#[test]
+fn what_a_comparison_is_called_that_fails_is_what_was_lost() {
+    let words = |asks: Asks, crashes: bool| {
+        let mut run = run(&format!("{TWO}{LOAD}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
+        run.plan.asks = asks;
+        if crashes {
+            crash(&mut run, "b");
+        }
+        Analysis::new(&run).judged.iter().map(|one| one.fail).collect::<Vec<_>>()
+    };
+    assert_eq!(words(Asks::Whether, false), ["fail", "fail"]);
+    assert_eq!(words(Asks::Which, false), ["slower", "more CPU"]);
+    assert_eq!(words(Asks::Which, true), ["fail", "more CPU"]);
+}
+
+fn aims(run: &Run) -> Vec<String> {
+    Analysis::new(run).advice().into_iter().map(|Advice { aim, choice, .. }| format!("{aim}: {choice}")).collect()
+}
+
+#[test]
+fn each_aim_is_answered_of_the_loads_that_it_is_of() {
+    let keys = ["", "iodepth = 4", "numjobs = 2", "disks = 2", "rate_iops = 1000", "application = 'pgbench'"];
+    let loads: String =
+        keys.iter().enumerate().map(|(number, keys)| format!("[[load]]\nname = '{number}'\n{keys}\n")).collect();
+    let run = run(&format!("{TWO}{loads}"), |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
+    assert_eq!(
+        aims(&run),
+        [
+            "Lowest latency, one request at a time (0): a",
+            "Most IOPS, many at a time (1): a",
+            "Most IOPS, many at a time (2): a",
+            "Most IOPS, many at a time (3): a",
+            "Least CPU per request, one at a time (0): a",
+            "Least CPU per request, many at a time (1): a",
+            "Least CPU per request, many at a time (2): a",
+            "Least CPU per request, many at a time (3): a",
+            "5: transactions (5): a",
+            "Leave out b: a instead",
+        ]
+    );
+}
+
+#[test]
+fn who_is_better_in_something_and_worse_in_nothing_that_is_known_replaces_the_other() {
+    let leaves_out = |of_b: Does, wild: Option<usize>| {
+        let run = run(&format!("{TWO}{LOAD}"), |_, subject, repetition| {
+            let mut does = if subject == "b" { of_b } else { ALIKE };
+            // Up and down by so much that nobody can tell.
+            if let (Some(at), "b") = (wild, subject) {
+                does[at] *= [0.3, 3.0, 1.0, 0.4, 2.5][repetition as usize];
+            }
+            does
+        });
+        let mut advice = Analysis::new(&run).advice();
+        advice.retain(|one| one.aim.starts_with("Leave out"));
+        advice.into_iter().map(|one| (one.aim, one.reasons.join("; "))).collect::<Vec<_>>()
+    };
+    let better =
+        |what: &str| vec![("Leave out b".to_owned(), format!("nowhere slower or dearer, and better in {what}"))];
+    let all = "IOPS under one, mean latency under one, p99 latency under one, CPU per I/O under one";
+    assert_eq!(leaves_out(WORSE, None), better(all));
+    assert_eq!(leaves_out([100_000.0, 100.0, 200.0, 13.0], None), better("CPU per I/O under one"));
+    assert_eq!(leaves_out(ALIKE, None), [], "neither is better");
+    assert_eq!(leaves_out([120_000.0, 80.0, 160.0, 13.0], None), [], "each is better in something");
+    assert_eq!(leaves_out([100_000.0, 100.0, 300.0, 9.0], None), [], "a tail is something");
+    let no_tail = "IOPS under one, mean latency under one, CPU per I/O under one";
+    assert_eq!(leaves_out(WORSE, Some(2)), better(no_tail), "nobody knows of a tail that is worse");
+    assert_eq!(leaves_out(WORSE, Some(3)), [], "it may take less CPU");
+}
+
+#[test]
+fn pairs_are_told_of_which_it_is_known_whether_they_are_alike_in_speed() {
+    let plan = format!("{TWO}[[subject]]\nname = 'c'\nstack = 'egret'\n{HOST}{LOAD}");
+    let run = run(&plan, |_, subject, repetition| match subject {
+        "b" => WORSE,
+        "c" => ALIKE.map(|value| value * [0.3, 3.0, 1.0, 0.4, 2.5][repetition as usize]),
+        _ => [100_000.0, 100.0, 200.0, 99.0],
+    });
+    let of = |names: [&str; 2], alike| Related { load: "one".into(), options: names.map(str::to_owned), alike };
+    assert_eq!(Analysis::new(&run).relations(), [of(["a", "b"], false)]);
+    let run = super::tests::run(&plan, |_, subject, _| if subject == "b" { WORSE } else { ALIKE });
+    assert_eq!(Analysis::new(&run).relations(), [of(["a", "b"], false), of(["a", "c"], true), of(["b", "c"], false)]);
+}
+
+#[test]
+fn points_to_choose_from_are_told_apart_by_all_that_makes_rates_unlike() {
+    let plan = format!(
+        "{TWO}{HOST}[[subject]]\nname = 'g'\nstack = 'guest'\n[[subject]]\nname = 'tcg'\nstack = 'guest'\n\
+         [[load]]\nname = 'one'\n[[load]]\nname = 'mixed'\nrw = 'randrw'\nrwmixread = 70\nidle_disks = 3\n\
+         [[load]]\nname = 'db'\napplication = 'pgbench'\n"
+    );
+    let mut run = run(&plan, |_, _, _| ALIKE);
+    for cell in run.cells.iter_mut().filter(|cell| cell.id.subject == "tcg") {
+        let Outcome::Measured(measured) = &mut cell.outcome else { continue };
+        measured.functional_only = true;
+    }
+    let points = Analysis::new(&run).operating_points();
+    let points: Vec<_> = points.iter().map(|one| (one.subject.as_str(), one.workload.as_str())).collect();
+    assert_eq!(
+        points,
+        [
+            ("a", "randrw70 4k, 3 idle disks"),
+            ("b", "randrw70 4k, 3 idle disks"),
+            ("g", "randrw70 4k, 3 idle disks, in a guest"),
+            ("a", "randread 4k"),
+            ("b", "randread 4k"),
+            ("g", "randread 4k, in a guest"),
+        ]
+    );
+}
+
+fn measured(cell: &mut Cell) -> &mut Measurement {
+    match &mut cell.outcome {
+        Outcome::Measured(measured) => measured,
+        Outcome::Failed { reason, .. } | Outcome::Impossible { reason } => panic!("{reason}"),
+    }
+}
+
+/// What is decided of `b`, in the first metric of the load `one`.
+fn decision(run: &Run) -> Result<Verdict, String> {
+    let judged = Analysis::new(run).judged;
+    judged.into_iter().find(|one| one.subject == "b" && one.load == "one").expect("a comparison").decision
+}
+
+#[test]
+fn what_was_not_measured_alike_decides_nothing_and_says_why() {
+    let changed = |plan: &str, change: &dyn Fn(&mut Cell)| {
+        let mut run = run(plan, |_, _, _| ALIKE);
+        run.cells.iter_mut().for_each(change);
+        run
+    };
+    let of = |subject: &'static str, change: fn(&mut Cell)| {
+        decision(&changed(&[TWO, LOAD].concat(), &|cell| {
+            if cell.id.subject == subject {
+                change(cell);
+            }
+        }))
+    };
+    for subject in ["a", "b"] {
+        let why = |what: &str| Err(what.replace('?', subject));
+        let kvm = |cell: &mut Cell| cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
+        assert_eq!(of(subject, kvm), why("?: no /dev/kvm"));
+        assert_eq!(of(subject, |cell| measured(cell).functional_only = true), why("functional only: emulated"));
+        assert_eq!(of(subject, |cell| measured(cell).limit = Some(Bottleneck::Device("d".into()))), Ok(Verdict::Pass));
+    }
+    let bound = |cell: &mut Cell| measured(cell).limit = Some(Bottleneck::Load("l".into()));
+    assert_eq!(decision(&changed(&[TWO, LOAD].concat(), &bound)), Err("load-bound: l".into()));
+
+    let mut missing = run(&[TWO, LOAD, "[[load]]\nname = 'two'\n"].concat(), |_, _, _| ALIKE);
+    missing.cells.retain(|cell| cell.id.subject != "b" || cell.id.load != "one");
+    assert_eq!(decision(&missing), Err("b was not measured".into()));
+
+    // What fio does on the host is beside what a server does no result, and beside another of its own it is one.
+    for (stacks, expected) in [
+        (["host", "egret"], Err("the reference".to_owned())),
+        (["egret", "host"], Err("the reference".to_owned())),
+        (["host", "host"], Ok(Verdict::Pass)),
+    ] {
+        let [a, b] = stacks;
+        let subjects = format!("[[subject]]\nname = 'a'\nstack = '{a}'\n[[subject]]\nname = 'b'\nstack = '{b}'\n");
+        assert_eq!(decision(&run(&[&subjects, LOAD].concat(), |_, _, _| ALIKE)), expected);
+    }
+
+    for (rate, is_alike) in [(1009.0, true), (1011.0, false), (991.0, true), (989.0, false)] {
+        let plan = [TWO, "[[load]]\nname = 'one'\nrate_iops = 1000\n"].concat();
+        let offered = decision(&changed(&plan, &|cell| {
+            measured(cell).offered_iops = Some(if cell.id.subject == "b" { rate } else { 1000.0 });
+        }));
+        let expected = if is_alike { Ok(Verdict::Pass) } else { Err("their rates differ".into()) };
+        assert_eq!(offered, expected, "{rate}");
+    }
+}
+
+#[test]
+fn what_fails_decides_of_speed_and_what_a_request_costs_is_compared_all_the_same() {
+    let of = |crashes: &[&str]| {
+        let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
+        crashes.iter().for_each(|subject| crash(&mut run, subject));
+        Analysis::new(&run).judged.into_iter().map(|one| (one.decision.unwrap(), one.note)).collect::<Vec<_>>()
+    };
+    let note = |subject: &str| Some(format!("{subject} failed in 1 of 5 repetitions: it crashed"));
+    let (open, cpu) = (Verdict::CantTell { more_pairs: None }, (Verdict::Pass, None));
+    assert_eq!(of(&[]), [(Verdict::Pass, None), cpu.clone()]);
+    assert_eq!(of(&["b"]), [(Verdict::Fail, note("b")), cpu.clone()]);
+    assert_eq!(of(&["a"]), [(open, note("a")), cpu.clone()]);
+    assert_eq!(of(&["a", "b"]), [(open, note("b")), cpu]);
+}
+
+#[test]
+fn the_noise_of_a_baseline_beside_itself_is_told_of_its_load_and_metric_and_is_the_least_that_is_believed() {
+    let plan = "[[load]]\nname = 'one'\n[[load]]\nname = 'two'\n";
+    let mut run = run(&[TWO, HOST, plan].concat(), |_, _, _| ALIKE);
+    let again: Vec<_> = run.cells.iter().filter(|cell| cell.id.subject == "a").cloned().collect();
+    // How much slower it was the second time, by turns: by a tenth on average under one load, and not at all under the other.
+    for mut cell in again {
+        let [up, down]: [f64; 2] = if cell.id.load == "one" { [1.21, 1.0] } else { [1.0, 1.0] };
+        measured(&mut cell).seconds *= [up, down, up, down, (up * down).sqrt()][cell.id.repetition as usize];
+        cell.id.subject += AGAIN;
+        run.cells.push(cell);
+    }
+    let analysis = Analysis::new(&run);
+    let floor = |load: &str, subject: &str, metric: Metric| {
+        let found = analysis
+            .judged
+            .iter()
+            .find(|one| (one.load.as_str(), one.subject.as_str(), one.metric) == (load, subject, metric));
+        found.and_then(|one| one.floor).map(|floor| (floor.ratio * 1000.0).round() / 1000.0)
+    };
+    assert_eq!((floor("one", "b", Metric::Iops), floor("two", "b", Metric::Iops)), (Some(0.909), Some(1.0)));
+    assert_eq!(floor("one", "b", Metric::CpuPerIo), Some(1.0), "a request costs the same");
+
+    // A load under which nothing scattered tells of no noise.
+    let noise = analysis.noise(Metric::Iops);
+    assert!((noise - 1.1_f64.ln()).abs() < 1e-6, "{noise}");
+    assert_eq!(analysis.noise(Metric::CpuPerIo), 0.0);
+    let believed = |pair: [&str; 2]| analysis.floor(&run.plan.loads[0], Metric::Iops, pair) / noise.powi(2);
+    for (pair, expected) in [(["b", "host"], 1.0), (["a", "b"], 0.75), (["b", "a"], 0.75), (["a", "a"], 0.5)] {
+        assert!((believed(pair) - expected).abs() < 1e-9, "{pair:?}: {}", believed(pair));
+    }
+}
+
+#[test]
+fn who_falls_short_of_a_rate_does_so_by_more_than_a_little_and_by_more_than_chance() {
+    let plan = [TWO, "[[load]]\nname = 'one'\nrate_iops = 1000\n"].concat();
+    let shortfall = |reached: f64, rate: Option<f64>| {
+        let mut run = run(&plan, |_, _, _| [reached + 0.5, 100.0, 200.0, 10.0]);
+        for measured in run.cells.iter_mut().map(measured) {
+            measured.offered_iops = rate;
+            measured.reads.as_mut().unwrap().requests = reached as u64;
+        }
+        Table::new(&run).shortfall(CellKey { load: "one", subject: "b", point: 0 })
+    };
+    for (reached, rate, expected) in [
+        (96_000.0, 100_000.0, Some(0.96)),
+        (97_000.0, 100_000.0, None),
+        (101_000.0, 100_000.0, None),
+        // Of so few requests a few are missing by chance: four times the root of 5 × 80.
+        (77.0, 80.0, None),
+        (64.0, 80.0, None),
+        (63.0, 80.0, Some(63.0 / 80.0)),
+    ] {
+        assert_eq!(shortfall(reached, Some(rate)), expected, "{reached} of {rate}");
+    }
+    assert_eq!(shortfall(1.0, None), None, "a closed loop has no rate");
+}
+
+#[test]
+fn what_one_look_has_decided_stays_and_the_last_look_is_made_of_what_there_is() {
+    let measured = |repetitions: u32, does: fn(u32) -> f64| {
+        let mut run = repeated(repetitions, &[TWO, LOAD].concat(), |_, subject, repetition| {
+            let [iops, rest @ ..] = ALIKE;
+            let [mean, p99, cpu] = rest;
+            [if subject == "b" { iops * does(repetition) } else { iops }, mean, p99, cpu]
+        });
+        // It looks after 5, 9 and 12.
+        run.plan.most_repetitions = Some(12);
+        decision(&run)
+    };
+    let then_worse = |repetition: u32| if repetition < 5 { 1.0 } else { 0.6 };
+    assert_eq!(measured(12, then_worse), Ok(Verdict::Pass), "the first look sees what there was then");
+    // A sure loss that is as probably within the limit as not is a fail at the last look alone.
+    let open = Ok(Verdict::CantTell { more_pairs: Some(1) });
+    assert_eq!(
+        [5, 9, 10, 12].map(|many| measured(many, |_| 0.9503)),
+        [open.clone(), open, Ok(Verdict::Fail), Ok(Verdict::Fail)]
+    );
+}
