@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, spawn};
 use egret_polling::{EventKind, Nanos};
 
-use crate::bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, bell, hear_work, on_every_loop, options};
+use crate::bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, bell, fixed, hear_work, on_every_loop, options};
 
 #[test]
 fn a_place_is_another_s_when_its_source_has_left_or_was_refused_and_its_name_is_not() {
@@ -126,4 +127,41 @@ fn a_source_that_is_looked_at_need_not_ring() {
         hear_work(&hear, 1);
         assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it is dispatched");
     });
+}
+
+#[test]
+fn while_a_loop_spins_no_source_need_ring() {
+    let options = options(MonitorChoice::Auto, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
+    let (bell, outside, hear) = bell();
+    handle.attach(bell).unwrap();
+    outside.ring();
+    hear_work(&hear, 1);
+    let becomes = |armed: bool| {
+        let begin = Instant::now();
+        while outside.is_armed() != armed {
+            assert!(begin.elapsed() < PATIENCE, "armed: {armed}");
+        }
+    };
+    becomes(true);
+    handle.set_policy(fixed(Nanos::MAX), Nanos::MAX).unwrap();
+    becomes(false);
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
+    let options = LoopOptions { idle_after: Nanos::from_millis(60_000), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (bell, outside, _hear) = bell();
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    for spared in 0..3 {
+        target.turn().unwrap();
+        let counted = target.counters().read();
+        assert_eq!((counted.kicks_spared, counted.kicks), (spared, 0));
+        outside.ring();
+    }
 }
