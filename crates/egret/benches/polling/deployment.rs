@@ -20,11 +20,21 @@ use crate::support::scratch::Scratch;
 use crate::support::server::{Options, Program, Server};
 
 /// Into how many turns a measurement is cut.
-const TURNS: u32 = 10;
+const TURNS: u32 = 5;
 /// The I/O thread's name, and its thread's.
 const IO_THREAD: &str = "io0";
-/// The time before measuring.
-const WARM_UP: Duration = Duration::from_millis(200);
+/// The time before measuring, at each turn but the first. To a daemon that was stopped the world has changed, and a change of
+/// the load is to be followed within so long.
+const RAMP: Duration = Duration::from_millis(100);
+
+/// How long each daemon is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// Before its first turn counts.
+    pub warm_up: Duration,
+    /// In all turns.
+    pub length: Duration,
+}
 
 /// Egret with options of its I/O thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,19 +221,19 @@ impl Deployment {
     }
 }
 
-/// Lets some deployments take turns in random order until each has been loaded for `length`.
+/// Lets some deployments take turns in random order until each has been loaded for as long as `times` say.
 ///
 /// One that fails is left out from then on, and `failed` hears of it.
 pub fn take_turns<T>(
     mut deployments: Vec<(T, Deployment)>,
-    length: Duration,
+    times: Times,
     shuffle: &mut Shuffle,
     mut failed: impl FnMut(&T, &LoadError),
 ) -> Vec<(T, Deployment)> {
     for turn in 0..TURNS {
         deployments = shuffle.of(deployments);
-        let ramp = if turn == 0 { WARM_UP } else { WARM_UP / 10 };
-        let span = Span { ramp, length: length / TURNS };
+        let ramp = if turn == 0 { times.warm_up } else { RAMP };
+        let span = Span { ramp, length: times.length / TURNS };
         deployments.retain_mut(|(name, deployment)| {
             deployment.take_turn(span).inspect_err(|error| failed(name, error)).is_ok()
         });
@@ -236,7 +246,7 @@ pub fn measure(
     cell: &Cell,
     contenders: &[Contender],
     loop_device: Option<&Path>,
-    length: Duration,
+    times: Times,
     shuffle: &mut Shuffle,
 ) -> Vec<(Contender, Outcome)> {
     let cores = match cell.placement {
@@ -253,7 +263,7 @@ pub fn measure(
             Err(error) => println!("failed: {} with {}: {error}", cell.name(), contender.name),
         }
     }
-    let deployments = take_turns(deployments, length, shuffle, |contender, error| {
+    let deployments = take_turns(deployments, times, shuffle, |contender, error| {
         println!("failed: {} with {}: {error}", cell.name(), contender.name);
     });
     deployments.into_iter().map(|(contender, mut deployment)| (contender, deployment.outcome())).collect()

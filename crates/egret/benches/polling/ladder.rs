@@ -6,7 +6,7 @@ use egret_loadgen::machine::Cores;
 use egret_loadgen::random::Shuffle;
 
 use crate::cells::{Cell, Demand, Placement, Under};
-use crate::deployment::{Contender, Outcome, Plan, take_turns, try_deploy};
+use crate::deployment::{Contender, Outcome, Plan, Times, take_turns, try_deploy};
 use egret_loadgen::load::Waiting;
 
 /// How many idle disks, of 32 queues each.
@@ -31,12 +31,7 @@ pub struct Idle {
 }
 
 /// Measures the busy disk on every rung; those of one monitor and policy take turns.
-pub fn measure(
-    policies: [&str; 2],
-    repetitions: usize,
-    length: Duration,
-    shuffle: &mut Shuffle,
-) -> (Vec<Rung>, Vec<Idle>) {
+pub fn measure(policies: [&str; 2], repetitions: usize, times: Times, shuffle: &mut Shuffle) -> (Vec<Rung>, Vec<Idle>) {
     let cores = Cores::of_this_machine();
     let cell = Cell {
         under: Under::Null(10),
@@ -72,7 +67,7 @@ pub fn measure(
                 }
             }
             for repetition in 0..repetitions {
-                deployments = take_turns(deployments, length, shuffle, |company, error| {
+                deployments = take_turns(deployments, times, shuffle, |company, error| {
                     println!("failed: {monitor} {policy} beside {company}: {error}");
                 });
                 for (company, deployment) in &mut deployments {

@@ -1,7 +1,7 @@
 //! Polling policies side by side: the same egret, the same disks, the same load, in turns and in random order.
 //!
 //! `make bench-polling`, or `cargo bench -p egret --bench polling -- --help`. For every cell each policy gets a fresh
-//! daemon. All of them are there at once and take turns of a tenth of a second, the others stopped meanwhile; what one
+//! daemon. All of them are there at once and take turns of a fifth of a second, the others stopped meanwhile; what one
 //! repetition measures is compared within that repetition only. `--quick` takes a few minutes, by measuring fewer cells
 //! too; `--only ladder` is one busy disk among idle ones.
 //!
@@ -25,7 +25,7 @@ mod report;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use egret_loadgen::machine::{self, Cores};
@@ -33,7 +33,7 @@ use egret_loadgen::random::Shuffle;
 
 use arguments::CommonArguments;
 use cells::{Cell, Under};
-use deployment::Contender;
+use deployment::{Contender, Times};
 use disk::Disk;
 use report::Measured;
 
@@ -48,6 +48,9 @@ struct Arguments {
         "fixed,poll-max-ns=16000", "fixed,poll-max-ns=64000", "low-regret"
     ])]
     policies: Vec<String>,
+    /// Load each daemon for so long before anything counts: policies that learn have had that long to do so
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.2)]
+    warm_up: f64,
     /// Name the cells, and measure nothing
     #[arg(long)]
     list: bool,
@@ -79,14 +82,15 @@ fn main() -> std::io::Result<()> {
     let loop_device = disk.as_ref().map(Disk::path);
     let contenders: Vec<_> = arguments.policies.iter().map(|policy| Contender::of_policy(policy)).collect();
 
-    let (pairs, length) = (common.pairs(), common.length(1.0, 0.5));
+    let pairs = common.pairs();
+    let times = Times { warm_up: Duration::from_secs_f64(arguments.warm_up), length: common.length(1.0, 0.5) };
     machine::allow_many_descriptors();
     let begin = Instant::now();
     let mut shuffle = Shuffle::seeded_by_the_clock();
     let mut measured = Vec::new();
     for pair in 0..pairs {
         for (number, cell) in shuffle.of(cells.clone()).into_iter().enumerate() {
-            let outcomes = deployment::measure(&cell, &contenders, loop_device, length, &mut shuffle);
+            let outcomes = deployment::measure(&cell, &contenders, loop_device, times, &mut shuffle);
             measured.extend(outcomes.into_iter().map(|(contender, outcome)| Measured {
                 cell,
                 contender,
@@ -102,7 +106,7 @@ fn main() -> std::io::Result<()> {
     let wants_the_ladder = common.only.as_ref().map_or(!common.quick, |pattern| pattern == "ladder");
     let (rungs, idle) = if wants_the_ladder {
         let subject = contenders.last().map_or("low-regret", |contender| contender.name.as_str());
-        ladder::measure(["off", subject], pairs, length, &mut shuffle)
+        ladder::measure(["off", subject], pairs, times, &mut shuffle)
     } else {
         (Vec::new(), Vec::new())
     };

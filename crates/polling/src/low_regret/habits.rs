@@ -43,8 +43,13 @@ const MOST_WAITS: u32 = 256;
 /// Slices of a trial, and those before it that do not count: clients and disks adapt.
 const SLICES: u32 = 8;
 const SETTLING: u32 = 2;
-/// So many slices of the habit in force there have to be before another is compared with it.
+/// So many slices of the habit in force a trial is compared with on either side, before it and after it: a machine that
+/// changed meanwhile shows in their difference, and is not taken for the habit's doing.
+const BESIDE: usize = 4;
 const ENOUGH: f64 = 4.0;
+
+/// After so many trials it is no accident any more what the machine did during them.
+const OFTEN: u32 = 4;
 
 /// What a trial cost is at most this part of all costs until the next of its kind.
 const PATIENCE: f64 = 256.0;
@@ -74,8 +79,11 @@ struct Rival {
     gap: u64,
     /// The load has changed since.
     stale: bool,
-    /// What it came to in its trials.
+    /// What it came to in its trials, and what the habit in force did beside them.
     own: Tally,
+    base: Tally,
+    /// How many trials these are of.
+    trials: u32,
 }
 
 impl Rival {
@@ -85,13 +93,33 @@ impl Rival {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Trial {
     rival: usize,
     /// Slices so far.
     slices: u32,
-    /// What they came to beyond what those of the habit in force do, those to settle too.
-    excess: Cost,
+    /// What they cost, those to settle too, and their requests.
+    spent: Cost,
+    requests: f64,
+    /// What those that count came to, and slices of the habit in force before it and after it.
+    own: Tally,
+    sides: [Tally; 2],
+    /// It is over, and so many slices of the habit in force have come since.
+    after: Option<usize>,
+}
+
+impl Trial {
+    /// What it cost more than the habit in force would have.
+    fn excess(&self) -> Cost {
+        let [mut before, after] = self.sides.map(|side| side.cost());
+        before += after;
+        self.spent - before * (self.requests / 2.0)
+    }
+
+    /// Whether it was cheaper than what was before it, and than what was after it: the machine may have changed meanwhile.
+    fn is_cheaper(&self) -> bool {
+        self.sides.iter().all(|side| side.against(&self.own).saves())
+    }
 }
 
 /// The habit in force, and the trials of the others.
@@ -112,8 +140,11 @@ pub(super) struct Habits {
     settling: u32,
     trial: Option<Trial>,
     rivals: [Rival; HABITS.len()],
-    /// What the habit in force came to, between trials.
+    /// What the habit in force came to, between trials; and the latest slices of it.
     own: Tally,
+    latest: [Sample; BESIDE],
+    /// How many of these are of the habit that is in force.
+    beside: usize,
     /// How many slices in a row were far from that, and what they came to.
     odd: u32,
     strange: Tally,
@@ -138,6 +169,8 @@ impl Habits {
             trial: None,
             rivals: Default::default(),
             own: Tally::default(),
+            latest: Default::default(),
+            beside: 0,
             odd: 0,
             strange: Tally::default(),
             tried: None,
@@ -147,7 +180,7 @@ impl Habits {
     }
 
     fn now(&self) -> usize {
-        self.trial.map_or(self.in_force, |trial| trial.rival)
+        self.trial.filter(|trial| trial.after.is_none()).map_or(self.in_force, |trial| trial.rival)
     }
 
     fn window_of(&self, habit: usize) -> Option<u64> {
@@ -199,7 +232,7 @@ impl Habits {
         let slice = &mut self.slice;
         let in_sight = Nanos(self.price.endless());
         slice.add_wait(wait, in_sight);
-        let spins = self.trial.is_some_and(|trial| HABITS[trial.rival] == Habit::Endless);
+        let spins = self.trial.is_some_and(|trial| trial.after.is_none() && HABITS[trial.rival] == Habit::Endless);
         slice.vain += u32::from(spins && wait.blocked && wait.spun >= in_sight);
         let (requests, nanoseconds) = if self.trial.is_some() { TRIAL } else { RESTING };
         let nanoseconds = if self.is_contended { CONTENDED } else { nanoseconds };
@@ -228,7 +261,8 @@ impl Habits {
         match self.trial {
             Some(trial) if slice.vain >= IN_VAIN => self.give_up(trial, &slice),
             _ if slice.requests == 0 => {}
-            Some(trial) => self.go_on(trial, slice.per_request(spent, &self.price)),
+            Some(Trial { after: None, .. }) => self.go_on(slice.per_request(spent, &self.price)),
+            Some(_) => self.look_back(slice.per_request(spent, &self.price)),
             None => self.rest(&slice, slice.per_request(spent, &self.price)),
         }
     }
@@ -248,7 +282,7 @@ impl Habits {
         } else {
             (self.odd, self.tried, self.strange) = (0, None, Tally::default());
         }
-        self.own.add(sample);
+        self.keep(sample);
         self.calm += slice.elapsed();
         if self.calm >= CALM {
             self.calm = 0;
@@ -264,17 +298,31 @@ impl Habits {
             rival.spent += sample.cost * sample.requests;
             rival.rested += slice.elapsed();
         }
-        if self.own.slices() < ENOUGH || self.odd > 0 {
+        if self.beside < BESIDE || self.odd > 0 {
             return;
         }
         let due = |&habit: &usize| habit != self.in_force && self.rivals[habit].is_due(self.impatience);
         let longest_ago = (0..HABITS.len()).filter(due).max_by_key(|&habit| self.rivals[habit].rested);
         self.trial = longest_ago.map(|rival| {
-            if self.rivals[rival].stale {
-                self.rivals[rival].own = Tally::default();
+            let known = &mut self.rivals[rival];
+            if known.stale {
+                (known.own, known.base, known.trials) = Default::default();
             }
-            Trial { rival, slices: 0, excess: Cost::default() }
+            let mut trial = Trial { rival, ..Trial::default() };
+            for sample in self.latest {
+                trial.sides[0].add(sample);
+                known.base.add(sample);
+            }
+            trial
         });
+    }
+
+    /// Takes in a slice of the habit in force.
+    fn keep(&mut self, sample: Sample) {
+        self.own.add(sample);
+        self.latest.rotate_left(1);
+        self.latest[BESIDE - 1] = sample;
+        self.beside = (self.beside + 1).min(BESIDE);
     }
 
     /// What was found may not hold any more.
@@ -293,31 +341,54 @@ impl Habits {
     }
 
     /// A slice of a trial.
-    fn go_on(&mut self, mut trial: Trial, sample: Sample) {
-        trial.excess += (sample.cost - self.own.cost()) * sample.requests;
+    fn go_on(&mut self, sample: Sample) {
+        let Some(trial) = &mut self.trial else { return };
+        trial.spent += sample.cost * sample.requests;
+        trial.requests += sample.requests;
         trial.slices += 1;
-        self.trial = Some(trial);
         if trial.slices > SETTLING {
-            let own = &mut self.rivals[trial.rival].own;
-            own.add(sample);
-            if trial.slices == SETTLING + SLICES || self.own.against(own).is_hopeless() {
-                self.decide(&trial);
+            let rival = &mut self.rivals[trial.rival];
+            rival.own.add(sample);
+            trial.own.add(sample);
+            if trial.slices == SETTLING + SLICES || rival.base.against(&rival.own).is_hopeless() {
+                trial.after = Some(0);
             }
         }
     }
 
-    fn decide(&mut self, trial: &Trial) {
-        self.trial = None;
+    /// A slice of the habit in force after a trial: with these it is compared, too.
+    fn look_back(&mut self, sample: Sample) {
+        let Some(Trial { rival, sides: [_, side], after: Some(after), .. }) = &mut self.trial else { return };
+        *after += 1;
+        if *after <= SETTLING as usize {
+            return;
+        }
+        side.add(sample);
+        self.rivals[*rival].base.add(sample);
+        let is_over = *after == SETTLING as usize + BESIDE;
+        self.keep(sample);
+        if is_over {
+            self.decide();
+        }
+    }
+
+    fn decide(&mut self) {
+        let Some(trial) = self.trial.take() else { return };
         let rival = &mut self.rivals[trial.rival];
-        let difference = self.own.against(&rival.own);
-        rival.excess = trial.excess;
+        let difference = rival.base.against(&rival.own);
+        // Many slices tell a small difference sooner, but some of them are of before the machine changed.
+        let long = self.own.against(&rival.own);
+        rival.trials += 1;
+        rival.excess = trial.excess();
         self.tried = difference.is_loss().then_some(trial.rival);
         let latest = if difference.is_clear() { LATEST } else { UNCLEAR };
         rival.gap = if rival.stale { SOONEST } else { (rival.gap * 2).clamp(SOONEST, latest) };
         (rival.spent, rival.rested, rival.stale) = (Cost::default(), 0, false);
-        if difference.is_gain() {
+        let is_cheaper = trial.is_cheaper() && (difference.is_gain() || long.is_gain());
+        if is_cheaper || difference.is_gain() && rival.trials >= OFTEN {
             self.own = rival.own;
             self.in_force = trial.rival;
+            self.beside = 0;
             // What the others were compared with is in force no more; and it was worth it to look.
             self.look_again();
             self.impatience = IMPATIENCE;
@@ -393,5 +464,23 @@ mod tests {
             own.cost()
         };
         assert_eq!(cost(UNUSUAL), cost(USUAL));
+    }
+
+    #[test]
+    fn a_habit_is_not_thanked_for_what_the_machine_did_during_its_trial() {
+        for (afterwards, is_gain) in [(UNUSUAL, true), (USUAL, false)] {
+            let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+            while habits.trial.is_none() {
+                serve(&mut habits, UNUSUAL);
+            }
+            let rival = habits.now();
+            while habits.now() == rival {
+                serve(&mut habits, USUAL);
+            }
+            while habits.trial.is_some() {
+                serve(&mut habits, afterwards);
+            }
+            assert_eq!(habits.in_force == rival, is_gain, "{afterwards:?}");
+        }
     }
 }

@@ -262,6 +262,11 @@ impl Difference {
         self.saved > (LIKELY * self.error).max(self.cost / 32.0)
     }
 
+    /// Whether the second is the cheaper one, if by chance.
+    pub(super) fn saves(&self) -> bool {
+        self.saved > self.cost / 32.0
+    }
+
     /// Whether the second is certainly the dearer one.
     pub(super) fn is_loss(&self) -> bool {
         self.saved + LIKELY * self.error < -self.cost / 32.0

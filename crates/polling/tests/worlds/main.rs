@@ -167,6 +167,44 @@ fn a_change_of_the_load_is_followed_within_100_ms() {
     assert!(regret <= 1.1, "{regret:.3}");
 }
 
+/// All that is done on two cores takes so much longer, in percent: a hypervisor has put them apart, or together.
+fn slowed(world: World, percent: u64) -> World {
+    let slowed = |time: u64| time * percent / 100;
+    let disk = match world.disk {
+        Disk::Kernel { takes, awake_in } => Disk::Kernel { takes: slowed(takes), awake_in: slowed(awake_in) },
+        hardware @ Disk::Hardware { .. } => hardware,
+    };
+    let World { turn, each, submit, notify, .. } = world;
+    World { disk, turn: slowed(turn), each: slowed(each), submit: slowed(submit), notify: slowed(notify), ..world }
+}
+
+#[test]
+fn a_machine_that_goes_to_and_fro_between_two_states_misleads_no_trial() {
+    let mut ratios = Vec::new();
+    for world in [blocking(LOOP, 1), blocking(LOOP, 4), blocking(LOOP, 16), polling(LOOP, 1), polling(LOOP, 8)] {
+        for percent in [130, 180, 250] {
+            let states = [world, slowed(world, percent)];
+            let best = states.map(best);
+            for every in [13, 37, 150, 400] {
+                let mut policy = policy(PolicyKind::LowRegret, CALIBRATED);
+                let mut running = Running::new(world, policy.as_mut());
+                running.run(1_000 * MS);
+                let turns = 6_000 / every;
+                let turns = states.into_iter().zip(best).cycle().take(turns as usize).map(|(state, best)| {
+                    running.change(state);
+                    running.run(every * MS).cost(&world.load) as f64 / best as f64
+                });
+                let turns: Vec<f64> = turns.collect();
+                let ratio = turns.iter().sum::<f64>() / turns.len() as f64;
+                assert!(ratio <= 1.2, "{ratio:.3} of the best, {percent} % every {every} ms, in {world:?}");
+                ratios.push((world, ratio));
+            }
+        }
+    }
+    let mean = geometric_mean(&ratios);
+    assert!(mean <= 1.02, "{mean:.4}");
+}
+
 #[test]
 fn a_load_that_comes_back_is_served_by_the_habit_it_left() {
     let gone = Load::Open { every: 10 * MS, at_random: false };
