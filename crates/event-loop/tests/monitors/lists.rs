@@ -33,8 +33,9 @@ fn a_source_that_leaves_takes_no_other_along() {
         handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
         let [(first, ..), (second, outside, hear)] = [(); 2].map(|()| {
             let (bell, outside, hear) = bell();
-            let id = handle.attach(bell).unwrap();
+            // There before it comes, so that it comes on the list.
             outside.ring();
+            let id = handle.attach(bell).unwrap();
             hear_work(&hear, 1);
             (id, outside, hear)
         });
@@ -135,8 +136,9 @@ fn while_a_loop_spins_no_source_need_ring() {
     let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
     handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
     let (bell, outside, hear) = bell();
-    handle.attach(bell).unwrap();
+    // There before it comes, so that it comes on the list.
     outside.ring();
+    handle.attach(bell).unwrap();
     hear_work(&hear, 1);
     let becomes = |armed: bool| {
         let begin = Instant::now();
