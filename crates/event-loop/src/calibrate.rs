@@ -62,10 +62,8 @@ fn play(here: usize) -> io::Result<Calibration> {
     let partner = {
         let (ping, pong, sent) = (Arc::clone(&ping), Arc::clone(&pong), Arc::clone(&sent));
         std::thread::Builder::new().name("calibrate".into()).stack_size(64 << 10).spawn(move || {
-            let mut elsewhere = CpuSet::new();
-            (0..CpuSet::MAX_CPU).filter(|&cpu| cpu != here).for_each(|cpu| elsewhere.set(cpu));
             // Refused on a machine with one processor.
-            let _ = sched_setaffinity(None, &elsewhere);
+            let _ = sched_setaffinity(None, &elsewhere(here));
             let mut cpu = Spent::new();
             // A count of two says goodbye.
             while receive(&ping)? == 1 {
@@ -91,9 +89,23 @@ fn play(here: usize) -> io::Result<Calibration> {
     }
     rustix::io::write(&*ping, &2u64.to_ne_bytes())?;
     let theirs = partner.join().map_err(|_| io::Error::other("the calibrating thread panicked"))??;
-    // Each round is a sleep and a wake-up on either side.
-    let each = Nanos((cpu.typical() + theirs).0 / 2);
-    Ok(Calibration { cost: BlockCost { cpu: each, latency: typical(latencies) }, waking: typical(wakings).min(each) })
+    Ok(Calibration::of([cpu.typical(), theirs], typical(latencies), typical(wakings)))
+}
+
+/// All processors but one.
+fn elsewhere(here: usize) -> CpuSet {
+    let mut set = CpuSet::new();
+    (0..CpuSet::MAX_CPU).filter(|&cpu| cpu != here).for_each(|cpu| set.set(cpu));
+    set
+}
+
+impl Calibration {
+    /// Of what both sides of a round spent on it.
+    fn of([mine, theirs]: [Nanos; 2], latency: Nanos, waking: Nanos) -> Self {
+        // Each round is a sleep and a wake-up on either side.
+        let cpu = Nanos((mine + theirs).0 / 2);
+        Self { cost: BlockCost { cpu, latency }, waking: waking.min(cpu) }
+    }
 }
 
 /// Whether so many rounds, which took so long, will do.
@@ -162,12 +174,7 @@ impl Strain {
     /// What happened since the last time this was asked.
     pub(crate) fn since_last(&mut self) -> io::Result<Contention> {
         let now = self.read()?;
-        let before = std::mem::replace(&mut self.last, now);
-        Ok(Contention {
-            ran: now.ran - before.ran,
-            delayed: now.delayed - before.delayed,
-            preempted: now.preempted.saturating_sub(before.preempted),
-        })
+        Ok(between(std::mem::replace(&mut self.last, now), now))
     }
 
     fn read(&self) -> io::Result<Contention> {
@@ -182,6 +189,14 @@ impl Strain {
     }
 }
 
+fn between(before: Contention, now: Contention) -> Contention {
+    Contention {
+        ran: now.ran - before.ran,
+        delayed: now.delayed - before.delayed,
+        preempted: now.preempted.saturating_sub(before.preempted),
+    }
+}
+
 fn read_at_start<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
     let len = file.read_at(buffer, 0)?;
     std::str::from_utf8(&buffer[..len]).map_err(io::Error::other)
@@ -192,10 +207,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocking_costs_something_on_every_machine() {
+    fn blocking_costs_something_on_every_machine_and_less_than_to_find_that_out() {
+        let before = clock::now();
         let Calibration { cost, waking } = calibrate().unwrap();
+        let took = clock::now() - before;
         assert!(cost.cpu > Nanos::ZERO && cost.latency > Nanos::ZERO, "{cost:?}");
         assert!(waking > Nanos::ZERO && waking <= cost.cpu, "{waking:?} of {cost:?}");
+        assert!(cost.cpu < took && cost.latency < took, "{cost:?} in {took:?}");
+    }
+
+    #[test]
+    fn both_sides_of_a_round_block_once_and_waking_is_part_of_it() {
+        let us = Nanos::from_micros;
+        let found = |waking| Calibration { cost: BlockCost { cpu: us(7), latency: us(30) }, waking };
+        assert_eq!(Calibration::of([us(10), us(4)], us(30), us(5)), found(us(5)));
+        assert_eq!(Calibration::of([us(4), us(10)], us(30), us(8)), found(us(7)));
+    }
+
+    #[test]
+    fn elsewhere_is_every_processor_but_one() {
+        let set = elsewhere(3);
+        assert!((0..CpuSet::MAX_CPU).all(|cpu| set.is_set(cpu) == (cpu != 3)));
     }
 
     #[test]
@@ -240,11 +272,25 @@ mod tests {
     }
 
     #[test]
-    fn strain_counts_from_one_reading_to_the_next() {
+    fn strain_is_what_the_kernel_has_counted_from_one_reading_to_the_next() {
+        let begin = thread_cpu();
         let mut strain = Strain::of(rustix::thread::gettid()).unwrap();
-        while thread_cpu() < Nanos::from_millis(5) {}
-        let total = strain.since_last().unwrap();
-        assert!(total.ran <= thread_cpu() + Nanos::from_millis(1_000));
-        assert!(strain.since_last().unwrap().ran <= thread_cpu());
+        let opened = thread_cpu();
+        if std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().starts_with("0 ") {
+            return egret_needs::this_test_lacks("a kernel that counts how long threads run: CONFIG_SCHEDSTATS");
+        }
+        while thread_cpu() < opened + Nanos::from_millis(5) {}
+        let looked = thread_cpu();
+        let first = strain.since_last().unwrap();
+        let after = thread_cpu();
+        assert!(first.ran >= looked - opened && first.ran <= after - begin, "{first:?}");
+        let second = strain.since_last().unwrap();
+        assert!(second.ran <= thread_cpu() - looked, "{second:?}");
+    }
+
+    #[test]
+    fn contention_is_what_has_been_added() {
+        let counted = |ran, delayed, preempted| Contention { ran: Nanos(ran), delayed: Nanos(delayed), preempted };
+        assert_eq!(between(counted(100, 20, 3), counted(107, 25, 4)), counted(7, 5, 1));
     }
 }

@@ -32,6 +32,7 @@ fn no_ring_is_lost_between_the_last_look_and_the_block() {
         assert!(!blocks || woken.load(Ordering::SeqCst));
         bell.disarm();
         assert!(bell.rang());
+        assert!(!bell.ring(), "a loop that is awake is not woken");
     });
 }
 

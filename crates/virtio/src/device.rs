@@ -69,9 +69,7 @@ pub trait Device: Send + Sync {
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError>;
 
     /// A disk has `bytes` now. Returns whether that changes the configuration space, of which the caller notifies the driver.
-    fn resize(&self, _disk: DiskKey, _bytes: u64) -> bool {
-        false
-    }
+    fn resize(&self, disk: DiskKey, bytes: u64) -> bool;
 
     /// What the driver has chosen in the configuration space, for [`choose`](Self::choose).
     fn choices(&self) -> u8 {

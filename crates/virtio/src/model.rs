@@ -290,3 +290,14 @@ pub enum Malformed {
         needed: u32,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_type_of_request_has_the_name_that_statistics_have_for_it() {
+        let names = ["read", "write", "flush", "discard", "write_zeroes", "other"];
+        assert_eq!(RequestType::ALL.map(RequestType::name), names);
+    }
+}

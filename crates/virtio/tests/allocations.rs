@@ -3,10 +3,9 @@
 mod counting;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Waker;
 
-use counting::ALLOCATIONS;
+use counting::ALLOCATIONS_HERE;
 use egret_disk::{Completion, Request};
 use egret_scsi::{LogicalUnit, LunConfig};
 use egret_virtio::blk::{Blk, BlkConfig};
@@ -135,7 +134,7 @@ fn count(case: Case, packed: bool, indirect: Option<u16>, is_recorded: bool, is_
         submitted
     };
     (0..100).for_each(|_| assert_eq!(round(), 3));
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = ALLOCATIONS_HERE.get();
     (0..1000).for_each(|_| assert_eq!(round(), 3));
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(ALLOCATIONS_HERE.get() - before, 0);
 }

@@ -108,3 +108,23 @@ fn piece(memory: &mut [u8]) -> IoVec {
     // SAFETY: memory of ours, borrowed mutably by each caller for as long as the piece is used.
     unsafe { IoVec::new(memory.as_mut_ptr(), memory.len()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use egret_event_loop::Nanos;
+
+    use super::*;
+    use crate::{Driver, Options};
+
+    #[test]
+    fn a_worker_s_memory_is_used_again_until_more_is_needed() {
+        let driver = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
+        let disk = Disk::open(&Options::new("null", driver)).unwrap();
+        let mut scratch = Scratch::default();
+        scratch.copy(&disk, 8192).0.bytes().fill(7);
+        for (len, has, byte) in [(8192, 8192, 7), (512, 8192, 7), (8193, 16384, 0)] {
+            let memory = scratch.copy(&disk, len).0.bytes();
+            assert_eq!((memory.len(), memory[0]), (has, byte), "{len}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ mod large;
 mod limits;
 mod opening;
 mod remote;
+mod triage;
 mod zeroes;
 
 use std::collections::HashMap;

@@ -184,6 +184,17 @@ fn a_remote_disk_is_spared_what_its_options_rule_out() {
 }
 
 #[test]
+fn a_remote_disk_makes_stable_what_is_to_be_unless_flushes_are_ignored() {
+    for no_flush in [false, true] {
+        let (options, seen) = vector(512);
+        let mut rig = Rig::new(&Options { no_flush, ..options });
+        let token = rig.push(Op::Write { fua: true }, 0, 512, Some(Memory::new(512, 0)));
+        assert_eq!(rig.finish(token).0, Ok(()));
+        assert_eq!(seen.lock().unwrap().jobs, [(Op::Write { fua: !no_flush }, 0, 512)]);
+    }
+}
+
+#[test]
 fn zeroes_are_looked_for_in_what_a_remote_disk_is_to_write_as_far_as_the_loop_has_time_for_it() {
     let (options, seen) = vector(512);
     let mut rig = Rig::new(&Options { detect_zeroes: DetectZeroes::On, ..options });

@@ -127,6 +127,8 @@ pub struct Bell {
     pub times: Vec<Nanos>,
     /// What it brings in when it is attached.
     pub brings: Option<(OwnedFd, Sender<()>)>,
+    /// Whether it will not be attached.
+    pub refuses: bool,
     stopped: bool,
 }
 
@@ -139,9 +141,12 @@ pub struct Outside {
 }
 
 impl Outside {
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst) == 1
+    }
     pub fn ring(&self) {
         self.work.fetch_add(1, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) == 1 {
+        if self.is_armed() {
             rustix::io::write(&self.fd, &1u64.to_ne_bytes()).unwrap();
         }
     }
@@ -162,6 +167,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         unfinished: 0,
         times: Vec::new(),
         brings: None,
+        refuses: false,
         stopped: false,
     };
     (bell, outside, hear)
@@ -173,6 +179,9 @@ impl Source for Bell {
         (*completion >> 32) as u32
     }
     fn attached(&mut self, id: SourceId, backend: &mut Echo) -> io::Result<()> {
+        if self.refuses {
+            return Err(io::Error::other("it was asked to refuse"));
+        }
         self.index = id.index();
         self.stopped = false;
         backend.brought_in = self.brings.take().or(backend.brought_in.take());

@@ -1,6 +1,7 @@
 //! What a loop promises, whichever monitor it sleeps in and whether it spins or not.
 
 mod bell;
+mod lists;
 mod replayed;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,6 @@
 //! Request by request, what virtio 1.3 says the driver is told.
 
+mod device;
 mod random;
 mod space;
 

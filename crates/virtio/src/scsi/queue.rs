@@ -355,7 +355,7 @@ impl ScsiQueue {
         let Layout { response: room, .. } = self.layout;
         let Done { status, sense, moved } = done;
         let data = slot.command.data_in();
-        if slot.data_in > 0 && status == ScsiStatus::Good && moved > 0 && !data.is_empty() {
+        if status == ScsiStatus::Good && moved > 0 && !data.is_empty() {
             memory.scatter_after(&slot.writable, room, data);
         }
         let residual = u64::from(slot.data_in + slot.data_out).saturating_sub(moved);

@@ -1,5 +1,6 @@
 //! Request by request, what virtio 1.3 says the driver is told.
 
+mod device;
 mod hostile;
 mod managed;
 mod moved;
@@ -135,6 +136,10 @@ impl Line {
         }
     }
 
+    fn is_woken(&self) -> bool {
+        self.woken.0.load(Ordering::SeqCst)
+    }
+
     /// A turn of the worker in which nothing came but what woke it, if anything did: what became of what had waited.
     fn resume(&mut self) -> Vec<Next> {
         let mut resumed = Vec::new();
@@ -256,7 +261,7 @@ fn a_read_fills_the_driver_s_buffers_and_the_rest_of_them_is_residual() {
         (told.ended.written, told.ended.request_type, told.ended.bytes),
         (108 + 1536, crate::RequestType::Read, 1536)
     );
-    assert_eq!(line.guest.queue.in_flight(), 0);
+    assert_eq!((line.guest.queue.in_flight(), told.ended.status), (0, crate::Status::Ok));
 }
 
 #[test]
@@ -305,6 +310,11 @@ fn buffers_that_are_shorter_than_the_cdb_says_are_an_overrun() {
     assert_eq!((told.response, told.residual), (OVERRUN, 1023));
     let told = line.done(FIRST, &write10(0, 2), &[piece(BUFFER, 1023)], &[]);
     assert_eq!((told.response, told.residual), (OVERRUN, 1023));
+    // READ CAPACITY, whose data no disk has.
+    line.guest.write(BUFFER, &[0xee; 8]);
+    let told = line.done(FIRST, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], &[piece(BUFFER, 4)]);
+    assert_eq!((told.response, told.residual, told.ended.written), (OVERRUN, 4, 108));
+    assert_eq!(line.guest.read::<8>(BUFFER), [0xee; 8], "nothing is moved");
 }
 
 #[test]
@@ -322,10 +332,20 @@ fn a_target_without_units_is_a_bad_target_and_a_unit_that_is_not_there_is_scsi_s
     assert_eq!(line.done(LunAddress { target: 1, lun: 0 }, &[0], &[], &[]).response, BAD_TARGET);
     let told = line.done(LunAddress { target: 9, lun: 0 }, &[0], &[], &[]);
     assert_eq!((told.response, told.status, told.sense), (OK, CHECK_CONDITION, Some((5, 0x25, 0))));
-    // REPORT LUNS of the target, through a unit that is not there; and of the device, through the one that is for that.
+    for (cdb, out, room) in
+        [(read10(0, 1), &[][..], &[piece(BUFFER, 512)][..]), (write10(0, 1), &[piece(BUFFER, 512)], &[])]
+    {
+        let told = line.done(LunAddress { target: 9, lun: 0 }, &cdb, out, room);
+        assert_eq!((told.response, told.sense, told.residual), (OK, Some((5, 0x25, 0)), 512));
+    }
+    // REPORT LUNS of the target, through a unit that is not there and one that is; and of the device, through the one
+    // that is for that.
     let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
-    line.done(LunAddress { target: 9, lun: 0 }, &report, &[], &[piece(BUFFER, 64)]);
-    assert_eq!(line.guest.read::<16>(BUFFER), [0, 0, 0, 8, 0, 0, 0, 0, 0x41, 0x2c, 0, 0, 0, 0, 0, 0]);
+    for lun in [0, 300] {
+        line.guest.write(BUFFER, &[0xee; 16]);
+        line.done(LunAddress { target: 9, lun }, &report, &[], &[piece(BUFFER, 64)]);
+        assert_eq!(line.guest.read::<16>(BUFFER), [0, 0, 0, 8, 0, 0, 0, 0, 0x41, 0x2c, 0, 0, 0, 0, 0, 0]);
+    }
     let header = line.header([0xc1, 1, 0, 0, 0, 0, 0, 0], 1, &report);
     let Ok(Next::Complete(ended)) = line.offer(&[header], &[piece(RESPONSE, 108), piece(BUFFER, 64)]) else { panic!() };
     assert_eq!((line.told(ended).response, ended.written), (OK, 108 + 24));
@@ -338,6 +358,7 @@ fn sense_data_comes_with_the_response() {
     let mut line = Line::requests(&scsi);
     let told = line.done(FIRST, &read10(BLOCKS as u32, 1), &[], &[piece(BUFFER, 512)]);
     assert_eq!((told.status, told.sense, told.residual), (CHECK_CONDITION, Some((5, 0x21, 0)), 512));
+    assert_eq!(told.ended.status, crate::Status::Unsupported);
     let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
     let told = line.ended(request, Err(Errno::IO));
     assert_eq!((told.status, told.sense), (CHECK_CONDITION, Some((3, 0x11, 0))));
@@ -366,7 +387,8 @@ fn a_command_of_several_operations_goes_on_until_it_is_done() {
     assert!(line.resume().is_empty());
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the write follows") };
     assert_eq!((write.op, write.len), (Op::Write { fua: false }, 512));
-    assert_eq!(line.ended(write, Ok(())).status, GOOD);
+    let told = line.ended(write, Ok(()));
+    assert_eq!((told.status, told.ended.bytes), (GOOD, 1024));
     let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert_eq!(line.guest.queue.in_flight(), 0);
@@ -398,7 +420,8 @@ fn the_driver_may_choose_the_sizes_of_cdb_and_sense() {
     line.header(FIRST.to_bytes(), 1, &[0]);
     let Ok(Next::Complete(ended)) = line.offer(&[piece(HEADER, 19 + 16)], &[piece(RESPONSE, 16)]) else { panic!() };
     assert_eq!(ended.written, 16);
-    assert_eq!(line.guest.read::<17>(RESPONSE)[12..], [0x70, 0, 6, 0, 0xee]);
+    let response = line.guest.read::<17>(RESPONSE);
+    assert_eq!((&response[..4], &response[12..]), (&[4, 0, 0, 0][..], &[0x70, 0, 6, 0, 0xee][..]));
     scsi.reset();
     scsi.read_config(20, &mut space[..8]);
     assert_eq!(space[..8], [96, 0, 0, 0, 32, 0, 0, 0]);

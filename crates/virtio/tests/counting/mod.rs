@@ -2,12 +2,18 @@
 #![allow(unreachable_pub, reason = "a test's own module")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Counting;
 
 /// How often memory was asked for, since the process began.
 pub static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// How often this thread has asked for memory: that of the test harness does so whenever it gets to run.
+    pub static ALLOCATIONS_HERE: Cell<usize> = const { Cell::new(0) };
+}
 
 /// How much memory there is that was asked for and not given back, in bytes.
 pub static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -16,6 +22,7 @@ pub static LIVE: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        ALLOCATIONS_HERE.set(ALLOCATIONS_HERE.get() + 1);
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise is the system allocator's condition.
         unsafe { System.alloc(layout) }

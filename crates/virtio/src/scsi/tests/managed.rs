@@ -111,14 +111,41 @@ fn a_command_that_waits_is_aborted_without_having_done_anything() {
     line.guest.write(BUFFER, &[0; 1024]);
     let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
     assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
+    let head = line.chain.head();
     assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
+    assert!(!line.model.is_aborted(head) && line.model.waiting() == 1);
     assert!(line.resume().is_empty() && control.resume().is_empty(), "it is found at the end of the turn");
+    assert!(line.model.is_aborted(head));
     let Next::Complete(ended) = line.resumed() else { panic!("it is aborted") };
     assert_eq!(line.told(ended).response, ABORTED);
     assert!(matches!(control.resumed(), Next::Complete(_)));
     let Next::Submit(_, write) = line.end(read, Ok(())) else { panic!("the other goes on") };
     assert_eq!(line.ended(write, Ok(())).status, GOOD);
     assert!(line.resume().is_empty());
+}
+
+#[test]
+fn a_queue_that_lets_go_of_its_commands_keeps_nobody_waiting() {
+    let scsi = device();
+    let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
+    let mut control = Line::new(&scsi, 0);
+    let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    line.guest.write(BUFFER, &[0; 1024]);
+    let (_, read) = line.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
+    for line in [&mut line, &mut other] {
+        assert!(matches!(line.command(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]), Ok(Next::Wait)));
+        assert_eq!(line.model.waiting(), 1);
+    }
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    assert!(line.resume().is_empty());
+    // The disk has not got it.
+    drop(read);
+    line.model.set_waker(None);
+    line.model.let_go();
+    assert_eq!(line.model.waiting(), 0);
+    let Next::Submit(_, write) = other.resumed() else { panic!("its turn has come") };
+    assert!(matches!(control.resumed(), Next::Complete(_)));
+    assert_eq!(other.ended(write, Ok(())).status, GOOD);
 }
 
 #[test]
@@ -210,6 +237,20 @@ fn a_queue_that_does_not_run_keeps_no_function_waiting_and_one_that_leaves_lets_
 }
 
 #[test]
+fn a_function_waits_for_the_commands_of_a_queue_that_is_on_its_way_to_another_loop() {
+    let scsi = device();
+    let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+    let (_, request) = line.submitted(FIRST, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    line.model.set_waker(None);
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+    assert!(control.resume().is_empty());
+    line.model.set_waker(Some(Arc::clone(&line.woken).into()));
+    assert!(line.resume().is_empty());
+    assert_eq!(line.ended(request, Ok(())).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Complete(_)));
+}
+
+#[test]
 fn a_unit_that_is_taken_away_meanwhile_keeps_no_function_from_its_end() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
@@ -234,7 +275,7 @@ fn a_driver_has_so_many_functions_under_way_and_others_stay_in_the_ring() {
     assert!(!control.model.takes_chains());
     // The queue looks at some of them in a turn, and is woken for the others.
     let mut turns = 0;
-    while line.woken.0.load(Ordering::SeqCst) {
+    while line.is_woken() {
         turns += 1;
         assert!(line.resume().is_empty() && control.resume().is_empty());
     }
@@ -248,11 +289,41 @@ fn a_driver_has_so_many_functions_under_way_and_others_stay_in_the_ring() {
 fn there_is_nothing_to_subscribe_to() {
     let scsi = device();
     let mut control = Line::new(&scsi, 0);
+    let absent = LunAddress { lun: 5, ..FIRST };
+    let nowhere = LunAddress { target: 5, lun: 0 };
+    let report_luns = [0xc1, 1, 0, 0, 0, 0, 0, 0];
     for kind in [1u32, 2] {
-        control.guest.write(HEADER, &[&kind.to_le_bytes()[..], &FIRST.to_bytes(), &[0xff; 4]].concat());
-        control.guest.write(RESPONSE, &[0xee; 5]);
-        let next = control.offer(&[piece(HEADER, 16)], &[piece(RESPONSE, 5)]);
-        assert!(matches!(next, Ok(Next::Complete(Completed { written: 5, .. }))));
-        assert_eq!(control.guest.read::<5>(RESPONSE), [0, 0, 0, 0, OK]);
+        for (lun, response) in [
+            (FIRST.to_bytes(), OK),
+            (absent.to_bytes(), INCORRECT_LUN),
+            (nowhere.to_bytes(), BAD_TARGET),
+            (report_luns, BAD_TARGET),
+        ] {
+            control.guest.write(HEADER, &[&kind.to_le_bytes()[..], &lun, &[0xff; 4]].concat());
+            control.guest.write(RESPONSE, &[0xee; 5]);
+            let next = control.offer(&[piece(HEADER, 16)], &[piece(RESPONSE, 5)]);
+            assert!(matches!(next, Ok(Next::Complete(Completed { written: 5, .. }))));
+            assert_eq!(control.guest.read::<5>(RESPONSE), [0, 0, 0, 0, response]);
+        }
     }
+}
+
+#[test]
+fn a_request_that_is_cut_short_or_has_no_room_for_its_response_breaks_the_queue_and_an_unknown_one_is_unsupported() {
+    let scsi = device();
+    let mut control = Line::new(&scsi, 0);
+    control.guest.write(HEADER, &[0; 24]);
+    for (kind, header, response) in [(0u32, 24, 1), (1, 16, 5), (2, 16, 5)] {
+        control.guest.write(HEADER, &kind.to_le_bytes());
+        let short = control.offer(&[piece(HEADER, header - 1)], &[piece(RESPONSE, response)]);
+        assert_eq!(short.unwrap_err(), Malformed::ShortHeader { len: header - 1, needed: header }, "type {kind}");
+        let room = [piece(RESPONSE, response - 1)];
+        let cramped = control.offer(&[piece(HEADER, header)], &room[..usize::from(response > 1)]);
+        assert_eq!(cramped.unwrap_err(), Malformed::NoStatus, "type {kind}");
+    }
+    control.guest.write(HEADER, &3u32.to_le_bytes());
+    let short = control.offer(&[piece(HEADER, 3)], &[piece(RESPONSE, 5)]);
+    assert_eq!(short.unwrap_err(), Malformed::ShortHeader { len: 3, needed: 4 });
+    let Ok(Next::Complete(ended)) = control.offer(&[piece(HEADER, 4)], &[]) else { panic!("not done") };
+    assert_eq!((ended.status, ended.written), (crate::Status::Unsupported, 0));
 }

@@ -4,7 +4,7 @@ use egret_scsi::Attention;
 use proptest::prelude::*;
 
 use super::*;
-use crate::StateError;
+use crate::state::{DeviceId, StateError, pack};
 
 /// Another of the same kind, at the other end of a migration.
 fn twin() -> Arc<Scsi> {
@@ -18,6 +18,8 @@ fn twin() -> Arc<Scsi> {
 #[test]
 fn a_driver_that_moves_is_told_what_it_was_not_told_yet_and_finds_the_sizes_that_it_has_chosen() {
     let (from, to) = (device(), twin());
+    to.load(&from.save()).unwrap();
+    assert_eq!(to.events.len(), 0, "there was nothing to tell");
     from.write_config(config::SENSE_SIZE, &32u32.to_le_bytes()).unwrap();
     from.lun(FAR).unwrap().nexus.attend(Attention::ModeChanged);
     from.events.raise(Event { address: FAR, what: What::Resized });
@@ -45,6 +47,26 @@ fn a_state_of_units_that_are_not_here_is_refused_and_changes_nothing() {
     let mut other = from.save();
     other[10] = 2;
     assert_eq!(to.load(&other), Err(StateError::Device { found: 2, expected: 8 }));
+}
+
+#[test]
+fn a_state_of_sizes_or_of_a_length_that_cannot_be_is_refused() {
+    let to = twin();
+    let payload = device().save().split_off(16);
+    let refused = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut payload = payload.clone();
+        change(&mut payload);
+        to.load(&pack(DeviceId::Scsi, &payload)).unwrap_err()
+    };
+    // Of sense data, of a CDB, and whether events were missed.
+    for (at, byte) in [(0, 253), (4, 15), (8, 2)] {
+        let sizes = StateError::invalid("sizes that the configuration space does not take");
+        assert_eq!(refused(&|payload| payload[at] = byte), sizes);
+    }
+    let length = |found, expected| StateError::Length { found, expected };
+    assert_eq!(refused(&|payload| payload[12] = 1), length(72, 36));
+    assert_eq!(refused(&|payload| payload.push(0)), length(73, 72));
+    assert_eq!(refused(&|payload| payload.truncate(15)), length(15, 16));
 }
 
 proptest! {

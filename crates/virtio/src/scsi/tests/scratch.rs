@@ -97,7 +97,12 @@ fn one_that_waits_for_memory_can_be_aborted_and_keeps_nobody_waiting() {
     let scsi = device();
     let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
     let mut requests = begin(&mut line, (0..6).map(|i| verify10(i * 1000, LONG)));
-    assert_eq!(requests.len(), 4);
+    assert_eq!((requests.len(), line.model.waiting()), (4, 2));
+    // One that needs none does not wait.
+    let flush = [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let (_, request) = line.submitted(FIRST, 1, &flush, &[], &[]);
+    assert_eq!(line.ended(request, Ok(())).status, GOOD);
+    assert!(!line.is_woken(), "it has given nothing back");
     let aborts = |control: &mut Line, tag: u64| {
         let request = [&[0; 8][..], &FIRST.to_bytes(), &tag.to_le_bytes()].concat();
         control.guest.write(HEADER, &request);
@@ -130,6 +135,7 @@ fn what_the_disk_puts_into_memory_of_the_device_is_what_the_command_looks_at() {
         let (list, own) = request.buffers.into_parts();
         request.buffers = Buffers::own(own.unwrap().into_iter().map(|_| disk).collect(), list);
         assert_eq!(line.ended(request, Ok(())).status, status);
+        assert!(!line.is_woken(), "nobody waits for what it has given back");
     }
 }
 
@@ -177,4 +183,5 @@ fn a_long_compare_is_many_short_ones() {
     }
     let Next::Complete(ended) = next else { panic!("{next:?}") };
     assert_eq!((done, line.told(ended).sense), (5 * MAX_SCRATCH, Some((0xe, 0x1d, 0))));
+    assert_eq!(ended.status, crate::Status::Ok, "that they differ is what was asked");
 }

@@ -115,3 +115,22 @@ fn a_device_that_goes_away_leaves_its_registration_and_nothing_else() {
     assert_eq!(a.done(FIRST, &[0], &[], &[]).sense, Some((6, 0x29, 0)), "it is new to the unit");
     assert_eq!(write(&mut a), CONFLICT);
 }
+
+#[test]
+fn what_a_guest_s_device_kept_from_others_is_theirs_when_the_device_is_gone() {
+    let [one, two] = devices();
+    let (mut a, mut b) = (Line::requests(&one), Line::requests(&two));
+    assert_eq!(a.done(FIRST, &[0x16, 0, 0, 0, 0, 0], &[], &[]).status, GOOD);
+    assert_eq!(write(&mut b), CONFLICT);
+    drop((a, one));
+    assert_eq!(write(&mut b), GOOD);
+}
+
+#[test]
+fn a_unit_that_was_prepared_and_abandoned_knows_nothing_of_the_driver() {
+    let ([one, _], shared) = (devices(), unit());
+    let first = one.prepare(NEW, Arc::clone(&shared)).unwrap();
+    one.abandon(&first);
+    let second = one.prepare(NEW, shared).unwrap();
+    assert!(!Arc::ptr_eq(&first.nexus, &second.nexus));
+}

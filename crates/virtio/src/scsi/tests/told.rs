@@ -22,8 +22,9 @@ const NEW: LunAddress = LunAddress { target: 0, lun: 7 };
 fn what_comes_goes_and_changes_is_told_in_order_and_only_when_there_is_a_buffer() {
     let scsi = device();
     let mut line = Line::new(&scsi, 1);
-    assert_eq!(scsi.events.len(), 0);
+    assert_eq!((scsi.events.len(), line.model.takes_chains()), (0, false));
     scsi.add(scsi.prepare(NEW, unit()).unwrap()).unwrap();
+    assert!(line.model.takes_chains());
     assert_eq!(scsi.resize(NEW, 1 << 20), Some(true));
     assert_eq!(scsi.resize(NEW, 1 << 20), Some(false));
     assert_eq!(scsi.remove(NEW).unwrap().address, NEW);
@@ -32,6 +33,20 @@ fn what_comes_goes_and_changes_is_told_in_order_and_only_when_there_is_a_buffer(
     assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), RESCAN));
     assert_eq!(event(&mut line), (PARAM_CHANGE, NEW.to_bytes(), 0x092a));
     assert_eq!(event(&mut line), (TRANSPORT_RESET, NEW.to_bytes(), REMOVED));
+    assert_eq!(scsi.events.len(), 0);
+}
+
+#[test]
+fn a_disk_that_grows_is_news_of_the_units_that_have_it_and_none_of_the_configuration_space() {
+    let scsi = device();
+    let mut line = Line::new(&scsi, 1);
+    let disk = scsi.lun(FAR).unwrap().disk;
+    for events in [1, 1] {
+        assert!(!Device::resize(&*scsi, disk, 1 << 20));
+        assert_eq!(scsi.events.len(), events);
+    }
+    assert_eq!(event(&mut line), (PARAM_CHANGE, FAR.to_bytes(), 0x092a));
+    assert!(!Device::resize(&*scsi, DiskKey(7), 1 << 21));
     assert_eq!(scsi.events.len(), 0);
 }
 
@@ -78,15 +93,27 @@ fn a_unit_that_goes_away_ends_its_commands_as_usual_and_its_disk_s_key_is_not_an
 }
 
 #[test]
+fn a_unit_that_goes_away_without_commands_leaves_its_disk_s_key_to_the_next() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let disk = scsi.remove(FIRST).unwrap().disk;
+    assert_eq!(line.done(FAR, &[0], &[], &[]).status, GOOD);
+    assert_eq!(scsi.prepare(FIRST, unit()).unwrap().disk, disk);
+}
+
+#[test]
 fn units_that_come_are_found_and_their_neighbours_say_that_they_have_come() {
     let scsi = device();
     let mut line = Line::requests(&scsi);
     let lun = scsi.prepare(NEW, unit()).unwrap();
     assert_eq!(scsi.prepare(FIRST, unit()).unwrap_err(), LunError::Taken(FIRST));
     assert_eq!(scsi.prepare(LunAddress { target: 0, lun: 16384 }, unit()).unwrap_err(), LunError::Number(16384));
+    assert!(scsi.prepare(LunAddress { target: 0, lun: 16383 }, unit()).is_ok());
     assert_eq!(line.done(NEW, &[0], &[], &[]).sense, Some((5, 0x25, 0)));
     scsi.add(lun).unwrap();
-    assert_eq!(line.done(NEW, &[0], &[], &[]).sense, Some((6, 0x29, 0)), "it is powered on");
+    let told = line.done(NEW, &[0], &[], &[]);
+    assert_eq!(told.sense, Some((6, 0x29, 0)), "it is powered on");
+    assert_eq!(told.ended.status, crate::Status::Ok, "which is no error");
     assert_eq!(line.done(FIRST, &[0], &[], &[]).sense, Some((6, 0x3f, 0x0e)));
     assert_eq!(line.done(FAR, &[0], &[], &[]).sense, None, "another target's units are not its business");
 }

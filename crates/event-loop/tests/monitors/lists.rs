@@ -1,0 +1,169 @@
+//! Where sources are: their places and names, and the list of those that are looked at in every turn.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice, spawn};
+use egret_polling::{EventKind, Nanos};
+
+use crate::bell::{Bell, Echo, EveryTurn, Heard, PATIENCE, bell, fixed, hear_work, on_every_loop, options};
+
+#[test]
+fn a_place_is_another_s_when_its_source_has_left_or_was_refused_and_its_name_is_not() {
+    let mut target = EventLoop::new(options(MonitorChoice::Auto, Nanos::ZERO), |_ring| Echo::default()).unwrap();
+    let (mut refused, ..) = bell();
+    refused.refuses = true;
+    assert!(target.attach(refused).is_err());
+    let attach = |target: &mut EventLoop<Bell>| target.attach(bell().0).map_err(|(_, e)| e).unwrap();
+    let first = attach(&mut target);
+    let (to, left) = channel();
+    target.detach(first, move |bell| drop(to.send(bell)));
+    target.turn().unwrap();
+    left.try_recv().expect("it has left");
+    let second = attach(&mut target);
+    assert_eq!((first.index(), second.index()), (0, 0));
+    assert!(target.source(first).is_none() && !target.resume(first));
+    assert!(target.source(second).is_some());
+}
+
+#[test]
+fn a_source_that_leaves_takes_no_other_along() {
+    on_every_loop(|handle| {
+        handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
+        let [(first, ..), (second, outside, hear)] = [(); 2].map(|()| {
+            let (bell, outside, hear) = bell();
+            // There before it comes, so that it comes on the list.
+            outside.ring();
+            let id = handle.attach(bell).unwrap();
+            hear_work(&hear, 1);
+            (id, outside, hear)
+        });
+        handle.call(|_| ()).unwrap();
+        while hear.try_recv().is_ok() {}
+        // One leaves while the other is to be dispatched, and both are looked at.
+        let (to, left) = channel();
+        handle.send(move |target| {
+            target.wake(second);
+            target.detach(first, move |bell| drop(to.send(bell)));
+        });
+        left.recv_timeout(PATIENCE).expect("it leaves");
+        while hear.recv_timeout(PATIENCE).expect("the other is dispatched") != (Heard::Dispatched { work: 0 }) {}
+        outside.ring();
+        hear_work(&hear, 1);
+    });
+}
+
+#[test]
+fn a_source_is_on_the_list_of_those_that_are_looked_at_once_if_it_has_had_work() {
+    let (tell, told) = channel();
+    let options = LoopOptions {
+        policy: Box::new(EveryTurn(tell)),
+        idle_after: Nanos::from_millis(3_600_000),
+        ..options(MonitorChoice::Auto, Nanos::ZERO)
+    };
+    let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    let queues = || {
+        handle.call(|_| ()).unwrap();
+        let (_, active) = told.try_iter().last().expect("a turn");
+        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+    };
+    let (mut bell, outside, hear) = bell();
+    bell.unfinished = 10;
+    let id = handle.attach(bell).unwrap();
+    handle.send(move |target| target.wake(id));
+    // It is dispatched in the turn after the one in which it is woken.
+    handle.call(|_| ()).unwrap();
+    assert_eq!(queues(), 0, "nothing was there when it came, nor when it was woken");
+    for _ in 0..20 {
+        outside.ring();
+        hear_work(&hear, 1);
+        assert_eq!(queues(), 1);
+    }
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_source_stays_on_the_list_until_it_has_been_idle_for_so_long() {
+    let (tell, told) = channel();
+    let options = LoopOptions {
+        policy: Box::new(EveryTurn(tell)),
+        idle_after: Nanos::from_millis(60_000),
+        ..options(MonitorChoice::Auto, Nanos::ZERO)
+    };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (bell, outside, _hear) = bell();
+    outside.ring();
+    let id = target.attach(bell).map_err(|(_, e)| e).unwrap();
+    let queues = |target: &mut EventLoop<Bell>| {
+        target.wake(id);
+        target.turn().unwrap();
+        let (_, active) = told.try_iter().last().expect("a turn");
+        active.iter().filter(|&&kind| kind == EventKind::Queue).count()
+    };
+    // The first turn is one in which idle sources are looked for.
+    assert_eq!([queues(&mut target), queues(&mut target)], [1, 1]);
+    target.set_idle_after(Nanos::ZERO);
+    queues(&mut target);
+    assert!(outside.is_armed());
+    assert_eq!(queues(&mut target), 0);
+}
+
+#[test]
+fn a_source_that_is_looked_at_need_not_ring() {
+    on_every_loop(|handle| {
+        let (mut bell, outside, hear) = bell();
+        let (tell, told) = channel();
+        let inside = Arc::clone(&outside);
+        bell.act = Some(Box::new(move |_| {
+            let _ = tell.send(inside.is_armed());
+        }));
+        handle.attach(bell).unwrap();
+        told.recv_timeout(PATIENCE).expect("it is dispatched when it comes");
+        // The turn is over: it has been left to the monitor.
+        handle.call(|_| ()).unwrap();
+        assert!(outside.is_armed());
+        outside.ring();
+        hear_work(&hear, 1);
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "it is dispatched");
+    });
+}
+
+#[test]
+fn while_a_loop_spins_no_source_need_ring() {
+    let options = options(MonitorChoice::Auto, Nanos::ZERO);
+    let (handle, thread) = spawn::<Bell>(options, |_ring| Echo::default(), |e| panic!("{e}")).unwrap();
+    handle.call(|target| target.set_idle_after(Nanos::from_millis(3_600_000))).unwrap();
+    let (bell, outside, hear) = bell();
+    // There before it comes, so that it comes on the list.
+    outside.ring();
+    handle.attach(bell).unwrap();
+    hear_work(&hear, 1);
+    let becomes = |armed: bool| {
+        let begin = Instant::now();
+        while outside.is_armed() != armed {
+            assert!(begin.elapsed() < PATIENCE, "armed: {armed}");
+        }
+    };
+    becomes(true);
+    handle.set_policy(fixed(Nanos::MAX), Nanos::MAX).unwrap();
+    becomes(false);
+    handle.send(EventLoop::stop);
+    thread.join().unwrap();
+}
+
+#[test]
+fn work_that_is_found_by_looking_counts_as_a_kick_that_was_spared() {
+    let options = LoopOptions { idle_after: Nanos::from_millis(60_000), ..options(MonitorChoice::Auto, Nanos::ZERO) };
+    let mut target = EventLoop::new(options, |_ring| Echo::default()).unwrap();
+    let (bell, outside, _hear) = bell();
+    outside.ring();
+    target.attach(bell).map_err(|(_, e)| e).unwrap();
+    for spared in 0..3 {
+        target.turn().unwrap();
+        let counted = target.counters().read();
+        assert_eq!((counted.kicks_spared, counted.kicks), (spared, 0));
+        outside.ring();
+    }
+}

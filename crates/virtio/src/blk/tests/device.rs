@@ -1,0 +1,68 @@
+//! The device as its session sees it: queues, cache mode, size, and what goes on in another's place.
+
+use super::*;
+
+#[test]
+fn a_driver_that_has_taken_nothing_or_not_config_wce_chooses_no_cache_mode_by_writeback() {
+    let blk = Blk::new(config()).unwrap();
+    assert!(blk.is_write_through(), "nobody would flush");
+    blk.set_features(F_FLUSH).unwrap();
+    blk.write_config(32, &[0]).unwrap();
+    assert!(!blk.is_write_through(), "it flushes, whatever it has written");
+}
+
+#[test]
+fn the_cache_mode_goes_on_in_another_device_s_place() {
+    let devices = || {
+        [(); 2].map(|()| {
+            let blk = Blk::new(config()).unwrap();
+            blk.set_features(F_FLUSH | F_CONFIG_WCE).unwrap();
+            blk
+        })
+    };
+    for writeback in [0, 1] {
+        let [from, to] = devices();
+        from.write_config(32, &[writeback]).unwrap();
+        assert_eq!((from.choices(), from.is_write_through()), (writeback, writeback == 0));
+        to.choose(1 - writeback);
+        let state = from.save();
+        assert_eq!(state[16..], [writeback]);
+        to.load(&state).unwrap();
+        assert_eq!((to.choices(), to.is_write_through()), (writeback, writeback == 0));
+        let [_, reconnected] = devices();
+        reconnected.choose(from.choices());
+        assert_eq!(reconnected.is_write_through(), writeback == 0);
+        for wrong in [&[2][..], &[0, 0], &[]] {
+            let refused = to.load(&pack(DeviceId::Blk, wrong));
+            assert_eq!(refused, Err(StateError::invalid("a cache mode that there is not")));
+            assert_eq!(to.choices(), writeback);
+        }
+        assert_eq!(to.load(&pack(DeviceId::Scsi, &[0])), Err(StateError::Device { found: 8, expected: 2 }));
+    }
+}
+
+#[test]
+fn a_device_has_as_many_queues_as_it_was_made_with_and_all_of_them_need_its_disk() {
+    let blk = Blk::new(config()).unwrap();
+    assert_eq!((blk.num_queues(), blk.diskless_queues()), (4, 0));
+    let mut model = Arc::clone(&blk).model(3, 64);
+    assert!(matches!(model, Model::Request(_)) && model.takes_chains());
+    // No request waits for another one, and none is ever aborted.
+    model.let_go();
+    assert_eq!((model.waiting(), model.is_aborted(0)), (0, false));
+}
+
+#[test]
+fn a_disk_of_another_size_has_so_many_whole_blocks_and_the_driver_is_told_of_it_once() {
+    let blk = Blk::new(BlkConfig { logical_block_size: 4096, ..config() }).unwrap();
+    for (bytes, sectors, changed) in [
+        (SECTORS * SECTOR, SECTORS, false),
+        (8 * SECTORS * SECTOR, 8 * SECTORS, true),
+        (8 * SECTORS * SECTOR, 8 * SECTORS, false),
+        (8 * SECTORS * SECTOR + 4095, 8 * SECTORS, false),
+        (8 * SECTORS * SECTOR + 4096, 8 * SECTORS + 8, true),
+        (4095, 0, true),
+    ] {
+        assert_eq!((blk.resize(DiskKey(0), bytes), blk.sectors()), (changed, sectors), "{bytes} bytes");
+    }
+}
