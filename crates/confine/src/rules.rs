@@ -218,9 +218,13 @@ pub mod register {
     pub(crate) const ENABLE_RINGS: u8 = 12;
     /// A table of files.
     pub const FILES2: u8 = 13;
+    /// A table of buffers.
+    pub const BUFFERS2: u8 = 15;
+    /// A buffer of the table.
+    pub const BUFFERS_UPDATE: u8 = 16;
 
     /// What an enabled ring is still used for.
-    pub const OF_A_RING: [u8; 4] = [UNREGISTER_FILES, EVENTFD, FILES_UPDATE, FILES2];
+    pub const OF_A_RING: [u8; 6] = [UNREGISTER_FILES, EVENTFD, FILES_UPDATE, FILES2, BUFFERS2, BUFFERS_UPDATE];
 }
 
 /// With a time that has no end (asm-generic/socket.h).
@@ -320,6 +324,9 @@ pub const RULES: &[Rule] = &[
         "EVENTFD",
         int(1, register::EVENTFD as i64)
     ),
+    call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS2", int(1, register::BUFFERS2 as i64)),
+    call!(SYS_io_uring_register, &[Io], "pin-memory=on", "BUFFERS_UPDATE", int(1, register::BUFFERS_UPDATE as i64)),
+    call!(SYS_mincore, &[Io], "pin-memory=on"),
     call!(SYS_sched_setaffinity, &[Io, Control], "cpu-affinity; calibrating"),
     // An I/O thread starts with these, before it narrows itself.
     call!(SYS_io_uring_setup, &[Control], "an I/O thread's ring"),

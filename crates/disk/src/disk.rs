@@ -18,10 +18,11 @@ use rustix::io::Errno;
 
 use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
+use crate::engine_kind::EngineKind;
 use crate::failure::{Failure, Failures};
 use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock;
-use crate::options::{Discard, Options};
+use crate::options::{Aio, Discard, Options};
 use crate::remote::RemoteDisk;
 use crate::request::Op;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
@@ -236,6 +237,11 @@ impl Disk {
     /// The name that messages call it.
     pub fn node_name(&self) -> &str {
         &self.options.node_name
+    }
+
+    /// Whether io_uring runs its requests, if it can.
+    pub fn runs_on_io_uring(&self) -> bool {
+        EngineKind::of(self) == EngineKind::Aio(Aio::IoUring)
     }
 
     /// The options it was opened with.

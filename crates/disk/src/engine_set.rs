@@ -22,6 +22,7 @@ use self::page_cache::PageCacheProbe;
 use self::slot::Attached;
 pub use self::slot::DiskSlot;
 use crate::disk::Disk;
+use crate::engine::Pinning;
 use crate::engine_kind::EngineKind;
 use crate::error::EngineError;
 use crate::job::{Job, Jobs};
@@ -102,6 +103,15 @@ impl EngineSet {
         self.slots[slot] = Some(attached);
         self.count_disks();
         Ok(DiskSlot(slot as u32))
+    }
+
+    /// Has the memory pinned of which all requests of `slot` are, in the course of time, where its engine is the better for
+    /// it: io_uring's. To do so again changes nothing.
+    pub fn pin(&mut self, slot: DiskSlot, pinning: Pinning) {
+        let Some(Some(attached)) = self.slots.get(slot.0 as usize) else { return };
+        if let Some(engine) = self.engines.get(attached.kind) {
+            engine.pin(slot.0, pinning);
+        }
     }
 
     /// How many worker threads stay, and how many there may be at most, from here on; those that are too many leave when

@@ -58,7 +58,7 @@ mod sync {
 
 pub use blkdebug::{DebugRules, InjectError, SetState};
 pub use disk::{Active, Disk, Extent, Standing};
-pub use engine::Engine;
+pub use engine::{Engine, Pinning};
 pub use engine_set::{DiskSlot, EngineOptions, EngineSet};
 pub use error::{EngineError, OpenCause, OpenError};
 pub use failure::{Action, Failure};
@@ -72,4 +72,4 @@ pub use stats::{BATCH_CLASSES, Counters, EngineStats, Stats};
 pub use throttle::{LARGEST_LIMIT, Limit, Limits, LimitsError, Rates, ThrottleGroup};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

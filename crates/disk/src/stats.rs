@@ -74,6 +74,10 @@ pub struct EngineStats {
     pub submitting: Nanos,
     /// The longest of them.
     pub longest_submission: Nanos,
+    /// Requests, and parts of some, whose memory was pinned already.
+    pub registered: u64,
+    /// How much memory is pinned, in bytes.
+    pub pinned: u64,
 }
 
 /// What one engine counts, as it counts it.
@@ -85,6 +89,8 @@ pub(crate) struct EngineCounters {
     batches: [Counter; BATCH_CLASSES],
     submitting: Counter,
     longest_submission: Counter,
+    pub(crate) registered: Counter,
+    pub(crate) pinned: Counter,
 }
 
 impl EngineCounters {
@@ -114,6 +120,8 @@ impl EngineCounters {
             batches: std::array::from_fn(|class| self.batches[class].get()),
             submitting: self.submitting.time(),
             longest_submission: self.longest_submission.time(),
+            registered: self.registered.get(),
+            pinned: self.pinned.get(),
         }
     }
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use support::await_that;
 use support::disk::{self, BLOCK, Disk};
 use support::guest::Guest;
+use support::http::sum;
 use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
@@ -30,6 +31,7 @@ const WAYS: [(&str, bool); 5] =
 /// writes to.
 struct Deployment {
     qmp: Qmp,
+    metrics: PathBuf,
     socket: PathBuf,
     image: PathBuf,
     server: Server,
@@ -38,18 +40,24 @@ struct Deployment {
 
 impl Deployment {
     fn new() -> Self {
+        Self::with("pin-memory=off")
+    }
+
+    fn with(more: &str) -> Self {
         let scratch = Scratch::new();
         let (image, socket, monitor) = (scratch.image("disk", 16 * MIB), scratch.path("socket"), scratch.path("qmp"));
-        let export = format!("writable=on,num-queues={QUEUES},iothread=io0");
+        let metrics = scratch.path("metrics");
+        let export = format!("writable=on,num-queues={QUEUES},iothread=io0,{more}");
         let options = Options::new()
             .iothread("io0", "fd-monitor=io_uring")
             .iothread("io1", "fd-monitor=epoll")
             .iothread("io2", "fd-monitor=ppoll")
             .disk("d0", &image, "aio=io_uring,cache.direct=on")
             .export("e0", "d0", &socket, &export)
-            .monitor("m", &monitor);
+            .monitor("m", &monitor)
+            .metrics(&metrics);
         let server = Server::start(&Program::egret(), &options);
-        Self { qmp: Qmp::connect(&monitor), socket, image, server, _scratch: scratch }
+        Self { qmp: Qmp::connect(&monitor), metrics, socket, image, server, _scratch: scratch }
     }
 
     /// Runs `act` while a verifying load runs, until `act` is done; then reads everything back.
@@ -246,6 +254,34 @@ fn write_and_verify(socket: &Path, done: &AtomicBool) -> u64 {
             disk.queues.iter_mut().enumerate().map(|queue| scope.spawn(move || write(queue))).collect();
         queues.into_iter().map(|queue| queue.join().expect("a queue that was served")).sum()
     })
+}
+
+#[test]
+fn queues_with_pinned_memory_move_and_get_other_disks_under_load() {
+    let mut deployment = Deployment::with("pin-memory=on");
+    let (socket, metrics, done) = (deployment.socket.clone(), deployment.metrics.clone(), AtomicBool::new(false));
+    let registered = || sum(&metrics, "egret_engine_registered_requests_total");
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| write_and_verify(&socket, &done));
+        let finished = Finished(&done);
+        for round in 0..24_usize {
+            let before = registered();
+            await_that("requests through pinned memory", || registered() > before);
+            match round % 3 {
+                0 => drop(deployment.move_queue(round % 4, THREADS[(round + round / 4) % 3])),
+                1 => drop(deployment.reopen(("io_uring", round % 2 == 0), json!({}))),
+                _ => {
+                    // Without, for a moment.
+                    deployment.reopen(("threads", false), json!({}));
+                    deployment.reopen(("io_uring", true), json!({}));
+                }
+            }
+        }
+        drop(finished);
+        assert!(load.join().expect("the load is content") > 0);
+    });
+    await_that("all memory to be let go of", || sum(&metrics, "egret_engine_pinned_bytes") == 0.0);
+    assert_eq!(deployment.server.complaints(), Vec::<String>::new());
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn daemon(scratch: &Scratch, program: &Program) -> (Server, Qmp) {
             "e0",
             "d0",
             &scratch.path("e0"),
-            "writable=on,num-queues=3,iothread.0=io0,iothread.1=io1,iothread.2=io2",
+            "writable=on,num-queues=3,iothread.0=io0,iothread.1=io1,iothread.2=io2,pin-memory=on",
         )
         .null("null", "")
         .export_scsi(
@@ -112,6 +112,17 @@ fn live_fully(scratch: &Scratch, program: &Program) {
         reopen(&mut qmp, &image, aio, direct);
         use_disk(&mut connect());
     }
+    // The engine pins memory in the course of time, when all of it has been used.
+    reopen(&mut qmp, &image, "io_uring", true);
+    let mut disk = connect();
+    disk.queues.iter_mut().for_each(|queue| queue.write_pattern(0..MIB, 1).unwrap());
+    await_that("pinned memory", || {
+        disk.queues.iter_mut().for_each(|queue| drop(queue.read(0, 4096).unwrap()));
+        let (_, page) = http::get(&scratch.path("metrics"), "/metrics").unwrap();
+        page.lines().any(|line| line.starts_with("egret_engine_pinned_bytes") && !line.ends_with(" 0"))
+    });
+    drop(disk);
+    reopen(&mut qmp, &image, "native", true);
     // How I/O threads wait and where, with another that comes and goes, as do a disk and its export.
     for cpus in [json!("0"), Value::Null] {
         set(&mut qmp, "io0", "cpu-affinity", cpus);

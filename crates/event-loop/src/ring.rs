@@ -26,13 +26,15 @@ const ENTRIES: u32 = 512;
 const COMPLETIONS: u32 = 4096;
 
 /// What the loop and the disks' engine submit.
-const OPERATIONS: [u8; 7] = [
+const OPERATIONS: [u8; 9] = [
     opcode::PollAdd::CODE,
     opcode::PollRemove::CODE,
     opcode::Read::CODE,
     opcode::Readv::CODE,
+    opcode::ReadFixed::CODE,
     opcode::Write::CODE,
     opcode::Writev::CODE,
+    opcode::WriteFixed::CODE,
     opcode::Fsync::CODE,
 ];
 
@@ -230,6 +232,11 @@ impl Ring {
         }
     }
 
+    /// Whether the kernel has everything that was pushed.
+    pub fn is_flushed(&mut self) -> bool {
+        self.uring.submission().is_empty()
+    }
+
     /// Submits everything that was pushed and sleeps until a completion is there or `timeout` is over (`None`: no
     /// limit), in one system call.
     ///
@@ -346,7 +353,7 @@ impl Ring {
         self.uring.completion().disable_eventfd();
     }
 
-    /// For registering files and asking what the kernel can do.
+    /// For registering files and buffers, and asking what the kernel can do.
     pub fn submitter(&self) -> io_uring::Submitter<'_> {
         self.uring.submitter()
     }
@@ -503,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_is_enabled_takes_no_buffers_personalities_or_other_restrictions() {
+    fn a_ring_that_is_enabled_takes_no_personalities_or_other_restrictions() {
         let ring = Ring::new().unwrap();
         let submitter = ring.submitter();
         let refused = |result: io::Result<()>| assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EACCES));

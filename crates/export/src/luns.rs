@@ -178,7 +178,11 @@ type Loop = egret_event_loop::EventLoop<Worker>;
 fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std::io::Result<()> {
     let slot = target.backend().attach(&disk).map_err(std::io::Error::other)?;
     match target.source(id).and_then(Worker::queue) {
-        Some(worker) => worker.add_disk(key, disk, slot),
+        Some(worker) => {
+            worker.add_disk(key, disk, slot);
+            let pinning = worker.pinning();
+            pinning.into_iter().for_each(|pinning| target.backend().pin(slot, pinning));
+        }
         // It stops, and comes back with all disks.
         None => target.backend().detach(slot),
     }

@@ -5,12 +5,13 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Active, Disk, OpenError};
 use egret_event_loop::{Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
-use egret_vring::memory::MemoryRules;
+use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
 
 use crate::errors::{ErrorHandling, ErrorPolicy};
@@ -159,12 +160,19 @@ impl Shared {
     }
 
     /// Makes a worker of a queue, and gives it to its loop.
-    pub(crate) fn run(&self, device: &Arc<dyn Device>, index: usize, queue: Queue, fds: VringFds) -> io::Result<()> {
+    pub(crate) fn run(
+        &self,
+        device: &Arc<dyn Device>,
+        index: usize,
+        queue: Queue,
+        fds: VringFds,
+        unpinned: Sender<Arc<GuestMemory>>,
+    ) -> io::Result<()> {
         let model = Arc::clone(device).model(index as u16, queue.size());
         let mut queues = lock(&self.queues);
         let disks = if index < self.counts.diskless.into() { Vec::new() } else { queues.disks.clone() };
         let counters = Arc::clone(&self.counters[index]);
-        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless };
+        let info = QueueInfo { log: Arc::clone(&self.log), index, kickless: self.kickless, unpinned };
         let errors = Arc::clone(&self.errors);
         let mut worker = QueueWorker::new(info, queue, model, Disks::new(disks), fds, errors, counters);
         worker.set_home(queues.loops[index].clone());

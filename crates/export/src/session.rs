@@ -3,11 +3,13 @@
 //! A session runs on its export's own thread and talks to I/O threads through their mailboxes, so that a client that
 //! dawdles, or a disk that takes its time to drain, holds up nobody else.
 
+use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use egret_disk::{LOCK_PATIENCE, LOOK_AGAIN};
 use egret_event_loop::Leaving;
@@ -60,6 +62,23 @@ const MAX_MEMORY_SLOTS: usize = 64;
 /// What it may have mapped at a time: these, a dirty log, and the one that takes its place.
 pub const MAX_MAPPINGS: usize = MAX_MEMORY_SLOTS + 2;
 
+/// How long a change of memory, or the end of a session, waits for memory to be unpinned, of which seconds are some hundred
+/// GiB.
+const UNPIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// By which I/O threads give back what they had pinned: who has it pinned, or may yet have, has a sender.
+struct Unpinned {
+    to: Sender<Arc<GuestMemory>>,
+    from: Receiver<Arc<GuestMemory>>,
+}
+
+impl Unpinned {
+    fn new() -> Self {
+        let (to, from) = channel();
+        Self { to, from }
+    }
+}
+
 /// The state of one conversation.
 pub(crate) struct Session<'a> {
     shared: &'a Shared,
@@ -67,6 +86,7 @@ pub(crate) struct Session<'a> {
     connection: Connection<'a>,
     budget: &'a mut ClientBudget,
     memory: Arc<GuestMemory>,
+    unpinned: Unpinned,
     vrings: Vec<Vring>,
     /// The client's record of what is in flight.
     inflight: Option<Inflight>,
@@ -93,6 +113,7 @@ impl<'a> Session<'a> {
             connection,
             budget,
             memory,
+            unpinned: Unpinned::new(),
             vrings,
             inflight: None,
             log: None,
@@ -108,6 +129,7 @@ impl<'a> Session<'a> {
         let ended = self.converse();
         self.shared.set_draining(true);
         self.reset();
+        self.await_unpinned();
         self.shared.set_draining(false);
         self.shared.set_channel(None);
         self.budget.records.leave(self.connection.into_stream());
@@ -422,7 +444,8 @@ impl<'a> Session<'a> {
         };
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
-        self.shared.run(self.device, index, queue, fds).or_else(|e| invalid(format!("queue {index}: {e}")))
+        let unpinned = self.unpinned.to.clone();
+        self.shared.run(self.device, index, queue, fds, unpinned).or_else(|e| invalid(format!("queue {index}: {e}")))
     }
 
     /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
@@ -485,6 +508,7 @@ impl<'a> Session<'a> {
         self.stop_all();
         let mut memory = GuestMemory::under(self.shared.memory.clone()).logging(self.memory.log().cloned());
         self.memory = Arc::new(GuestMemory::empty());
+        self.await_unpinned();
         for (at, fd) in regions {
             memory = with(&memory, at, fd)?;
         }
@@ -502,10 +526,21 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Waits until no I/O thread has any of the client's memory pinned; its queues are stopped. Until then what is removed
+    /// from memory stays mapped.
+    fn await_unpinned(&mut self) {
+        let Unpinned { to, from } = mem::replace(&mut self.unpinned, Unpinned::new());
+        drop(to);
+        let patience_ends = Instant::now() + UNPIN_PATIENCE;
+        // It is over when every sender has been dropped, and what comes is unmapped here.
+        while from.recv_timeout(patience_ends.saturating_duration_since(Instant::now())).is_ok() {}
+    }
+
     /// Changes to another map. Chains in flight point into the old one, so the queues are drained, and started again where
     /// they were.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<(), ProtocolError> {
         self.stop_all();
+        self.await_unpinned();
         self.memory = Arc::new(memory);
         self.update_vrings()
     }

@@ -7,8 +7,9 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
-use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Request, RequestToken};
+use egret_disk::{Completion, Disk, DiskSlot, Ended, EngineError, EngineSet, Pinning, Request, RequestToken};
 use egret_event_loop::{ClockReads, LoopHandle, Nanos, Signals, SourceId, Turn, clock};
 use egret_virtio::{Completed, DiskKey, Model, Next};
 use egret_vring::memory::{Buffers, GuestMemory};
@@ -84,6 +85,8 @@ pub(crate) struct QueueInfo {
     /// Its number on the device.
     pub index: usize,
     pub kickless: Kickless,
+    /// Who is given memory that was pinned, when it is not any more.
+    pub unpinned: Sender<Arc<GuestMemory>>,
 }
 
 /// How many bytes, and how many iovecs, of chains a queue pops in one turn; it stops after the chain that reaches either.
@@ -249,6 +252,23 @@ impl QueueWorker {
         let old = self.remove_disk(key);
         self.add_disk(key, disk, slot);
         old
+    }
+
+    /// What the engines may pin of the queue's memory.
+    pub(crate) fn pinning(&self) -> Option<Pinning> {
+        let memory = self.queue.memory();
+        if !memory.may_be_pinned() {
+            return None;
+        }
+        let (log, unpinned) = (Arc::clone(&self.info.log), self.info.unpinned.clone());
+        Some(Pinning {
+            memory: Arc::clone(memory),
+            tell: Box::new(move |why| {
+                log.warn(format_args!("guest memory cannot be pinned, and is used as without pin-memory: {why}"));
+            }),
+            // To unmap it takes time that no other queue is to wait for.
+            give_back: Box::new(move |memory| drop(unpinned.send(memory))),
+        })
     }
 
     /// Forgets a disk: requests for it fail with ENODEV from here on. Returns its slot, which the engines are to detach.
@@ -595,7 +615,11 @@ impl QueueWorker {
     }
 
     pub(crate) fn resume_queue(&mut self, engines: &mut EngineSet) {
-        self.disks.slots.iter().flatten().for_each(|slot| engines.enable_limits(*slot));
+        for slot in self.disks.slots.iter().flatten() {
+            engines.enable_limits(*slot);
+            // It may be a new one.
+            self.pinning().into_iter().for_each(|pinning| engines.pin(*slot, pinning));
+        }
         if self.phase == Phase::Stopping {
             self.phase = Phase::Running;
         }

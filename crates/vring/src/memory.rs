@@ -43,6 +43,8 @@ pub struct MemoryRules {
     pub files: MemoryFiles,
     /// How much of them; no limit if there is none.
     pub budget: Option<Arc<MemoryBudget>>,
+    /// Whether disks may have the kernel pin it.
+    pub pin: bool,
 }
 
 /// Which files may be guest memory.
@@ -323,6 +325,17 @@ impl GuestMemory {
         self.mappings.len()
     }
 
+    /// Whether disks may have the kernel pin it.
+    pub fn may_be_pinned(&self) -> bool {
+        self.rules.pin
+    }
+
+    /// Where each region is mapped.
+    pub fn mapped(&self) -> impl Iterator<Item = IoVec> {
+        // SAFETY: the map that holds these spans holds their mappings; whoever moves data by the iovecs keeps the map.
+        self.by_host.iter().map(|span| unsafe { IoVec::new(span.host, span.size as usize) })
+    }
+
     /// The guest address of what the front-end has at `user_addr`.
     pub fn guest_address(&self, user_addr: u64) -> Option<u64> {
         self.mappings.iter().find_map(|m| {
@@ -337,7 +350,7 @@ impl GuestMemory {
     }
 
     /// Whether it is made of the same mappings, so that what one of them holds the other holds.
-    pub(crate) fn has_the_regions_of(&self, other: &Self) -> bool {
+    pub fn has_the_regions_of(&self, other: &Self) -> bool {
         self.mappings.len() == other.mappings.len()
             && self.mappings.iter().zip(&other.mappings).all(|(one, other)| Arc::ptr_eq(one, other))
     }

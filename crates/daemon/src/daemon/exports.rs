@@ -125,6 +125,14 @@ impl Daemon {
         let disks: Vec<_> = object.node_names().map(|(_, name)| Arc::clone(&self.disks[name])).collect();
         disks.iter().try_for_each(|disk| check_size(object, disk))?;
         let Options { id, device, iothreads, errors } = Options::of(object, &disks);
+        if object.vhost_user().is_some_and(|vhost_user| vhost_user.pin_memory) {
+            for disk in disks.iter().filter(|disk| !disk.runs_on_io_uring()) {
+                let disk = disk.node_name();
+                tracing::warn!(
+                    "export '{id}': pin-memory has no effect on requests to blockdev '{disk}'; it belongs to aio=io_uring"
+                );
+            }
+        }
         let id = id.to_owned();
         let mut loops = Vec::new();
         for name in iothreads {
@@ -162,7 +170,7 @@ impl Daemon {
         errors: ErrorPolicy,
         socket: Option<OwnedFd>,
     ) -> Result<ExportConfig, StartError> {
-        let ClientOptions { addr, access, memory_files, memory, kickless } = client;
+        let ClientOptions { addr, access, memory_files, memory, pin, kickless } = client;
         let access = crate::access::resolve(access).map_err(|e| StartError::Access(id.clone(), e))?;
         let address = match (addr, socket) {
             (schema::Addr::Unix(UnixAddr { path }), _) => Address::Path(path.into()),
@@ -172,7 +180,7 @@ impl Daemon {
             }
         };
         let budget = self.memory.part(memory, "export", "its memory-max");
-        let memory = MemoryRules { files: memory_files, budget: Some(budget) };
+        let memory = MemoryRules { files: memory_files, budget: Some(budget), pin };
         Ok(ExportConfig { id, address, access, memory, kickless, errors })
     }
 
@@ -210,6 +218,7 @@ struct ClientOptions<'a> {
     access: &'a schema::Access,
     memory_files: MemoryFiles,
     memory: MemoryLimits,
+    pin: bool,
     kickless: Kickless,
 }
 
@@ -274,6 +283,7 @@ impl<'a> ClientOptions<'a> {
             kickless_queues,
             memory_max,
             memory_files,
+            pin_memory,
         } = object;
         Self {
             addr,
@@ -283,6 +293,7 @@ impl<'a> ClientOptions<'a> {
                 schema::MemoryFiles::Any => MemoryFiles::Any,
             },
             memory: MemoryLimits { bytes: *memory_max, regions: MAX_MAPPINGS },
+            pin: *pin_memory,
             kickless: match kickless_queues {
                 schema::Kickless::Timer => Kickless::Timer,
                 schema::Kickless::Busy => Kickless::Busy,
@@ -378,7 +389,7 @@ mod tests {
     const NBD: &str = "nbd,id=x,node-name=d";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 34] = [
+    const OTHERWISE: [(&str, &str, &str); 35] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -407,6 +418,7 @@ mod tests {
         ("kickless-queues", BLK, "busy"),
         ("memory-max", BLK, "1G"),
         ("memory-files", BLK, "any"),
+        ("pin-memory", BLK, "on"),
         ("node-name", BLK, "e"),
         ("serial", BLK, "s"),
         ("name", NBD, "n"),

@@ -252,6 +252,21 @@ pub static FAMILIES: &[Family] = &[
         samples: |view, out| view.engines(out, |engine| Seconds(engine.longest_submission)),
     },
     Family {
+        name: "egret_engine_registered_requests_total",
+        kind: MetricType::Counter,
+        labels: ENGINE,
+        help: "Requests, or parts of large ones, that an engine had moved to and from memory that was pinned already \
+               (pin-memory).",
+        samples: |view, out| view.engines(out, |engine| engine.registered),
+    },
+    Family {
+        name: "egret_engine_pinned_bytes",
+        kind: MetricType::Gauge,
+        labels: ENGINE,
+        help: "Guest memory that is pinned for an engine.",
+        samples: |view, out| view.engines(out, |engine| engine.pinned),
+    },
+    Family {
         name: "egret_engine_fallbacks_total",
         kind: MetricType::Counter,
         labels: THREAD,

@@ -13,6 +13,7 @@ use egret_event_loop::ring::{Ring, RingError, SharedRing};
 use egret_event_loop::{EventNotifier, Nanos, clock};
 use io_uring::{opcode, squeue, types};
 
+use super::pins::{PinnedMap, Pinning, Pins};
 use super::slab::Slab;
 use super::transfer::{Next, Transfer};
 use super::{Engine, SharedEngine};
@@ -39,9 +40,11 @@ struct File {
     block: u32,
     /// Whether the kernel copies what it moves, in the loop's own time, wherever the page cache has it.
     copies: bool,
+    /// What is pinned of the memory of its requests.
+    pinned: Option<PinnedMap>,
 }
 
-const NO_FILE: File = File { fd: -1, fixed: false, block: 1, copies: false };
+const NO_FILE: File = File { fd: -1, fixed: false, block: 1, copies: false, pinned: None };
 
 /// See the module's description.
 pub(crate) struct Uring {
@@ -53,6 +56,7 @@ pub(crate) struct Uring {
     /// By slot.
     files: Vec<File>,
     flying: Slab<Transfer>,
+    pins: Pins,
     /// By slot: transfers that the kernel is to copy, where several disks share the thread. A submission begins so many bytes
     /// of each slot's, and the other disks' requests wait no longer for them.
     copies: Vec<VecDeque<u32>>,
@@ -86,6 +90,7 @@ impl Uring {
             table,
             files: Vec::new(),
             flying: Slab::with_capacity(DEPTH),
+            pins: Pins::new(),
             copies: Vec::new(),
             waiting: 0,
             beside_others: false,
@@ -119,7 +124,8 @@ impl Uring {
             put(&mut self.copies[slot], place);
             self.waiting += 1;
         } else {
-            Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place);
+            let buffer = Self::buffer(&mut self.pins, &self.counters, self.files[slot], transfer);
+            Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place, buffer);
         }
     }
 
@@ -137,21 +143,31 @@ impl Uring {
                     transfer.cut(SHARED_PART);
                 }
                 begun += transfer.left();
-                Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place);
+                let buffer = Self::buffer(&mut self.pins, &self.counters, self.files[slot], transfer);
+                Self::start(&mut self.ring.borrow_mut(), self.files[slot], transfer, place, buffer);
             }
         }
     }
 
+    /// The ring's buffer that has all of a transfer's memory.
+    #[inline]
+    fn buffer(pins: &mut Pins, counters: &EngineCounters, file: File, transfer: &Transfer) -> Option<u16> {
+        let [piece] = transfer.buffers() else { return None };
+        let buffer = pins.buffer(file.pinned?, piece)?;
+        counters.registered.add(1);
+        Some(buffer)
+    }
+
     /// Gives the transfer at `place` to the ring.
-    fn start(ring: &mut Ring, file: File, transfer: &Transfer, place: u32) {
+    fn start(ring: &mut Ring, file: File, transfer: &Transfer, place: u32, buffer: Option<u16>) {
         // SAFETY: the request's memory stays mapped until it completes, as lent memory does; its list of
         // buffers is owned by the transfer, which stays in the table as long, and is changed only when the ring has
         // given it back. The descriptor is open while the disk is attached.
-        unsafe { ring.push(entry(file, transfer), u64::from(place)) };
+        unsafe { ring.push(entry(file, transfer, buffer), u64::from(place)) };
     }
 }
 
-fn entry(file: File, transfer: &Transfer) -> squeue::Entry {
+fn entry(file: File, transfer: &Transfer, buffer: Option<u16>) -> squeue::Entry {
     let fd = types::Fd(if file.fixed { transfer.slot() as i32 } else { file.fd });
     let offset = transfer.offset();
     let buffers = transfer.buffers();
@@ -161,11 +177,17 @@ fn entry(file: File, transfer: &Transfer) -> squeue::Entry {
         [piece] => u32::try_from(piece.len()).ok().map(|len| (piece.base(), len)),
         _ => None,
     };
-    let entry = match (transfer.op(), single) {
-        (Op::Read, Some((base, len))) => opcode::Read::new(fd, base, len).offset(offset).build(),
-        (Op::Read, None) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
-        (op, Some((base, len))) => opcode::Write::new(fd, base, len).offset(offset).rw_flags(through(op)).build(),
-        (op, None) => opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(through(op)).build(),
+    let entry = match (transfer.op(), single, buffer) {
+        (Op::Read, Some((base, len)), None) => opcode::Read::new(fd, base, len).offset(offset).build(),
+        (Op::Read, Some((base, len)), Some(buffer)) => {
+            opcode::ReadFixed::new(fd, base, len, buffer).offset(offset).build()
+        }
+        (Op::Read, None, _) => opcode::Readv::new(fd, iovecs, count).offset(offset).build(),
+        (op, Some((base, len)), None) => opcode::Write::new(fd, base, len).offset(offset).rw_flags(through(op)).build(),
+        (op, Some((base, len)), Some(buffer)) => {
+            opcode::WriteFixed::new(fd, base, len, buffer).offset(offset).rw_flags(through(op)).build()
+        }
+        (op, None, _) => opcode::Writev::new(fd, iovecs, count).offset(offset).rw_flags(through(op)).build(),
     };
     if file.fixed { entry.flags(squeue::Flags::FIXED_FILE) } else { entry }
 }
@@ -182,7 +204,7 @@ impl Engine for Uring {
         self.fresh += 1;
     }
 
-    fn submit(&mut self, _now: Nanos) {
+    fn submit(&mut self, now: Nanos) {
         if self.waiting > 0 {
             self.start_copies();
         }
@@ -190,7 +212,8 @@ impl Engine for Uring {
         if fresh > 0 {
             self.counters.batch(fresh);
         }
-        if self.event.is_none() {
+        let has_step = self.pins.is_due(now);
+        if self.event.is_none() && !has_step {
             return;
         }
         let mut ring = self.ring.borrow_mut();
@@ -199,6 +222,10 @@ impl Engine for Uring {
         let _ = ring.flush();
         if fresh > 0 && ring.enters() > enters {
             self.counters.took(clock::now() - begun);
+        }
+        // Behind the batch, which does not wait for it.
+        if has_step && ring.is_flushed() {
+            self.pins.step(&ring, &self.counters);
         }
     }
 
@@ -227,7 +254,8 @@ impl Engine for Uring {
 
     fn deadline(&self) -> Option<Nanos> {
         // What is to be copied next, which nothing announces.
-        (self.waiting > 0).then_some(Nanos::ZERO)
+        let copies = (self.waiting > 0).then_some(Nanos::ZERO);
+        copies.into_iter().chain(self.pins.deadline()).min()
     }
 
     fn arm(&mut self) -> bool {
@@ -261,7 +289,8 @@ impl SharedEngine for Uring {
             && self.ring.borrow().submitter().register_files_update(slot, &[fd]).is_ok_and(|updated| updated == 1);
         let place = slot as usize;
         self.files.resize(self.files.len().max(place + 1), NO_FILE);
-        self.files[place] = File { fd, fixed, block: disk.offset_alignment(), copies: !disk.options.direct };
+        self.files[place] =
+            File { fd, fixed, block: disk.offset_alignment(), copies: !disk.options.direct, pinned: None };
         self.copies.resize_with(self.files.len(), VecDeque::new);
         Ok(())
     }
@@ -271,6 +300,14 @@ impl SharedEngine for Uring {
         if file.fixed {
             // A descriptor that stays registered would keep the image open, and locked.
             let _ = self.ring.borrow().submitter().register_files_update(slot, &[-1]);
+        }
+        file.pinned.into_iter().for_each(|map| self.pins.leave(map));
+    }
+
+    fn pin(&mut self, slot: u32, pinning: Pinning) {
+        let file = &mut self.files[slot as usize];
+        if file.pinned.is_none() {
+            file.pinned = self.pins.enter(&self.ring.borrow(), pinning);
         }
     }
 
@@ -282,6 +319,7 @@ impl SharedEngine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         self.wait(&mut |_| {});
+        self.pins.end(&self.ring.borrow());
         if self.table {
             let _ = self.ring.borrow().submitter().unregister_files();
         }

@@ -19,6 +19,7 @@
 mod io_uring;
 pub(crate) mod native;
 mod null;
+pub(crate) mod pins;
 pub(crate) mod remotes;
 mod slab;
 pub(crate) mod threads;
@@ -37,6 +38,7 @@ use egret_event_loop::Nanos;
 pub(crate) use self::io_uring::Uring;
 pub(crate) use self::native::Native;
 pub(crate) use self::null::Null;
+pub use self::pins::Pinning;
 pub(crate) use self::remotes::Remotes;
 pub(crate) use self::threads::Threads;
 use crate::disk::Disk;
@@ -119,6 +121,9 @@ pub(crate) trait SharedEngine: Engine {
     /// Whether the I/O thread has several disks from here on, whichever engines they have: then nothing holds it up for long, nor
     /// the processor that it runs on.
     fn set_beside_others(&mut self, _several: bool) {}
+
+    /// Has the memory pinned of which all requests of `slot` are, where that makes them cheaper. Once is enough.
+    fn pin(&mut self, _slot: u32, _pinning: Pinning) {}
 
     /// Adds what announces completions to `all`.
     fn descriptors(&self, all: &mut Vec<RawFd>) {

@@ -8,6 +8,7 @@ mod flow;
 mod large;
 mod limits;
 mod opening;
+pub(crate) mod pinned;
 mod remote;
 mod triage;
 mod zeroes;

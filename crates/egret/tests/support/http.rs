@@ -36,3 +36,10 @@ fn ask(stream: impl Read + Write, path: &str) -> io::Result<(String, String)> {
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| io::Error::other(answer.clone()))?;
     Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
 }
+
+/// The sum of a metric of all threads and engines, from the page at `metrics`.
+pub fn sum(metrics: &Path, metric: &str) -> f64 {
+    let (_, page) = get(metrics, "/metrics").expect("a page");
+    let of = page.lines().filter_map(|line| line.strip_prefix(metric)?.rsplit_once(' '));
+    of.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
+}

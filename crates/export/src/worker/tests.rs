@@ -1,6 +1,7 @@
 //! What a worker does before its turn is over.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use egret_disk::{Driver as DiskDriver, EngineOptions, Options};
 use egret_event_loop::{EventLoop, LoopOptions, MonitorChoice};
@@ -48,7 +49,8 @@ impl Guest {
         let driver = Driver::new(&memory, 0, config).unwrap();
         let queue = driver.queue().start(&memory).unwrap();
         let model = Blk::new(blk).unwrap().model(0, 64);
-        let info = QueueInfo { log: Arc::new(PeerLog::new("e")), index: 0, kickless: Kickless::default() };
+        let log = Arc::new(PeerLog::new("e"));
+        let info = QueueInfo { log, index: 0, kickless: Kickless::default(), unpinned: channel().0 };
         let (errors, disks) = (ErrorHandling::new("e", Default::default()), Disks::new(disks));
         let worker = QueueWorker::new(info, queue, model, disks, VringFds::default(), errors, Arc::default());
         Self { memory, driver, worker }

@@ -102,6 +102,11 @@ options! {
         /// whoever serves the file (a disk, an NFS or FUSE server, the client itself) can stop the export's I/O thread
         /// for as long as it likes, and with it all exports there. Egret's own.
         memory_files: MemoryFiles, ValueType::Word(MemoryFiles::words), default MemoryFiles::SharedMemory;
+        /// Have the kernel pin the guest memory that requests come to, so that each is the cheaper for it, with
+        /// `aio=io_uring`: registered buffers. Not for a guest whose memory may be taken back while it runs, by a balloon,
+        /// free page reporting or virtio-mem: its disk would read to, and write from, memory that it does not see any
+        /// more. Pinned memory is not swapped out. Egret's own.
+        pin_memory: bool, ValueType::Flag, default "off";
     }
 }
 

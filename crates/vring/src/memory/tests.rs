@@ -700,7 +700,7 @@ fn of(file: fs::File) -> Region {
 #[test]
 fn what_lives_in_the_kernels_memory_is_guest_memory_and_other_files_only_where_they_are_allowed() {
     let shared = GuestMemory::empty();
-    let any = GuestMemory::under(MemoryRules { files: MemoryFiles::Any, budget: None });
+    let any = GuestMemory::under(MemoryRules { files: MemoryFiles::Any, ..MemoryRules::default() });
     shared.with(Region::anonymous(0, PAGE).unwrap()).unwrap();
     let on_tmpfs = rustix::fs::open("/dev/shm", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::TMPFILE, 0o600.into());
     match on_tmpfs.map(fs::File::from) {
