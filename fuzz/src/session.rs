@@ -57,6 +57,7 @@ static IO: LazyLock<LoopHandle<Worker>> = LazyLock::new(|| {
         policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).expect("a policy"),
         window_max: Nanos::ZERO,
         idle_after: Nanos::from_millis(1),
+        clock_reads: egret_event_loop::ClockReads::default(),
     };
     let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
     spawn(options, engines, |error| panic!("{error}")).expect("an I/O thread").0
