@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::analysis::bound::{Bound, of_most};
 use crate::plan::Metric;
-use crate::results::{Cell, Measurement, Outcome, Run};
+use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Limit, Look, Null, Question, Sample, Verdict, deviation, mean, median};
 
@@ -79,6 +79,12 @@ impl Side<'_> {
         logs.values().filter_map(|logs| mean(logs)).collect()
     }
 
+    /// What others used of a machine of so many processors, typically, if that disturbs.
+    fn disturbed(&self, processors: usize) -> Option<f64> {
+        let shares: Vec<f64> = self.all().filter_map(|one| one.others(processors)).collect();
+        (!shares.is_empty()).then(|| median(shares)).filter(|share| *share > DISTURBS)
+    }
+
     /// How many measurements make one such value.
     fn measurements_each(&self, runs: usize) -> f64 {
         let units: BTreeSet<_> =
@@ -147,6 +153,20 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
         let bound = |sides: &BTreeMap<Key<'_>, Side<'_>>| sides.get(&key).and_then(limit);
         Bound::of(row.metric, bound(&second).as_ref(), bound(&first).as_ref())
     });
+    // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference, and of one
+    // run each nobody knows how much of it.
+    let processors = a.first().map_or(1, |run| run.host.cpu.usable.len());
+    for (index, _) in questions.iter().filter(|_| runs == 1) {
+        let row = &mut rows[*index];
+        let key = (row.load.as_str(), row.subject.as_str(), row.point);
+        let disturbed = [("first", &first), ("second", &second)]
+            .into_iter()
+            .find_map(|(which, sides)| Some((which, sides.get(&key)?.disturbed(processors)?)));
+        if let (Ok(Verdict::Fail), Some((which, share))) = (&row.decision, disturbed) {
+            row.decision = Ok(Verdict::CantTell { more_pairs: None });
+            row.note = Some(format!("others used {:.0} % of the machine in the {which} run", share * 100.0));
+        }
+    }
     let new = second
         .iter()
         .filter(|(key, side)| !side.measured.is_empty() && first.get(*key).is_none_or(|one| one.measured.is_empty()));

@@ -57,6 +57,26 @@ fn a_run_that_lost_a_third_fails_and_one_that_gained_it_passes() {
 }
 
 #[test]
+fn what_was_lost_beside_other_work_cannot_be_told_of_one_run_each_and_can_of_several() {
+    let disturbed = |mut run: Run, percent: u64| {
+        run.host.cpu.usable = vec![0, 1];
+        each_measurement(&mut run, |one| one.cpu.host_busy = Some(one.cpu.server.unwrap() + 2 * percent * 10_000_000));
+        run
+    };
+    for (before, after, then) in
+        [(0, 0, Overall::Fail), (5, 5, Overall::Fail), (6, 0, Overall::CantTell), (0, 6, Overall::CantTell)]
+    {
+        let (a, b) = (disturbed(run(1e5), before), disturbed(run(0.67e5), after));
+        let comparison = Comparison::of(&[&a], &[&b], None);
+        assert_eq!(comparison.overall(false), then, "{before} {after}");
+        let said = if before > 0 { "others used 6 % of the machine in the first run" } else { "in the second run" };
+        let notes = || comparison.rows.iter().filter_map(|row| row.note.as_deref());
+        assert_eq!(notes().any(|note| note.ends_with(said)), then == Overall::CantTell, "{before} {after}");
+        assert_eq!(Comparison::of(&[&a, &a], &[&b, &b], None).overall(false), Overall::Fail);
+    }
+}
+
+#[test]
 fn a_loss_within_the_noise_cannot_be_told() {
     assert_eq!(overall(&run(1e5), &run(0.95e5)), Overall::CantTell);
 }

@@ -200,7 +200,16 @@ pub struct Polling {
     pub windows_near_max: Option<f64>,
 }
 
+/// Other work disturbs if it takes this share of the machine.
+pub const DISTURBS: f64 = 0.05;
+
 impl Measurement {
+    /// The share of the machine, which has so many processors, that something else used meanwhile.
+    pub fn others(&self, processors: usize) -> Option<f64> {
+        let others = self.cpu.unaccounted()? as f64 / 1e9;
+        Some((others / self.seconds.max(1e-9) / processors.max(1) as f64).min(1.0))
+    }
+
     /// Requests of both kinds.
     pub fn requests(&self) -> u64 {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.requests).sum()

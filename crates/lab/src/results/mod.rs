@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::Plan;
 
-pub use cell::{Bottleneck, Cell, CellId, Latency, Ledger, Measurement, Operations, Outcome, Polling, Symbol};
+pub use cell::{
+    Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, Symbol,
+};
 pub use host::{BlockDevice, Component, Cpu, Host, Warning};
 
 /// The version of `result.json` that this program writes, and the newest that it reads.

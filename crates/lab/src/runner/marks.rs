@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use super::order::AGAIN;
 use crate::plan::{Plan, Stack};
-use crate::results::{Bottleneck, Cell, CellId, Measurement, Outcome, Warning};
+use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
 
 /// A subject that reaches this share of fio's throughput on the host is device-bound.
 const DEVICE_BOUND: f64 = 0.97;
 /// With fewer requests in flight the bottleneck is latency, and not the disk.
 const SATURATING: u32 = 4;
-/// Other work disturbs if it takes this share of the machine.
-const NOISE: f64 = 0.05;
 
 fn measured(cell: &Cell) -> Option<&Measurement> {
     match &cell.outcome {
@@ -66,18 +64,14 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
 
 /// Warns of other work on the machine while cells were measured.
 pub fn noise(cells: &[Cell], processors: usize) -> Option<Warning> {
-    let shares = cells.iter().filter_map(measured).filter_map(|measurement| {
-        let others = measurement.cpu.unaccounted()? as f64 / 1e9;
-        Some((others / measurement.seconds.max(1e-9) / processors.max(1) as f64).min(1.0))
-    });
-    let shares: Vec<f64> = shares.collect();
-    let disturbed = shares.iter().filter(|share| **share > NOISE).count();
+    let shares: Vec<f64> = cells.iter().filter_map(measured).filter_map(|one| one.others(processors)).collect();
+    let disturbed = shares.iter().filter(|share| **share > DISTURBS).count();
     let most = shares.iter().copied().fold(0.0, f64::max);
     (disturbed > 0).then(|| Warning {
         about: "noisy-neighbour".into(),
         text: format!(
             "something else used more than {:.0}% of the machine in {disturbed} of {} cells, at most {:.0}%",
-            NOISE * 100.0,
+            DISTURBS * 100.0,
             shares.len(),
             most * 100.0
         ),
