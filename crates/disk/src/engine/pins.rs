@@ -266,11 +266,13 @@ impl Pins {
     /// Does a step. Nothing that was pushed may be with the ring and not with the kernel: it may name a buffer that changes.
     pub(crate) fn step(&mut self, ring: &Ring, counters: &EngineCounters) {
         let begun = clock::now();
-        let rest = if self.release(ring, counters) { REST_AFTER_RELEASE } else { REST };
-        let has_worked = rest == REST_AFTER_RELEASE || self.pin(ring, begun, counters);
+        let rest = match self.release(ring, counters) {
+            true => Some(REST_AFTER_RELEASE),
+            false => self.pin(ring, begun, counters).then_some(REST),
+        };
         let now = clock::now();
         // Where nothing was to be done things may have changed by then.
-        self.rest_until = if has_worked { now + Nanos((now - begun).0 * rest) } else { now + PATIENCE };
+        self.rest_until = now + rest.map_or(PATIENCE, |times| Nanos((now - begun).0 * times));
     }
 
     /// Unregisters a chunk of a map that is leaving, or lets go of a map; false if there is nothing to be released.

@@ -47,6 +47,12 @@ pub(crate) const METRICS: [Metric; 8] = [
 /// Load, subject, point.
 type Key<'a> = (&'a str, &'a str, u32);
 
+impl Row {
+    fn key(&self) -> Key<'_> {
+        (&self.load, &self.subject, self.point)
+    }
+}
+
 /// What became of one key's cells in all runs of a side. The baseline's second measurements are further ones of the
 /// baseline.
 #[derive(Default)]
@@ -149,8 +155,7 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
         }
     }
     judge(&mut rows, &questions, |row| {
-        let key = (row.load.as_str(), row.subject.as_str(), row.point);
-        let bound = |sides: &BTreeMap<Key<'_>, Side<'_>>| sides.get(&key).and_then(limit);
+        let bound = |sides: &BTreeMap<Key<'_>, Side<'_>>| sides.get(&row.key()).and_then(limit);
         Bound::of(row.metric, bound(&second).as_ref(), bound(&first).as_ref())
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference, and of one
@@ -158,10 +163,9 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     let processors = a.first().map_or(1, |run| run.host.cpu.usable.len());
     for (index, _) in questions.iter().filter(|_| runs == 1) {
         let row = &mut rows[*index];
-        let key = (row.load.as_str(), row.subject.as_str(), row.point);
         let disturbed = [("first", &first), ("second", &second)]
             .into_iter()
-            .find_map(|(which, sides)| Some((which, sides.get(&key)?.disturbed(processors)?)));
+            .find_map(|(which, sides)| Some((which, sides.get(&row.key())?.disturbed(processors)?)));
         if let (Ok(Verdict::Fail), Some((which, share))) = (&row.decision, disturbed) {
             row.decision = Ok(Verdict::CantTell { more_pairs: None });
             row.note = Some(format!("others used {:.0} % of the machine in the {which} run", share * 100.0));

@@ -483,4 +483,15 @@ mod tests {
             assert_eq!(habits.in_force == rival, is_gain, "{afterwards:?}");
         }
     }
+
+    #[test]
+    fn a_habit_that_is_cheaper_on_the_whole_comes_into_force_though_no_two_sides_of_a_trial_are_alike() {
+        let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+        let comes_into_force = (0..5_000).any(|_| {
+            let length = if habits.trial.is_none() { UNUSUAL } else { USUAL };
+            serve(&mut habits, length);
+            habits.in_force != LEARNED
+        });
+        assert!(comes_into_force);
+    }
 }

@@ -259,10 +259,10 @@ impl Tally {
 impl Difference {
     /// Whether the second is certainly the cheaper one, by so much that a change is worth it.
     pub(super) fn is_gain(&self) -> bool {
-        self.saved > (LIKELY * self.error).max(self.cost / 32.0)
+        self.saves() && self.saved > LIKELY * self.error
     }
 
-    /// Whether the second is the cheaper one, if by chance.
+    /// Whether the second is cheaper by so much that a change is worth it, if by chance.
     pub(super) fn saves(&self) -> bool {
         self.saved > self.cost / 32.0
     }
