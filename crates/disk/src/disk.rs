@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use egret_event_loop::{EventNotifier, Nanos};
 use rustix::io::Errno;
@@ -25,6 +25,7 @@ use crate::lock;
 use crate::options::{Aio, Discard, Options};
 use crate::remote::RemoteDisk;
 use crate::request::Op;
+use crate::syncs::Syncs;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
 pub use active::{Active, Standing};
 
@@ -45,8 +46,8 @@ pub struct Disk {
     pub(crate) failures: Failures,
     /// Errors that are injected on purpose.
     pub(crate) blkdebug: Option<Box<Blkdebug>>,
-    /// Why the page cache has lost writes, if it has.
-    lost: OnceLock<Errno>,
+    /// Those of the page cache, where requests go through it.
+    syncs: Syncs,
     /// How many have it active.
     users: Mutex<usize>,
     standing: Arc<Standing>,
@@ -163,23 +164,9 @@ impl Disk {
             Backing::Null { .. } => return Ok(()),
             Backing::Remote(remote) => return remote.flush(),
         };
-        if let Some(errno) = self.lost.get() {
-            return Err(*errno);
-        }
-        let synced = rustix::fs::fdatasync(file);
-        if let Err(errno) = synced
-            && errno != Errno::INTR
-        {
-            self.lose_writes(errno);
-        }
-        synced
-    }
-
-    /// Looks whether a request that failed may have been told of what other writes had lost.
-    pub(crate) fn check_lost_writes(&self, op: Op, errno: Errno) {
-        if self.file().is_some() && (op, errno) == (Op::Write { fua: true }, Errno::IO) {
-            self.lose_writes(errno);
-        }
+        let sync = || rustix::fs::fdatasync(file);
+        // Direct I/O leaves nothing in the page cache that could be lost there.
+        if self.options.direct { sync() } else { self.syncs.run(sync) }
     }
 
     /// Notes a failure, for who [watches](Self::watch_failures) them.
@@ -188,19 +175,10 @@ impl Disk {
         self.failures.note(failure);
     }
 
-    /// Linux marks pages clean that it could not write, and says so to each file once: the next flush would succeed, and
-    /// nobody would ever write them again. So no flush succeeds from here on. QEMU does the same (block/file-posix.c,
-    /// handle_aiocb_flush). Direct I/O leaves nothing in the page cache.
-    fn lose_writes(&self, errno: Errno) {
-        if !self.options.direct {
-            let _ = self.lost.set(errno);
-        }
-    }
-
     /// Whether the page cache has lost writes, because a flush failed: no flush succeeds until the disk is
     /// [reopened](Self::reopen).
     pub fn has_lost_writes(&self) -> bool {
-        self.lost.get().is_some()
+        self.syncs.lost().is_some()
     }
 
     /// Whether somebody else has taken a remote disk's lock away: what fails has not been done, and waits until the disk is

@@ -448,13 +448,12 @@ impl Drop for EngineSet {
 /// What is known of a request that failed. Nothing is where the guest took its memory away (`EFAULT`): the disk is well.
 #[cold]
 fn failure(slots: &[Option<Attached>], job: &Job, errno: Errno) -> Option<Box<FailedRequest>> {
-    let attached = slots[job.slot as usize].as_ref().filter(|_| errno != Errno::FAULT)?;
+    slots[job.slot as usize].as_ref().filter(|_| errno != Errno::FAULT)?;
     let Request { mut op, offset, len, .. } = job.request;
     // As it was asked for: triage leaves to a sync what nothing else makes stable.
     if let Op::Write { fua } | Op::WriteZeroes { fua, .. } = &mut op {
         *fua |= job.sync_after;
     }
-    attached.disk.check_lost_writes(op, errno);
     Some(Box::new(FailedRequest { slot: DiskSlot(job.slot), op, offset, len, errno }))
 }
 

@@ -44,12 +44,13 @@ mod options;
 mod remote;
 mod request;
 mod stats;
+mod syncs;
 mod throttle;
 mod triage;
 
-/// What the lock on ranges of blocks and the workers are made of; their tests put loom's in their place.
+/// What the lock on ranges of blocks, the workers and the syncs are made of; their tests put loom's in their place.
 mod sync {
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use std::thread;
 

@@ -55,12 +55,14 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
         Op::Read => moved(disk, job),
         Op::Write { fua } => {
             *fua &= !options.no_flush;
+            // See `Syncs`: of what the page cache has lost nobody but a sync may be told.
+            job.sync_after = !options.direct && std::mem::take(fua);
             if options.detect_zeroes != DetectZeroes::Off && buffers::is_zero(&request.buffers, LOOK) {
-                job.sync_after = std::mem::take(fua);
+                job.sync_after |= std::mem::take(fua);
                 job.maybe_zero = true;
                 return Verdict::Worker;
             }
-            if *fua && !disk.able.write_through.load(Ordering::Relaxed) {
+            if job.sync_after || *fua && !disk.able.write_through.load(Ordering::Relaxed) {
                 return Verdict::Worker;
             }
             moved(disk, job)

@@ -188,6 +188,50 @@ fn errors_are_injected_where_they_are_asked_for_until_the_disk_is_reopened_witho
     assert!(refused.contains("l2_load") && refused.contains("flush_to_disk"), "{refused}");
 }
 
+#[test]
+fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
+    let test = "of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let device = LoopDevice::over(&faulty.path()).unwrap();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=off");
+    let _server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    // Linux tells one of them; which, and how many ask before it does, is not the same each time.
+    for round in 0..20 {
+        disk.first().write(0, &[round; 4096]).unwrap();
+        inject(&faulty, IoType::Write, ErrnoName::Eio, 1);
+        assert_eq!(flush_at_once(&mut disk), [-5; 8], "in round {round}");
+        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
+                          "cache": {"direct": false}});
+        qmp.run("blockdev-reopen", json!({"options": [node]}));
+        assert_eq!(flush_at_once(&mut disk), [0; 8], "after round {round}");
+    }
+}
+
+/// Has so many flushes in flight at once, and says how each ended.
+fn flush_at_once<const N: usize>(disk: &mut Disk) -> [i32; N] {
+    let (queue, _) = disk.first().parts();
+    (0..N).for_each(|at| queue.flush(at, blkio::ReqFlags::empty()));
+    let (mut ends, mut ended) = ([1; N], 0);
+    while ended < N {
+        let mut completions = [const { std::mem::MaybeUninit::uninit() }; N];
+        let count = queue.do_io(&mut completions, 1, Some(&mut support::PATIENCE.clone()), None).unwrap();
+        for completion in &completions[..count] {
+            // SAFETY: `do_io` has filled the first `count`.
+            let completion = unsafe { completion.assume_init_ref() };
+            ends[completion.user_data] = completion.ret;
+        }
+        ended += count;
+    }
+    ends
+}
+
 /// Has the next such requests fail.
 fn inject(disk: &FaultDisk, iotype: IoType, errno: ErrnoName, times: u64) {
     let effect = Effect::Errno(errno);

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use egret_confine::{Use, refusal};
 use egret_event_loop::Nanos;
@@ -21,6 +21,7 @@ use crate::geometry::{self, Alignment, Blocks, Limits, SECTOR};
 use crate::lock::{self, Usage};
 use crate::options::{Aio, DetectZeroes, Discard, Driver, Options};
 use crate::remote::{RemoteDisk, Shape};
+use crate::syncs::Syncs;
 use crate::throttle::Throttle;
 
 impl Disk {
@@ -192,7 +193,7 @@ impl Disk {
             throttle: Throttle::default(),
             failures: Failures::default(),
             blkdebug: Blkdebug::new(&options.blkdebug).map(Box::new),
-            lost: OnceLock::new(),
+            syncs: Syncs::default(),
             users: Mutex::default(),
             standing: Arc::new(Standing { size: size.into(), is_active: (!options.allow_inactive).into() }),
         }

@@ -81,16 +81,24 @@ fn an_engine_moves_what_is_short_and_of_few_pieces_and_a_worker_the_rest() {
 
 #[test]
 fn a_stable_write_is_the_engine_s_where_the_kernel_can_do_it_and_is_like_another_where_flushes_are_ignored() {
-    let (_image, flushed) = disk(|_| ());
+    let (_image, flushed) = disk(|options| options.direct = true);
+    let block = || of(flushed.offset_alignment().into());
     flushed.able.write_through.store(true, Ordering::Relaxed);
-    assert_eq!(asked(&flushed, STABLE, 0, of(512)), (Verdict::Engine, STABLE, false));
+    assert_eq!(asked(&flushed, STABLE, 0, block()), (Verdict::Engine, STABLE, false));
     flushed.able.write_through.store(false, Ordering::Relaxed);
-    assert_eq!(asked(&flushed, STABLE, 0, of(512)), (Verdict::Worker, STABLE, false));
-    assert_eq!(asked(&flushed, WRITE, 0, of(512)), (Verdict::Engine, WRITE, false));
+    assert_eq!(asked(&flushed, STABLE, 0, block()), (Verdict::Worker, STABLE, false));
+    assert_eq!(asked(&flushed, WRITE, 0, block()), (Verdict::Engine, WRITE, false));
     let (_image, unflushed) = disk(|options| options.no_flush = true);
     unflushed.able.write_through.store(false, Ordering::Relaxed);
     assert_eq!(asked(&unflushed, STABLE, 0, of(512)), (Verdict::Engine, WRITE, false));
     assert_eq!(asked(&unflushed, Op::Flush, 0, of(0)).0, DONE);
+}
+
+#[test]
+fn a_stable_write_to_the_page_cache_is_a_write_and_a_sync_which_alone_is_told_of_losses() {
+    let (_image, cached) = disk(|options| options.direct = false);
+    assert_eq!(asked(&cached, STABLE, 0, of(512)), (Verdict::Worker, WRITE, true));
+    assert_eq!(asked(&cached, WRITE, 0, of(512)), (Verdict::Engine, WRITE, false));
 }
 
 #[test]

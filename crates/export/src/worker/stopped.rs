@@ -105,7 +105,9 @@ impl QueueWorker {
             self.stopped.is = true;
             self.stopped.probe_at = now + TRY_EVERY;
             let Completion { token, buffers, .. } = completion;
-            self.stopped.failed.push((key, Request { op, offset, len, buffers, token }));
+            // What is tried before the others was the first of them, and stays it.
+            let at = if was_probe { 0 } else { self.stopped.failed.len() };
+            self.stopped.failed.insert(at, (key, Request { op, offset, len, buffers, token }));
             self.count_kept();
             return None;
         }

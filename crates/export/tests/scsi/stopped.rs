@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::machine::*;
 use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, longs, words};
-use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads};
+use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 const COMPARE_AND_WRITE: [u8; 16] = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
@@ -203,4 +203,36 @@ fn what_a_record_keeps_holds_up_no_command_of_another_queue_and_goes_on_when_its
     assert_eq!(machine.start_ring(REQUESTS), Some(0));
     machine.reap(REQUESTS);
     assert_eq!(response(&machine, REQUESTS, 0), 0);
+}
+
+#[test]
+fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_in_vain() {
+    let io = two_threads();
+    let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
+    // There is no space for the three commands, nor when the first of them is tried again.
+    let full = InjectError {
+        event: DebugEvent::WriteAio,
+        state: None,
+        iotype: Some(IoType::Write),
+        errno: Errno::NOSPC,
+        sector: None,
+        once: true,
+    };
+    let blkdebug = DebugRules { inject_error: vec![full; 4], set_state: Vec::new() };
+    let disk = Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap();
+    let (ours, export) = listening_on(&[&io[0]], 1, Arc::new(disk));
+    let mut machine = Machine::boot(ours, Layout::Split);
+    assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+    for place in 0..3 {
+        let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb: &WRITE, data_out: 512, data_in: 0 };
+        let (readable, writable) = written(&machine, &sent);
+        machine.rings[REQUESTS as usize].driver.add(&readable, &writable, place).unwrap();
+    }
+    // The device sees the three at once.
+    let ring = &mut machine.rings[REQUESTS as usize];
+    ring.driver.publish();
+    ring.kick();
+    assert_eq!([(); 3].map(|()| machine.reap(REQUESTS).token), [0, 1, 2]);
+    assert_eq!([0, 1, 2].map(|place| response(&machine, REQUESTS, place)), [0; 3]);
+    assert_eq!((export.errors().stops(), export.stats().waiting), (1, 0));
 }

@@ -38,6 +38,12 @@ pub struct Sent<'a> {
 }
 
 pub fn send(machine: &mut Machine, sent: &Sent<'_>) {
+    let (readable, writable) = written(machine, sent);
+    machine.offer(sent.queue, &readable, &writable);
+}
+
+/// What the device reads of a command, and what it writes; it is in memory, and not offered yet.
+pub fn written(machine: &Machine, sent: &Sent<'_>) -> (Vec<Piece>, Vec<Piece>) {
     let Sent { queue, place, at, cdb, data_out, data_in } = *sent;
     let header = DATA + 0x1_0000 * u64::from(queue) + 0x1000 * place;
     let mut bytes = [0; 51];
@@ -48,9 +54,9 @@ pub fn send(machine: &mut Machine, sent: &Sent<'_>) {
     assert!(machine.memory.write(header, &bytes));
     // The data is all zeroes, as is the disk.
     let data = |len: u32| Some(Piece { addr: header + 0x200, len }).filter(|piece| piece.len > 0);
-    let readable: Vec<Piece> = [Piece { addr: header, len: 51 }].into_iter().chain(data(data_out)).collect();
-    let writable: Vec<Piece> = [Piece { addr: header + 0x80, len: 108 }].into_iter().chain(data(data_in)).collect();
-    machine.offer(queue, &readable, &writable);
+    let readable = [Piece { addr: header, len: 51 }].into_iter().chain(data(data_out)).collect();
+    let writable = [Piece { addr: header + 0x80, len: 108 }].into_iter().chain(data(data_in)).collect();
+    (readable, writable)
 }
 
 pub fn response(machine: &Machine, queue: u32, place: u64) -> u8 {

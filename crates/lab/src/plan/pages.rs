@@ -113,3 +113,17 @@ fn the_list_of_all_metrics_has_every_one() {
     let all = Metric::ALL.map(|metric| serde_json::to_value(metric).unwrap().as_str().unwrap().to_owned());
     assert_eq!(BTreeSet::from(all), words::<Metric>());
 }
+
+#[test]
+fn a_mode_in_the_main_loop_and_in_a_thread_of_its_own_is_one_program_s() {
+    for (name, _) in BUILT_IN {
+        let plan = Plan::named(name).unwrap();
+        let mode = |subject: &Subject| subject.name.split_once(", main loop").map(|(mode, _)| mode.to_owned());
+        for (subject, mode) in plan.subjects.iter().filter_map(|subject| Some((subject, mode(subject)?))) {
+            let other = format!("{mode}, I/O thread");
+            let other = plan.subjects.iter().find(|subject| subject.name == other).expect(&other);
+            assert_eq!((subject.stack, subject.server), (other.stack, other.server), "{name}: {mode}");
+            assert_eq!(subject.blockdev, other.blockdev, "{name}: {mode}");
+        }
+    }
+}
