@@ -2,9 +2,10 @@
 //! second where it says nothing, so that the driver itself is tested. `make soak HOURS=` asks for more. `make proof` goes
 //! on until the daemon was killed `EGRET_SOAK_KILLS` times, and the disk has lost its power `EGRET_SOAK_LOSSES` times.
 //!
-//! A machine keeps 32 requests in flight on a disk that fails, and verifies each block that it reads; a request that fails
-//! or never ends is the end of the run, and so is a block that holds anything else than what was written last. Between two
-//! of its bursts one thing happens, while its requests are in flight. To have another happen add an [`Act`].
+//! A machine keeps 32 requests in flight on a disk that fails, another as many on a disk that grows, and each verifies every
+//! block that it reads; a request that never ends is the end of the run, and so is a block that holds anything else than
+//! what was written last. One that fails is counted, and there must be none. Between two of their bursts one thing happens, while their requests are in flight. To
+//! have another happen add an [`Act`].
 
 mod support;
 #[path = "migration/vm.rs"]
@@ -12,7 +13,7 @@ mod support;
 mod vm;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, Order, Survivors};
@@ -31,6 +32,8 @@ const BURST: u64 = 200;
 const QUEUES: u16 = 4;
 /// Two places for a daemon, with one disk: the machine is on one of them.
 const PLACES: [&str; 2] = ["a", "b"];
+/// The exports that machines are on: of the disk that fails, and of the one that grows.
+const EXPORTS: [&str; 2] = ["e0", "e1"];
 
 /// Something that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +58,9 @@ enum Act {
     Reorder,
     /// A neighbour on the same I/O thread breaks its ring.
     Attack,
-    /// Another disk grows.
+    /// The other machine's disk grows.
     Resize,
-    /// The machine moves to another daemon.
+    /// The machines move to another daemon.
     Migrate,
     /// The disk loses its power, and what was not flushed to it, and comes back.
     LosePower,
@@ -101,52 +104,72 @@ impl Act {
     }
 }
 
-/// A daemon that is replaced again and again, its disks and its machine.
+/// What a round is of.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    machine: Machine,
+    is_write_through: bool,
+    aio: &'static str,
+}
+
+impl Kind {
+    /// Rounds that follow one another differ; after 24 of them all kinds have been.
+    fn of(round: u64) -> Self {
+        let is = |bit: u32| round >> bit & 1 == 1;
+        let aio = ["threads", "io_uring", "native"][(round % 3) as usize];
+        Self { machine: Machine { scsi: is(1), packed: is(2), queues: QUEUES }, is_write_through: is(0), aio }
+    }
+}
+
+/// A daemon that is replaced again and again, its disks and its machines.
 struct Soak {
     scratch: Scratch,
     disk: FaultDisk,
-    is_write_through: bool,
-    /// Where the machine is.
+    kind: Kind,
+    /// Where the machines are.
     at: usize,
     server: Option<Server>,
     qmp: Qmp,
-    vm: Vm,
+    vms: [Vm; 2],
     random: Random,
     grown: u64,
 }
 
 /// Starts a daemon at a place.
-fn start(scratch: &Scratch, disk: &FaultDisk, is_write_through: bool, at: usize) -> (Server, Qmp) {
+fn start(scratch: &Scratch, disk: &FaultDisk, kind: Kind, at: usize) -> (Server, Qmp) {
     let path = |what: &str| scratch.path(&format!("{}-{what}", PLACES[at]));
-    let cache = if is_write_through { "on" } else { "off" };
-    let export = format!(
-        "writable=on,allow-inactive=on,num-queues={QUEUES},iothread=io0,rerror=stop,werror=stop,writethrough={cache}"
-    );
-    let options = Options::new()
+    let cache = if kind.is_write_through { "on" } else { "off" };
+    let mut options = Options::new()
         .iothread("io0", "")
         .iothread("io1", "fd-monitor=epoll")
-        .disk("d0", &disk.path(), "aio=threads,cache.direct=on")
-        .disk("d1", &scratch.image_path(PLACES[at]), "")
+        .disk("d0", &disk.path(), &format!("aio={},cache.direct=on", kind.aio))
+        .disk("d1", &scratch.image_path("other"), "")
         .null("d2", "")
-        .export("e0", "d0", &path("e0"), &export)
-        .export("e1", "d1", &path("e1"), "writable=on,iothread=io1")
         .export("e2", "d2", &path("e2"), "writable=on,iothread=io0")
         .monitor("m", &path("qmp"));
+    for ((export, disk), iothread) in EXPORTS.into_iter().zip(["d0", "d1"]).zip(["io0", "io1"]) {
+        let more = format!(
+            "writable=on,allow-inactive=on,num-queues={QUEUES},iothread={iothread},rerror=stop,werror=stop,writethrough={cache}"
+        );
+        options = match kind.machine.scsi {
+            false => options.export(export, disk, &path(export), &more),
+            true => options.export_scsi(export, &path(export), &format!("{more},luns.0.lun=0,luns.0.node-name={disk}")),
+        };
+    }
     (Server::start(&Program::egret(), &options), Qmp::connect(&path("qmp")))
 }
 
 impl Soak {
-    fn new(packed: bool, is_write_through: bool, seed: u64) -> Self {
+    fn new(kind: Kind, seed: u64) -> Self {
         let scratch = Scratch::new();
-        let disk = scratch.fault_disk((BLOCK * BLOCKS) as u64);
-        PLACES.iter().for_each(|place| drop(scratch.image(place, 1 << 20)));
-        let (server, qmp) = start(&scratch, &disk, is_write_through, 0);
-        let vm = Vm::new(Machine { scsi: false, packed, queues: QUEUES });
-        let random = Random::new(seed);
+        let grown = (BLOCK * BLOCKS) as u64;
+        let disk = scratch.fault_disk(grown);
+        scratch.image("other", grown);
+        let (server, qmp) = start(&scratch, &disk, kind, 0);
+        let vms = EXPORTS.map(|_| Vm::new(kind.machine));
         let mut soak =
-            Self { scratch, disk, is_write_through, at: 0, server: Some(server), qmp, vm, random, grown: 1 << 20 };
-        let socket = soak.path("e0");
-        soak.vm.connect(&socket);
+            Self { scratch, disk, kind, at: 0, server: Some(server), qmp, vms, random: Random::new(seed), grown };
+        soak.run(Vm::connect);
         soak
     }
 
@@ -155,23 +178,28 @@ impl Soak {
         self.scratch.path(&format!("{}-{what}", PLACES[self.at]))
     }
 
-    /// The machine does something, on an export that is told to go on wherever it was stopped, and a disk that has its
-    /// power back soon.
-    fn run(&mut self, act: impl FnOnce(&mut Vm) + Send) {
-        let Self { vm, qmp, disk, random, .. } = self;
+    /// Each machine does something, on an export that is told to go on wherever it was stopped, and a disk that has its
+    /// power back soon. It is told the export's socket.
+    fn run(&mut self, act: impl Fn(&mut Vm, &Path) + Sync) {
+        let sockets = EXPORTS.map(|export| self.path(export));
+        let Self { vms, qmp, disk, random, .. } = self;
         std::thread::scope(|scope| {
-            let machine = scope.spawn(|| act(vm));
-            while !machine.is_finished() {
+            let act = &act;
+            let machines: Vec<_> =
+                vms.iter_mut().zip(&sockets).map(|(vm, socket)| scope.spawn(move || act(vm, socket))).collect();
+            while machines.iter().any(|machine| !machine.is_finished()) {
                 restore_power(disk, random);
                 qmp.run("block-export-resume", json!({"id": "e0"}));
                 std::thread::sleep(Duration::from_millis(2));
             }
-            machine.join().expect("every request is served, and what is read is what was written");
+            for machine in machines {
+                machine.join().expect("every request is served, and what is read is what was written");
+            }
         });
     }
 
     fn burst(&mut self) {
-        self.run(|vm| vm.load(BURST));
+        self.run(|vm, _| vm.load(BURST));
     }
 
     fn act(&mut self, act: Act) {
@@ -218,44 +246,47 @@ impl Soak {
         self.disk.tell(Order::Inject(Fault { iotype: None, sectors: None, after, times, effect })).expect("it listens");
     }
 
+    /// Has the machines' requests in flight when the signal comes.
     fn replace(&mut self, signal: Signal) {
-        // What waits because it failed would wait beyond the end.
-        self.qmp.run("block-export-resume", json!({"id": "e0"}));
-        self.disk.tell(Order::Clear).expect("it listens");
-        if let Some(mut server) = self.server.take() {
-            server.send(signal);
-            server.await_end();
+        let mut server = self.server.take().expect("a daemon");
+        if signal == Signal::TERM {
+            // What waits because it failed would wait beyond the end.
+            self.qmp.run("block-export-resume", json!({"id": "e0"}));
+            self.disk.tell(Order::Clear).expect("it listens");
         }
-        let (server, qmp) = start(&self.scratch, &self.disk, self.is_write_through, self.at);
+        self.vms.iter_mut().for_each(Vm::submit);
+        server.send(signal);
+        server.await_end();
+        self.disk.tell(Order::Clear).expect("it listens");
+        let (server, qmp) = start(&self.scratch, &self.disk, self.kind, self.at);
         (self.server, self.qmp) = (Some(server), qmp);
-        self.vm.reconnect(&self.path("e0"));
+        self.run(Vm::reconnect);
     }
 
     fn migrate(&mut self) {
         let to = 1 - self.at;
-        let (server, qmp) = start(&self.scratch, &self.disk, self.is_write_through, to);
+        let (server, qmp) = start(&self.scratch, &self.disk, self.kind, to);
         let from = std::mem::replace(&mut self.at, to);
-        let socket = self.path("e0");
-        self.run(|vm| {
+        self.run(|vm, socket| {
             vm.begin_to_move();
             vm.load(BURST / 2);
             vm.copy_once_more();
             vm.load(BURST / 2);
             vm.stop();
-            vm.arrive(&socket);
+            vm.arrive(socket);
         });
         self.qmp = qmp;
         let left = self.server.replace(server).expect("a daemon");
         assert_eq!(left.terminate().code(), Some(0), "of place {}", PLACES[from]);
     }
 
-    /// Nothing that was acknowledged is lost: it was written through, or flushed before.
+    /// Nothing that was acknowledged is lost: it was written through, at whichever request the power went, or flushed before.
     fn lose_power(&mut self) {
-        if self.is_write_through {
+        if self.kind.is_write_through {
             self.inject(Effect::PowerOff);
             self.burst();
         } else {
-            self.run(|vm| {
+            self.run(|vm, _| {
                 vm.drain();
                 vm.flush(1);
             });
@@ -265,18 +296,24 @@ impl Soak {
         restore_power(&self.disk, &mut self.random);
     }
 
-    /// Ends the daemon, and compares the disk with what was written. Returns how many bytes that is.
+    /// Ends the daemon, and compares the disks with what was written. Returns how many bytes that is.
     fn end(mut self) -> u64 {
         self.disk.tell(Order::Clear).expect("it listens");
         self.qmp.run("block-export-resume", json!({"id": "e0"}));
-        self.vm.drain();
-        self.vm.leave();
-        assert_eq!(self.server.take().expect("a daemon").terminate().code(), Some(0));
-        let holds = std::fs::read(self.disk.path()).expect("our own disk");
-        for (block, bytes) in holds.chunks(BLOCK).enumerate() {
-            assert!(bytes == content(block, self.vm.versions[block]), "block {block} is as written");
+        for vm in &mut self.vms {
+            vm.drain();
+            vm.leave();
         }
-        holds.len() as u64
+        assert_eq!(self.server.take().expect("a daemon").terminate().code(), Some(0));
+        let images = [self.disk.path(), self.scratch.image_path("other")];
+        for (vm, image) in self.vms.iter().zip(&images) {
+            let holds = std::fs::read(image).expect("our own disk");
+            assert!(holds.len() >= BLOCKS * BLOCK);
+            for (block, bytes) in holds.chunks(BLOCK).take(BLOCKS).enumerate() {
+                assert!(bytes == content(block, vm.versions[block]), "block {block} is as written");
+            }
+        }
+        (images.len() * BLOCKS * BLOCK) as u64
     }
 }
 
@@ -293,6 +330,7 @@ struct Table {
     seconds: u64,
     requests: u64,
     verified: u64,
+    errors: u64,
     acts: [u64; Act::COUNT],
     injected: u64,
 }
@@ -313,7 +351,7 @@ impl fmt::Display for Table {
             writeln!(f, "| {} | {count} |", act.name())?;
         }
         writeln!(f, "| requests of the disk that a fault has met | {} |", self.injected)?;
-        writeln!(f, "| errors seen by the machine | 0 |\n| bytes verified | {} |", self.verified)
+        writeln!(f, "| errors seen by the machines | {} |\n| bytes verified | {} |", self.errors, self.verified)
     }
 }
 
@@ -333,7 +371,7 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
     let (mut random, mut round) = (Random::new(seed), 0);
     loop {
         round += 1;
-        let mut soak = Soak::new(round % 4 > 1, round % 2 == 1, seed + round);
+        let mut soak = Soak::new(Kind::of(round), seed + round);
         // Everything once, and then by chance.
         for step in 0..4 * Act::COUNT {
             let missing = table.missing(&wanted);
@@ -347,8 +385,11 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
             table.acts[act as usize] += 1;
             soak.burst();
         }
-        table.requests += soak.vm.done;
-        table.verified += soak.vm.verified;
+        for vm in &soak.vms {
+            table.requests += vm.done;
+            table.verified += vm.verified;
+            table.errors += vm.errors;
+        }
         table.injected += soak.disk.tell(Order::Clear).expect("it listens").struck;
         table.verified += soak.end();
         table.seconds = begun.elapsed().as_secs();
@@ -356,9 +397,10 @@ fn whatever_happens_to_a_daemon_no_request_fails_and_no_byte_is_another() {
         if let Some(place) = &place {
             std::fs::write(place, table.to_string()).expect("a file for the table");
         }
-        if begun.elapsed() > Duration::from_secs(seconds) && table.missing(&wanted).is_none() {
+        if round > 1 && begun.elapsed() > Duration::from_secs(seconds) && table.missing(&wanted).is_none() {
             break;
         }
     }
     println!("{table}");
+    assert_eq!(table.errors, 0, "requests that failed");
 }

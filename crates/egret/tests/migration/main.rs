@@ -134,6 +134,7 @@ impl Pair {
         self.vm.load(100);
         self.vm.drain();
         assert!(self.vm.verified > 0, "it has read");
+        assert_eq!(self.vm.errors, 0, "no request has failed");
         self.vm.leave();
         for host in self.hosts {
             let mut server = host.server.expect("it runs");
