@@ -494,4 +494,17 @@ mod tests {
         });
         assert!(comes_into_force);
     }
+
+    #[test]
+    fn a_gain_that_few_slices_beside_a_trial_cannot_tell_is_told_soon_by_the_many_before() {
+        let mut habits = Habits::new(Price::new(Nanos(1_000_000), 1));
+        // What a request costs goes up and down by twice the gain. By the sides of trials alone it takes 887 slices.
+        let comes_into_force = (0..200).any(|slice| {
+            let usual = if slice % 2 == 0 { 80_000 } else { 120_000 };
+            let length = if habits.now() == habits.in_force { usual } else { 90_000 };
+            serve(&mut habits, Nanos(length));
+            habits.in_force != LEARNED
+        });
+        assert!(comes_into_force);
+    }
 }
