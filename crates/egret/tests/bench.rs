@@ -668,6 +668,14 @@ fn runs_are_compared_in_groups_and_drawn_over_time() {
 }
 
 #[test]
+fn a_profile_is_taken_by_its_name() {
+    let lab = Lab::new(&format!("{NULL_DISK}[profile.long]\nramp_time = '1m'\nruntime = '9m'\n"));
+    let said = text(&lab.bench(&["--dry-run", "--profile", "long"]).output().unwrap().stdout);
+    assert!(said.ends_with("test: 12 cells in 1 repetitions, about 121 min\n"), "{said}");
+    assert!(complaint(lab.bench(&["--profile", "lnog"])).ends_with("test has no profile 'lnog': it has long"));
+}
+
+#[test]
 fn a_dry_run_names_the_cells_and_touches_nothing() {
     let lab = Lab::new(NULL_DISK);
     let output = lab.bench(&["--dry-run"]).output().unwrap();
