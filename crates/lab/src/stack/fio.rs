@@ -212,11 +212,17 @@ pub(crate) fn escaped(path: &str) -> String {
     path.replace(':', "\\:")
 }
 
-/// Whether a job file may write: it has a line `rw=` or `readwrite=` that is not a read's, or none at all that says so.
+/// Whether a job file may write: a job's `rw` or `readwrite` is not a read's, or what it does stands somewhere else.
 pub fn may_write(job_file: &str) -> bool {
-    let lines = job_file.lines().map(str::trim);
-    let values = lines.filter_map(|line| line.strip_prefix("rw=").or_else(|| line.strip_prefix("readwrite=")));
-    values.map(str::trim).any(|value| !matches!(value, "read" | "randread"))
+    job_file.lines().map(str::trim).any(|line| {
+        // As fio takes it, with blanks around the sign.
+        let (key, value) = line.split_once('=').map_or((line, ""), |(key, value)| (key.trim(), value.trim()));
+        match key {
+            "rw" | "readwrite" => !matches!(value, "read" | "randread"),
+            "read_iolog" | "profile" => true,
+            _ => key.starts_with("include"),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -315,7 +321,14 @@ mod tests {
 
     #[test]
     fn a_job_file_writes_if_one_of_its_jobs_does() {
-        assert!(!may_write("[global]\nrw=randread\n[a]\n readwrite = x\nrw=read"));
-        assert!(may_write("rw=randread\n[b]\nrw=randrw"));
+        assert!(!may_write(
+            "[global]\nrw=randread\n[a]\n readwrite = read\n# rw=write\nwrite_bw_log=x\nrw\t=\trandread"
+        ));
+        for line in ["rw=randrw", "rw =write", "\treadwrite\t=\ttrim", " readwrite = x", "rw=${HOW}", "rw"] {
+            assert!(may_write(&format!("[a]\nrw=randread\n[b]\n{line}\n")), "{line}");
+        }
+        for line in ["include more.fio", "read_iolog=log", "profile = act"] {
+            assert!(may_write(&format!("{line}\n[a]\nrw=read")), "{line}: nobody looks there");
+        }
     }
 }
