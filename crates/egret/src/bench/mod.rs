@@ -56,6 +56,9 @@ pub struct Bench {
     /// The baseline beside itself: what differs then is the noise floor
     #[arg(long)]
     aa: bool,
+    /// All of the plan's comparisons, of subjects that are set up alike: whatever is found is noise
+    #[arg(long, conflicts_with_all = ["aa", "resume"])]
+    aa_all: bool,
     /// Where results go; a run that is there already is continued [default: ./egret-bench/PLAN-DATE-TIME]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
@@ -162,6 +165,9 @@ fn plan(name: &str, asked: &Bench) -> Result<(Plan, Vec<String>)> {
     let mut plan = plan.scaled(asked.scale);
     for (called, path) in &asked.qemu {
         plan.place_qemu(called, path).map_err(anyhow::Error::msg)?;
+    }
+    if asked.aa_all {
+        plan = plan.all_alike();
     }
     let left_out = stack::leave_out(&mut plan);
     if let Some(repetitions) = asked.repetitions {
@@ -326,6 +332,8 @@ fn dated(name: &str, now: OffsetDateTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -335,6 +343,29 @@ mod tests {
             assert!(list.lines().any(|line| line.starts_with(name)), "{name}");
         }
         assert!(list.contains("cells, about "));
+    }
+
+    #[test]
+    fn a_plan_is_measured_beside_itself_by_its_baseline_or_by_all_of_it() {
+        #[derive(clap::Parser)]
+        struct Words {
+            #[command(flatten)]
+            bench: Bench,
+        }
+        let cells = |words: &[&str]| {
+            let asked = <Words as clap::Parser>::parse_from([&["egret"], words].concat()).bench;
+            let (plan, _) = plan("polling", &asked).unwrap();
+            let policies = plan.subjects.iter().map(|one| format!("{:?}", one.iothread)).collect::<BTreeSet<_>>();
+            // fio on the host may be missing.
+            let steps = runner::steps(&plan, 0, None);
+            (
+                steps.iter().filter(|step| step.id.repetition == 0 && step.id.subject != "host").count(),
+                policies.len() > 2,
+            )
+        };
+        assert_eq!(cells(&["--aa"]), (2 * 32, false));
+        assert_eq!(cells(&["--aa-all"]), (7 * 32 + 6, false));
+        assert_eq!(cells(&[]), (7 * 32 + 6, true));
     }
 
     #[test]

@@ -229,6 +229,39 @@ impl Plan {
         if found { Ok(()) } else { Err(format!("no subject of {} has qemu = \"{name}\"", self.name)) }
     }
 
+    /// With every subject set up as the baseline that it is compared with, by whatever name, so that nothing is there to be
+    /// found. fio on the host stays what it is beside another baseline: it says how much the disk can do.
+    #[must_use]
+    pub fn all_alike(mut self) -> Self {
+        let of = |name: &str| self.subjects.iter().find(|subject| subject.name == name);
+        let is_host = |name: &str| of(name).is_some_and(|subject| subject.stack == Stack::Host);
+        // Subjects that are compared with each other, if only by way of others, and the one that all of them become.
+        let mut groups: Vec<(BTreeSet<&str>, &str)> = Vec::new();
+        for load in self.loads.iter() {
+            let mut model = self.baseline_under(load);
+            let names = self.subjects.iter().map(|subject| subject.name.as_str());
+            let mut names: BTreeSet<&str> =
+                names.filter(|name| load.is_put_on(name) && (is_host(model) || !is_host(name))).collect();
+            groups.retain(|(others, of_others)| {
+                let apart = others.is_disjoint(&names);
+                if !apart {
+                    names.extend(others);
+                    model = if model == self.baseline() { model } else { *of_others };
+                }
+                apart
+            });
+            groups.push((names, model));
+        }
+        let alike = self.subjects.iter().map(|subject| {
+            let group = groups.iter().find(|(names, _)| names.contains(subject.name.as_str()));
+            let model = group.and_then(|(_, model)| of(model)).unwrap_or(subject).clone();
+            Subject { name: subject.name.clone(), line: subject.line.clone(), at: subject.at, ..model }
+        });
+        self.subjects = alike.collect();
+        self.title += " (every subject is set up as its baseline)";
+        self
+    }
+
     /// The plan without some subjects, and without what is of them alone.
     pub(crate) fn leave_out(&mut self, names: &[String]) {
         let stays = |name: &String| !names.contains(name);
@@ -496,6 +529,36 @@ mod tests {
         assert!(after.clone().count() == 4 && after.clone().all(|one| one.name.starts_with("after")));
         let error = plan.place_qemu("aftre", Path::new("/new/qemu")).unwrap_err();
         assert_eq!(error, "no subject of qemu has qemu = \"aftre\"");
+    }
+
+    #[test]
+    fn a_plan_beside_itself_has_its_cells_and_subjects_that_are_alike() {
+        for (name, _) in BUILT_IN {
+            let plan = Plan::named(name).unwrap();
+            let alike = plan.clone().all_alike();
+            assert_eq!((&alike.loads, alike.baseline()), (&plan.loads, plan.baseline()), "{name}");
+            let of = |name: &str| alike.subjects.iter().find(|subject| subject.name == name).unwrap();
+            for load in alike.loads.iter() {
+                let baseline = of(alike.baseline_under(load));
+                for subject in alike.subjects.iter().filter(|subject| load.is_put_on(&subject.name)) {
+                    let before = plan.subjects.iter().find(|one| one.name == subject.name).unwrap();
+                    assert_eq!((&subject.line, subject.at), (&before.line, before.at));
+                    let (name, line, at) = (baseline.name.clone(), baseline.line.clone(), baseline.at);
+                    let is_baseline = Subject { name, line, at, ..subject.clone() } == *baseline;
+                    let stays = subject.stack == Stack::Host && baseline.stack != Stack::Host && subject == before;
+                    assert!(is_baseline || stays, "{}: '{}' under '{}'", plan.name, subject.name, load.name);
+                }
+            }
+        }
+        // Loads that share a subject, whose baselines are each other's subjects.
+        let of = |name: &str, iothreads: u32| {
+            format!("[[subject]]\nname = '{name}'\nstack = 'egret'\niothreads = {iothreads}\n")
+        };
+        let subjects = [of("a", 1), of("b", 2), of("c", 3), of("d", 4)].concat();
+        let loads = "[[load]]\nsubjects = ['b', 'c']\n[[load]]\nbs = '8k'\nsubjects = ['d', 'b']\n[[load]]\nrw = 'read'\nsubjects = ['c', 'd']\n";
+        let text = format!("name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n{subjects}{loads}");
+        let alike = Plan::read("p", &text, Path::new(".")).unwrap().all_alike();
+        assert_eq!(alike.subjects.iter().map(|one| one.iothreads).collect::<Vec<_>>(), [1, 2, 2, 2]);
     }
 
     #[test]
