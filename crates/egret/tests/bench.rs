@@ -325,6 +325,17 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     let cells = lab.run().cells;
     assert!(cells.len() == 2 && cells.iter().all(|cell| measured(cell).requests() > 0), "{cells:?}");
 
+    // A clock that goes twice as fast.
+    let wrong = scratch.path("wrong");
+    fs::create_dir(&wrong).unwrap();
+    let cat = "#!/bin/sh\n[ \"$1\" = /proc/uptime ] || exec /bin/cat \"$@\"\n\
+               read -r up rest </proc/uptime\necho \"$(awk \"BEGIN { print 2 * $up }\") $rest\"\n";
+    fs::write(wrong.join("cat"), cat).unwrap();
+    fs::set_permissions(wrong.join("cat"), fs::Permissions::from_mode(0o755)).unwrap();
+    let lab = plan("me@there", "randread");
+    lab.bench(&[]).env("PATH", format!("{}:{path}", wrong.display())).output().unwrap();
+    assert!(lab.run().cells[0].failure().unwrap().starts_with("the clock there is wrong: "), "{:?}", lab.run().cells);
+
     let lab = plan("me@there", "randwrite");
     assert!(complaint(lab.bench(&[])).contains("over ssh: --write-device lets it"));
     fs::write(&image, vec![1; 16 << 20]).unwrap();

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::guest::agent::{Agent, AgentError};
+use super::guest::mark::Clock;
 use super::guest::work::{self, Place, Work};
 use super::{Context, Deployment, Task, Unable};
 use crate::cpu_meter::{CpuMeter, Role};
@@ -174,10 +175,12 @@ impl Deployment for Remote {
         if let Some(domain) = self.domain {
             meter.follow(domain.pid, |_, name| role(name));
         }
+        let mut clock = Clock::default();
         let ran = self.agent.run(&work.script, work.limit, |mark| {
             if let Some(edge) = work::edge(mark) {
                 task.edge(edge);
                 meter.edge(edge);
+                clock.hear(edge, mark);
             }
         });
         let output = self.checked(ran)?;
@@ -186,6 +189,9 @@ impl Deployment for Remote {
         let mut measurement = work.measurement(&output, meter.seconds()).map_err(Unable::failed)?;
         measurement.offered_iops = task.rate_iops;
         measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
+        if !measurement.functional_only {
+            clock.agrees(meter.seconds()).map_err(Unable::failed)?;
+        }
         // Of another host nothing is known but what fio says of itself.
         if self.domain.is_some() && meter.seconds() > 0.0 {
             let load = measurement.cpu.load;
