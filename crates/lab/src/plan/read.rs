@@ -6,7 +6,7 @@ use std::path::Path;
 use egret_loadgen::load::Rw;
 use egret_vocabulary::nearest::nearest;
 
-use super::{Bytes, DiskKind, Load, Plan, Seconds, Stack, Subject};
+use super::{Bytes, DeviceModel, DiskKind, Load, Pages, Plan, Seconds, Server, Stack, Subject};
 
 /// What is wrong with a plan: `FILE:LINE: what`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,8 +145,20 @@ impl Plan {
         self.check_hosts()
     }
 
-    /// That what fio alone can is asked of fio alone.
+    /// That what fio alone can is asked of fio alone, and what it cannot of others too; and that no guest is asked for queues.
     fn check_fios(&self, load: &Load) -> Result<(), String> {
+        let on = || self.subjects.iter().filter(|subject| load.is_put_on(&subject.name));
+        let is_ours = |subject: &Subject| !matches!(subject.stack, Stack::Host | Stack::Guest | Stack::Ssh);
+        let keys = [("queues", load.keys.queues.is_some()), ("polling", load.keys.polling)];
+        if let Some((key, _)) = keys.iter().find(|(_, is_said)| *is_said && !on().any(is_ours)) {
+            return Err(format!("load '{}': {key} is of the lab's own load, and it is put on fio alone", load.name));
+        }
+        if let Some(guest) = on().find(|one| one.stack == Stack::Guest && load.keys.queues.is_some()) {
+            let (load, guest) = (&load.name, &guest.name);
+            return Err(format!(
+                "load '{load}': queues has no effect on '{guest}': a guest's disks have one for each of vcpus"
+            ));
+        }
         let key = match (load.keys.across_disks, load.keys.processes) {
             (true, _) => "across_disks",
             (false, true) => "processes",
@@ -333,6 +345,9 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
             return complain("a scheduler is a word, such as none or mq-deadline");
         }
     }
+    if let Some(what) = has_no_effect(subject) {
+        return complain(&what);
+    }
     if subject.stack == Stack::Ssh {
         return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);
     }
@@ -340,6 +355,35 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
         return complain("only the stack ssh has a client, a disk and a domain");
     }
     Ok(())
+}
+
+/// What a subject says that its stack has no use for: who wrote it believes that it was measured.
+fn has_no_effect(subject: &Subject) -> Option<String> {
+    use Stack::{Egret, Guest, Host, QemuStorageDaemon, VhostUserBlk};
+    let serves = [Egret, QemuStorageDaemon, Guest].as_slice();
+    let guest = [Guest].as_slice();
+    let is_qemus = subject.stack == Guest && subject.server == Server::Qemu;
+    let keys: [(&str, bool, &[Stack]); 9] = [
+        ("iothreads", subject.iothreads != 1, serves),
+        ("iothread", !subject.iothread.is_empty(), serves),
+        ("blockdev", !subject.blockdev.is_empty(), &[Host, Egret, QemuStorageDaemon, Guest]),
+        ("export", !subject.export.is_empty(), if is_qemus { &[] } else { serves }),
+        ("device", subject.device != DeviceModel::default(), &[Egret, QemuStorageDaemon, VhostUserBlk, Guest]),
+        ("cpus", !subject.cpus.is_empty(), &[Egret, QemuStorageDaemon, VhostUserBlk, Guest]),
+        ("server", subject.server != Server::default(), guest),
+        ("pages", subject.pages != Pages::default(), guest),
+        ("vcpus", subject.vcpus != 2, guest),
+    ];
+    if let Some((key, ..)) = keys.iter().find(|(_, is_said, read)| *is_said && !read.contains(&subject.stack)) {
+        let stack = serde_json::to_value(subject.stack).unwrap_or_default();
+        let server = if is_qemus { " whose server is QEMU" } else { "" };
+        return Some(format!("{key} has no effect on the stack {}{server}", stack.as_str().unwrap_or_default()));
+    }
+    if subject.stack == Host && subject.blockdev.keys().any(|key| key != "aio") {
+        return Some("of blockdev the stack host reads aio alone".into());
+    }
+    (subject.iothreads == 0 && !subject.iothread.is_empty())
+        .then(|| "iothread has no effect on a server that has none: iothreads = 0".into())
 }
 
 fn check_load(load: &Load) -> Result<(), String> {
@@ -472,6 +516,52 @@ mod tests {
             complaint(&PLAN.replace("'egret'", "'egret'\nqemu = 'after'")),
             "x.toml: subject 's': only the stack guest has a qemu"
         );
+        let keys = |stack: &str, more: &str| {
+            let text = PLAN.replace("'egret'", &format!("'{stack}'\n{more}"));
+            Plan::read("x", &text, Path::new(".")).err().map_or(String::new(), |error| error.to_string())
+        };
+        let ssh = "client = 'ssh:h'\ndisk = '/dev/vdb'\n";
+        for (stack, key, value) in [
+            ("host", "iothreads", "2"),
+            ("host", "iothread", "{ poll-max-ns = 0 }"),
+            ("host", "export", "{ queue-size = 64 }"),
+            ("host", "cpus", "[0]"),
+            ("host", "device", "'virtio-scsi'"),
+            ("host", "vcpus", "4"),
+            ("egret", "server", "'egret'"),
+            ("egret", "pages", "'huge'"),
+            ("qemu-storage-daemon", "vcpus", "1"),
+            ("vhost-user-blk", "blockdev", "{ aio = 'native' }"),
+            ("vhost-user-blk", "iothreads", "2"),
+            ("ssh", "blockdev", "{ aio = 'io_uring' }"),
+            ("ssh", "iothread", "{ poll-max-ns = 0 }"),
+            ("ssh", "iothreads", "2"),
+            ("ssh", "cpus", "[0]"),
+            ("guest", "export", "{ queue-size = 64 }"),
+        ] {
+            let more = match stack {
+                "ssh" => ssh,
+                "vhost-user-blk" => "command = '{socket}'\n",
+                _ => "",
+            };
+            let server = if stack == "guest" { " whose server is QEMU" } else { "" };
+            let error = format!("x: subject 's': {key} has no effect on the stack {stack}{server}");
+            assert_eq!(keys(stack, &format!("{more}{key} = {value}")), error);
+            assert_eq!(keys(stack, more), "");
+        }
+        assert_eq!(keys("guest", "server = 'egret'\nexport = { queue-size = 64 }"), "");
+        assert!(keys("host", "blockdev = { aio = 'native', 'cache.direct' = true }").ends_with("reads aio alone"));
+        assert!(keys("egret", "iothreads = 0\niothread = { poll-max-ns = 0 }").ends_with("has none: iothreads = 0"));
+        for (stack, key, what) in [
+            ("guest", "queues = 4", "queues is of the lab's own load, and it is put on fio alone"),
+            ("host", "polling = true", "polling is of the lab's own load, and it is put on fio alone"),
+        ] {
+            let error = complaint(&format!("{}{key}\n", PLAN.replace("egret", stack)));
+            assert!(error.ends_with(what), "{error}");
+        }
+        let beside = "egret'\n[[subject]]\nname = 'g'\nstack = 'guest";
+        let error = complaint(&format!("{}queues = 4\n", PLAN.replace("egret", beside)));
+        assert!(error.ends_with("queues has no effect on 'g': a guest's disks have one for each of vcpus"), "{error}");
         let at = |backend: &str, disk: &str, more: &str| {
             let subject = format!("'egret'\nbackend = '{backend}'");
             complaint(&format!("{}{more}", PLAN.replace("'egret'", &subject).replace("'null'", disk)))
