@@ -73,20 +73,20 @@ fn settings(disk: Option<&Path>) -> Vec<(String, String)> {
     ];
     if let Some(device) = disk.and_then(device_under) {
         all.extend(QUEUE.map(|name| (name, read(device.join("queue").join(name)))));
-        all.push(("disk's interrupts", interrupts(&device)));
+        all.push(("disk's interrupts", interrupts(&device, Path::new("/proc/irq"))));
     }
     all.into_iter().filter_map(|(name, is)| Some((name.to_owned(), is?))).collect()
 }
 
-/// Where a device's interrupts go: `34: 0, 35: 1`; nothing of one that has none of its own.
-fn interrupts(device: &Path) -> Option<String> {
+/// Where a device's interrupts go, by the kernel's folder of all: `34: 0, 35: 1`; nothing of one that has none of its own.
+fn interrupts(device: &Path, all: &Path) -> Option<String> {
     let place = fs::canonicalize(device.join("device")).ok()?;
     let folder = place.ancestors().map(|place| place.join("msi_irqs")).find(|folder| folder.is_dir())?;
     let entries = fs::read_dir(folder).ok()?.flatten();
     let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     let each = numbers.iter().filter_map(|number| {
-        Some(format!("{number}: {}", read(format!("/proc/irq/{number}/effective_affinity_list"))?))
+        Some(format!("{number}: {}", read(all.join(format!("{number}/effective_affinity_list")))?))
     });
     Some(each.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
 }
@@ -383,6 +383,25 @@ mod tests {
     }
 
     #[test]
+    fn a_disks_interrupts_are_its_controllers() {
+        let root = tempfile::tempdir().unwrap();
+        let (controller, irq) = (root.path().join("controller"), root.path().join("irq"));
+        let disk = controller.join("virtio1/block/vda");
+        for (number, cpu) in [(35, "1"), (34, "0,2"), (7, "3")] {
+            fs::create_dir_all(irq.join(format!("{number}"))).unwrap();
+            fs::write(irq.join(format!("{number}/effective_affinity_list")), format!("{cpu}\n")).unwrap();
+        }
+        fs::create_dir_all(&disk).unwrap();
+        std::os::unix::fs::symlink("../..", disk.join("device")).unwrap();
+        assert_eq!(interrupts(&disk, &irq), None, "it has none of its own");
+        fs::create_dir_all(controller.join("msi_irqs")).unwrap();
+        [34, 35, 99]
+            .iter()
+            .for_each(|number| fs::write(controller.join(format!("msi_irqs/{number}")), "msi\n").unwrap());
+        assert_eq!(interrupts(&disk, &irq).as_deref(), Some("34: 0,2, 35: 1"));
+    }
+
+    #[test]
     fn this_machine_has_a_fingerprint() {
         let plan: Plan =
             toml::from_str("name = 'p'\ntitle = 't'\nload = []\nsubject = []\n[disk]\ntype = 'null'\n").unwrap();
@@ -391,5 +410,9 @@ mod tests {
         assert!(!host.kernel.is_empty() && host.memory > 0 && !host.cpu.usable.is_empty());
         assert_eq!(host.components[0].sha256.len(), 64);
         assert_eq!(host.disk.unwrap().path, program.display().to_string());
+        let settings: Vec<&str> = host.settings.iter().map(|(name, _)| name.as_str()).collect();
+        assert!(settings.contains(&"interrupts' default affinity"), "{settings:?}");
+        let queue = device_under(&program).is_some_and(|device| device.join("queue").is_dir());
+        assert_eq!(settings.contains(&"max_sectors_kb"), queue, "{settings:?}");
     }
 }
