@@ -24,7 +24,7 @@ use std::sync::Arc;
 use egret_loadgen::random::mix;
 use rustix::fs::{Advice, OFlags, fadvise, statvfs};
 
-use crate::plan::{Backend, DiskKind, DiskPlan, Load, Plan, Stack};
+use crate::plan::{Backend, DiskKind, DiskPlan, Load, Plan, Stack, Subject};
 use crate::process::{ProcessReaper, Scratch};
 use crate::results::Warning;
 use crate::stack::Disk;
@@ -37,6 +37,8 @@ pub use precondition::precondition;
 pub const SIZE: u64 = 256 << 20;
 /// Where files in memory are.
 const MEMORY: &str = "/dev/shm";
+/// What a warning is about that the report has in red.
+const NOT_PRECONDITIONED: &str = "not-preconditioned";
 /// How much is left free of a file system or of memory, at least.
 const RESERVE: u64 = 64 << 20;
 
@@ -218,7 +220,27 @@ fn as_it_was_found(plan: &Plan) -> Option<Warning> {
          somebody did",
         path.display()
     );
-    Some(Warning { about: "not-preconditioned".into(), text })
+    Some(Warning { about: NOT_PRECONDITIONED.into(), text })
+}
+
+/// The same of devices that nobody here can look at, where a load writes to them: over ssh, and of other hosts.
+fn as_they_were_found_elsewhere(plan: &Plan) -> Option<Warning> {
+    let written = |subject: &&Subject| plan.loads.iter().any(|load| load.writes() && load.is_put_on(&subject.name));
+    let over_ssh = plan.subjects.iter().filter(|one| one.stack == Stack::Ssh).filter(written).flat_map(Subject::disks);
+    let is_of_hosts = !plan.hosts.is_empty() && plan.disk.kind == DiskKind::Device && writes(plan);
+    let of_hosts = plan.disk.paths().iter().filter(|_| is_of_hosts);
+    // The others are files, which are not flash that nobody has written.
+    let devices = over_ssh.chain(of_hosts).filter(|path| path.starts_with("/dev") && !plan.disk.preconditioned);
+    let devices: BTreeSet<String> = devices.map(|path| path.display().to_string()).collect();
+    if devices.is_empty() {
+        return None;
+    }
+    let text = format!(
+        "{} elsewhere was measured as it was found: flash that was not written full is faster than it will be. \
+         --precondition does not reach it, and preconditioned = true says that somebody wrote it full",
+        devices.into_iter().collect::<Vec<_>>().join(", ")
+    );
+    Some(Warning { about: NOT_PRECONDITIONED.into(), text })
 }
 
 /// Where it, or a partition of it, is mounted. The kernel would refuse the device too; this makes a better error.
@@ -267,6 +289,7 @@ impl Disks {
             _devices: Vec::new(),
             _places: Vec::new(),
         };
+        new.warnings.extend(as_they_were_found_elsewhere(plan));
         let size = size(&plan.disk);
         if !plan.hosts.is_empty() {
             new.disks = remote(plan);
@@ -374,6 +397,29 @@ mod tests {
         assert!(bytes.chunks(4096).all(|block| block.iter().any(|byte| *byte != 0)));
         drop(disks);
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn devices_of_other_machines_that_are_written_to_are_warned_of() {
+        let warned = |head: &str, disk: &str, more: &str| {
+            let text = format!("name = 'p'\ntitle = 't'\n{head}\n[disk]\n{disk}\n{more}");
+            let plan: Plan = toml::from_str(&text).unwrap();
+            let disks = Disks::make(&plan, Path::new("/"), &ProcessReaper::new().unwrap()).unwrap();
+            assert!(disks.warnings.iter().all(|one| one.about == "not-preconditioned"), "{:?}", disks.warnings);
+            let paths = |one: &Warning| one.text.split(" elsewhere").next().unwrap().to_owned();
+            disks.warnings.iter().map(paths).collect::<Vec<_>>().concat()
+        };
+        let ssh = "[[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:h'\ndisk = ['/dev/a', '/dev/b', '/srv/c']\n\
+                   [[subject]]\nname = 'e'\nstack = 'egret'\n";
+        let load = |rw: &str, on: &str| format!("{ssh}[[load]]\nrw = '{rw}'\nsubjects = ['{on}']\n");
+        let null = "type = 'null'";
+        assert_eq!(warned("", null, &load("randrw", "s")), "/dev/a, /dev/b");
+        assert_eq!(warned("", null, &load("randread", "s")), "");
+        assert_eq!(warned("", null, &load("randrw", "e")), "");
+        assert_eq!(warned("", "type = 'null'\npreconditioned = true", &load("randrw", "s")), "");
+        let host = "[[subject]]\nname = 's'\nstack = 'host'\n[[load]]\nrw = 'write'\n";
+        assert_eq!(warned("hosts = ['x']", "type = 'device'\npath = '/dev/x'", host), "/dev/x");
+        assert_eq!(warned("hosts = ['x']", "type = 'file'\npath = '/dev/shm'", host), "");
     }
 
     #[test]
