@@ -89,7 +89,14 @@ pub fn job_file(task: &Task<'_>, sections: &[String], engine: &str) -> String {
     }
     if let Some(total) = task.rate_iops {
         let each = total / f64::from(load.numjobs) / sections.len().max(1) as f64;
-        key("rate_iops", &(each.round().max(1.0)));
+        let at = |share: f64| (each * share).round().max(1.0);
+        // A single number would be the rate of reads and of writes each.
+        let reads = f64::from(load.rwmixread.min(100)) / 100.0;
+        if load.rw.ends_with("rw") {
+            key("rate_iops", &format_args!("{},{}", at(reads), at(1.0 - reads)));
+        } else {
+            key("rate_iops", &at(1.0));
+        }
         key("rate_process", &if *rate_process == RateProcess::Poisson { "poisson" } else { "linear" });
     }
     key("randseed", &(task.seed >> 16));
@@ -250,7 +257,7 @@ mod tests {
             "numjobs=2",
             "runtime=500ms",
             "ramp_time=1000ms",
-            "rate_iops=250",
+            "rate_iops=175,75",
             "rate_process=poisson",
             "randseed=7",
             "norandommap=1",
