@@ -312,18 +312,39 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     fs::write(programs.join("ssh"), ssh).unwrap();
     fs::set_permissions(programs.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    let plan = |client: &str, rw: &str| {
+    let with = |client: &str, rw: &str, more: &str| {
         Lab::new(&format!(
-            "repetitions = 2\nnoise-floor = false\n[disk]\ntype = 'null'\n\
-             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:{client}'\ndisk = '{}'\n\
+            "repetitions = 2\nnoise-floor = false\nio-submit = true\n[disk]\ntype = 'null'\n\
+             [[subject]]\nname = 's'\nstack = 'ssh'\nclient = 'ssh:{client}'\ndisk = '{}'\n{more}\
              [[load]]\nrw = '{rw}'\nramp_time = '100ms'\nruntime = '300ms'\n",
             image.display()
         ))
     };
+    let plan = |client: &str, rw: &str| with(client, rw, "");
     let lab = plan("me@there", "randread");
     succeeded(&lab.bench(&[]).env("PATH", &path).output().unwrap());
     let cells = lab.run().cells;
     assert!(cells.len() == 2 && cells.iter().all(|cell| measured(cell).requests() > 0), "{cells:?}");
+
+    // Of an Egret on this host that serves it there is all that of one under the lab's own load is.
+    let monitor = scratch.path("monitor");
+    let mut egret = Command::new(env!("CARGO_BIN_EXE_egret"));
+    egret.arg("serve").arg(scratch.image("served", 1 << 20)).arg("--socket").arg(scratch.path("served.sock"));
+    let chardev = format!("socket,id=qmp,path={},server=on,wait=off", monitor.display());
+    egret.args(["--chardev", &chardev, "--monitor", "chardev=qmp"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let egret = Reaped(egret.spawn().unwrap());
+    await_that("egret to listen", || monitor.exists());
+    let lab = with("me@there", "randread", &format!("monitor = '{}'\n", monitor.display()));
+    succeeded(&lab.bench(&[]).env("PATH", &path).output().unwrap());
+    let cells = lab.run().cells;
+    let measurement = measured(&cells[0]);
+    assert!(measurement.io_thread_cores.is_some() && measurement.polling.is_some(), "{measurement:?}");
+    assert!(measurement.cpu.io_thread_work.is_some() && measurement.cpu.load.is_none(), "{measurement:?}");
+    if rustix::process::geteuid().is_root() {
+        assert!(measurement.in_io_submit.is_some(), "{measurement:?}");
+    }
+    drop(egret);
+    assert!(!lab.bench(&["--output", "again"]).env("PATH", &path).output().unwrap().status.success());
 
     // A clock that goes twice as fast.
     let wrong = scratch.path("wrong");

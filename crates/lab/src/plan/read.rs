@@ -351,8 +351,8 @@ fn check_subject(subject: &Subject) -> Result<(), String> {
     if subject.stack == Stack::Ssh {
         return crate::stack::ssh_complaint(subject).map_or(Ok(()), complain);
     }
-    if subject.client.is_some() || subject.disk.is_some() || subject.domain.is_some() {
-        return complain("only the stack ssh has a client, a disk and a domain");
+    if subject.client.is_some() || subject.disk.is_some() || subject.domain.is_some() || subject.monitor.is_some() {
+        return complain("only the stack ssh has a client, a disk, a domain and a monitor");
     }
     Ok(())
 }
@@ -551,6 +551,10 @@ mod tests {
         }
         assert_eq!(keys("guest", "server = 'egret'\nexport = { queue-size = 64 }"), "");
         assert!(keys("host", "blockdev = { aio = 'native', 'cache.direct' = true }").ends_with("reads aio alone"));
+        assert!(
+            keys("guest", "monitor = '/m'")
+                .ends_with("only the stack ssh has a client, a disk, a domain and a monitor")
+        );
         assert!(keys("egret", "iothreads = 0\niothread = { poll-max-ns = 0 }").ends_with("has none: iothreads = 0"));
         for (stack, key, what) in [
             ("guest", "queues = 4", "queues is of the lab's own load, and it is put on fio alone"),

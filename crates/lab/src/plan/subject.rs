@@ -67,6 +67,9 @@ pub struct Subject {
     /// Of the stack `ssh`: the libvirt domain on this host that the client is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub domain: Option<String>,
+    /// Of the stack `ssh`: the monitor of the Egret on this host that serves its disk.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub monitor: Option<PathBuf>,
     /// Of a guest: the QEMU that runs it, by path or as `--qemu` names it; without it [`QEMU`].
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub qemu: Option<PathBuf>,

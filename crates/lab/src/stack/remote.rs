@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   lab ── ssh ──► sh: an agent ── sh ──► fio ──► its disk
-//!    └── of a libvirt domain on this host: the CPU time of its QEMU's threads, by what they are called
+//!    ├── of a libvirt domain on this host: the CPU time of its QEMU's threads, by what they are called
+//!    └── of the Egret on this host that serves the disk: its CPU time and counters, by its monitor
 //! ```
 //!
 //! Nothing is installed there, and nothing is left.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use std::time::Duration;
 use super::guest::agent::{Agent, AgentError};
 use super::guest::mark::Clock;
 use super::guest::work::{self, Place, Work};
+use super::telemetry::Telemetry;
 use super::{Context, Deployment, Task, Unable};
 use crate::cpu_meter::{CpuMeter, Role};
 use crate::plan::{Load, Subject};
@@ -52,6 +55,7 @@ pub(super) struct Remote {
     writable: bool,
     destroy: bool,
     domain: Option<Domain>,
+    monitor: Option<PathBuf>,
     broken: bool,
 }
 
@@ -72,6 +76,28 @@ impl Domain {
         let line = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| missing("has ended"))?;
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
         Ok(Self { pid, is_emulated: words.iter().any(|word| word.starts_with(b"tcg")) })
+    }
+}
+
+/// The Egret on this host that serves the disk.
+struct Server {
+    pid: u32,
+    io_threads: BTreeSet<u32>,
+    telemetry: Telemetry,
+}
+
+impl Server {
+    /// The one that has this monitor.
+    fn at(monitor: &Path) -> Result<Self, Unable> {
+        let mut telemetry = Telemetry::connect(monitor).map_err(Unable::failed)?;
+        let io_threads = telemetry.io_threads().unwrap_or_default();
+        let pid = io_threads.first().and_then(|tid| {
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+            status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+        });
+        let nobody =
+            || Unable::failed(format!("{}: what answers there has no I/O threads on this host", monitor.display()));
+        Ok(Self { pid: pid.ok_or_else(nobody)?, io_threads, telemetry })
     }
 }
 
@@ -116,7 +142,8 @@ pub(super) fn deploy(subject: &Subject, load: &Load, context: &Context) -> Resul
             return Err(Unable::Failed { reason: format!("ssh {host}: {}", said.unwrap_or(&error.to_string())), log });
         }
     };
-    let mut remote = Remote { ssh, agent, disks, writable: false, destroy: context.destroy, domain, broken: false };
+    let (destroy, monitor) = (context.destroy, subject.monitor.clone());
+    let mut remote = Remote { ssh, agent, disks, writable: false, destroy, domain, monitor, broken: false };
     (0..count).try_for_each(|disk| remote.look(disk, load.writes()))?;
     remote.writable = load.writes();
     Ok(remote)
@@ -146,6 +173,23 @@ name=$(basename "$(readlink -f "$disk")")
         self.checked(looked).map(drop)
     }
 
+    fn meter(&self, server: Option<&Server>) -> CpuMeter {
+        let mut meter = CpuMeter::new();
+        if let Some(domain) = self.domain {
+            // Where it does not serve, its I/O threads have nothing to do.
+            let serves = server.is_none();
+            meter.follow(domain.pid, move |_, name| if serves { role(name) } else { Role::Guest });
+        }
+        if let Some(server) = server {
+            let io_threads = server.io_threads.clone();
+            meter.follow(server.pid, move |tid, _| match io_threads.contains(&tid) {
+                true => Role::IoThread,
+                false => Role::ServerOther,
+            });
+        }
+        meter
+    }
+
     fn checked(&mut self, ran: Result<String, AgentError>) -> Result<String, Unable> {
         ran.map_err(|error| {
             self.broken |= !matches!(error, AgentError::Failed(_));
@@ -171,15 +215,17 @@ impl Deployment for Remote {
 
     fn measure(&mut self, task: &Task<'_>) -> Result<Measurement, Unable> {
         let work = Work::of(task, &self.disks[..task.load.disks.into()], Place::OWN_FOLDER)?;
-        let mut meter = CpuMeter::new();
-        if let Some(domain) = self.domain {
-            meter.follow(domain.pid, |_, name| role(name));
+        let mut server = self.monitor.as_deref().map(Server::at).transpose()?;
+        let mut meter = self.meter(server.as_ref());
+        if task.io_submit {
+            meter.watch_io_submit();
         }
         let mut clock = Clock::default();
         let ran = self.agent.run(&work.script, work.limit, |mark| {
             if let Some(edge) = work::edge(mark) {
                 task.edge(edge);
                 meter.edge(edge);
+                server.iter_mut().for_each(|server| server.telemetry.edge(edge));
                 clock.hear(edge, mark);
             }
         });
@@ -193,9 +239,15 @@ impl Deployment for Remote {
             clock.agrees(meter.seconds()).map_err(Unable::failed)?;
         }
         // Of another host nothing is known but what fio says of itself.
-        if self.domain.is_some() && meter.seconds() > 0.0 {
-            let load = measurement.cpu.load;
-            measurement.cpu = meter.ledger().scaled(measurement.seconds / meter.seconds()).without(load);
+        if (self.domain.is_some() || server.is_some()) && meter.seconds() > 0.0 {
+            let load = measurement.cpu.load.filter(|_| self.domain.is_some());
+            measurement.cpu = meter.ledger();
+            if let Some(server) = &server {
+                server.telemetry.complete(&mut measurement);
+            }
+            measurement.cpu = measurement.cpu.scaled(measurement.seconds / meter.seconds()).without(load);
+            measurement.io_thread_cores = meter.cores();
+            measurement.in_io_submit = meter.in_io_submit();
         }
         Ok(measurement)
     }
