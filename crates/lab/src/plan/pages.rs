@@ -82,11 +82,13 @@ fn every_plan_in_the_folder_is_built_in_and_in_the_table() {
     for (name, _) in BUILT_IN {
         let row = format!("\n| `{name}` | {} |\n", Plan::named(name).unwrap().title);
         assert!(pages.contains(&row), "docs/lab.md has no row{row}");
-        let answers = Plan::named(name).unwrap().answers;
-        assert!(
-            answers.to_lowercase().contains("compare"),
-            "{name} does not say what of the published figures cannot be compared"
-        );
+        let answers = Plan::named(name).unwrap().answers.to_lowercase();
+        let answers = answers.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(answers.contains("compare"), "{name} does not say what of the published figures cannot be compared");
+        let says = ["processor", "no word of the hardware", "no published figures"]
+            .iter()
+            .any(|words| answers.contains(words));
+        assert!(says, "{name} does not say what the published figures were measured on");
     }
 }
 
@@ -104,6 +106,8 @@ fn every_published_experiment_has_a_chart_in_the_plans_that_the_page_names() {
         for plan in named.iter().map(|name| Plan::named(name).unwrap()) {
             let is_of_it = |chart: &Chart| chart.id.split([',', '-', ' ']).next() == Some(experiment.as_str());
             assert!(plan.charts.iter().any(is_of_it), "{} has no chart of {experiment}", plan.name);
+            let is_weighted = |one: &Subject| one.iothread.contains_key("poll-weight");
+            assert!(experiment != "S1" || plan.subjects.iter().any(is_weighted), "{} weighs nothing", plan.name);
         }
     }
 }

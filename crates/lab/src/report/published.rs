@@ -115,7 +115,7 @@ type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<String> + 'a>);
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = Vec::new();
     for line in analysis.run.plan.subjects.iter().filter_map(|subject| subject.line.as_deref()) {
-        if !lines.contains(&line) && line != "weight" {
+        if !lines.contains(&line) && !line.starts_with("weight") {
             lines.push(line);
         }
     }
