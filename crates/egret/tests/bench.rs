@@ -561,6 +561,24 @@ fn a_verdict_is_printed_written_for_a_ci_and_ends_the_command_where_it_is_asked_
 }
 
 #[test]
+fn a_disk_is_measured_beside_999_idle_ones() {
+    let lab = Lab::new(
+        "repetitions = 1\nnoise-floor = false\n[disk]\ntype = 'null'\nsize = '16M'\n\
+         [[subject]]\nname = 's'\nstack = 'egret'\niothread = { fd-monitor = 'io_uring', poll-policy = 'off' }\n\
+         [[load]]\nidle_disks = [0, 999]\nramp_time = '20ms'\nruntime = '200ms'\n\
+         [[chart]]\nid = 'd'\ntitle = 'Disks'\nform = 'ladder'\nmetric = 'iops'\nacross = 'disks'\n",
+    );
+    succeeded(&lab.bench(&[]).output().unwrap());
+    let cells = lab.run().cells;
+    assert!(cells.len() == 2 && cells.iter().all(|cell| measured(cell).requests() > 0), "{cells:?}");
+    let report = fs::read_to_string(lab.results().join("report.md")).unwrap();
+    for line in ["| randread 4k QD1 | s | 1 |", "| randread 4k QD1 999 idle disks | s | 1\u{202f}000 |"] {
+        assert!(report.contains(line), "{report}");
+    }
+    lab.await_nothing_left();
+}
+
+#[test]
 fn a_plan_measures_more_where_that_may_decide() {
     // One repetition decides nothing, and so it looks again after the second.
     let lab = Lab::new(

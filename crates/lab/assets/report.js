@@ -127,7 +127,7 @@ function lines(element, shown) {
     lineStyle: { type: dashes[loads.indexOf(group.load) % 3], width: 2 },
   });
   const points = (group, closed) => group.marks.filter(mark => mark.value && mark.x != null && (shown.form === "curve" && mark.closed) === closed)
-    .map(mark => ({ value: [mark.x, mark.value.median], mark, load: group.load }));
+    .map(mark => ({ value: [mark.x, mark.value.median], mark, load: mark.load ?? group.load }));
   const series = shown.groups.flatMap(group => [
     { ...line(group), type: "line", data: points(group, false) },
     // A closed loop waits for itself: its latency is not on the line of the open ones.

@@ -63,6 +63,8 @@ pub struct Mark {
     pub ratio: Option<[f64; 3]>,
     /// What a reader should know: why there is no value, or what limits it.
     pub note: Option<String>,
+    /// Its load, where not all of a line have one.
+    pub load: Option<String>,
 }
 
 /// A name for a link: letters, digits and dashes.
@@ -106,6 +108,7 @@ impl Analysis<'_> {
         let groups = match chart.form {
             Form::Bars | Form::Table => loads.iter().map(|load| self.bars(load, &subjects, chart.metric)).collect(),
             Form::Curve => self.each(&loads, &subjects, |load, subject| self.curve(load, subject, chart.metric)),
+            Form::Ladder if chart.across == Across::Disks => self.over_disks(&loads, &subjects, chart.metric),
             Form::Ladder => loads.iter().flat_map(|load| self.ladder(load, &subjects, chart)).collect(),
         };
         let transactions = loads.iter().any(|load| load.keys.application == Some(Application::Pgbench));
@@ -119,6 +122,7 @@ impl Analysis<'_> {
             label: chart.metric.label(),
             across: match chart.form {
                 Form::Ladder if chart.across == Across::Cores => "physical cores of I/O threads",
+                Form::Ladder if chart.across == Across::Disks => "disks, busy and idle",
                 Form::Ladder if self.is_of_threads(&subjects) => "I/O threads",
                 Form::Ladder => "place",
                 _ if transactions => "transactions, 1/s",
@@ -168,7 +172,7 @@ impl Analysis<'_> {
         let ratio = ratio.map(|ratio| [ratio.ratio, ratio.low, ratio.high]);
         let tail = (metric == Metric::Latency)
             .then(|| [Metric::LatencyP99, Metric::LatencyP999].map(|tail| Some(self.summary(key, tail)?.median)));
-        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, tail, ratio, note }
+        Mark { subject: key.subject.into(), x: None, closed: key.point == 0, value, tail, ratio, note, load: None }
     }
 
     fn bars(&self, load: &Load, subjects: &[&str], metric: Metric) -> Group {
@@ -191,6 +195,24 @@ impl Analysis<'_> {
         (!marks.is_empty()).then(|| Group { load: load.name.clone(), line: Some(subject.into()), marks })
     }
 
+    /// A line of each subject over the disks that loads have.
+    fn over_disks(&self, loads: &[&Load], subjects: &[&str], metric: Metric) -> Vec<Group> {
+        let disks = |load: &Load| u32::from(load.disks) + u32::from(load.idle_disks);
+        let mut loads = loads.to_vec();
+        loads.sort_by_key(|load| disks(load));
+        let mark = |load: &Load, subject: &str| Mark {
+            x: Some(f64::from(disks(load))),
+            load: Some(load.name.clone()),
+            ..self.mark(CellKey { load: &load.name, subject, point: 0 }, metric)
+        };
+        let line = |subject: &&str| {
+            let on: Vec<&Load> = loads.iter().copied().filter(|load| load.is_put_on(subject)).collect();
+            let marks = on.iter().map(|load| mark(load, subject)).collect();
+            Some(Group { load: on.first()?.name.clone(), line: Some((*subject).into()), marks })
+        };
+        subjects.iter().filter_map(line).collect()
+    }
+
     fn ladder(&self, load: &Load, subjects: &[&str], chart: &Chart) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for name in subjects.iter().filter(|name| load.is_put_on(name)) {
@@ -198,7 +220,7 @@ impl Analysis<'_> {
             let line = subject.line.clone().unwrap_or_else(|| subject.name.clone());
             let key = CellKey { load: &load.name, subject: name, point: 0 };
             let x = match chart.across {
-                Across::Place => subject.at,
+                Across::Place | Across::Disks => subject.at,
                 Across::Cores => self.summary(key, Metric::IoThreadCores).map(|cores| cores.median),
             };
             let mark = Mark { x, ..self.mark(key, chart.metric) };

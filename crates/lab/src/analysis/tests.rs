@@ -354,3 +354,31 @@ fn what_one_look_has_decided_stays_and_the_last_look_is_made_of_what_there_is() 
         [open.clone(), open, Ok(Verdict::Fail), Ok(Verdict::Fail)]
     );
 }
+
+#[test]
+fn loads_of_more_and_more_disks_are_a_line_of_each_subject() {
+    let plan = format!(
+        "{TWO}[[load]]\nidle_disks = [99, 0]\ndisks = 2\n[[load]]\nname = 'b alone'\nsubjects = ['b']\nidle_disks = 9\n\
+         [[chart]]\nid = 'd'\ntitle = 'Disks'\nform = 'ladder'\nmetric = 'iops'\nacross = 'disks'\n"
+    );
+    let run = run(&plan, |load, _, _| if load.contains("99") { WORSE } else { ALIKE });
+    let [figure] = Analysis::new(&run).figures().try_into().unwrap();
+    assert_eq!(figure.across, "disks, busy and idle");
+    let line = |group: &chart::Group| {
+        let marks = group.marks.iter();
+        let marks =
+            marks.map(|mark| (mark.x.unwrap(), mark.value.unwrap().median < 90_000.0, mark.load.clone().unwrap()));
+        (group.line.clone().unwrap(), marks.collect::<Vec<_>>())
+    };
+    let (few, many) = ("randread 4k QD1 2 disks", "randread 4k QD1 2 disks 99 idle disks");
+    let of = |marks: &[(f64, bool, &str)]| {
+        marks.iter().map(|(x, slow, load)| (*x, *slow, (*load).to_owned())).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        figure.groups.iter().map(line).collect::<Vec<_>>(),
+        [
+            ("a".into(), of(&[(2.0, false, few), (101.0, true, many)])),
+            ("b".into(), of(&[(2.0, false, few), (10.0, false, "b alone"), (101.0, true, many)])),
+        ]
+    );
+}

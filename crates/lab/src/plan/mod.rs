@@ -287,6 +287,8 @@ pub enum Across {
     Place,
     /// Physical cores that the server's I/O threads could use: two processors of one core are one.
     Cores,
+    /// Disks that a load has, busy and idle: its loads are the points of each subject's line.
+    Disks,
 }
 
 /// A table that others published, which a chart can have beside it: `assets/published` has their figures.

@@ -201,7 +201,8 @@ pub fn chart(shown: &Figure) -> Grid {
     let mut grid = Grid::new(&columns);
     for group in &shown.groups {
         for mark in &group.marks {
-            let mut cells = vec![group.load.clone(), group.line.clone().unwrap_or_else(|| mark.subject.clone())];
+            let load = mark.load.as_ref().unwrap_or(&group.load);
+            let mut cells = vec![load.clone(), group.line.clone().unwrap_or_else(|| mark.subject.clone())];
             if matches!(shown.form, Form::Curve | Form::Ladder) {
                 cells.push(mark.x.map_or("–".into(), plain));
             }
@@ -216,7 +217,7 @@ pub fn chart(shown: &Figure) -> Grid {
                 cells.push(mark.ratio.map_or("–".into(), differences));
             }
             cells.push(note(mark));
-            let link = Some(runs_of(&group.load, &mark.subject));
+            let link = Some(runs_of(load, &mark.subject));
             grid.rows.push(Row { cells, link, ..Row::default() });
         }
     }
