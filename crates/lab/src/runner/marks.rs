@@ -7,7 +7,7 @@ use crate::plan::{Plan, Stack};
 use crate::results::{Bottleneck, Cell, CellId, DISTURBS, Measurement, Outcome, Warning};
 use crate::statistics::mean;
 
-/// A subject that reaches this share of fio's throughput on the host is device-bound.
+/// A subject whose throughput is this share of fio's on the host, or as little above it, is device-bound.
 const DEVICE_BOUND: f64 = 0.97;
 /// With fewer requests in flight the bottleneck is latency, and not the disk.
 const SATURATING: u32 = 4;
@@ -24,7 +24,8 @@ fn throughput(measurement: &Measurement) -> f64 {
 }
 
 /// Marks the cells that are as fast as the host's own fio in the same repetition, where enough is in flight to saturate a
-/// disk: their figures are the disk's. Open loops are not marked, because their rate is given.
+/// disk: their figures are the disk's. One that is faster than fio has shown that fio was not at the disk's limit, and then
+/// nobody is. Open loops are not marked, because their rate is given.
 pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
     let is_host = |name: &str| plan.subjects.iter().any(|subject| subject.stack == Stack::Host && subject.name == name);
     let in_flight = |id: &CellId| {
@@ -36,25 +37,28 @@ pub fn mark_device_bound(plan: &Plan, cells: &mut [Cell]) {
         let name = name.strip_suffix(AGAIN).unwrap_or(name);
         plan.subjects.iter().find(|subject| subject.name == name).map(|subject| &subject.backend)
     };
-    let hosts: Vec<(CellId, f64)> = cells
-        .iter()
-        .filter(|cell| is_host(&cell.id.subject))
-        .filter_map(|cell| Some((cell.id.clone(), throughput(measured(cell)?))))
-        .collect();
-    for cell in cells {
-        let same = |id: &CellId| {
-            id.load == cell.id.load
-                && id.repetition == cell.id.repetition
-                && cell.id.point == 0
-                && backend(&id.subject) == backend(&cell.id.subject)
+    // Of two that are marked none lost more than the threshold to the other.
+    let bound = DEVICE_BOUND.max(1.0 - plan.threshold / 2.0);
+    let mut rounds: BTreeMap<(String, u32), Vec<(CellId, f64)>> = BTreeMap::new();
+    for cell in cells.iter().filter(|cell| cell.id.point == 0) {
+        let reached = measured(cell).map(|measurement| (cell.id.clone(), throughput(measurement)));
+        rounds.entry((cell.id.load.clone(), cell.id.repetition)).or_default().extend(reached);
+    }
+    for cell in cells.iter_mut().filter(|cell| cell.id.point == 0) {
+        let round = rounds.get(&(cell.id.load.clone(), cell.id.repetition)).map_or(&[][..], Vec::as_slice);
+        let same = |id: &CellId| backend(&id.subject) == backend(&cell.id.subject);
+        let best = |of: &dyn Fn(&str) -> bool| {
+            let reached = round.iter().filter(|(id, _)| same(id) && of(&id.subject)).map(|(_, reached)| *reached);
+            reached.fold(0.0, f64::max)
         };
-        let best = hosts.iter().filter(|(id, _)| same(id)).map(|(_, reached)| *reached).fold(0.0, f64::max);
-        if best == 0.0 || is_host(&cell.id.subject) || in_flight(&cell.id) < SATURATING {
-            continue;
-        }
+        let (host, any) = (best(&is_host), best(&|_| true));
         if let Outcome::Measured(measurement) = &mut cell.outcome {
-            let share = throughput(measurement) / best;
-            if measurement.limit.is_none() && measurement.offered_iops.is_none() && share >= DEVICE_BOUND {
+            // What was marked before the repetition was whole may be none.
+            measurement.limit.take_if(|limit| matches!(limit, Bottleneck::Device(_)));
+            let share = throughput(measurement) / host;
+            let is_bound = host > 0.0 && share >= bound && any <= host / bound;
+            let is_asked = !is_host(&cell.id.subject) && in_flight(&cell.id) >= SATURATING;
+            if is_bound && is_asked && measurement.limit.is_none() && measurement.offered_iops.is_none() {
                 let text = format!("{:.0}% of what fio on the host gets from the disk", share * 100.0);
                 measurement.limit = Some(Bottleneck::Device(text));
             }
@@ -137,7 +141,7 @@ mod tests {
         let mut cells = [
             cell(deep, "h", 1000),
             cell(deep, "e", 980),
-            cell(deep, "slow", 900),
+            cell(deep, "slow", 970),
             cell(single, "h", 100),
             cell(single, "e", 100),
         ];
@@ -148,6 +152,36 @@ mod tests {
             measured(&cells[1]).unwrap().limit,
             Some(Bottleneck::Device("98% of what fio on the host gets from the disk".into()))
         );
+    }
+
+    #[test]
+    fn who_is_faster_than_fio_has_shown_that_fio_was_not_at_the_disks_limit() {
+        let plan = |threshold: f64| {
+            let subjects = ["a", "b"].map(|name| format!("[[subject]]\nname = '{name}'\nstack = 'egret'\n")).concat();
+            let text = format!(
+                "name = 'p'\ntitle = 't'\nthreshold = {threshold}\n[disk]\ntype = 'file'\n[[subject]]\nname = 'h'\n\
+                 stack = 'host'\n{subjects}[[load]]\nname = 'l'\niodepth = 8\n"
+            );
+            toml::from_str::<Plan>(&text).unwrap()
+        };
+        let marked = |threshold: f64, a: u64, b: u64| {
+            let mut cells = [cell("l", "h", 1000), cell("l", "a", a), cell("l", "b", b)];
+            // As at an earlier look, when the other one was not there yet.
+            mark_device_bound(&plan(threshold), &mut cells[..2]);
+            mark_device_bound(&plan(threshold), &mut cells);
+            [&cells[1], &cells[2]].map(|cell| measured(cell).unwrap().limit.is_some())
+        };
+        assert_eq!(marked(0.05, 980, 980), [true; 2]);
+        assert_eq!(marked(0.05, 980, 1025), [true; 2]);
+        assert_eq!(marked(0.05, 980, 1300), [false; 2], "the other one gets more from the disk");
+        assert_eq!(marked(0.05, 1300, 1290), [false; 2]);
+        // No pair that is excused may differ by more than the threshold.
+        for (threshold, least, most) in [(0.05, 975, 1025), (0.02, 990, 1010), (0.5, 970, 1030)] {
+            assert_eq!(marked(threshold, least, most), [true; 2], "{threshold}");
+            assert!(least as f64 / most as f64 > 1.0 - threshold);
+            assert_eq!(marked(threshold, least - 1, 1000), [false, true], "{threshold}");
+            assert_eq!(marked(threshold, 1000, most + 1), [false; 2], "{threshold}");
+        }
     }
 
     #[test]
