@@ -21,7 +21,7 @@ impl Bound {
     /// compared all the same.
     pub fn of(metric: Metric, ours: Option<&Bottleneck>, theirs: Option<&Bottleneck>) -> Self {
         match (ours, theirs) {
-            _ if matches!(metric, Metric::CpuPerIo | Metric::IoThreadCpu | Metric::ServerCpu) => Self::None,
+            _ if is_cost(metric) => Self::None,
             (Some(Bottleneck::Load(why)), Some(Bottleneck::Load(_))) => Self::Both(format!("load-bound: {why}")),
             (Some(Bottleneck::Device(why)), Some(Bottleneck::Device(_))) => Self::Both(format!("device-bound: {why}")),
             (_, Some(Bottleneck::Load(why))) => Self::Baseline(format!("the baseline is load-bound: {why}")),
@@ -38,6 +38,11 @@ impl Bound {
             Self::Baseline(why) => (Ok(verdict), Some(why)),
         }
     }
+}
+
+/// Whether a metric says what is spent, and not how fast it goes.
+fn is_cost(metric: Metric) -> bool {
+    matches!(metric, Metric::CpuPerIo | Metric::IoThreadCpu | Metric::ServerCpu | Metric::LoadCpu)
 }
 
 /// The bound of most of some measurements, if they have one; a minority of them may have met it by chance.
@@ -59,7 +64,9 @@ mod tests {
         for (ours, theirs) in [(Some(&load), None), (Some(&disk), None), (None, Some(&disk)), (None, None)] {
             assert_eq!(of(ours, theirs), Bound::None);
         }
-        assert_eq!(Bound::of(Metric::CpuPerIo, Some(&load), Some(&load)), Bound::None);
+        for cost in [Metric::CpuPerIo, Metric::IoThreadCpu, Metric::ServerCpu, Metric::LoadCpu] {
+            assert_eq!(Bound::of(cost, Some(&load), Some(&load)), Bound::None);
+        }
     }
 
     #[test]

@@ -119,6 +119,25 @@ impl<'a> Analysis<'a> {
         }
     }
 
+    /// The same, and where two go the kernel's path by themselves what fio spends on it: what serves nobody has the cost of
+    /// a request in its own CPU time, and so has a guest whose kernel differs from the other's.
+    fn metrics_of(&self, load: &Load, point: u32, pair: [&str; 2]) -> Vec<Metric> {
+        let subject = |name: &str| {
+            let name = name.strip_suffix(AGAIN).unwrap_or(name);
+            self.run.plan.subjects.iter().find(|subject| subject.name == name)
+        };
+        let is_loads = match pair.map(subject) {
+            [Some(one), Some(other)] if one.stack == Stack::Host => other.stack == Stack::Host,
+            [Some(one), Some(other)] if one.stack == Stack::Guest => {
+                other.stack == Stack::Guest && one.scheduler != other.scheduler
+            }
+            _ => false,
+        };
+        let is_fio = load.keys.application.is_none();
+        let more = (is_loads && is_fio).then_some(Metric::LoadCpu);
+        Self::metrics(load, point).iter().copied().chain(more).collect()
+    }
+
     fn pairs(&self) -> Vec<Pair<'a>> {
         let mut all = Vec::new();
         for load in self.loads.iter().copied() {
@@ -126,8 +145,8 @@ impl<'a> Analysis<'a> {
             for subject in on.copied() {
                 let Some(baseline) = counterpart(&self.run.plan, load, subject) else { continue };
                 for point in 0..=load.keys.curve.map_or(0, |curve| curve.points) {
-                    let metrics = Self::metrics(load, point).iter();
-                    all.extend(metrics.map(|&metric| Pair { load, point, subject, baseline, metric }));
+                    let metrics = self.metrics_of(load, point, [subject, baseline]).into_iter();
+                    all.extend(metrics.map(|metric| Pair { load, point, subject, baseline, metric }));
                 }
             }
         }
@@ -209,8 +228,8 @@ impl<'a> Analysis<'a> {
 
     /// Of each load and metric: the baseline beside itself.
     fn floors(&self) -> Vec<(&'a str, Metric, Estimate)> {
-        let loads =
-            self.loads.iter().flat_map(|load| Self::metrics(load, 0).iter().map(move |metric| (*load, *metric)));
+        let metrics = |load: &Load| Self::metrics(load, 0).iter().copied().chain([Metric::LoadCpu]).collect::<Vec<_>>();
+        let loads = self.loads.iter().flat_map(|load| metrics(load).into_iter().map(move |metric| (*load, metric)));
         let known = loads.filter_map(|(load, metric)| {
             let logs = self.beside_itself(load, metric);
             let question = Question {

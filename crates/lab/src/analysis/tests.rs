@@ -261,6 +261,37 @@ fn what_was_not_measured_alike_decides_nothing_and_says_why() {
 }
 
 #[test]
+fn what_fio_spends_is_compared_where_it_goes_the_kernels_path_by_itself() {
+    let of = |subjects: [&str; 2]| {
+        let [a, b] = subjects;
+        let subjects = format!("[[subject]]\nname = 'a'\n{a}\n[[subject]]\nname = 'b'\n{b}\n");
+        let mut run = run(&[&subjects, LOAD].concat(), |_, _, _| ALIKE);
+        which(&mut run);
+        for cell in &mut run.cells {
+            let twice = if cell.id.subject == "b" { 2 } else { 1 };
+            let measured = measured(cell);
+            measured.cpu.load = Some(twice * 5000 * measured.requests());
+        }
+        let judged = Analysis::new(&run).judged;
+        judged.into_iter().map(|one| (one.metric, one.decision, one.fail)).collect::<Vec<_>>()
+    };
+    let always = [(Metric::Iops, Ok(Verdict::Pass), "slower"), (Metric::CpuPerIo, Ok(Verdict::Pass), "more CPU")];
+    let dearer = [&always[..], &[(Metric::LoadCpu, Ok(Verdict::Fail), "more CPU")]].concat();
+    let [none, deadline] = ["none", "mq-deadline"].map(|scheduler| {
+        ["host", "guest", "egret"].map(|stack| match stack {
+            "egret" => "stack = 'egret'".to_owned(),
+            _ => format!("stack = '{stack}'\nscheduler = '{scheduler}'"),
+        })
+    });
+    let of = |one: &str, other: &str| of([one, other]);
+    assert_eq!(of(&none[0], &deadline[0]), dearer);
+    assert_eq!(of(&none[1], &deadline[1]), dearer);
+    // The lab's own load, and guests of one kernel, spend what they spend on everybody.
+    assert_eq!(of(&none[2], &deadline[2]), always);
+    assert_eq!(of(&none[1], &none[1]), always);
+}
+
+#[test]
 fn what_fails_decides_of_speed_and_what_a_request_costs_is_compared_all_the_same() {
     let of = |crashes: &[&str]| {
         let mut run = run(&[TWO, LOAD].concat(), |_, _, _| ALIKE);
