@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::bound::of_most;
 use crate::plan::{Load, Metric, Plan};
-use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run};
+use crate::results::{Bottleneck, Cell, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
 use crate::statistics::{mean, median};
 
@@ -18,9 +18,6 @@ pub struct CellKey<'a> {
     /// The point of a curve; 0 is a closed loop.
     pub point: u32,
 }
-
-/// An open loop that reaches less than this share of its rate cannot keep up with it.
-const KEEPS_UP: f64 = 0.97;
 
 /// All cells, by key.
 #[derive(Debug)]
@@ -132,10 +129,7 @@ impl<'a> Table<'a> {
 
     /// The share of the rate that was asked for that an open loop reached, if it fell short of it by more than chance.
     pub fn shortfall(&self, key: CellKey<'_>) -> Option<f64> {
-        let of_each = self.measured(key).filter_map(|(_, one)| Some((one.requests() as f64, one.due()?)));
-        let (reached, due) = of_each.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        // Requests at random times come in numbers that deviate by their root.
-        (reached < KEEPS_UP * due && reached < due - 4.0 * due.sqrt()).then(|| reached / due)
+        shortfall(self.measured(key).map(|(_, one)| one))
     }
 
     /// What other than the server limited most of a key's cells.

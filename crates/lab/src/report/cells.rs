@@ -24,6 +24,7 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
         "writes",
         "bytes",
         "offered_iops",
+        "unstarted",
     ];
     let accounts = ["load_cpu_s", "host_busy_s", "stolen_s", "unaccounted_s", "limit", "functional_only"];
     // Columns that only a cell that was measured has anything in.
@@ -59,6 +60,7 @@ pub fn write(run: &Run, to: impl io::Write) -> io::Result<()> {
             requests(&measured.writes).unwrap_or_default(),
             measured.bytes().to_string(),
             measured.offered_iops.map(|rate| rate.to_string()).unwrap_or_default(),
+            measured.offered_iops.map(|_| measured.unstarted.to_string()).unwrap_or_default(),
         ]);
         fields.extend(Metric::ALL.iter().map(|metric| {
             let value = metric.of(measured);

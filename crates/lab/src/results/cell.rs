@@ -200,6 +200,17 @@ pub struct Polling {
     pub windows_near_max: Option<f64>,
 }
 
+/// An open loop that reaches less than this share of its rate cannot keep up with it.
+const KEEPS_UP: f64 = 0.97;
+
+/// The share of their rate that measurements of an open loop reached together, if they fell short of it by more than chance.
+pub fn shortfall<'a>(measured: impl IntoIterator<Item = &'a Measurement>) -> Option<f64> {
+    let of_each = measured.into_iter().filter_map(|one| Some((one.requests() as f64, one.due()?)));
+    let (reached, due) = of_each.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    // Requests at random times come in numbers that deviate by their root.
+    (reached < KEEPS_UP * due && reached < due - 4.0 * due.sqrt()).then(|| reached / due)
+}
+
 /// Other work disturbs if it takes this share of the machine.
 pub const DISTURBS: f64 = 0.05;
 
@@ -213,6 +224,15 @@ impl Measurement {
     /// Requests of both kinds.
     pub fn requests(&self) -> u64 {
         [&self.reads, &self.writes].into_iter().flatten().map(|operations| operations.requests).sum()
+    }
+
+    /// Takes in the rate that was asked for, in requests per second, of a load that does not say itself how much it left
+    /// undone: what is missing by more than chance was due and never started.
+    pub fn offer(&mut self, rate: Option<f64>) {
+        self.offered_iops = rate;
+        if let (Some(due), Some(share)) = (self.due(), shortfall([&*self])) {
+            self.unstarted = (due * (1.0 - share)) as u64;
+        }
     }
 
     /// Of an open loop: how many requests were due.
@@ -344,6 +364,20 @@ mod tests {
     fn an_open_loop_has_so_many_requests_due_in_its_time() {
         let open = Measurement { offered_iops: Some(300.0), seconds: 2.0, ..Measurement::default() };
         assert_eq!((open.due(), Measurement::default().due()), (Some(600.0), None));
+    }
+
+    #[test]
+    fn what_a_load_left_undone_by_more_than_chance_was_never_started() {
+        let of = |requests, rate| {
+            let reads = Some(Operations { requests, ..Operations::default() });
+            let mut measurement = Measurement { seconds: 2.0, reads, ..Measurement::default() };
+            measurement.offer(rate);
+            (measurement.offered_iops, measurement.unstarted)
+        };
+        assert_eq!(of(6300, Some(5000.0)), (Some(5000.0), 3700));
+        assert_eq!(of(9900, Some(5000.0)), (Some(5000.0), 0), "it keeps up");
+        assert_eq!(of(45, Some(30.0)), (Some(30.0), 0), "of so few some are missing by chance");
+        assert_eq!(of(6300, None), (None, 0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::plan::Plan;
 
 pub use cell::{
-    Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, Symbol,
+    Bottleneck, Cell, CellId, DISTURBS, Latency, Ledger, Measurement, Operations, Outcome, Polling, Symbol, shortfall,
 };
 pub use host::{BlockDevice, Component, Cpu, Host, Warning};
 

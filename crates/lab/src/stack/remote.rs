@@ -233,7 +233,7 @@ impl Deployment for Remote {
         // The raw output is for debugging; failing to keep it does not fail the measurement.
         let _ = fs::write(task.raw.with_extension("json"), &output);
         let mut measurement = work.measurement(&output, meter.seconds()).map_err(Unable::failed)?;
-        measurement.offered_iops = task.rate_iops;
+        measurement.offer(task.rate_iops);
         measurement.functional_only = self.domain.is_some_and(|domain| domain.is_emulated);
         if !measurement.functional_only {
             clock.agrees(meter.seconds()).map_err(Unable::failed)?;

@@ -207,7 +207,7 @@ impl Deployment for Guest {
         if self.accel == Accel::Kvm {
             clock.agrees(meter.seconds()).map_err(|reason| self.failed(reason))?;
         }
-        measurement.offered_iops = task.rate_iops;
+        measurement.offer(task.rate_iops);
         measurement.functional_only = self.accel == Accel::Tcg;
         if meter.seconds() > 0.0 {
             let load = measurement.cpu.load;
