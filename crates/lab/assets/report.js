@@ -211,17 +211,27 @@ function areAlike(a, b) {
   return same ? data.relations.find(one => one.load === a.load && one.options.includes(a.subject) && one.options.includes(b.subject))?.alike : undefined;
 }
 
-function recommend(best) {
-  const table = byId("recommended"), [top] = best;
+// Whether one's p99 is known to be better than another's.
+function hasBetterTail(one, other) {
+  return one.load === other.load && one.point === other.point
+    && data.tails.some(known => known.load === one.load && known.point === one.point && known.better === one.subject && known.worse === other.subject);
+}
+
+function recommend(fastest) {
+  // Of those that are alike the first leads whose tail nobody's among them is known to be better than.
+  const peers = fastest.filter((point, index) => !index || areAlike(fastest[0], point));
+  const top = peers.find(point => !peers.some(other => hasBetterTail(other, point))) ?? fastest[0];
+  const best = [top, ...fastest.filter(point => point !== top)].filter(Boolean), table = byId("recommended");
   table.hidden = !top;
   // One measurement has no range.
   const isOne = point => point.iops_range[0] === point.iops_range[1];
   const overlaps = point => isOne(point) || isOne(top) || point.iops_range[1] >= top.iops_range[0];
-  const alike = best.slice(1).filter(point => areAlike(top, point));
+  const alike = best.slice(1).filter(point => areAlike(top, point) && !hasBetterTail(top, point));
+  const shorter = best.slice(1).filter(point => hasBetterTail(point, top));
   const close = best.slice(1).filter(point => areAlike(top, point) === undefined && overlaps(point));
   const names = points => points.map(point => escaped(point.subject)).join(", ");
   byId("answer").innerHTML = !top ? "Nothing that was measured fits. Spend more CPUs, or allow more latency."
-    : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
+    : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>${shorter.length ? `, or ${names(shorter)} for p99` : ""}: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
       + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Can’t tell, as ranges overlap or are not known: ${names(close)}.` : "");
   table.tBodies[0].innerHTML = best.map((point, index) => `<tr${index ? "" : ' class="best"'}>
     <td><span class="swatch" style="background:${colour(point.subject)}"></span>${escaped(point.subject)}</td>

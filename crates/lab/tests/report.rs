@@ -145,9 +145,11 @@ fn run(change: impl Fn(&mut Cell)) -> Run {
     }
 }
 
+/// What was decided of the closed loops.
 fn decisions(run: &Run, subject: &str, metric: Metric) -> Vec<Result<Verdict, String>> {
-    let judged = Analysis::new(run).judged;
-    judged.into_iter().filter(|one| one.subject == subject && one.metric == metric).map(|one| one.decision).collect()
+    let mut judged = Analysis::new(run).judged;
+    judged.retain(|one| (one.subject.as_str(), one.metric, one.point) == (subject, metric, 0));
+    judged.into_iter().map(|one| one.decision).collect()
 }
 
 #[test]
@@ -278,6 +280,8 @@ fn what_failed_once_fails_and_is_shown_and_is_no_advice() {
     let chooses = |one: &Advice| !one.aim.starts_with("Leave out") && one.choice.contains("alike");
     assert!(!advice.iter().any(chooses), "{advice:#?}");
     assert!(advice.iter().any(|one| one.aim == "Leave out alike" && one.choice == "It failed"), "{advice:#?}");
+    let points = analysis.operating_points();
+    assert!(!points.is_empty() && points.iter().all(|one| one.subject != "alike"), "no constraint brings it back");
     let directory = tempfile::tempdir().expect("a directory");
     egret_lab::report::write(&run, directory.path()).expect("a report");
     for name in ["report.html", "report.md"] {
@@ -453,6 +457,34 @@ fn a_run_of_which_nothing_ended_yet_has_a_report() {
     let run = Run { cells: Vec::new(), ended: None, ..run(|_| {}) };
     let directory = tempfile::tempdir().expect("a directory");
     egret_lab::report::write(&run, directory.path()).expect("a report");
+}
+
+#[test]
+fn a_browser_tells_the_reader_whose_tail_is_better() {
+    let Some(program) = browser::installed() else {
+        egret_needs::this_test_lacks("Chromium");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let answer = |faster: f64| {
+        let run = run(|cell| {
+            if let (Outcome::Measured(measured), "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
+                measured.seconds /= faster;
+                let latency = measured.reads.as_mut().map(|reads| &mut reads.latency).expect("reads");
+                (latency.mean, latency.p99) = (latency.mean / faster, 2.0 * latency.p99);
+            }
+        });
+        egret_lab::report::write(&run, directory.path()).expect("a report");
+        let mut browser = Browser::start(program, 1280, 900);
+        browser.open(&directory.path().join("report.html"));
+        let answer = browser.evaluate("document.querySelector('#answer').innerText");
+        assert_eq!(browser.complaints, Vec::<String>::new());
+        answer.as_str().expect("a text").to_owned()
+    };
+    let trade_off = answer(1.2);
+    assert!(trade_off.starts_with("Choose alike, or base") && trade_off.contains(" for p99: "), "{trade_off}");
+    let alike = answer(1.005);
+    assert!(alike.starts_with("Choose base: ") && !alike.contains("alike"), "{alike}");
 }
 
 #[test]

@@ -40,8 +40,35 @@ impl Bound {
     }
 }
 
+/// What is left of a verdict on an open loop's latency or rate where `ours` or `theirs`, which is the baseline, fell short of
+/// the rate, each by its share of it; nothing where neither did. Who makes fewer requests has less to wait for: then
+/// neither a better latency is a pass nor a worse one than the baseline's a fail. How much of the rate was reached is
+/// compared by itself.
+pub fn short_of_rate(metric: Metric, verdict: Verdict, [ours, theirs]: [Option<f64>; 2]) -> Option<(Verdict, String)> {
+    let percent = |share: f64| format!("{:.0} % of the rate", share * 100.0);
+    let note = match (ours, theirs) {
+        (None, None) => return None,
+        (Some(ours), None) => format!("reached {}", percent(ours)),
+        (None, Some(theirs)) => format!("the baseline reached {}", percent(theirs)),
+        (Some(ours), Some(theirs)) => {
+            format!("reached {}, and the baseline {:.0} %", percent(ours), theirs * 100.0)
+        }
+    };
+    let is_hollow = match verdict {
+        Verdict::Pass => ours.is_some(),
+        Verdict::Fail => theirs.is_some(),
+        Verdict::CantTell { .. } => false,
+    };
+    match metric {
+        Metric::Iops | Metric::Transactions => Some((verdict, note)),
+        Metric::Latency if is_hollow => Some((Verdict::CantTell { more_pairs: None }, note)),
+        Metric::Latency => Some((verdict, note)),
+        _ => None,
+    }
+}
+
 /// Whether a metric says what is spent, and not how fast it goes.
-fn is_cost(metric: Metric) -> bool {
+pub(crate) fn is_cost(metric: Metric) -> bool {
     matches!(metric, Metric::CpuPerIo | Metric::IoThreadCpu | Metric::ServerCpu | Metric::LoadCpu)
 }
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::chart::anchor;
-use super::{Analysis, CellKey, Status, Summary, difference};
+use super::{Analysis, CellKey, Status, difference};
 use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::Bottleneck;
-use crate::statistics::{self, Sample};
+use crate::statistics::{self, ENOUGH, Sample};
 
 /// How a choice begins that others may equal.
 pub const PERHAPS: &str = "Perhaps ";
@@ -38,8 +38,7 @@ pub struct OperatingPoint {
     pub cpus: f64,
     /// CPU time per request, in microseconds.
     pub cpu_per_io: f64,
-    /// Whether it is better than each other point of the workload in latency, CPUs or IOPS, by the ranges of all
-    /// repetitions.
+    /// Whether it is known to be better than each other point of the workload in latency, p99, CPUs or IOPS.
     pub on_front: bool,
     /// What limited it.
     pub limit: Option<String>,
@@ -79,6 +78,19 @@ pub struct Related {
     pub options: [String; 2],
     /// Whether they are.
     pub alike: bool,
+}
+
+/// Two options of which it is known whose tail is better.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tails {
+    /// Under which load.
+    pub load: String,
+    /// At which point of it.
+    pub point: u32,
+    /// Whose p99 is better.
+    pub better: String,
+    /// Whose is worse.
+    pub worse: String,
 }
 
 /// Advice, with what it rests on.
@@ -122,23 +134,40 @@ impl Analysis<'_> {
         self.subjects.iter().copied().filter(|name| self.stack(name) != Some(Stack::Host)).collect()
     }
 
-    /// All points that a reader can choose, with the Pareto front of each workload.
+    /// All points that a reader can choose, with the Pareto front of each workload. Whoever failed anywhere has none.
     pub fn operating_points(&self) -> Vec<OperatingPoint> {
         let options = self.options();
-        let usable = |key: &CellKey<'_>| options.contains(&key.subject) && !self.table.is_functional_only(*key);
-        let (mut points, mut ranges) = (Vec::new(), Vec::new());
-        for key in self.table.keys().filter(usable) {
-            if let Some(point) = self.operating_point(key) {
-                points.push(point);
-                ranges.push([Metric::Latency, Metric::Cpus, Metric::Iops].map(|metric| self.summary(key, metric)));
-            }
-        }
+        let fine: Vec<&str> = options.into_iter().filter(|option| self.failure(option).is_none()).collect();
+        let usable = |key: &CellKey<'_>| fine.contains(&key.subject) && !self.table.is_functional_only(*key);
+        let (keys, mut points): (Vec<CellKey<'_>>, Vec<OperatingPoint>) =
+            self.table.keys().filter(usable).filter_map(|key| Some((key, self.operating_point(key)?))).unzip();
         for index in 0..points.len() {
             let rivals = (0..points.len()).filter(|other| *other != index);
             let mut rivals = rivals.filter(|other| points[*other].workload == points[index].workload);
-            points[index].on_front = rivals.all(|other| is_better_in_one(&ranges[index], &ranges[other]));
+            points[index].on_front = rivals.all(|other| self.is_better_in_one(keys[index], keys[other]));
         }
         points
+    }
+
+    /// Whether `one` is known to have less latency, a better p99, more IOPS or fewer CPUs than `other`.
+    fn is_better_in_one(&self, one: CellKey<'_>, other: CellKey<'_>) -> bool {
+        // At one load they were measured in pairs; of two loads there are ranges, which take values enough to be apart by
+        // more than chance.
+        let paired = |metric| {
+            let load = self.loads.iter().find(|load| load.name == one.load)?;
+            let is_pair =
+                (one.load, one.point) == (other.load, other.point) && looked_at(load, one.point).contains(&metric);
+            is_pair.then(|| self.relation(load, one.point, one.subject, other.subject, metric) == Relation::Better)
+        };
+        let apart = |metric: Metric| {
+            let (Some(ours), Some(theirs)) = (self.summary(one, metric), self.summary(other, metric)) else {
+                return false;
+            };
+            let are_enough = ours.count.min(theirs.count) >= ENOUGH;
+            are_enough && if metric.more_is_better() { ours.low > theirs.high } else { ours.high < theirs.low }
+        };
+        let metrics = [Metric::Latency, Metric::LatencyP99, Metric::Iops, Metric::Cpus];
+        metrics.into_iter().any(|metric| paired(metric).unwrap_or_else(|| apart(metric)))
     }
 
     fn operating_point(&self, key: CellKey<'_>) -> Option<OperatingPoint> {
@@ -261,21 +290,34 @@ impl Analysis<'_> {
         let mut ranked: Vec<(&str, f64)> =
             usable.into_iter().filter_map(|name| Some((name, self.summary(key(name), metric)?.median))).collect();
         ranked.sort_by(|a, b| if metric.more_is_better() { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) });
-        let (&(leader, best), others) = ranked.split_first()?;
-        if others.is_empty() && short.is_empty() {
+        if ranked.is_empty() || ranked.len() + short.len() < 2 {
             return None;
         }
+        let relation = |one: &str, other: &str, metric| self.relation(load, point, one, other, metric);
+        // Of those that are alike the first leads whose tail nobody's among them is known to be better than.
+        let first = ranked[0].0;
+        let peers: Vec<usize> = (0..ranked.len())
+            .filter(|index| *index == 0 || relation(ranked[*index].0, first, metric) == Relation::Alike)
+            .collect();
+        let has_better =
+            |one: usize, other: usize| relation(ranked[one].0, ranked[other].0, Metric::LatencyP99) == Relation::Better;
+        let leads = peers.iter().copied().find(|index| !peers.iter().any(|other| has_better(*other, *index)));
+        let (leader, best) = ranked.remove(leads.unwrap_or(0));
+        let others = ranked;
         let (mut alike, mut unknown) = (Vec::new(), Vec::new());
         let mut worse: Vec<String> = short.into_iter().map(|name| format!("{name} (does not keep up)")).collect();
-        for (name, value) in others {
-            match self.relation(load, point, name, leader, metric) {
+        for (name, value) in &others {
+            match relation(name, leader, metric) {
+                Relation::Alike if relation(name, leader, Metric::LatencyP99) == Relation::Worse => {
+                    let p99 = |name| self.summary(key(name), Metric::LatencyP99).map_or(f64::NAN, |of| of.median);
+                    worse.push(format!("{name} (p99 {})", difference(p99(name) / p99(leader))));
+                }
                 Relation::Alike => alike.push((*name).to_owned()),
                 Relation::Worse => worse.push(format!("{name} ({})", difference(value / best))),
                 Relation::Better | Relation::Unknown => unknown.push(format!("{name} ({})", difference(value / best))),
             }
         }
-        let tail =
-            |name: &&(&str, f64)| self.relation(load, point, name.0, leader, Metric::LatencyP99) == Relation::Better;
+        let tail = |name: &&(&str, f64)| relation(name.0, leader, Metric::LatencyP99) == Relation::Better;
         let better_tail = others.iter().find(tail).map(|(name, _)| *name);
         let is_equal = |name: &&str| *name == leader || alike.iter().any(|one| one == name);
         let equals = self.options().into_iter().filter(is_equal).collect();
@@ -329,7 +371,8 @@ impl Analysis<'_> {
         }
         let (_, first) = stretches.first()?.clone();
         let choice = if stretches.len() == 1 { first } else { "It depends on the rate".to_owned() };
-        let say = |(rate, choice): &(f64, String)| format!("up to {}: {choice}", Metric::Iops.say(*rate));
+        let of = if load.keys.application.is_some() { Metric::Transactions } else { Metric::Iops };
+        let say = |(rate, choice): &(f64, String)| format!("up to {}: {choice}", of.say(*rate));
         Some(Advice {
             aim: format!("Lowest latency as load rises ({})", load.name),
             choice,
@@ -432,6 +475,21 @@ impl Analysis<'_> {
         }
         all
     }
+
+    /// Pairs of options at a point of which it is known whose p99 is better.
+    pub fn tails(&self) -> Vec<Tails> {
+        use statistics::Relation as Found;
+        let known = self.all_relations().iter().filter(|((_, _, metric, _), _)| *metric == Metric::LatencyP99);
+        let tails = known.filter_map(|((load, point, _, [one, other]), found)| {
+            let (better, worse) = match found {
+                Found::Less => (one, other),
+                Found::More => (other, one),
+                Found::Alike | Found::Unknown => return None,
+            };
+            Some(Tails { load: load.clone(), point: *point, better: better.clone(), worse: worse.clone() })
+        });
+        tails.collect()
+    }
 }
 
 impl Ranking<'_> {
@@ -454,18 +512,12 @@ impl Ranking<'_> {
     }
 }
 
-/// In what options are compared under a load.
+/// In what options are compared under a load: in its speed, in its tail, and in what a request costs.
 fn looked_at(load: &Load, point: u32) -> &'static [Metric] {
-    match load.keys.application {
-        Some(_) => Analysis::metrics(load, point),
-        None if load.keys.rate_iops.is_some() || point > 0 => &[Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
-        None => &[Metric::Iops, Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
+    match *Analysis::metrics(load, point) {
+        [Metric::Transactions, ..] => &[Metric::Transactions, Metric::LatencyP99, Metric::CpuPerIo],
+        [Metric::Latency, ..] => &[Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
+        [Metric::Iops, ..] => &[Metric::Iops, Metric::Latency, Metric::LatencyP99, Metric::CpuPerIo],
+        _ => Analysis::metrics(load, point),
     }
-}
-
-/// Whether `one` has less latency or fewer CPUs, or more IOPS, than `other` in all repetitions of both.
-fn is_better_in_one(one: &[Option<Summary>; 3], other: &[Option<Summary>; 3]) -> bool {
-    let [latency, cpus, iops] = [0, 1, 2].map(|index| one[index].zip(other[index]));
-    [latency, cpus].into_iter().flatten().any(|(ours, theirs)| ours.high < theirs.low)
-        || iops.is_some_and(|(ours, theirs)| ours.low > theirs.high)
 }

@@ -1,6 +1,6 @@
 //! Comparisons with the baseline, and what they decide.
 
-use super::bound::Bound;
+use super::bound::{self, Bound};
 use super::table::counterpart;
 use super::{Analysis, CellKey, Status, Summary};
 use crate::plan::{Application, Asks, Load, Metric, Stack};
@@ -62,6 +62,11 @@ impl<'a> Pair<'a> {
     }
 }
 
+/// Whether a load asks for a rate.
+fn is_open(load: &Load, point: u32) -> bool {
+    load.keys.rate_iops.is_some() || point > 0
+}
+
 /// Logarithms of ratios, each with its repetition.
 type Logs = Vec<(u32, f64)>;
 
@@ -111,16 +116,17 @@ impl<'a> Analysis<'a> {
     /// What is compared under a load: how fast it is, and what a request costs, where there are requests.
     pub(super) fn metrics(load: &Load, point: u32) -> &'static [Metric] {
         match load.keys.application {
-            Some(Application::Pgbench) => &[Metric::Transactions, Metric::CpuPerIo],
             Some(Application::Rsync) => &[Metric::Duration],
             // An open loop gets what it asks for; how long that takes is the question.
-            None if load.keys.rate_iops.is_some() || point > 0 => &[Metric::Latency, Metric::CpuPerIo],
+            _ if is_open(load, point) => &[Metric::Latency, Metric::CpuPerIo],
+            Some(Application::Pgbench) => &[Metric::Transactions, Metric::CpuPerIo],
             None => &[Metric::Iops, Metric::CpuPerIo],
         }
     }
 
-    /// The same, and where two go the kernel's path by themselves what fio spends on it: what serves nobody has the cost of
-    /// a request in its own CPU time, and so has a guest whose kernel differs from the other's.
+    /// The same; where two go the kernel's path by themselves also what fio spends on it: what nobody serves has the cost
+    /// of a request in its own CPU time, and so has a guest whose kernel does other things than the other's; and how much of
+    /// a rate was reached, where one of them fell short of it.
     fn metrics_of(&self, load: &Load, point: u32, pair: [&str; 2]) -> Vec<Metric> {
         let subject = |name: &str| {
             let name = name.strip_suffix(AGAIN).unwrap_or(name);
@@ -134,8 +140,13 @@ impl<'a> Analysis<'a> {
             _ => false,
         };
         let is_fio = load.keys.application.is_none();
-        let more = (is_loads && is_fio).then_some(Metric::LoadCpu);
-        Self::metrics(load, point).iter().copied().chain(more).collect()
+        let loads = (is_loads && is_fio).then_some(Metric::LoadCpu);
+        // Where a rate is not reached, what is reached of it is a result.
+        let key = |subject| CellKey { load: &load.name, subject, point };
+        let is_short = pair.iter().any(|subject| self.table.shortfall(key(subject)).is_some());
+        let reached = if load.keys.application.is_some() { Metric::Transactions } else { Metric::Iops };
+        let reached = (is_open(load, point) && is_short).then_some(reached);
+        Self::metrics(load, point).iter().copied().chain(loads).chain(reached).collect()
     }
 
     fn pairs(&self) -> Vec<Pair<'a>> {
@@ -266,14 +277,17 @@ impl<'a> Analysis<'a> {
             _ => {}
         }
         let Some(verdict) = verdict else { return (Err("no repetition has both".into()), None) };
-        self.bound(pair).leaves(verdict)
+        let short = [pair.ours(), pair.theirs()].map(|key| self.table.shortfall(key));
+        match bound::short_of_rate(pair.metric, verdict, short) {
+            Some((verdict, note)) => (Ok(verdict), Some(note)),
+            None => self.bound(pair).leaves(verdict),
+        }
     }
 
     /// Of a plan that asks which option to choose a loss is no fail; what crashes always is.
     fn word_for_fail(&self, pair: Pair<'_>) -> &'static str {
-        let is_speed = Self::metrics(pair.load, pair.point)[0] == pair.metric;
         match self.run.plan.asks {
-            Asks::Which if !is_speed => "more CPU",
+            Asks::Which if bound::is_cost(pair.metric) => "more CPU",
             Asks::Which if self.table.failures(pair.ours()).is_none() => "slower",
             Asks::Which | Asks::Whether => "fail",
         }

@@ -1,6 +1,6 @@
 //! What is said of made-up runs, in words.
 
-use super::choice::{Advice, Related};
+use super::choice::{Advice, OperatingPoint, Related};
 use super::*;
 use crate::results::{Bottleneck, Cell, CellId, Latency, Ledger, Measurement, Operations, Outcome};
 use crate::statistics::Verdict;
@@ -155,6 +155,144 @@ fn who_is_better_in_something_and_worse_in_nothing_that_is_known_replaces_the_ot
     let no_tail = "IOPS under one, mean latency under one, CPU per I/O under one";
     assert_eq!(leaves_out(WORSE, Some(2)), better(no_tail), "nobody knows of a tail that is worse");
     assert_eq!(leaves_out(WORSE, Some(3)), [], "it may take less CPU");
+}
+
+#[test]
+fn who_is_alike_and_has_a_longer_tail_is_not_advised() {
+    let plan = [TWO, LOAD, "[[load]]\nname = 'deep'\niodepth = 4\n"].concat();
+    for (long, other) in [("a", "b"), ("b", "a")] {
+        // It is even a little ahead in all else, by no more than matters.
+        let does = |_: &str, subject: &str, _| if subject == long { [100_200.0, 99.8, 500.2, 9.98] } else { ALIKE };
+        let run = run(&plan, does);
+        let analysis = Analysis::new(&run);
+        let advice = analysis.advice();
+        assert_eq!(advice.len(), 5, "{advice:#?}");
+        for Advice { aim, choice, reasons, .. } in &advice[..4] {
+            assert_eq!(choice, other, "{aim}");
+            assert!(reasons.contains(&format!("worse: {long} (p99 ×2.50)")), "{reasons:?}");
+        }
+        assert_eq!(advice[4].aim, format!("Leave out {long}"));
+        let tails: Vec<_> = analysis.tails().into_iter().map(|one| (one.load, one.better, one.worse)).collect();
+        assert_eq!(tails, ["deep", "one"].map(|load| (load.into(), other.into(), long.into())));
+    }
+}
+
+/// A run of one load, at a rate of 100 000 a second at its one point if it has some and else in its closed loop, of which
+/// each subject reaches what `does` says.
+fn at_a_rate(keys: &str, does: impl Fn(&str) -> Does) -> Run {
+    let mut run = run(&[TWO, "[[load]]\nname = 'one'\n", keys].concat(), |_, subject, _| does(subject));
+    let curve = run.plan.loads[0].keys.curve;
+    if curve.is_some() {
+        let closed = run.cells.clone();
+        closed
+            .into_iter()
+            .map(|cell| Cell { id: CellId { point: 1, ..cell.id }, ..cell })
+            .for_each(|cell| run.cells.push(cell));
+    }
+    for cell in run.cells.iter_mut().filter(|cell| curve.is_none() || cell.id.point > 0) {
+        measured(cell).offered_iops = Some(100_000.0);
+    }
+    run
+}
+
+const AT_A_RATE: &str = "rate_iops = 100000\n";
+const CURVE: &str = "curve = { from = 50, to = 50, points = 1 }\n";
+
+#[test]
+fn a_database_at_a_rate_is_judged_by_its_latency_and_its_tail_counts_everywhere() {
+    let pgbench = "application = 'pgbench'\n";
+    let slower = |subject: &str| if subject == "b" { [100_000.0, 200.0, 400.0, 10.0] } else { ALIKE };
+    let longer = |subject: &str| if subject == "b" { [100_000.0, 100.0, 400.0, 10.0] } else { ALIKE };
+    let judged = |run: &Run| {
+        let judged = Analysis::new(run).judged;
+        judged.into_iter().map(|one| (one.point, one.metric, one.decision.unwrap())).collect::<Vec<_>>()
+    };
+    let (pass, fail) = (|| Verdict::Pass, || Verdict::Fail);
+    let curve = at_a_rate(&[pgbench, CURVE].concat(), slower);
+    let (cpu, latency, all) = (Metric::CpuPerIo, Metric::Latency, Metric::Transactions);
+    assert_eq!(judged(&curve), [(0, all, pass()), (0, cpu, pass()), (1, latency, fail()), (1, cpu, pass())]);
+    let rate = at_a_rate(&[pgbench, AT_A_RATE].concat(), slower);
+    assert_eq!(judged(&rate), [(0, latency, fail()), (0, cpu, pass())]);
+
+    let of = |run: &Run, aim: &str| {
+        let mut advice = Analysis::new(run).advice();
+        advice.retain(|one| one.aim.starts_with(aim));
+        assert_eq!(advice.len(), 1, "{aim}");
+        (advice.remove(0).choice, advice)
+    };
+    for does in [slower, longer] {
+        let curve = at_a_rate(&[pgbench, CURVE].concat(), does);
+        let advice = Analysis::new(&curve).advice();
+        let rises = advice.iter().find(|one| one.aim == "Lowest latency as load rises (one)").expect("advice");
+        assert_eq!((rises.choice.as_str(), &rises.reasons[..]), ("a", &["up to 100\u{202f}000 1/s: a".to_owned()][..]));
+        assert_eq!(of(&curve, "one: transactions").0, "a", "of a closed loop the tail counts too");
+        assert_eq!(of(&at_a_rate(&[pgbench, AT_A_RATE].concat(), does), "one: mean latency").0, "a");
+    }
+}
+
+#[test]
+fn who_falls_short_of_a_rate_passes_nothing_by_its_latency_and_fails_by_what_it_reached() {
+    let short = |iops: f64, mean: f64| [iops, mean, 2.0 * mean, 10.0];
+    let of = |keys: &str, a: Does, b: Does| {
+        let run = at_a_rate(keys, |subject| if subject == "b" { b } else { a });
+        let judged = Analysis::new(&run).judged.into_iter().filter(|one| one.metric != Metric::CpuPerIo);
+        let last = judged.filter(|one| one.point > 0 || keys == AT_A_RATE);
+        last.map(|one| (one.metric, one.decision.unwrap(), one.note)).collect::<Vec<_>>()
+    };
+    let (latency, iops) = (Metric::Latency, Metric::Iops);
+    let (pass, fail, open) = (Verdict::Pass, Verdict::Fail, Verdict::CantTell { more_pairs: None });
+    let says = |text: &str| Some(text.to_owned());
+    for keys in [AT_A_RATE, CURVE] {
+        assert_eq!(of(keys, ALIKE, ALIKE), [(latency, pass.clone(), None)], "a rate that is reached is no result");
+        // It makes fewer requests, and so they wait for less.
+        let note = || says("reached 63 % of the rate");
+        let better = of(keys, ALIKE, short(63_000.0, 50.0));
+        assert_eq!(better, [(latency, open.clone(), note()), (iops, fail.clone(), note())]);
+        let worse = of(keys, ALIKE, short(63_000.0, 500.0));
+        assert_eq!(worse, [(latency, fail.clone(), note()), (iops, fail.clone(), note())]);
+        let note = || says("the baseline reached 63 % of the rate");
+        let baseline = of(keys, short(63_000.0, 50.0), ALIKE);
+        assert_eq!(baseline, [(latency, open.clone(), note()), (iops, pass.clone(), note())]);
+        let baseline = of(keys, short(63_000.0, 500.0), ALIKE);
+        assert_eq!(baseline, [(latency, pass.clone(), note()), (iops, pass.clone(), note())]);
+        let note = || says("reached 63 % of the rate, and the baseline 63 %");
+        let both = of(keys, short(63_000.0, 100.0), short(63_000.0, 100.0));
+        assert_eq!(both, [(latency, open.clone(), note()), (iops, pass.clone(), note())]);
+    }
+    // Of which option to choose the slower is asked, and not who takes more CPU.
+    let mut run = at_a_rate(AT_A_RATE, |subject| if subject == "b" { short(63_000.0, 50.0) } else { ALIKE });
+    which(&mut run);
+    let words: Vec<_> = Analysis::new(&run).judged.iter().map(|one| (one.metric, one.fail)).collect();
+    assert_eq!(words, [(latency, "slower"), (Metric::CpuPerIo, "more CPU"), (iops, "slower")]);
+}
+
+#[test]
+fn on_the_front_is_who_is_known_to_be_better_in_something_than_each_other() {
+    let plan = [TWO, LOAD, "[[load]]\nname = 'deep'\niodepth = 4\n"].concat();
+    let ringed = |repetitions: u32, load: &str, of_b: Does| {
+        let run =
+            repeated(repetitions, &plan, |at, subject, _| if (at, subject) == (load, "b") { of_b } else { ALIKE });
+        let points = Analysis::new(&run).operating_points();
+        let ringed = points.into_iter().filter(|one| one.on_front);
+        ringed.map(|one| (one.load, one.subject)).collect::<Vec<_>>()
+    };
+    let b = || vec![("one".to_owned(), "b".to_owned())];
+    let faster = [130_000.0, 70.0, 140.0, 7.0];
+    assert_eq!(ringed(5, "one", ALIKE), []);
+    assert_eq!(ringed(5, "one", faster), b());
+    // Beside the other load's there are no pairs, and ranges of so few are apart by chance.
+    assert_eq!(ringed(4, "one", faster), []);
+    assert_eq!(ringed(1, "one", faster), []);
+    let [iops, mean, p99, cpu] = ALIKE;
+    assert_eq!(ringed(5, "one", [iops, mean, 0.5 * p99, cpu]), b(), "a tail is something");
+    assert_eq!(ringed(5, "one", [iops, mean, p99, 0.5 * cpu]), b());
+    // In pairs ranges may overlap, as where all scatter alike from one repetition to the next.
+    let together = repeated(5, &[TWO, LOAD].concat(), |_, subject, repetition| {
+        let by = f64::from(repetition + 1) * if subject == "b" { 0.8 } else { 1.0 };
+        [iops, mean * by, p99, cpu]
+    });
+    let on_front = |one: &OperatingPoint| one.on_front.then(|| one.subject.clone());
+    assert_eq!(Analysis::new(&together).operating_points().iter().filter_map(on_front).collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]

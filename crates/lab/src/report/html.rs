@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::tables::Grid;
 use super::{machine, published, tables};
 use crate::analysis::chart::Figure;
-use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related};
+use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related, Tails};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, figure};
 use crate::plan::Form;
@@ -23,6 +23,7 @@ struct Data<'a> {
     figures: &'a [Figure],
     points: &'a [OperatingPoint],
     relations: Vec<Related>,
+    tails: Vec<Tails>,
     parts: &'a [&'a str],
     ledgers: Vec<Spent>,
 }
@@ -35,6 +36,7 @@ pub fn page(analysis: &Analysis<'_>) -> String {
         figures: &figures,
         points: &points,
         relations: analysis.relations(),
+        tails: analysis.tails(),
         parts: &PARTS,
         ledgers: analysis.ledgers(),
     };
@@ -179,7 +181,7 @@ fn choice(analysis: &Analysis<'_>, points: &[OperatingPoint]) -> Markup {
                         th.number { "CPUs" } th.number { "CPU per I/O, µs" } th { "At" }
                     } } tbody {} } }
                     div.chart #front role="img" aria-label="Latency against IOPS of every option; its size is the CPUs it keeps busy" {}
-                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, IOPS and CPUs by the ranges of all repetitions; nothing that was measured beats these in one without losing in another. Faded: outside your constraints." }
+                    p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, p99, IOPS and CPUs, as each other point is known to be worse in one of them: under one load by what was measured in pairs, of two loads by ranges of five repetitions and more. Faded: outside your constraints." }
                     details { summary { "All operating points" } (grid(&operating_points(points))) }
                 }
             }
