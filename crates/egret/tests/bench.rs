@@ -702,12 +702,15 @@ fn runs_are_compared_in_groups_and_drawn_over_time() {
         let mut egret = Command::new(env!("CARGO_BIN_EXE_egret"));
         egret.args(words).current_dir(lab.plan.parent().unwrap()).output().unwrap()
     };
-    // A run beside itself has nothing that one repetition could tell, and two of each side are two runs.
+    // A run beside itself has nothing that one repetition could tell, and twice the same run is not two.
     let one = egret(&["compare", &results, &results]);
     assert_eq!(one.status.code(), Some(2), "{}", text(&one.stderr));
     assert!(text(&one.stdout).contains("one run each: "), "{}", text(&one.stdout));
     let several = egret(&["compare", &results, &results, "--", &results, &results]);
+    assert_eq!(several.status.code(), Some(3));
+    assert!(text(&several.stderr).contains("one of the runs is given twice"), "{}", text(&several.stderr));
     assert!(!text(&several.stdout).contains("one run each: "), "{}", text(&several.stdout));
+    assert!(text(&several.stdout).contains("the first runs are all of one boot: "), "{}", text(&several.stdout));
     let three = egret(&["compare", &results, &results, &results]);
     assert_eq!(three.status.code(), Some(3));
     assert!(text(&three.stderr).contains("two runs are compared, A and B, or several as A1 A2 A3 -- B1 B2 B3; got 3"));

@@ -35,6 +35,7 @@ pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) ->
         huge_pages: number_behind(&meminfo, "HugePages_Free:").unwrap_or(0) * kib("Hugepagesize:"),
         kernel: read("/proc/sys/kernel/osrelease").unwrap_or_default(),
         kernel_options: read("/proc/cmdline").unwrap_or_default(),
+        boot_id: boot_id(),
         hypervisor: hypervisor(&cpuinfo),
         disk: disks.first().and_then(Disk::path).map(block_device),
         components: components(plan, egret),
@@ -46,6 +47,11 @@ pub fn take(plan: &Plan, placement: &Placement, disks: &[Disk], egret: &Path) ->
     };
     host.warnings = warnings(&host, plan, placement);
     host
+}
+
+/// What the kernel calls the time since it was booted.
+fn boot_id() -> Option<String> {
+    read("/proc/sys/kernel/random/boot_id")
 }
 
 /// Settings that move figures and have no place of their own.
@@ -399,6 +405,11 @@ mod tests {
             .iter()
             .for_each(|number| fs::write(controller.join(format!("msi_irqs/{number}")), "msi\n").unwrap());
         assert_eq!(interrupts(&disk, &irq).as_deref(), Some("34: 0,2, 35: 1"));
+    }
+
+    #[test]
+    fn a_boot_has_a_name() {
+        assert_eq!((boot_id().unwrap().len(), boot_id().unwrap().lines().count()), (36, 1));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Comparison {
     pub symbols: Symbols,
     /// How many runs each side has.
     pub runs: [usize; 2],
+    /// Of each side whether it is of several runs that were all made between one boot and the next.
+    pub of_one_boot: [bool; 2],
 }
 
 impl Comparison {
@@ -63,10 +65,15 @@ impl Comparison {
                 }
             }
         }
+        objections.extend(repeated(a, b));
         let threshold = threshold.or_else(|| first.map(|run| run.plan.threshold)).unwrap_or_default();
         let (rows, new) = row::rows(a, b, threshold);
         let symbols = symbols::moved(a, b);
-        Self { objections, differences, rows, new, symbols, runs: [a.len(), b.len()] }
+        let of_one_boot = [a, b].map(|runs| {
+            let boot = runs.first().and_then(|run| run.host.boot_id.as_ref());
+            runs.len() > 1 && boot.is_some() && runs.iter().all(|run| run.host.boot_id.as_ref() == boot)
+        });
+        Self { objections, differences, rows, new, symbols, runs: [a.len(), b.len()], of_one_boot }
     }
 
     /// How many rows came out how.
@@ -83,6 +90,16 @@ impl Comparison {
         }
         self.count().overall()
     }
+}
+
+/// Of several runs none may be there twice: it would show no difference from itself. One beside itself alone is a trial
+/// of this command.
+fn repeated(a: &[&Run], b: &[&Run]) -> Option<String> {
+    let all = [a, b].concat();
+    let is_there_before = |(index, run): (usize, &&Run)| all[..index].contains(run);
+    let is_trial = a.len() == 1 && b.len() == 1;
+    (!is_trial && all.iter().enumerate().any(is_there_before))
+        .then(|| "one of the runs is given twice: only runs of their own show how far runs lie apart".into())
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::analysis::bound::{Bound, of_most};
+use crate::analysis::bound::{Bound, of_most, short_of_rate};
 use crate::plan::Metric;
-use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run};
+use crate::results::{Cell, DISTURBS, Measurement, Outcome, Run, shortfall};
 use crate::runner::AGAIN;
 use crate::statistics::{self, Estimate, Limit, Look, Null, Question, Sample, Verdict, deviation, mean, median};
 
@@ -32,8 +32,8 @@ pub struct Row {
 }
 
 /// What is compared: what was asked for is no result, so open loops are judged by latency and closed ones by IOPS. CPU
-/// is always normalised to one request.
-pub(crate) const METRICS: [Metric; 8] = [
+/// is normalised to one request; how busy the host was is beside it, as others publish that.
+pub(crate) const METRICS: [Metric; 9] = [
     Metric::Iops,
     Metric::Latency,
     Metric::LatencyP99,
@@ -42,6 +42,7 @@ pub(crate) const METRICS: [Metric; 8] = [
     Metric::LoadCpu,
     Metric::Duration,
     Metric::Transactions,
+    Metric::HostBusy,
 ];
 
 /// Load, subject, point.
@@ -127,9 +128,10 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     let runs = a.len().max(b.len());
     let nobody = Side::default();
     let (mut rows, mut questions) = (Vec::new(), Vec::new());
-    for (key, theirs) in &first {
-        let ours = second.get(key).unwrap_or(&nobody);
-        rows.extend(broken(*key, theirs, ours));
+    let keys: BTreeSet<Key<'_>> = first.keys().chain(second.keys()).copied().collect();
+    for key in keys {
+        let [theirs, ours] = [&first, &second].map(|sides| sides.get(&key).unwrap_or(&nobody));
+        rows.extend(broken(key, theirs, ours));
         for metric in METRICS {
             let logs = |side: &Side<'_>| side.logs(metric, runs);
             let Some(sample) = Sample::of_groups(&logs(ours), &logs(theirs)) else { continue };
@@ -151,12 +153,17 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
                 is_open: true,
             };
             questions.push((rows.len(), question));
-            rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(*key) });
+            rows.push(Row { metric, a: values(theirs), b: values(ours), decision, note, ..row(key) });
         }
     }
-    judge(&mut rows, &questions, |row| {
-        let bound = |sides: &BTreeMap<Key<'_>, Side<'_>>| sides.get(&row.key()).and_then(limit);
-        Bound::of(row.metric, bound(&second).as_ref(), bound(&first).as_ref())
+    judge(&mut rows, &questions, |row, verdict| {
+        let sides = [&second, &first].map(|sides| sides.get(&row.key()));
+        let short = sides.map(|side| shortfall(side?.all()));
+        if let Some((verdict, note)) = short_of_rate(row.metric, verdict, short) {
+            return (Ok(verdict), Some(note));
+        }
+        let [ours, theirs] = sides.map(|side| side.and_then(limit));
+        Bound::of(row.metric, ours.as_ref(), theirs.as_ref()).leaves(verdict)
     });
     // Within a run subjects take turns, and others' work is in all of them. Between two runs it makes the difference, and of one
     // run each nobody knows how much of it.
@@ -179,15 +186,18 @@ pub(super) fn rows(a: &[&Run], b: &[&Run], threshold: f64) -> (Vec<Row>, Vec<Str
     (rows, new)
 }
 
-/// Judges what decides as one family, and gives the rest an interval of its own.
-fn judge(rows: &mut [Row], questions: &[(usize, Question)], bound: impl Fn(&Row) -> Bound) {
+/// A verdict or why there is none, and what is to be said beside it.
+type Decided = (Result<Verdict, String>, Option<String>);
+
+/// Judges what decides as one family, and gives the rest an interval of its own. `decided` says what is left of a verdict.
+fn judge(rows: &mut [Row], questions: &[(usize, Question)], decided: impl Fn(&Row, Verdict) -> Decided) {
     let (deciding, shown): (Vec<_>, Vec<_>) =
         questions.iter().copied().partition(|(index, _)| rows[*index].decision.is_ok());
     let family: Vec<Question> = deciding.iter().map(|(_, question)| *question).collect();
     for ((index, _), (estimate, verdict)) in deciding.iter().zip(statistics::judge(&family, Look::ONLY)) {
         let row = &mut rows[*index];
         row.ratio = Some(estimate);
-        (row.decision, row.note) = bound(row).leaves(verdict);
+        (row.decision, row.note) = decided(row, verdict);
     }
     for (index, question) in shown {
         rows[index].ratio = statistics::judge(&[question], Look::ONLY).first().map(|(estimate, _)| *estimate);
@@ -208,28 +218,32 @@ fn row((load, subject, point): Key<'_>) -> Row {
     }
 }
 
-/// A row that says that a cell which the first side measured failed on the second, or is missing there.
+/// A row that says that a cell failed on the second side, or that it is missing there and the first side has tried it.
 fn broken(key: Key<'_>, theirs: &Side<'_>, ours: &Side<'_>) -> Option<Row> {
-    if theirs.measured.is_empty() {
-        return None;
-    }
-    let metric = METRICS.into_iter().find(|metric| !theirs.values(*metric).is_empty())?;
+    let open = Verdict::CantTell { more_pairs: None };
+    let (is_there, was_there) = (!ours.measured.is_empty(), !theirs.measured.is_empty());
     let (verdict, note) = match (ours.failed(), theirs.failed()) {
-        (Some(failed), None) => (Verdict::Fail, failed),
+        (Some(failed), None) if was_there => (Verdict::Fail, failed),
+        (Some(failed), None) => (open, format!("{failed}; the first run did not measure it")),
+        // What worked mostly and works no more is a loss.
         (Some(failed), Some(before)) => {
-            (Verdict::CantTell { more_pairs: None }, format!("{failed}; before, it {before}"))
+            let worked = 2 * theirs.all().count() > theirs.tried;
+            let verdict = if worked && !is_there { Verdict::Fail } else { open };
+            (verdict, format!("{failed}; before, it {before}"))
         }
-        (None, _) if ours.measured.is_empty() => {
+        (None, before) if (was_there || before.is_some()) && !is_there => {
             let why = ours
                 .impossible
                 .map_or("missing from the second run".into(), |why| format!("impossible in the second run: {why}"));
-            (Verdict::CantTell { more_pairs: None }, why)
+            (open, why)
         }
         (None, _) => return None,
     };
-    let values = ours.values(metric);
-    let b = (!values.is_empty()).then(|| median(values));
-    Some(Row { metric, a: Some(median(theirs.values(metric))), b, decision: Ok(verdict), note: Some(note), ..row(key) })
+    let known = |side: &Side<'_>, metric| Some(side.values(metric)).filter(|values| !values.is_empty()).map(median);
+    let metric = METRICS.into_iter().find(|metric| known(theirs, *metric).or(known(ours, *metric)).is_some());
+    let metric = metric.unwrap_or(Metric::Iops);
+    let (a, b) = (known(theirs, metric), known(ours, metric));
+    Some(Row { metric, a, b, decision: Ok(verdict), note: Some(note), ..row(key) })
 }
 
 /// How much the logarithms of pairs of a baseline and itself deviate, typically over the loads and the runs: the noise
@@ -250,12 +264,15 @@ fn noise(runs: &[&Run], metric: Metric) -> f64 {
     if deviations.is_empty() { 0.0 } else { median(deviations) }
 }
 
-/// A load's duration is the plan's; a piece of work takes what it takes. What the load spends is compared where nobody
-/// serves it: fio on the host goes the path by itself.
+/// A load's duration is the plan's; a piece of work takes what it takes. What the load spends is compared where it goes the
+/// path by itself: fio on the host, whom nobody serves, and fio in a guest, through the guest's kernel.
 fn value(metric: Metric, measurement: &Measurement) -> Option<f64> {
+    let is_served = measurement.cpu.all_of_server().is_some();
+    let is_guest = measurement.cpu.guest.is_some();
     let is_compared = match metric {
         Metric::Duration => measurement.requests() == 0,
-        Metric::LoadCpu => measurement.cpu.all_of_server().is_none() && measurement.cpu.guest.is_none(),
+        Metric::LoadCpu => is_guest || !is_served,
+        Metric::HostBusy => !is_guest && !is_served,
         _ => true,
     };
     metric.of(measurement).filter(|_| is_compared)
@@ -274,10 +291,16 @@ fn decides(metric: Metric, a: &Side<'_>, b: &Side<'_>) -> Result<Bound, String> 
         return Err("under emulation".into());
     }
     match metric {
-        Metric::Iops if open => Err("offered, not found".into()),
+        Metric::Iops | Metric::Transactions if open && [a, b].iter().all(|side| shortfall(side.all()).is_none()) => {
+            Err("offered, not found".into())
+        }
         Metric::Latency | Metric::LatencyP99 | Metric::LatencyP999 if !open => Err("IOPS say it".into()),
         // A pair of tails in a run of seconds says too little.
         Metric::LatencyP99 | Metric::LatencyP999 => Err("shown only".into()),
+        // Who does more is busier.
+        Metric::HostBusy => Err("shown only".into()),
+        // By its own clock, which goes on where it waits for a processor.
+        Metric::LoadCpu if all().any(|measurement| measurement.cpu.guest.is_some()) => Err("shown only".into()),
         _ => match Bound::of(metric, limit(b).as_ref(), limit(a).as_ref()) {
             Bound::Both(why) => Err(why),
             bound => Ok(bound),

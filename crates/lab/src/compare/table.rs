@@ -24,6 +24,14 @@ impl Comparison {
                  egret compare A1 A2 A3 -- B1 B2 B3\n",
             );
         }
+        for (which, of_one_boot) in ["first", "second"].into_iter().zip(self.of_one_boot) {
+            if of_one_boot {
+                let _ = writeln!(
+                    text,
+                    "the {which} runs are all of one boot: what differs from one boot to the next is in no interval"
+                );
+            }
+        }
         text
     }
 

@@ -41,6 +41,11 @@ fn each_measurement(run: &mut Run, change: impl Fn(&mut Measurement)) {
     }
 }
 
+/// As good a run, made a moment later.
+fn another(run: &Run) -> Run {
+    Run { started: run.started + 1, ..run.clone() }
+}
+
 fn overall(a: &Run, b: &Run) -> Overall {
     Comparison::of(&[a], &[b], None).overall(false)
 }
@@ -72,7 +77,8 @@ fn what_was_lost_beside_other_work_cannot_be_told_of_one_run_each_and_can_of_sev
         let said = if before > 0 { "others used 6 % of the machine in the first run" } else { "in the second run" };
         let notes = || comparison.rows.iter().filter_map(|row| row.note.as_deref());
         assert_eq!(notes().any(|note| note.ends_with(said)), then == Overall::CantTell, "{before} {after}");
-        assert_eq!(Comparison::of(&[&a, &a], &[&b, &b], None).overall(false), Overall::Fail);
+        let [more_a, more_b] = [&a, &b].map(another);
+        assert_eq!(Comparison::of(&[&a, &more_a], &[&b, &more_b], None).overall(false), Overall::Fail);
     }
 }
 
@@ -226,7 +232,8 @@ fn settings_that_move_figures_have_to_be_the_same_where_both_runs_know_them() {
 fn runs_of_one_side_have_to_be_alike_among_themselves() {
     let mut other = run(1e5);
     other.host.components[0].version = "2".into();
-    let comparison = Comparison::of(&[&run(1e5), &run(1e5)], &[&run(1e5), &other], None);
+    let [a, b, c] = [run(1e5), another(&run(1e5)), another(&another(&run(1e5)))];
+    let comparison = Comparison::of(&[&a, &b], &[&c, &other], None);
     assert_eq!(comparison.overall(false), Overall::NotComparable);
     assert_eq!(comparison.objections, ["the second runs differ among themselves: egret"]);
 }
@@ -323,6 +330,84 @@ fn what_crashed_before_is_no_regression_and_no_pass() {
 }
 
 #[test]
+fn what_worked_mostly_and_works_no_more_fails_and_what_nobody_measured_before_is_named() {
+    let failed = |repetitions: u32| {
+        let mut run = run(1e5);
+        fail(&mut run, repetitions);
+        run
+    };
+    let without = |run: &Run| {
+        let mut run = run.clone();
+        run.cells.retain(|cell| !cell.id.load.ends_with("QD64"));
+        run
+    };
+    let impossible = |mut run: Run| {
+        for cell in run.cells.iter_mut().filter(|cell| cell.id.load.ends_with("QD64")) {
+            cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
+        }
+        run
+    };
+    let fine = run(1e5);
+    let says = |a: &Run, b: &Run| {
+        let comparison = Comparison::of(&[a], &[b], None);
+        let noted = comparison.rows.iter().filter(|row| row.load.ends_with("QD64"));
+        let notes: Vec<_> =
+            noted.filter_map(|row| Some(format!("{}: {}", row.metric.name(), row.note.clone()?))).collect();
+        (comparison.overall(false), notes.join(" | "))
+    };
+    let crash = |times: u32| format!("failed in {times} of 5 repetitions: the server ended with signal 11");
+    let (five, before) = (crash(5), |times: u32| format!("; before, it {}", crash(times)));
+    for (a, b, overall, note) in [
+        (failed(1), failed(5), Overall::Fail, format!("{five}{}", before(1))),
+        (failed(3), failed(5), Overall::CantTell, format!("{five}{}", before(3))),
+        (failed(1), failed(4), Overall::CantTell, format!("{}{}", crash(4), before(1))),
+        (failed(5), failed(5), Overall::CantTell, format!("{five}{}", before(5))),
+        (without(&fine), failed(5), Overall::CantTell, format!("{five}; the first run did not measure it")),
+        (impossible(run(1e5)), failed(1), Overall::CantTell, format!("{}; the first run did not measure it", crash(1))),
+        (failed(5), without(&fine), Overall::CantTell, "missing from the second run".into()),
+        (run(1e5), impossible(run(1e5)), Overall::CantTell, "impossible in the second run: no /dev/kvm".into()),
+    ] {
+        assert_eq!(says(&a, &b), (overall, format!("IOPS: {note}")));
+    }
+    // What this machine cannot run is no loss to anybody, and what is mended is none.
+    for (a, b) in
+        [(impossible(run(1e5)), impossible(run(1e5))), (impossible(run(1e5)), run(1e5)), (failed(5), run(1e5))]
+    {
+        assert_eq!(says(&a, &b), (Overall::Pass, String::new()));
+    }
+}
+
+#[test]
+fn an_open_loop_that_falls_short_passes_nothing_by_its_latency_and_fails_by_what_it_reached() {
+    let open = |iops: f64, mean: f64, is_database: bool| {
+        let mut run = run(iops);
+        each_measurement(&mut run, |measured| {
+            measured.offered_iops = Some(1e5);
+            measured.reads.as_mut().unwrap().latency = Latency { mean, ..Latency::default() };
+            measured.transactions = is_database.then_some(iops);
+        });
+        run
+    };
+    let of = |a: &Run, b: &Run, metric: Metric| {
+        let rows = Comparison::of(&[a], &[b], None).rows;
+        let row = rows.into_iter().find(|row| row.metric == metric).expect("a row");
+        (row.decision, row.note)
+    };
+    let not_found = || (Err("offered, not found".into()), None);
+    for (is_database, reached) in [(false, Metric::Iops), (true, Metric::Transactions)] {
+        let (fine, short) = (open(1e5, 1e5, is_database), open(0.63e5, 0.5e5, is_database));
+        assert_eq!(of(&fine, &fine, reached), not_found());
+        let note = |text: &str| Some(text.to_owned());
+        let open = || Ok(Verdict::CantTell { more_pairs: None });
+        assert_eq!(of(&fine, &short, Metric::Latency), (open(), note("reached 64 % of the rate")));
+        assert_eq!(of(&fine, &short, reached), (Ok(Verdict::Fail), note("reached 64 % of the rate")));
+        assert_eq!(of(&short, &fine, Metric::Latency), (open(), note("the baseline reached 64 % of the rate")));
+        assert_eq!(of(&short, &fine, reached).0, Ok(Verdict::Pass));
+        assert_eq!(overall(&fine, &short), Overall::Fail);
+    }
+}
+
+#[test]
 fn cells_that_are_missing_are_named_and_no_pass() {
     let mut b = run(1e5);
     b.cells.retain(|cell| !cell.id.load.ends_with("QD64"));
@@ -337,12 +422,50 @@ fn of_one_run_each_it_says_that_nobody_knows_how_far_runs_lie_apart() {
     let said = "one run each: what differs from one boot";
     let (a, b) = (run(1e5), run(1e5));
     assert!(Comparison::of(&[&a], &[&b], None).text().contains(said));
-    assert!(!Comparison::of(&[&a, &a], &[&b, &b], None).text().contains(said));
+    let (more_a, more_b) = (another(&a), another(&b));
+    assert!(!Comparison::of(&[&a, &more_a], &[&b, &more_b], None).text().contains(said));
+}
+
+#[test]
+fn a_run_that_is_given_twice_is_refused_and_several_of_one_boot_say_so() {
+    let numbered = |number: u64, boot: Option<&str>| {
+        let mut run = run(1e5);
+        run.started = number;
+        run.host.boot_id = boot.map(str::to_owned);
+        run
+    };
+    let runs = [0, 1, 2, 3].map(|number| numbered(number, Some(if number == 3 { "another" } else { "one" })));
+    let [a, b, c, d] = &runs;
+    for (first, second) in
+        [(vec![a, a], vec![b, c]), (vec![b, c], vec![a, a]), (vec![a, b], vec![c, a]), (vec![a], vec![b, a])]
+    {
+        let comparison = Comparison::of(&first, &second, None);
+        assert_eq!(comparison.overall(false), Overall::NotComparable);
+        assert!(comparison.objections[0].starts_with("one of the runs is given twice: "));
+    }
+    assert_eq!(overall(a, a), Overall::Pass, "a trial");
+    assert_eq!(Comparison::of(&[a, b], &[c, d], None).overall(false), Overall::Pass);
+
+    let boots = |first: &[&Run], second: &[&Run]| {
+        let text = Comparison::of(first, second, None).text();
+        ["first", "second"].map(|which| text.contains(&format!("the {which} runs are all of one boot: ")))
+    };
+    assert_eq!(boots(&[a, b], &[c, d]), [true, false]);
+    assert_eq!(boots(&[c, d], &[a, b]), [false, true]);
+    assert_eq!(boots(&[a], &[b]), [false; 2], "of one run each another line says more");
+    let unknown = [0, 1, 2, 3].map(|number| numbered(number, None));
+    assert_eq!(boots(&[&unknown[0], &unknown[1]], &[&unknown[2], &unknown[3]]), [false; 2]);
 }
 
 #[test]
 fn several_runs_show_how_far_runs_of_one_thing_lie_apart() {
-    let side = |rates: [f64; 3]| rates.map(run);
+    let number = std::cell::Cell::new(0);
+    let side = |rates: [f64; 3]| {
+        rates.map(|rate| {
+            number.set(number.get() + 1);
+            Run { started: number.get(), ..run(rate) }
+        })
+    };
     let of = |a: &[Run; 3], b: &[Run; 3]| {
         let [a, b] = [a, b].map(|runs| runs.iter().collect::<Vec<_>>());
         Comparison::of(&a, &b, None)
@@ -529,22 +652,34 @@ fn a_ci_reads_a_test_for_each_row_that_decides() {
 
 #[test]
 fn what_fio_on_the_host_spends_itself_is_compared_and_what_a_servers_load_spends_is_not() {
-    let spending = |each: u64, server: Option<u64>| {
+    let spending = |each: u64| {
         let mut run = run(1e5);
         each_measurement(&mut run, |measured| {
-            measured.cpu = Ledger { load: Some(each * measured.requests()), server, ..Ledger::default() };
+            measured.cpu = Ledger { load: Some(each * measured.requests()), ..Ledger::default() };
         });
         run
     };
-    let rows = |server| {
-        let comparison = Comparison::of(&[&spending(1000, server)], &[&spending(2000, server)], None);
-        comparison
-            .rows
-            .into_iter()
-            .filter(|row| row.metric == Metric::LoadCpu)
-            .map(|row| row.decision)
-            .collect::<Vec<_>>()
+    let rows = |change: fn(&mut Ledger), metric: Metric| {
+        let [a, b] = [1000, 2000].map(|each| {
+            let mut run = spending(each);
+            each_measurement(&mut run, |measured| {
+                measured.cpu.host_busy = measured.cpu.load;
+                change(&mut measured.cpu);
+            });
+            run
+        });
+        let mut rows = Comparison::of(&[&a], &[&b], None).rows;
+        rows.retain(|row| row.metric == metric);
+        rows.into_iter().map(|row| row.decision).collect::<Vec<_>>()
     };
-    assert!(!rows(None).is_empty() && rows(None).iter().all(|decision| *decision == Ok(Verdict::Fail)));
-    assert_eq!(rows(Some(1)), []);
+    let shown = vec![Err("shown only".to_owned()); 2];
+    let (host, served) = (|_: &mut Ledger| {}, |cpu: &mut Ledger| cpu.server = Some(1));
+    assert_eq!(rows(host, Metric::LoadCpu), vec![Ok(Verdict::Fail); 2]);
+    assert_eq!(rows(served, Metric::LoadCpu), []);
+    // A guest's clock goes on where it waits.
+    let guest = |cpu: &mut Ledger| (cpu.guest, cpu.io_thread_work) = (Some(1), Some(1));
+    assert_eq!(rows(guest, Metric::LoadCpu), shown);
+    // How busy the host was is published by others, of fio on the host.
+    assert_eq!(rows(host, Metric::HostBusy), shown);
+    assert_eq!((rows(served, Metric::HostBusy), rows(guest, Metric::HostBusy)), (vec![], vec![]));
 }

@@ -276,6 +276,7 @@ fn ledger(analysis: &Analysis<'_>) -> Markup {
             @else {
                 div.card {
                     p.quiet { "CPU time per I/O, µs, medians. “Unaccounted” is what the host was busy with beside all that is named here; where it would dwarf the rest it is switched off at first, and the legend switches it on." }
+                    p.quiet { "“CPU per I/O” elsewhere on this page is the server’s, the guest’s, and all of the host’s kernel threads and interrupts: nobody can tell whose request caused those, so that the load’s and other programs’ are among them. An interrupt that comes while a thread runs may be in both. The load, what is behind the disk and what is unaccounted are not in it." }
                     div.chart #ledger role="img" aria-label="CPU time per I/O by who spent it: the figures are in the table below" {}
                     details { summary { "Figures" } (grid(&table)) }
                 }

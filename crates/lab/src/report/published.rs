@@ -41,9 +41,9 @@ impl Published {
             Self::S0Iops | Self::S0Cpu | Self::S1Weight | Self::S1Window => {
                 Some("Theirs are a guest's on their hardware: compare the differences, not the rates.")
             }
-            Self::S3Busy => {
-                Some("A difference between two kernels needs a run on each of them: egret compare A B shows ours.")
-            }
+            Self::S3Busy => Some(
+                "A difference between two kernels needs a run on each of them: egret compare A B shows ours, as host busy of fio on the host.",
+            ),
             Self::S3Symbols | Self::S4Devices => None,
         }
     }

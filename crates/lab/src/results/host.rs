@@ -17,6 +17,9 @@ pub struct Host {
     pub kernel: String,
     /// The kernel's command line.
     pub kernel_options: String,
+    /// What the kernel calls the time since it was booted.
+    #[serde(default)]
+    pub boot_id: Option<String>,
     /// `kvm`, `vmware`, ... where this is a virtual machine itself.
     pub hypervisor: Option<String>,
     /// The disk under test, as far as it is on one.
