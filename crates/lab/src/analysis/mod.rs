@@ -27,8 +27,8 @@ use std::cell::OnceCell;
 use serde::Serialize;
 
 use crate::plan::{Asks, Load, Metric, Stack};
-use crate::results::Run;
-use crate::runner::AGAIN;
+use crate::results::{CellId, Run};
+use crate::runner::{AGAIN, steps};
 use crate::statistics::{Count, Overall, median};
 
 pub use judge::Judged;
@@ -101,12 +101,39 @@ impl<'a> Analysis<'a> {
         self.run.cells.iter().filter(|cell| cell.failure().is_some()).count()
     }
 
-    /// What the whole plan comes to. Nothing passes where something failed, be it only the reference.
+    /// Places in the plan, as far as it was asked for, of which nothing was measured and nothing failed: whoever has not
+    /// been measured yet, or cannot be here. What the plan can do without was left out of it before it began.
+    pub fn absent(&self) -> Vec<CellId> {
+        let mut first = steps(&self.run.plan, self.run.seed, self.run.only.as_deref());
+        first.retain(|step| step.id.repetition == 0 && !step.id.subject.ends_with(AGAIN));
+        first.sort_by_key(|step| (step.load, step.id.point, step.subject));
+        let is_absent = |id: &CellId| {
+            let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
+            matches!(self.table.status(key), Status::Impossible(_) | Status::Missing)
+        };
+        first.into_iter().map(|step| step.id).filter(is_absent).collect()
+    }
+
+    /// What the whole plan comes to. Nothing passes where something failed, be it only the reference, or where something is
+    /// not there that the plan asks for.
     pub fn overall(&self) -> Overall {
         match self.count().overall() {
-            Overall::Pass if self.failed_cells() > 0 => Overall::CantTell,
+            Overall::Pass if self.failed_cells() > 0 || !self.gaps().is_empty() => Overall::CantTell,
             overall => overall,
         }
+    }
+
+    /// What is to be said behind a verdict of a run that is not whole; nothing of one that is.
+    pub fn gaps(&self) -> String {
+        let mut text = String::new();
+        if self.run.ended.is_none() {
+            text.push_str("; not finished");
+        }
+        if let [first, others @ ..] = &self.absent()[..] {
+            let more = if others.is_empty() { String::new() } else { format!(" and in {} other places", others.len()) };
+            text += &format!("; nothing was measured of {} under {}{more}", first.subject, first.place());
+        }
+        text
     }
 
     /// The verdict of the whole plan in one line.
@@ -116,14 +143,15 @@ impl<'a> Analysis<'a> {
             cells => format!("; of {} cells {cells} failed", self.run.cells.len()),
         };
         let (overall, count) = (self.overall(), self.count());
-        match (self.run.plan.asks, overall) {
+        let verdict = match (self.run.plan.asks, overall) {
             (Asks::Whether, _) => format!("{}: {count}{failed}", overall.word()),
             // What crashes is a fail, whatever was asked.
             (Asks::Which, Overall::Fail) if !failed.is_empty() => format!("fail: {}{failed}", self.beside(count)),
             (Asks::Which, Overall::Fail) => format!("they differ: {}", self.beside(count)),
             (Asks::Which, Overall::Pass) => format!("none is worse: {}", self.beside(count)),
             (Asks::Which, _) => format!("{}: {}{failed}", overall.word(), self.beside(count)),
-        }
+        };
+        verdict + &self.gaps()
     }
 
     /// The count in the words of a plan that asks which option to choose.

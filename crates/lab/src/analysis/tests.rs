@@ -16,6 +16,7 @@ fn run(plan: &str, does: impl Fn(&str, &str, u32) -> Does) -> Run {
 /// The same with so many repetitions.
 fn repeated(repetitions: u32, plan: &str, does: impl Fn(&str, &str, u32) -> Does) -> Run {
     let mut run = Run::of(&format!("name = 'p'\ntitle = '?'\nnoise-floor = false\n[disk]\ntype = 'null'\n{plan}"));
+    run.ended = Some(1);
     let loads: Vec<_> = run.plan.loads.iter().map(|load| load.name.clone()).collect();
     for (load, repetition) in loads.iter().flat_map(|load| (0..repetitions).map(move |repetition| (load, repetition))) {
         for (index, subject) in run.plan.subjects.iter().enumerate() {
@@ -84,7 +85,64 @@ fn a_plan_s_verdict_is_one_line_in_the_words_of_what_it_asks() {
     let text = said(&alone).2;
     assert!(text.ends_with("0 times nobody can tell"), "nothing decides nothing: {text}");
     alone.cells.retain(|cell| cell.id.subject == "a");
-    assert_eq!(said(&alone), (Overall::CantTell, 0, "can't tell: no comparison decides anything".into()));
+    let nothing = "can't tell: no comparison decides anything; nothing was measured of b under one";
+    assert_eq!(said(&alone), (Overall::CantTell, 0, nothing.into()));
+}
+
+#[test]
+fn a_run_that_is_not_whole_passes_nothing_and_says_what_it_lacks() {
+    let plan = format!("{TWO}[[subject]]\nname = 'c'\nstack = 'egret'\n{LOAD}[[load]]\nname = 'two'\n{CURVE}");
+    let whole = || {
+        let mut run = run(&plan, |_, _, _| ALIKE);
+        let points = run.cells.iter().filter(|cell| cell.id.load == "two").cloned().collect::<Vec<_>>();
+        run.cells.extend(points.into_iter().map(|cell| Cell { id: CellId { point: 1, ..cell.id }, ..cell }));
+        run
+    };
+    let said = |run: &Run| {
+        let analysis = Analysis::new(run);
+        let verdict = analysis.verdict();
+        let skipped = crate::compare::junit::of_run(&analysis).unwrap().matches("<skipped").count();
+        assert!(verdict.ends_with(&analysis.gaps()) && verdict.starts_with(analysis.overall().word()), "{verdict}");
+        (analysis.overall(), analysis.gaps(), skipped)
+    };
+    assert_eq!(said(&whole()), (Overall::Pass, String::new(), 0));
+    let mut unfinished = whole();
+    unfinished.ended = None;
+    assert_eq!(said(&unfinished), (Overall::CantTell, "; not finished".into(), 1));
+
+    let without = |is_meant: fn(&CellId) -> bool| {
+        let mut run = whole();
+        run.cells.retain(|cell| !is_meant(&cell.id));
+        run
+    };
+    let gap = |text: &str| format!("; nothing was measured of {text}");
+    let nowhere = without(|id| id.subject == "c");
+    assert_eq!(said(&nowhere), (Overall::CantTell, gap("c under one and in 2 other places"), 3));
+    let no_point = without(|id| id.subject == "c" && id.point == 1);
+    assert_eq!(said(&no_point), (Overall::CantTell, gap("c under two, point 1"), 1));
+    let no_load = without(|id| id.load == "two");
+    assert_eq!(said(&no_load), (Overall::CantTell, gap("a under two and in 5 other places"), 6));
+    let some = without(|id| id.subject == "c" && id.repetition == 3);
+    assert_eq!(said(&some), (Overall::Pass, String::new(), 0), "it was measured in the others");
+    let mut impossible = whole();
+    for cell in impossible.cells.iter_mut().filter(|cell| cell.id.subject == "c" && cell.id.load == "one") {
+        cell.outcome = Outcome::Impossible { reason: "no /dev/kvm".into() };
+    }
+    assert_eq!(said(&impossible), (Overall::CantTell, gap("c under one"), 1));
+    let xml = crate::compare::junit::of_run(&Analysis::new(&impossible)).unwrap();
+    assert!(xml.contains("cannot run here: no /dev/kvm"), "{xml}");
+
+    // What nobody asked for is not missing, and what a load is not put on neither; what failed is told as that.
+    let mut asked = nowhere.clone();
+    asked.cells.retain(|cell| cell.id.load == "one");
+    asked.plan.loads.change(|loads| loads[0].subjects = vec!["a".into(), "b".into()]);
+    asked.only = Some("one".into());
+    assert_eq!(said(&asked), (Overall::Pass, String::new(), 0));
+    let mut failed = whole();
+    failed.cells.iter_mut().filter(|cell| cell.id.subject == "c").for_each(|cell| {
+        cell.outcome = Outcome::Failed { reason: "it crashed".into(), log: Vec::new() };
+    });
+    assert_eq!(Analysis::new(&failed).gaps(), "");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use super::Comparison;
-use crate::analysis::Analysis;
+use crate::analysis::{Analysis, CellKey, Status};
 use crate::statistics::Verdict;
 
 /// A comparison that decides.
@@ -43,7 +43,8 @@ impl Comparison {
     }
 }
 
-/// A test for each comparison of a run that decides, and one for each cell that failed.
+/// A test for each comparison of a run that decides, and one for each cell that failed; skipped is what was not measured,
+/// and the run as a whole where it is not finished.
 ///
 /// # Errors
 /// What was measured has a name that XML cannot hold.
@@ -60,7 +61,25 @@ pub fn of_run(analysis: &Analysis<'_>) -> Result<String, quick_junit::SerializeE
         case.set_classname(&cell.id.subject).set_time(Duration::ZERO);
         Some(case)
     });
-    report("egret bench", cases.map(case).chain(failed))
+    let absent = analysis.absent().into_iter().map(|id| {
+        let key = CellKey { load: &id.load, subject: &id.subject, point: id.point };
+        let why = match analysis.table.status(key) {
+            Status::Impossible(reason) => format!("cannot run here: {reason}"),
+            _ => "not measured".into(),
+        };
+        skipped(format!("{}: measured", id.place()), &id.subject, &why)
+    });
+    let plan = &analysis.run.plan.name;
+    let unfinished = analysis.run.ended.is_none().then(|| skipped("the run has ended".into(), plan, "not finished"));
+    report("egret bench", cases.map(case).chain(failed).chain(absent).chain(unfinished))
+}
+
+fn skipped(name: String, class: &str, why: &str) -> TestCase {
+    let mut status = TestCaseStatus::skipped();
+    status.set_message(why);
+    let mut case = TestCase::new(name, status);
+    case.set_classname(class).set_time(Duration::ZERO);
+    case
 }
 
 fn report(name: &str, cases: impl IntoIterator<Item = TestCase>) -> Result<String, quick_junit::SerializeError> {

@@ -51,7 +51,7 @@ fn table(runs: &[&(String, Run)], analyses: &[Analysis<'_>]) -> Markup {
                     td { a href=(place) { (date(run.started)) } }
                     td { (run.host.kernel) }
                     td { @for one in &run.host.components { (one.name) " " (one.version) " " code { (one.sha256.get(..8).unwrap_or_default()) } br; } }
-                    td { span.verdict.(kind(analysis.overall())) { (analysis.overall().word()) } " " (analysis.count()) }
+                    td { span.verdict.(kind(analysis.overall())) { (analysis.overall().word()) } " " (analysis.count()) (analysis.gaps()) }
                     td { @if let Some((overall, text)) = &before { span.verdict.(kind(*overall)) { (overall.word()) } " " (text) } @else { "–" } }
                 }
             } }

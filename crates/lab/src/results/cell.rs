@@ -16,6 +16,13 @@ pub struct CellId {
     pub point: u32,
 }
 
+impl CellId {
+    /// The load, and of a curve its point.
+    pub fn place(&self) -> String {
+        if self.point == 0 { self.load.clone() } else { format!("{}, point {}", self.load, self.point) }
+    }
+}
+
 /// A cell that has ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
