@@ -28,8 +28,8 @@ fn fio_in_a_guest_measures_virtio_blk_of_qemus_own() {
     }
     let lab = Lab::new();
     // More than there are slots for, so that they share some.
-    let mut deployment = lab.deploy("blockdev = { aio = 'native' }", &beside(17));
-    fio_measures(&lab, deployment.as_mut(), 17);
+    let mut deployment = lab.deploy("blockdev = { aio = 'native' }", &beside(100));
+    fio_measures(&lab, deployment.as_mut(), 100);
     a_panic_is_seen(&lab, deployment.as_mut());
 }
 
