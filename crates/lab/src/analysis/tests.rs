@@ -301,21 +301,21 @@ fn who_falls_short_of_a_rate_passes_nothing_by_its_latency_and_fails_by_what_it_
     let (pass, fail, open) = (Verdict::Pass, Verdict::Fail, Verdict::CantTell { more_pairs: None });
     let says = |text: &str| Some(text.to_owned());
     for keys in [AT_A_RATE, CURVE] {
-        assert_eq!(of(keys, ALIKE, ALIKE), [(latency, pass.clone(), None)], "a rate that is reached is no result");
+        assert_eq!(of(keys, ALIKE, ALIKE), [(latency, pass, None)], "a rate that is reached is no result");
         // It makes fewer requests, and so they wait for less.
         let note = || says("reached 63 % of the rate");
         let better = of(keys, ALIKE, short(63_000.0, 50.0));
-        assert_eq!(better, [(latency, open.clone(), note()), (iops, fail.clone(), note())]);
+        assert_eq!(better, [(latency, open, note()), (iops, fail, note())]);
         let worse = of(keys, ALIKE, short(63_000.0, 500.0));
-        assert_eq!(worse, [(latency, fail.clone(), note()), (iops, fail.clone(), note())]);
+        assert_eq!(worse, [(latency, fail, note()), (iops, fail, note())]);
         let note = || says("the baseline reached 63 % of the rate");
         let baseline = of(keys, short(63_000.0, 50.0), ALIKE);
-        assert_eq!(baseline, [(latency, open.clone(), note()), (iops, pass.clone(), note())]);
+        assert_eq!(baseline, [(latency, open, note()), (iops, pass, note())]);
         let baseline = of(keys, short(63_000.0, 500.0), ALIKE);
-        assert_eq!(baseline, [(latency, pass.clone(), note()), (iops, pass.clone(), note())]);
+        assert_eq!(baseline, [(latency, pass, note()), (iops, pass, note())]);
         let note = || says("reached 63 % of the rate, and the baseline 63 %");
         let both = of(keys, short(63_000.0, 100.0), short(63_000.0, 100.0));
-        assert_eq!(both, [(latency, open.clone(), note()), (iops, pass.clone(), note())]);
+        assert_eq!(both, [(latency, open, note()), (iops, pass, note())]);
     }
     // Of which option to choose the slower is asked, and not who takes more CPU.
     let mut run = at_a_rate(AT_A_RATE, |subject| if subject == "b" { short(63_000.0, 50.0) } else { ALIKE });
