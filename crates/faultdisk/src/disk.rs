@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{
     BackgroundSession, FUSE_ROOT_ID, FileAttr, FileType, Filesystem, KernelConfig, MountOption, ReplyAttr, ReplyData,
@@ -18,6 +18,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
 use crate::faults::{Asked, Effect, Fault, Faults, IoType};
+use crate::record::{Ran, Record};
 use crate::store::{Store, Survivors};
 
 const DISK: u64 = FUSE_ROOT_ID + 1;
@@ -106,6 +107,16 @@ impl FaultDisk {
         self.shared.lock().obey(order)
     }
 
+    /// Records what it runs, from here on.
+    pub fn record(&self) {
+        self.shared.lock().record.begin();
+    }
+
+    /// What it has run since it was told to [`record`](Self::record), in order.
+    pub fn recorded(&self) -> Vec<Ran> {
+        self.shared.lock().record.ran().to_vec()
+    }
+
     /// Unmounts it. Whoever waits is answered, and who still has the file goes on with it.
     pub fn close(&self) {
         let mut state = self.shared.lock();
@@ -133,8 +144,15 @@ enum Fate {
     Torn(u32),
 }
 
-/// A request that can be run and answered.
-type Task = Box<dyn FnOnce(&mut Store, Fate) + Send>;
+/// What runs a request and answers it.
+type Run = Box<dyn FnOnce(&mut Store, Fate) + Send>;
+
+/// A request that can be run.
+struct Task {
+    asked: Asked,
+    begun: Instant,
+    run: Run,
+}
 
 struct State {
     store: Store,
@@ -146,6 +164,7 @@ struct State {
     held: Vec<Task>,
     /// What waits for company.
     company: Vec<Task>,
+    record: Record,
 }
 
 impl std::fmt::Debug for State {
@@ -157,7 +176,8 @@ impl std::fmt::Debug for State {
 impl State {
     fn new(store: Store) -> Self {
         let status = Status { is_on: true, ..Status::default() };
-        Self { store, faults: Faults::default(), status, boots: 0, held: Vec::new(), company: Vec::new() }
+        let (held, company) = (Vec::new(), Vec::new());
+        Self { store, faults: Faults::default(), status, boots: 0, held, company, record: Record::default() }
     }
 
     fn obey(&mut self, order: Order) -> io::Result<Status> {
@@ -204,7 +224,12 @@ impl State {
 
     fn run(&mut self, task: Task, fate: Fate) {
         let fate = if self.status.is_on { fate } else { Fate::Fails(Errno::IO) };
-        task(&mut self.store, fate);
+        let Task { asked, begun, run } = task;
+        if let Fate::Runs = fate {
+            // Before it is answered. What comes from now on is run later, because this has the lock.
+            self.record.note(asked, begun);
+        }
+        run(&mut self.store, fate);
     }
 }
 
@@ -218,7 +243,8 @@ impl Shared {
     }
 
     /// Decides what becomes of a request, and sees to it.
-    fn ask(&self, asked: Asked, task: Task) {
+    fn ask(&self, asked: Asked, run: Run) {
+        let task = Task { asked, begun: Instant::now(), run };
         let mut state = self.lock();
         let counted = match asked.iotype {
             IoType::Read => &mut state.status.reads,
@@ -403,7 +429,7 @@ impl Filesystem for Shared {
             ((_, None), Err(error)) => reply.error(number(&error)),
             ((most, None), Ok(data)) => reply.data(&data[..data.len().min(most)]),
         };
-        self.ask(Asked { iotype: IoType::Read, at, len: len as u64 }, Box::new(run));
+        self.ask(Asked { iotype: IoType::Read, at, len: len as u64, is_stable: false }, Box::new(run));
     }
 
     fn write(
@@ -421,7 +447,7 @@ impl Filesystem for Shared {
         let (at, data) = (offset as u64, data.to_vec());
         // The kernel tells of RWF_DSYNC by the same flag. O_SYNC has it in it.
         let is_stable = flags & libc::O_DSYNC != 0;
-        let asked = Asked { iotype: IoType::Write, at, len: data.len() as u64 };
+        let asked = Asked { iotype: IoType::Write, at, len: data.len() as u64, is_stable };
         let run = move |store: &mut Store, fate| {
             let (moved, errno) = fated(fate, data.len());
             let written = if moved > 0 { store.write(at, &data[..moved], is_stable) } else { Ok(()) };
@@ -447,7 +473,7 @@ impl Filesystem for Shared {
             }
             answer(reply, errno.map_or(Ok(()), |errno| Err(errno.raw_os_error())));
         };
-        self.ask(Asked { iotype: IoType::Flush, at: 0, len: 0 }, Box::new(run));
+        self.ask(Asked { iotype: IoType::Flush, at: 0, len: 0, is_stable: false }, Box::new(run));
     }
 
     fn fallocate(&mut self, _: &Request<'_>, _: u64, _: u64, offset: i64, length: i64, mode: i32, reply: ReplyEmpty) {
@@ -465,6 +491,6 @@ impl Filesystem for Shared {
                 },
             );
         };
-        self.ask(Asked { iotype: IoType::Discard, at, len }, Box::new(run));
+        self.ask(Asked { iotype: IoType::Discard, at, len, is_stable: false }, Box::new(run));
     }
 }

@@ -92,7 +92,7 @@ impl From<ErrnoName> for Errno {
     }
 }
 
-/// What is asked of a disk, as far as faults tell requests apart.
+/// What is asked of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// What it does.
@@ -101,6 +101,8 @@ pub struct Asked {
     pub at: u64,
     /// How long it is, in bytes; zero for flushes.
     pub len: u64,
+    /// Whether it is a write that is stable when it ends.
+    pub is_stable: bool,
 }
 
 impl Asked {
@@ -159,8 +161,8 @@ impl Faults {
 mod tests {
     use super::*;
 
-    const READ: Asked = Asked { iotype: IoType::Read, at: 0, len: 4096 };
-    const FLUSH: Asked = Asked { iotype: IoType::Flush, at: 0, len: 0 };
+    const READ: Asked = Asked { iotype: IoType::Read, at: 0, len: 4096, is_stable: false };
+    const FLUSH: Asked = Asked { iotype: IoType::Flush, at: 0, len: 0, is_stable: false };
 
     fn fault(text: &str) -> Fault {
         serde_json::from_str(text).unwrap()

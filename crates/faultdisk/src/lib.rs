@@ -10,9 +10,11 @@
 mod control;
 mod disk;
 mod faults;
+mod record;
 mod store;
 
 pub use control::serve;
 pub use disk::{FaultDisk, Order, Status, attributes};
-pub use faults::{Effect, ErrnoName, Fault, IoType};
+pub use faults::{Asked, Effect, ErrnoName, Fault, IoType};
+pub use record::Ran;
 pub use store::{SECTOR, Store, Survivors};

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors, serve};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Ran, Survivors, serve};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -84,6 +84,33 @@ fn requests_fail_as_they_are_told_to() {
     let status = disk.tell(Order::PowerOn(Survivors::None)).unwrap();
     assert_eq!((status.is_on, status.struck, status.waiting), (true, 5, 0));
     assert_eq!(at(&file, 0), 0);
+}
+
+#[test]
+fn what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not() {
+    let test = "what_is_run_is_recorded_with_what_it_was_and_when_and_what_fails_is_not";
+    let Some((disk, file, _folder)) = mounted(test) else { return };
+    file.write_all_at(&[1; 512], 0).unwrap();
+    assert!(disk.recorded().is_empty(), "nobody has asked for it");
+    disk.record();
+    inject(&disk, IoType::Write, Effect::Errno(ErrnoName::Eio));
+    assert!(file.write_at(&[1; 512], 0).is_err());
+    let before = Instant::now();
+    file.write_all_at(&[1; 4096], 4096).unwrap();
+    let between = Instant::now();
+    let slices = [std::io::IoSlice::new(&[3; 512])];
+    rustix::io::pwritev2(file.as_fd(), &slices, 512, ReadWriteFlags::DSYNC).unwrap();
+    file.sync_data().unwrap();
+    let after = Instant::now();
+    let ran = disk.recorded();
+    let what: Vec<_> =
+        ran.iter().map(|Ran { asked, .. }| (asked.iotype, asked.at, asked.len, asked.is_stable)).collect();
+    let expected = [(IoType::Write, 4096, 4096, false), (IoType::Write, 512, 512, true), (IoType::Flush, 0, 0, false)];
+    assert_eq!(what, expected);
+    let times = [before, ran[0].begun, ran[0].ended, between, ran[1].begun, ran[1].ended];
+    assert!(times.is_sorted() && [ran[1].ended, ran[2].begun, ran[2].ended, after].is_sorted());
+    disk.record();
+    assert!(disk.recorded().is_empty(), "a new one");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //!
 //! `EGRET_POWER_LOSSES` says how often for each combination; `make soak` asks for more.
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::fs::File;
