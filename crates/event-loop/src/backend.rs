@@ -7,8 +7,8 @@ use egret_polling::Nanos;
 /// The part of a loop that work is pushed into and completions come out of.
 ///
 /// Sources push to it while they are dispatched and nothing happens; when every ready source has been dispatched the
-/// loop calls [`submit`](Self::submit) once, because only the loop knows that the batch is complete. All of it runs
-/// on the loop's thread. Apart from [`descriptors`](Self::descriptors) every method is called once a turn or more, so
+/// loop calls [`submit`](Self::submit) once, because only the loop knows that the batch is complete, and once more where
+/// that has ended some of it. All of it runs on the loop's thread. Apart from [`descriptors`](Self::descriptors) every method is called once a turn or more, so
 /// none may allocate, lock, log, or make a system call beyond what its line says.
 pub trait Backend {
     /// What comes out.
@@ -17,7 +17,8 @@ pub trait Backend {
     /// Whether [`reap`](Self::reap) may find something: a few loads, no system call.
     fn has_completions(&mut self) -> bool;
 
-    /// Gives every finished request to `done`. `now` is the clock as read for this phase of the turn.
+    /// Gives every finished request to `done`; what is not finished may be for the next [`submit`](Self::submit), which
+    /// always follows. `now` is the clock as read for this phase of the turn.
     fn reap(&mut self, now: Nanos, done: &mut dyn FnMut(Self::Completion));
 
     /// Hands everything pushed since the last call to the kernel: one system call per engine that has work, or none

@@ -276,6 +276,9 @@ impl<S: Source> EventLoop<S> {
             // The submission is part of the time that they took.
             self.now = clock::now();
             self.reap();
+            // What they take up again by themselves, or give to one another, nobody would hand on while the loop sleeps.
+            self.polling.counters.enter(Phase::Submitting);
+            self.backend.submit(self.now);
         }
         self.notify();
         self.polling.learn(self.now);

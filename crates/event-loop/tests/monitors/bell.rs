@@ -64,7 +64,8 @@ impl Policy for EveryTurn {
     }
 }
 
-/// Engines that finish what they are given when it is submitted.
+/// Engines that finish what they are given when it is submitted. Its lower half says how often they have to take it up again,
+/// as what is done by halves.
 #[derive(Default)]
 pub struct Echo {
     pushed: Vec<u64>,
@@ -79,7 +80,9 @@ impl Backend for Echo {
         !self.done.is_empty()
     }
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(u64)) {
-        self.done.drain(..).for_each(done);
+        for work in self.done.drain(..) {
+            if work as u32 > 0 { self.pushed.push(work - 1) } else { done(work) }
+        }
     }
     fn submit(&mut self, _now: Nanos) {
         self.done.append(&mut self.pushed);
@@ -123,6 +126,8 @@ pub struct Bell {
     pub act: Option<Act>,
     /// How many of its completions leave it with more to do.
     pub unfinished: u64,
+    /// How often the engines take up again what it pushes.
+    pub halves: u32,
     /// When its completions came, as it was told.
     pub times: Vec<Nanos>,
     /// What it brings in when it is attached.
@@ -165,6 +170,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         heard,
         act: None,
         unfinished: 0,
+        halves: 0,
         times: Vec::new(),
         brings: None,
         refuses: false,
@@ -196,7 +202,7 @@ impl Source for Bell {
         let work = if self.stopped { 0 } else { self.outside.work.load(Ordering::SeqCst) - self.seen };
         self.seen += work;
         for _ in 0..work {
-            backend.pushed.push(u64::from(self.index) << 32);
+            backend.pushed.push(u64::from(self.index) << 32 | u64::from(self.halves));
         }
         self.in_flight += work;
         if let Some(act) = &mut self.act {

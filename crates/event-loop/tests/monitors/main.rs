@@ -74,6 +74,21 @@ fn what_a_source_pushed_is_submitted_and_completed_before_it_is_notified() {
 }
 
 #[test]
+fn what_engines_take_up_again_is_submitted_before_the_loop_sleeps() {
+    on_every_loop(|handle| {
+        let (mut bell, outside, hear) = bell();
+        bell.halves = 1;
+        handle.attach(bell).unwrap();
+        outside.ring();
+        hear_work(&hear, 1);
+        // When it was dispatched, and when it has ended.
+        for _ in 0..2 {
+            assert_eq!(hear.recv_timeout(PATIENCE), Ok(Heard::Notified));
+        }
+    });
+}
+
+#[test]
 fn a_completion_that_leaves_more_to_do_has_its_source_dispatched() {
     on_every_loop(|handle| {
         let (mut bell, outside, hear) = bell();
