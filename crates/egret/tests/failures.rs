@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order};
 use egret_lab::disks::LoopDevice;
-use serde_json::json;
+use serde_json::{Value, json};
+use support::attacker::{Ask, Attacker, DATA, Variant};
 use support::await_that;
 use support::disk::Disk;
+use support::fate::Fate;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
@@ -151,6 +153,94 @@ fn what_the_kernel_cannot_do_asynchronously_is_done_by_a_worker_and_lost_by_nobo
             assert_eq!(stats["iothreads"][0]["fallbacks"], 1, "{errno:?}");
         }
     }
+}
+
+/// Has a guest read and write so many blocks at a time, in one batch, until they have all ended well.
+fn read_and_write(attacker: &mut Attacker, count: u64) {
+    let [written, read] = [DATA, DATA + MIB];
+    let data: Vec<u8> = (0..count).flat_map(|block| vec![block as u8 + 1; 4096]).collect();
+    attacker.data[0].put(written, &data);
+    let asks: [(fn(u64) -> Ask, u64); 2] = [(|at| Ask::Write { at }, written), (|at| Ask::Read { at }, read)];
+    for (ask, memory) in asks {
+        let first = attacker.made();
+        for at in (0..count).map(|block| block * 4096) {
+            attacker.ask(ask(at), &[(memory + at, 4096)]);
+        }
+        attacker.publish();
+        attacker.await_all();
+        assert!((first..attacker.made()).all(|number| attacker.status_of(number) == 0), "all end well");
+    }
+    for at in (0..data.len()).step_by(4096) {
+        assert_eq!(attacker.data[0].get::<4096>(read + at as u64)[..], data[at..at + 4096], "byte {at}");
+    }
+}
+
+#[test]
+fn what_the_kernel_does_not_take_is_done_by_workers_where_there_is_nothing_to_wait_for() {
+    let scratch = Scratch::new();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .iothread("io0", "")
+        .disk("d0", &scratch.image("disk", MIB), "aio=native,cache.direct=on")
+        .export("e0", "d0", &socket, "writable=on,iothread=io0");
+    // The guest is not called either, and looks for itself.
+    let program = Program::egret().with(Fate::fails(libc::SYS_io_submit, libc::EAGAIN));
+    let server = Server::start(&program, &options);
+    let mut attacker = Attacker::boot(&socket, Variant::PLAIN, 2 * MIB);
+    read_and_write(&mut attacker, 16);
+    let stats = Qmp::connect(&monitor).run("egret-query-stats", json!({}));
+    assert_eq!(stats["iothreads"][0]["fallbacks"], 32);
+    drop(attacker);
+    assert!(server.terminate().success());
+}
+
+#[test]
+fn what_the_kernel_does_not_take_waits_for_what_it_has() {
+    let test = "what_the_kernel_does_not_take_waits_for_what_it_has";
+    if !is_root_or_skips(test, "for a disk that takes its time") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .iothread("io0", "")
+        .disk("d0", &faulty.path(), "aio=native,cache.direct=on")
+        .export("e0", "d0", &socket, "writable=on,iothread=io0");
+    // As where the kernel has no room for sixteen at a time.
+    let program = Program::egret().with(Fate::fails(libc::SYS_io_submit, libc::EAGAIN).where_is(1, 16));
+    let _server = Server::start(&program, &options);
+    let mut attacker = Attacker::boot(&socket, Variant::PLAIN, 2 * MIB);
+    let effect = Effect::Never;
+    let fault = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: Some(1), effect };
+    faulty.tell(Order::Inject(fault)).unwrap();
+    attacker.ask(Ask::Read { at: 0 }, &[(DATA + MIB, 512)]);
+    attacker.publish();
+    await_that("the disk to have it", || faulty.tell(Order::Status).unwrap().waiting == 1);
+    // While the kernel has that, it does not take these.
+    let first = attacker.made();
+    for block in 0..16 {
+        attacker.ask(Ask::Read { at: block * 4096 }, &[(DATA + block * 4096, 4096)]);
+    }
+    attacker.publish();
+    let mut qmp = Qmp::connect(&monitor);
+    let mut stats = || qmp.run("egret-query-stats", json!({}))["iothreads"][0].clone();
+    let tries = |stats: &Value| {
+        let native = stats["engines"].as_array().unwrap().iter().find(|engine| engine["engine"] == "native");
+        native.unwrap()["submissions"].as_u64().unwrap()
+    };
+    await_that("the daemon to have tried", || tries(&stats()) > 1);
+    assert_eq!(stats()["fallbacks"], 0);
+    assert!((first..attacker.made()).all(|number| !attacker.has_status(number)), "they wait");
+    faulty.tell(Order::Release).unwrap();
+    attacker.await_all();
+    assert!((first - 1..attacker.made()).all(|number| attacker.status_of(number) == 0), "all end well");
+    // Then there was nothing to wait for, and without the first of them it takes the others.
+    assert_eq!(stats()["fallbacks"], 1);
+    read_and_write(&mut attacker, 15);
+    assert_eq!(stats()["fallbacks"], 1);
 }
 
 #[test]

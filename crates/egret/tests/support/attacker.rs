@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
@@ -43,6 +44,8 @@ const PACKED_USED: u16 = 1 << 15;
 /// `VHOST_USER_VRING_NOFD_MASK`.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 const SECTOR: u64 = 512;
+/// The status of a chain that has none yet.
+const UNTOLD: u8 = 0xFF;
 /// As virtio-scsi writes it.
 const LUN_0: [u8; 8] = [1, 0, 0x40, 0, 0, 0, 0, 0];
 
@@ -276,6 +279,7 @@ pub struct Attacker {
     pub block: u64,
     control: Share,
     variant: Variant,
+    features: u64,
     /// The descriptors of the ring, by place: an address, a length and flags.
     ring: Vec<(u64, u32, u16)>,
     /// Chains made so far, and those of them that were published.
@@ -295,8 +299,20 @@ impl Attacker {
 
     /// [`boot`](Self::boot), with that memory and those descriptors.
     pub fn boot_with(socket: &Path, variant: Variant, data: Vec<Share>, signals: Signals) -> Self {
+        Self::start(socket, variant, 0, data, signals)
+    }
+
+    /// [`boot`](Self::boot), as a driver that knows of flushes: virtio-blk writes through for any other (virtio 1.3,
+    /// 5.2.6.2).
+    pub fn boot_flushing(socket: &Path, variant: Variant, len: u64) -> Self {
+        let flush = if variant.device == Device::Blk { F_BLK_FLUSH } else { 0 };
+        Self::start(socket, variant, flush, vec![Share::new(DATA, len)], Signals::new())
+    }
+
+    fn start(socket: &Path, variant: Variant, more: u64, data: Vec<Share>, signals: Signals) -> Self {
         let packed = if variant.packed { F_RING_PACKED } else { 0 };
-        let wire = Wire::agree(socket, F_VERSION_1 | F_INDIRECT_DESC | packed);
+        let features = F_VERSION_1 | F_INDIRECT_DESC | packed | more;
+        let wire = Wire::agree(socket, features);
         let control = Share::new(CONTROL, CONTROL_LEN);
         let (ring, made, published, seen) = (vec![(0, 0, 0); SIZE.into()], 0, 0, 0);
         let mut new = Self {
@@ -306,17 +322,18 @@ impl Attacker {
             block: SECTOR,
             control,
             variant,
+            features,
             ring,
             made,
             published,
             seen,
             first_flags: None,
         };
-        new.start();
+        new.start_queue();
         new
     }
 
-    fn start(&mut self) {
+    fn start_queue(&mut self) {
         let addresses = self.addresses(0);
         let Self { wire, signals, data, control, variant, .. } = self;
         let queue = variant.queue();
@@ -342,8 +359,7 @@ impl Attacker {
 
     /// The features that it has agreed on.
     pub fn features(&self) -> u64 {
-        let packed = if self.variant.packed { F_RING_PACKED } else { 0 };
-        F_VERSION_1 | F_INDIRECT_DESC | F_PROTOCOL_FEATURES | packed
+        self.features | F_PROTOCOL_FEATURES
     }
 
     /// The payload of `SET_VRING_ADDR`. By the same address as the guest has it the used ring is logged, if it is.
@@ -366,7 +382,7 @@ impl Attacker {
         let header = ask.header(self.variant.device, len, self.block);
         let (header_at, status_at) = (CONTROL + HEADERS + HEADER * number, CONTROL + STATUSES + STATUS * number);
         self.control.put(header_at, &header);
-        self.control.put(status_at, &[0xFF; 12]);
+        self.control.put(status_at, &[UNTOLD; 12]);
         let status_len = if self.variant.device == Device::Blk { 1 } else { 108 };
         let data = buffers.iter().map(|&(at, len)| (at, len, !ask.is_data_out()));
         let (first, status) = ((header_at, header.len() as u32, false), (status_at, status_len, true));
@@ -491,6 +507,23 @@ impl Attacker {
     /// Waits until all that was published is used.
     pub fn await_all(&mut self) {
         await_that("all chains to be used", || self.is_served());
+    }
+
+    /// [`await_all`](Self::await_all); when each chain from this number on had ended at the latest.
+    pub fn await_each(&mut self, first: u64) -> Vec<Instant> {
+        let mut ended = vec![None; (self.made - first) as usize];
+        await_that("all chains to be used", || {
+            for (number, ended) in (first..).zip(&mut ended).filter(|(_, ended)| ended.is_none()) {
+                *ended = self.has_status(number).then(Instant::now);
+            }
+            self.is_served()
+        });
+        ended.into_iter().map(|ended| ended.unwrap_or_else(Instant::now)).collect()
+    }
+
+    /// Whether the device has given a chain its status.
+    pub fn has_status(&self, number: u64) -> bool {
+        self.status_of(number) != UNTOLD
     }
 
     /// The status of the last chain: zero is success.

@@ -9,8 +9,8 @@ use std::process::Command;
 #[derive(Clone, Debug)]
 pub struct Fate {
     call: libc::c_long,
-    /// The number of an argument that must be zero.
-    argument: Option<u32>,
+    /// The number of an argument, and what it must be.
+    argument: Option<(u32, u32)>,
     /// The error; without one it does not return.
     errno: Option<u16>,
 }
@@ -28,7 +28,12 @@ impl Fate {
 
     /// Only where this argument, counted from 0, is zero.
     pub fn where_zero(self, argument: u32) -> Self {
-        Self { argument: Some(argument), ..self }
+        self.where_is(argument, 0)
+    }
+
+    /// Only where this argument, counted from 0, is that number.
+    pub fn where_is(self, argument: u32, number: u32) -> Self {
+        Self { argument: Some((argument, number)), ..self }
     }
 
     pub(super) fn befall(&self, command: &mut Command) {
@@ -63,8 +68,9 @@ impl Fate {
     fn program(&self, verdict: u32) -> Vec<libc::sock_filter> {
         let load = |at| (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at);
         let mut tests = vec![(load(0), self.call as u32)];
-        for half in self.argument.iter().flat_map(|argument| [16 + argument * 8, 20 + argument * 8]) {
-            tests.push((load(half), 0));
+        if let Some((argument, number)) = self.argument {
+            // Its two halves.
+            tests.extend([(load(16 + argument * 8), number), (load(20 + argument * 8), 0)]);
         }
         let statement = |(code, k): (u32, u32), jf| libc::sock_filter { code: code as u16, jt: 0, jf, k };
         let mut program = Vec::new();

@@ -23,6 +23,8 @@ pub const F_VERSION_1: u64 = 1 << 32;
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
 pub const F_EVENT_IDX: u64 = 1 << 29;
 pub const F_RING_PACKED: u64 = 1 << 34;
+/// `VIRTIO_BLK_F_FLUSH`.
+pub const F_BLK_FLUSH: u64 = 1 << 9;
 
 /// The length of a message's header: request, flags and payload length.
 pub const HEADER: usize = 12;
