@@ -30,8 +30,6 @@ pub struct Command {
     pub(crate) piece: usize,
     pub(crate) work: Work,
     pub(crate) admission: Admission,
-    /// Whether it ends with a flush.
-    pub(crate) flush: bool,
     /// What becomes of the medium when it ends.
     pub(crate) medium: Option<Medium>,
     pub(crate) response: Vec<u8>,
@@ -115,11 +113,8 @@ impl Command {
 
     /// The next disk operation, if there is another.
     pub(crate) fn issue(&mut self) -> Option<DiskOp> {
-        let mut op = self.work.next(&mut self.extents);
+        let op = self.work.next(&mut self.extents);
         while self.extents.pop_if(|extent| extent.is_empty()).is_some() {}
-        if op.is_none() && std::mem::take(&mut self.flush) {
-            op = Some(DiskOp::FLUSH);
-        }
         self.out = op.map(|op| op.op);
         self.piece = op.filter(|op| op.memory == Memory::Scratch).map_or(0, |op| op.len as usize);
         op
@@ -158,7 +153,6 @@ impl Command {
         self.touched = false;
         self.work = Work::Idle;
         self.admission = Admission::None;
-        self.flush = false;
         self.medium = None;
         self.piece = 0;
         self.scratch = Vec::new();

@@ -144,9 +144,10 @@ impl LogicalUnit {
         }
         if zeroes {
             let limit = self.whole_blocks(self.config.max_write_zeroes_bytes);
-            command.work = Work::Ranges { op: Op::WriteZeroes { unmap, fua: false }, limit };
+            // Stable by itself and not by a flush behind it: what is done once more because it failed is then all of it.
+            let fua = !self.write_cache();
+            command.work = Work::Ranges { op: Op::WriteZeroes { unmap, fua }, limit };
             command.extents.push(range.clone());
-            command.flush = !self.write_cache();
         } else {
             let (block, fua) = (self.block(), !self.write_cache());
             command.work = Work::Fill { offset: range.start, left: len, block, fua };

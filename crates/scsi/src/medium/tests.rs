@@ -83,7 +83,7 @@ fn without_the_write_cache_every_write_is_on_the_medium() {
     rig.run(&cdb10(0x41, 0, 3, 1), &data, 0).good();
     assert_eq!(rig.ops[0].0, FUA_WRITE);
     rig.run(&cdb10(0x41, 0, 3, 1), &zeroes, 0).good();
-    assert_eq!(rig.ops[1], (Op::Flush, 0, 0));
+    assert_eq!(rig.ops, [(Op::WriteZeroes { unmap: false, fua: true }, 3 * BLOCK as u64, BLOCK as u64)]);
     let mut both = data.clone();
     both.splice(..0, zeroes);
     rig.run(&compare_and_write(3, 1, 0), &both, 0).good();
