@@ -16,7 +16,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, Order, Survivors};
+use egret_faultdisk::{Effect, ErrnoName, Fault, FaultDisk, IoType, Order, Survivors};
 use egret_loadgen::random::Random;
 use rustix::process::Signal;
 use serde_json::json;
@@ -56,6 +56,10 @@ enum Act {
     Delay,
     /// Requests overtake one another.
     Reorder,
+    /// A write finds no room, and waits likewise.
+    Fill,
+    /// Requests hang, while the other machine goes on.
+    Hang,
     /// A neighbour on the same I/O thread breaks its ring.
     Attack,
     /// The other machine's disk grows.
@@ -67,7 +71,7 @@ enum Act {
 }
 
 impl Act {
-    const COUNT: usize = 13;
+    const COUNT: usize = 15;
     const ALL: [Self; Self::COUNT] = [
         Self::Move,
         Self::Reopen,
@@ -78,6 +82,8 @@ impl Act {
         Self::Shorten,
         Self::Delay,
         Self::Reorder,
+        Self::Fill,
+        Self::Hang,
         Self::Attack,
         Self::Resize,
         Self::Migrate,
@@ -96,6 +102,8 @@ impl Act {
             Self::Shorten => "faults: short",
             Self::Delay => "faults: late",
             Self::Reorder => "faults: reordered",
+            Self::Fill => "faults: ENOSPC",
+            Self::Hang => "faults: hung",
             Self::Attack => "hostile neighbours",
             Self::Resize => "disks grown",
             Self::Migrate => "machines migrated",
@@ -219,11 +227,16 @@ impl Soak {
             }
             Act::Kill => self.replace(Signal::KILL),
             Act::Replace => self.replace(Signal::TERM),
-            Act::Fail => self.inject(Effect::Errno(ErrnoName::Eio)),
-            Act::Tear => self.inject(Effect::Torn(512)),
-            Act::Shorten => self.inject(Effect::Short(512)),
-            Act::Delay => self.inject(Effect::LateMs(20)),
-            Act::Reorder => self.inject(Effect::Reordered(4)),
+            Act::Fail => self.inject_soon(Effect::Errno(ErrnoName::Eio)),
+            Act::Tear => self.inject_soon(Effect::Torn(512)),
+            Act::Shorten => self.inject_soon(Effect::Short(512)),
+            Act::Delay => self.inject_soon(Effect::LateMs(20)),
+            Act::Reorder => self.inject_soon(Effect::Reordered(4)),
+            Act::Fill => {
+                let fault = Fault { iotype: Some(IoType::Write), ..self.fault(Effect::Errno(ErrnoName::Enospc)) };
+                self.inject(fault);
+            }
+            Act::Hang => self.hang(),
             Act::Attack => {
                 let variant = Variant { packed: self.random.below(2) == 1, ..Variant::PLAIN };
                 let mut attacker = Attacker::boot(&self.path("e2"), variant, 1 << 20);
@@ -241,9 +254,32 @@ impl Soak {
         }
     }
 
-    fn inject(&mut self, effect: Effect) {
+    fn inject(&self, fault: Fault) {
+        self.disk.tell(Order::Inject(fault)).expect("it listens");
+    }
+
+    fn inject_soon(&mut self, effect: Effect) {
+        let fault = self.fault(effect);
+        self.inject(fault);
+    }
+
+    /// Of one to three requests of the next burst.
+    fn fault(&mut self, effect: Effect) -> Fault {
         let (after, times) = (self.random.below(BURST / 2), Some(1 + self.random.below(3)));
-        self.disk.tell(Order::Inject(Fault { iotype: None, sectors: None, after, times, effect })).expect("it listens");
+        Fault { iotype: None, sectors: None, after, times, effect }
+    }
+
+    /// No disk is in the way of another, nor of the monitor.
+    fn hang(&mut self) {
+        let fault = Fault { after: 0, ..self.fault(Effect::Never) };
+        self.inject(fault);
+        let [hung, other] = &mut self.vms;
+        hung.submit();
+        other.load(BURST);
+        self.qmp.run("query-block-exports", json!({}));
+        for order in [Order::Clear, Order::Release] {
+            self.disk.tell(order).expect("it listens");
+        }
     }
 
     /// Has the machines' requests in flight when the signal comes.
@@ -283,7 +319,7 @@ impl Soak {
     /// Nothing that was acknowledged is lost: it was written through, at whichever request the power went, or flushed before.
     fn lose_power(&mut self) {
         if self.kind.is_write_through {
-            self.inject(Effect::PowerOff);
+            self.inject_soon(Effect::PowerOff);
             self.burst();
         } else {
             self.run(|vm, _| {

@@ -33,11 +33,13 @@ const RING: u64 = 4 * PAGE;
 const SLOT: u64 = 3 * PAGE;
 const QUEUE: u64 = RING + DEPTH as u64 * SLOT;
 
-/// VIRTIO_BLK_F_FLUSH.
-const F_FLUSH: u64 = 1 << 9;
+/// VIRTIO_BLK_F_WRITE_ZEROES.
+const F_WRITE_ZEROES: u64 = 1 << 14;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
 const FLUSH: u32 = 4;
+/// VIRTIO_BLK_T_WRITE_ZEROES; on SCSI WRITE SAME (16) without data.
+const ZEROES: u32 = 13;
 
 /// What the machine's disk is.
 #[derive(Clone, Copy, Debug)]
@@ -281,8 +283,8 @@ impl Vm {
     /// What its driver wants. Without VIRTIO_BLK_F_FLUSH each of its writes would be stable, whatever the export says.
     fn features(&self) -> u64 {
         let packed = if self.machine.packed { F_RING_PACKED } else { 0 };
-        let flush = if self.machine.scsi { 0 } else { F_FLUSH };
-        F_VERSION_1 | F_EVENT_IDX | packed | flush
+        let blk = if self.machine.scsi { 0 } else { F_BLK_FLUSH | F_WRITE_ZEROES };
+        F_VERSION_1 | F_EVENT_IDX | packed | blk
     }
 
     fn set_address(&mut self, queue: usize, log: bool) {
@@ -366,10 +368,10 @@ impl Vm {
         let taken = |sent: &Sent| sent.kind != FLUSH && sent.block == block;
         let is_taken = self.queues[queue].slots.iter().flatten().any(taken);
         let kind = if is_taken { FLUSH } else { [READ, WRITE, WRITE, READ][self.random(4)] };
-        if kind == WRITE {
-            self.versions[block] += 1;
-        }
-        Sent { kind, block, version: self.versions[block] }
+        let version = &mut self.versions[block];
+        *version += u32::from(kind == WRITE);
+        let kind = if kind == WRITE && is_zeroes(*version) { ZEROES } else { kind };
+        Sent { kind, block, version: *version }
     }
 
     fn send(&mut self, queue: usize, slot: usize, sent: Sent) {
@@ -445,11 +447,20 @@ impl Vm {
     }
 }
 
-fn blk_header(Sent { kind, block, .. }: Sent) -> Vec<u8> {
-    u64s(&[kind.into(), (block * BLOCK / 512) as u64])
+fn blk_header(Sent { kind, block, version }: Sent) -> Vec<u8> {
+    let sector = (block * BLOCK / 512) as u64;
+    let header = |sector| u64s(&[kind.into(), sector]);
+    match kind {
+        // `struct virtio_blk_discard_write_zeroes` follows; its last field is whether they may be unmapped.
+        ZEROES => {
+            let may_unmap = version.is_multiple_of(8);
+            [header(0), u64s(&[sector]), u32s(&[(BLOCK / 512) as u32, may_unmap.into()])].concat()
+        }
+        _ => header(sector),
+    }
 }
 
-/// `struct virtio_scsi_req_cmd` with READ (10), WRITE (10) or SYNCHRONIZE CACHE (10) of target 0, LUN 0.
+/// `struct virtio_scsi_req_cmd` with READ (10), WRITE (10), WRITE SAME (16) or SYNCHRONIZE CACHE (10) of target 0, LUN 0.
 fn scsi_header(Sent { kind, block, .. }: Sent) -> Vec<u8> {
     let mut header = vec![0; 51];
     header[..4].copy_from_slice(&[1, 0, 0x40, 0]);
@@ -457,16 +468,33 @@ fn scsi_header(Sent { kind, block, .. }: Sent) -> Vec<u8> {
     cdb[0] = match kind {
         READ => 0x28,
         WRITE => 0x2a,
+        ZEROES => 0x93,
         _ => 0x35,
     };
-    if kind != FLUSH {
-        cdb[2..6].copy_from_slice(&((block * BLOCK / 512) as u32).to_be_bytes());
-        cdb[7..9].copy_from_slice(&((BLOCK / 512) as u16).to_be_bytes());
+    let (lba, blocks) = ((block * BLOCK / 512) as u32, (BLOCK / 512) as u16);
+    match kind {
+        FLUSH => {}
+        // With NDOB: no data-out buffer.
+        ZEROES => {
+            cdb[1] = 1;
+            cdb[6..10].copy_from_slice(&lba.to_be_bytes());
+            cdb[12..14].copy_from_slice(&blocks.to_be_bytes());
+        }
+        _ => {
+            cdb[2..6].copy_from_slice(&lba.to_be_bytes());
+            cdb[7..9].copy_from_slice(&blocks.to_be_bytes());
+        }
     }
     header
 }
 
+/// Whether a block was filled with zeroes when it was written so often: at first, and every fourth time.
+const fn is_zeroes(version: u32) -> bool {
+    version.is_multiple_of(4)
+}
+
 /// What a block holds when it has been written so often.
 pub fn content(block: usize, version: u32) -> Vec<u8> {
-    if version == 0 { vec![0; BLOCK] } else { u64s(&vec![(block as u64) << 32 | u64::from(version); BLOCK / 8]) }
+    let word = if is_zeroes(version) { 0 } else { (block as u64) << 32 | u64::from(version) };
+    u64s(&vec![word; BLOCK / 8])
 }
