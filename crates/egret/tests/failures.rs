@@ -160,11 +160,11 @@ fn read_and_write(attacker: &mut Attacker, count: u64) {
     let [written, read] = [DATA, DATA + MIB];
     let data: Vec<u8> = (0..count).flat_map(|block| vec![block as u8 + 1; 4096]).collect();
     attacker.data[0].put(written, &data);
-    let asks: [(fn(u64) -> Ask, u64); 2] = [(|at| Ask::Write { at }, written), (|at| Ask::Read { at }, read)];
-    for (ask, memory) in asks {
+    for (is_write, memory) in [(true, written), (false, read)] {
         let first = attacker.made();
         for at in (0..count).map(|block| block * 4096) {
-            attacker.ask(ask(at), &[(memory + at, 4096)]);
+            let ask = if is_write { Ask::Write { at } } else { Ask::Read { at } };
+            attacker.ask(ask, &[(memory + at, 4096)]);
         }
         attacker.publish();
         attacker.await_all();
