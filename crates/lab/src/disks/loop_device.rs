@@ -45,8 +45,16 @@ impl LoopDevice {
     ///
     /// # Errors
     /// No root, or what the kernel has against it.
-    #[allow(unsafe_code)]
     pub fn over(backing: &Path) -> io::Result<Self> {
+        Self::with_sectors_of(512, backing)
+    }
+
+    /// [`over`](Self::over), with sectors of so many bytes.
+    ///
+    /// # Errors
+    /// As there.
+    #[allow(unsafe_code)]
+    pub fn with_sectors_of(bytes: u32, backing: &Path) -> io::Result<Self> {
         let (control, backing) = (open(Path::new(CONTROL))?, open(backing)?);
         loop {
             // SAFETY: this request takes no argument.
@@ -54,8 +62,8 @@ impl LoopDevice {
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = open(&path)?;
             let direct = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
-            let attached = configure(&device, backing.as_raw_fd(), direct)
-                .or_else(|_| configure(&device, backing.as_raw_fd(), LO_FLAGS_AUTOCLEAR));
+            let attached = configure(&device, backing.as_raw_fd(), bytes, direct)
+                .or_else(|_| configure(&device, backing.as_raw_fd(), bytes, LO_FLAGS_AUTOCLEAR));
             match attached {
                 Ok(()) => return Ok(Self { path, _open: device }),
                 // Somebody else took it between the two requests.
@@ -72,10 +80,10 @@ impl LoopDevice {
 }
 
 #[allow(unsafe_code)]
-fn configure(device: &File, backing: RawFd, flags: u32) -> io::Result<()> {
+fn configure(device: &File, backing: RawFd, block_size: u32, flags: u32) -> io::Result<()> {
     let config = LoopConfig {
         fd: backing as u32,
-        block_size: 512,
+        block_size,
         ids: [0; 5],
         number_and_encryption: [0; 3],
         flags,
