@@ -22,7 +22,7 @@ guest: deps
 	scripts/make-guest
 	scripts/make-apps
 
-# What takes too long for every change: six thousand losses of power and ends of the daemon, fifty ends of one whose disk is
+# What takes too long for every change: nine thousand losses of power and ends of the daemon, fifty ends of one whose disk is
 # in a cluster, and thirty thousand migrations, in some minutes each; two hundred losses of power under a Linux guest, and five
 # hundred migrations of such, in an hour each; what threads share under ThreadSanitizer; and then a soak for HOURS=1.
 soak: guest

@@ -1,279 +1,87 @@
 //! What was acknowledged as stable is on the disk when the power comes back.
 //!
-//! A client keeps account of what each sector may hold: what was acknowledged as stable, or anything that was written since.
-//! The disk loses its power at a random request; whatever was not flushed to it survives or not, sector by sector, by
-//! chance. The daemon is killed, as its host would be, and what the disk then holds is compared with the account.
+//! A [client] keeps account of what each sector may hold: what was acknowledged as stable, or anything that was written since.
+//! The disk loses its power at a random request, or at a flush; whatever was not flushed to it survives or not, sector by
+//! sector, by chance. The daemon is killed, as its host would be, and what the disk then holds is compared with the account.
+//!
+//! Until then nothing is left to chance: of all that is acknowledged as stable the [oracle] looks up what the disk has done
+//! for it, and when.
 //!
 //! `EGRET_POWER_LOSSES` says how often for each combination; `make soak` asks for more.
 
+mod client;
+mod oracle;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use egret_faultdisk::{Effect, Fault, FaultDisk, Order, Survivors};
+use egret_faultdisk::{Effect, Fault, FaultDisk, IoType, Order, Survivors};
 use egret_lab::disks::LoopDevice;
 
+use client::{BATCH, BLOCK, BLOCKS, Client, SECTOR, SLOT, View};
+use oracle::Oracle;
 use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::await_that;
+use support::http::sum;
 use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Server};
 
-const BLOCK: u64 = 4096;
-const SECTOR: usize = 512;
-/// Of a block.
-const SECTORS: usize = BLOCK as usize / SECTOR;
-/// Memory of a request: what COMPARE AND WRITE compares, and what it writes.
-const SLOT: u64 = 2 * BLOCK;
-const BLOCKS: usize = 64;
-/// Requests at a time.
-const BATCH: usize = 16;
 /// Requests in which the power goes at the latest.
 const SOON: u64 = 150;
-/// A request of zeroes reads as this version.
-const ZEROES: u64 = 0;
+/// Flushes of the disk, likewise.
+const FLUSHES: u64 = 13;
 
-/// What the sectors of a block may hold.
-#[derive(Clone, Debug)]
-struct Account {
-    /// What is stable: one version, or several where a loss of power has torn the block, or a discard has left a choice.
-    stable: Vec<u64>,
-    /// What was written since, in order; a discard leaves zeroes, or what there was.
-    since: Vec<Change>,
-    /// How many of those writes have ended well.
-    acknowledged: usize,
-    /// What each sector reads as now, where that is known.
-    now: Option<Vec<u64>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    Written(u64),
-    Discarded,
-}
-
-impl Account {
-    /// What was found on the disk, sector by sector.
-    fn holds(found: Vec<u64>) -> Self {
-        Self { stable: found.clone(), since: Vec::new(), acknowledged: 0, now: Some(found) }
-    }
-
-    /// So many writes since are stable.
-    fn settle(&mut self, count: usize) {
-        for change in self.since.drain(..count) {
-            match change {
-                Change::Written(version) => self.stable = vec![version],
-                Change::Discarded => self.stable.push(ZEROES),
-            }
-        }
-        self.acknowledged -= count;
-    }
-
-    /// All of it that was sent has ended well.
-    fn acknowledge(&mut self) {
-        self.acknowledged = self.since.len();
-        self.now = match self.since.last() {
-            Some(Change::Written(version)) => Some(vec![*version; SECTORS]),
-            _ => None,
-        };
-    }
-
-    fn may_be(&self, version: u64) -> bool {
-        let leaves = |change: &Change| match change {
-            Change::Written(written) => *written == version,
-            Change::Discarded => version == ZEROES,
-        };
-        self.stable.contains(&version) || self.since.iter().any(leaves)
-    }
-}
-
-/// One request of a batch.
+/// Who runs requests, and how.
 #[derive(Clone, Copy)]
-enum Sent {
-    Change { block: usize, kind: Kind, is_stable: bool },
-    Flush,
+struct Engine {
+    aio: &'static str,
+    is_direct: bool,
+    /// Whether guest memory is registered with the ring.
+    pins: bool,
 }
 
-/// How a block is changed.
+/// Linux AIO takes direct I/O alone, and only io_uring pins.
+const ENGINES: [Engine; 6] = [
+    Engine { aio: "threads", is_direct: true, pins: false },
+    Engine { aio: "threads", is_direct: false, pins: false },
+    Engine { aio: "native", is_direct: true, pins: false },
+    Engine { aio: "io_uring", is_direct: true, pins: false },
+    Engine { aio: "io_uring", is_direct: false, pins: false },
+    Engine { aio: "io_uring", is_direct: true, pins: true },
+];
+
+impl Engine {
+    /// The options of a disk.
+    fn disk(self) -> String {
+        let direct = if self.is_direct { "on" } else { "off" };
+        format!("aio={},cache.direct={direct},discard=unmap", self.aio)
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Write,
-    /// With FUA.
-    Stable,
-    Zeroes,
-    Discard,
-    Same,
-    CompareAndWrite,
-}
-
-/// A client that knows what the disk may hold.
-struct Client {
-    accounts: Vec<Account>,
-    version: u64,
-    random: u64,
-    /// What was acknowledged as stable, and how.
-    flushes: u64,
-    stable_writes: u64,
-    /// What else was acknowledged: discards, WRITE SAME and COMPARE AND WRITE.
-    others: [u64; 3],
-}
-
-impl Client {
-    fn new(seed: u64) -> Self {
-        let accounts = vec![Account::holds(vec![ZEROES; SECTORS]); BLOCKS];
-        Self { accounts, version: ZEROES, random: seed, flushes: 0, stable_writes: 0, others: [0; 3] }
-    }
-
-    fn random(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
-    }
-
-    /// How to change a block next: with COMPARE AND WRITE only where it is known what there is.
-    fn kind(&mut self, block: usize, device: Device) -> Kind {
-        let is_known = self.accounts[block].now.is_some();
-        match (self.random(9), device) {
-            (0, _) => Kind::Zeroes,
-            (1, _) => Kind::Stable,
-            (2, _) => Kind::Discard,
-            (3, Device::Scsi) => Kind::Same,
-            (4 | 5, Device::Scsi) if is_known => Kind::CompareAndWrite,
-            _ => Kind::Write,
-        }
-    }
-
-    /// Sends batches of writes, zeroes and flushes until the disk fails, or so many times.
-    fn load(&mut self, attacker: &mut Attacker, device: Device, is_write_through: bool, batches: usize) {
-        for _ in 0..batches {
-            if !self.batch(attacker, device, is_write_through) {
-                return;
-            }
-        }
-    }
-
-    /// Whether all went well.
-    fn batch(&mut self, attacker: &mut Attacker, device: Device, is_write_through: bool) -> bool {
-        let mut blocks: Vec<usize> = (0..BLOCKS).collect();
-        // A flush of this batch is about what had ended before it was sent.
-        let before: Vec<usize> = self.accounts.iter().map(|account| account.acknowledged).collect();
-        let first = attacker.made();
-        let mut batch = Vec::new();
-        for slot in 0..BATCH as u64 {
-            if self.random(5) == 0 {
-                attacker.ask(Ask::Flush, &[]);
-                batch.push(Sent::Flush);
-                continue;
-            }
-            // No two requests of a batch are for one block: which of them comes last would be chance.
-            let block = blocks.swap_remove(self.random(blocks.len() as u64) as usize);
-            let (at, data) = (block as u64 * BLOCK, DATA + slot * SLOT);
-            let kind = self.kind(block, device);
-            self.version += 1;
-            let change = match kind {
-                Kind::Zeroes => Change::Written(ZEROES),
-                Kind::Discard => Change::Discarded,
-                _ => Change::Written(self.version),
-            };
-            let account = &mut self.accounts[block];
-            account.since.push(change);
-            let before = account.now.take();
-            let new = contents(block, self.version);
-            let memory = &attacker.data[0];
-            match kind {
-                Kind::Discard if device == Device::Scsi => memory.put(data, &unmap(at, attacker.block)),
-                Kind::CompareAndWrite => {
-                    let before = before.unwrap_or_default();
-                    let before =
-                        before.iter().flat_map(|version| contents(block, *version).split_off(BLOCK as usize - SECTOR));
-                    memory.put(data, &before.chain(new).collect::<Vec<u8>>());
-                }
-                _ => memory.put(data, &new),
-            }
-            match kind {
-                Kind::Zeroes => attacker.ask(Ask::WriteZeroes { at, len: BLOCK }, &[]),
-                Kind::Discard if device == Device::Blk => attacker.ask(Ask::Discard { at, len: BLOCK }, &[]),
-                Kind::Discard => attacker.ask(Ask::Unmap, &[(data, UNMAP as u32)]),
-                Kind::Stable => attacker.ask(Ask::WriteStable { at }, &[(data, BLOCK as u32)]),
-                Kind::Same => attacker.ask(Ask::WriteSame { at, len: BLOCK }, &[(data, attacker.block as u32)]),
-                Kind::CompareAndWrite => attacker.ask(Ask::CompareAndWrite { at }, &[(data, SLOT as u32)]),
-                Kind::Write => attacker.ask(Ask::Write { at }, &[(data, BLOCK as u32)]),
-            }
-            // What a discard leaves is nothing to rely on, and so it need not be stable.
-            let is_stable =
-                (is_write_through && kind != Kind::Discard) || (kind == Kind::Stable && device == Device::Scsi);
-            batch.push(Sent::Change { block, kind, is_stable });
-        }
-        attacker.publish();
-        attacker.await_all();
-        let ended: Vec<(Sent, bool)> =
-            (first..).zip(batch).map(|(at, sent)| (sent, attacker.status_of(at) == 0)).collect();
-        if ended.iter().any(|(sent, is_well)| *is_well && matches!(sent, Sent::Flush)) {
-            self.flushes += 1;
-            self.accounts.iter_mut().zip(before).for_each(|(account, count)| account.settle(count));
-        }
-        for (sent, _) in ended.iter().filter(|(_, is_well)| *is_well) {
-            let &Sent::Change { block, kind, is_stable } = sent else { continue };
-            let account = &mut self.accounts[block];
-            account.acknowledge();
-            match kind {
-                Kind::Discard => self.others[0] += 1,
-                Kind::Same => self.others[1] += 1,
-                Kind::CompareAndWrite => self.others[2] += 1,
-                _ => {}
-            }
-            if is_stable {
-                self.stable_writes += 1;
-                account.settle(account.acknowledged);
-            }
-        }
-        ended.iter().all(|(_, is_well)| *is_well)
-    }
-
-    /// Compares what is on the disk with the account, and goes on with what is there.
-    fn verify(&mut self, disk: &Path) {
-        let file = File::open(disk).expect("the disk");
-        for (block, account) in self.accounts.iter_mut().enumerate() {
-            let mut found = [0; BLOCK as usize];
-            file.read_exact_at(&mut found, block as u64 * BLOCK).expect("it has power");
-            let versions: Vec<u64> = found.chunks(SECTOR).map(|sector| version(block, sector)).collect();
-            for (sector, version) in versions.iter().enumerate() {
-                assert!(account.may_be(*version), "block {block}, sector {sector}: {version}, not {account:?}");
-            }
-            *account = Account::holds(versions);
-        }
-    }
-}
-
-/// A block of a version: each sector says which block and which version it is of.
-fn contents(block: usize, version: u64) -> Vec<u8> {
-    [block as u64, version].map(u64::to_le_bytes).concat().repeat(BLOCK as usize / 16)
-}
-
-/// The length of UNMAP's parameter list for one range (SBC-4, UNMAP parameter list).
-const UNMAP: usize = 24;
-
-/// That list, for a block.
-fn unmap(at: u64, block: u64) -> Vec<u8> {
-    let (first, count) = (at / block, (BLOCK / block) as u32);
-    [&[0, 22, 0, 16, 0, 0, 0, 0], &first.to_be_bytes()[..], &count.to_be_bytes(), &[0; 4]].concat()
-}
-
-/// The version that a sector is of.
-fn version(block: usize, sector: &[u8]) -> u64 {
-    let words: Vec<u64> = sector.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
-    assert!(words.chunks(2).all(|pair| pair == &words[..2]), "sectors are whole");
-    assert!(words[0] == block as u64 || sector.iter().all(|byte| *byte == 0), "it is of this block");
-    words[1]
-}
-
-#[derive(Clone, Copy)]
 enum Backing {
     /// The disk's file itself.
     File,
     /// A loop device over it, with a page cache of its own.
     LoopDevice,
+    /// The same with sectors of 4096 bytes, and a client that writes 512.
+    LargeSectors,
+}
+
+impl Backing {
+    /// The device, if it is one, and its path.
+    fn over(self, disk: &FaultDisk) -> (Option<LoopDevice>, PathBuf) {
+        let sectors = match self {
+            Self::File => return (None, disk.path()),
+            Self::LoopDevice => SECTOR,
+            Self::LargeSectors => BLOCK,
+        };
+        let device = LoopDevice::with_sectors_of(sectors as u32, &disk.path()).expect("a loop device");
+        let path = device.path().to_owned();
+        (Some(device), path)
+    }
 }
 
 /// How the daemon ends when the power has gone, or is about to go.
@@ -281,6 +89,16 @@ enum Backing {
 enum End {
     Killed,
     Asked,
+}
+
+/// A loss of power, and what precedes it.
+struct Round {
+    number: u64,
+    backing: Backing,
+    end: End,
+    engine: Engine,
+    variant: Variant,
+    is_write_through: bool,
 }
 
 fn losses() -> u64 {
@@ -294,24 +112,18 @@ fn lose_power(test: &str, backing: Backing, end: End) {
     }
     let scratch = Scratch::new();
     let disk = scratch.fault_disk(BLOCKS as u64 * BLOCK);
-    let (mut client, mut round) = (Client::new(1), 0);
-    for aio in ["threads", "native", "io_uring"] {
-        for direct in ["on", "off"] {
-            // Linux AIO takes direct I/O alone.
-            if (aio, direct) == ("native", "off") {
-                continue;
-            }
-            for writethrough in ["off", "on"] {
-                for variant in Variant::ALL {
-                    for _ in 0..losses() {
-                        round += 1;
-                        // In turns, so that each combination has both.
-                        let block = if round % 2 == 0 { BLOCK } else { SECTOR as u64 };
-                        let options = format!("aio={aio},cache.direct={direct},discard=unmap");
-                        let export = format!("writable=on,writethrough={writethrough},logical-block-size={block}");
-                        let socket = scratch.path(&format!("e{round}"));
-                        run(&disk, backing, end, &mut client, variant, &options, &export, block, &socket);
-                    }
+    let (mut client, mut number) = (Client::new(1), 0);
+    for engine in ENGINES {
+        // Sectors that are too large matter to direct I/O alone.
+        if backing == Backing::LargeSectors && !engine.is_direct {
+            continue;
+        }
+        for is_write_through in [false, true] {
+            for variant in Variant::ALL {
+                for _ in 0..losses() {
+                    number += 1;
+                    let round = Round { number, backing, end, engine, variant, is_write_through };
+                    round.run(&disk, &mut client, &scratch);
                 }
             }
         }
@@ -320,63 +132,84 @@ fn lose_power(test: &str, backing: Backing, end: End) {
     assert!(client.others.iter().all(|count| *count > 0), "of everything there was some: {:?}", client.others);
 }
 
-#[allow(clippy::too_many_arguments, reason = "each is one thing that differs between two losses")]
-fn run(
-    disk: &FaultDisk,
-    backing: Backing,
-    end: End,
-    client: &mut Client,
-    variant: Variant,
-    options: &str,
-    export: &str,
-    block: u64,
-    socket: &Path,
-) {
-    let (device, path) = match backing {
-        Backing::File => (None, disk.path()),
-        Backing::LoopDevice => {
-            let device = LoopDevice::over(&disk.path()).expect("a loop device");
-            let path = device.path().to_owned();
-            (Some(device), path)
-        }
-    };
-    let options = Options::new().disk("d0", &path, options).iothread("io0", "");
-    let options = match variant.device {
-        Device::Blk => options.export("e0", "d0", socket, &format!("{export},iothread=io0")),
-        Device::Scsi => {
-            let luns = "luns.0.lun=0,luns.0.node-name=d0";
-            options.export_scsi("e0", socket, &format!("{export},iothread=io0,{luns}"))
-        }
-    };
-    let server = Server::start(&Program::egret(), &options);
-    let mut attacker = Attacker::boot(socket, variant, BATCH as u64 * SLOT);
-    attacker.block = block;
-    attacker.read_honestly();
-    let is_write_through = export.contains("writethrough=on");
-    match end {
-        End::Killed => {
-            let after = client.random(SOON);
-            let fault = Fault { iotype: None, sectors: None, after, times: Some(1), effect: Effect::PowerOff };
-            disk.tell(Order::Inject(fault)).expect("it listens");
-            client.load(&mut attacker, variant.device, is_write_through, usize::MAX);
-            server.send(rustix::process::Signal::KILL);
-            let mut server = server;
-            server.await_end();
-        }
-        End::Asked => {
-            client.load(&mut attacker, variant.device, is_write_through, 3);
-            drop(attacker);
-            assert!(server.terminate().success());
-            // A daemon that ends well leaves nothing that is not stable.
-            client.accounts.iter_mut().for_each(|account| account.settle(account.acknowledged));
-            disk.tell(Order::PowerOff).expect("it listens");
-        }
+impl Round {
+    /// The logical block, in turns, so that each combination has both.
+    fn block(&self) -> u64 {
+        if self.backing == Backing::LargeSectors || !self.number.is_multiple_of(2) { SECTOR } else { BLOCK }
     }
-    detach(device, path);
-    let seed = client.random(u64::MAX);
-    disk.tell(Order::PowerOn(Survivors::Random(seed))).expect("an image");
-    disk.tell(Order::Clear).expect("it listens");
-    client.verify(&disk.path());
+
+    /// When the power goes. Every other time it is at a flush, and each combination has both.
+    fn fault(&self, client: &mut Client) -> Fault {
+        let (iotype, after) = match self.number / 2 % 2 {
+            0 => (None, client.random(SOON)),
+            _ => (Some(IoType::Flush), self.number % FLUSHES),
+        };
+        Fault { iotype, sectors: None, after, times: Some(1), effect: Effect::PowerOff }
+    }
+
+    fn run(&self, disk: &FaultDisk, client: &mut Client, scratch: &Scratch) {
+        let (device, path) = self.backing.over(disk);
+        let (server, mut attacker) = self.start(&path, scratch);
+        let view = View { device: self.variant.device, is_write_through: self.is_write_through };
+        disk.record();
+        match self.end {
+            End::Killed => {
+                disk.tell(Order::Inject(self.fault(client))).expect("it listens");
+                client.load(&mut attacker, disk, view, usize::MAX);
+                server.send(rustix::process::Signal::KILL);
+                let mut server = server;
+                server.await_end();
+            }
+            End::Asked => {
+                client.load(&mut attacker, disk, view, 3);
+                drop(attacker);
+                assert!(server.terminate().success());
+                // A daemon that ends well leaves nothing that is not stable.
+                client.settle();
+                disk.tell(Order::PowerOff).expect("it listens");
+            }
+        }
+        detach(device, path);
+        let seed = client.random(u64::MAX);
+        disk.tell(Order::PowerOn(Survivors::Random(seed))).expect("an image");
+        disk.tell(Order::Clear).expect("it listens");
+        client.verify(&disk.path());
+    }
+
+    /// Starts a daemon over what is at `path`, and a client of it.
+    fn start(&self, path: &Path, scratch: &Scratch) -> (Server, Attacker) {
+        let [socket, metrics] = ["e", "m"].map(|name| scratch.path(&format!("{name}{}", self.number)));
+        let on = |is_on| if is_on { "on" } else { "off" };
+        let block = self.block();
+        let export = format!(
+            "writable=on,writethrough={},logical-block-size={block},pin-memory={},iothread=io0",
+            on(self.is_write_through),
+            on(self.engine.pins)
+        );
+        let options = Options::new().disk("d0", path, &self.engine.disk()).iothread("io0", "").metrics(&metrics);
+        let options = match self.variant.device {
+            Device::Blk => options.export("e0", "d0", &socket, &export),
+            Device::Scsi => {
+                let luns = "luns.0.lun=0,luns.0.node-name=d0";
+                options.export_scsi("e0", &socket, &format!("{export},{luns}"))
+            }
+        };
+        let server = Server::start(&Program::egret(), &options);
+        let mut attacker = Attacker::boot_flushing(&socket, self.variant, BATCH as u64 * SLOT);
+        attacker.block = block;
+        attacker.read_honestly();
+        if self.engine.pins {
+            // Only what is there is pinned.
+            attacker.data[0].put(DATA, &[0; BATCH * SLOT as usize]);
+            await_that("memory to be pinned", || {
+                attacker.ask(Ask::Read { at: 0 }, &[(DATA, BLOCK as u32)]);
+                attacker.publish();
+                attacker.await_all();
+                sum(&metrics, "egret_engine_registered_requests_total") > 0.0
+            });
+        }
+        (server, attacker)
+    }
 }
 
 /// Waits until nothing that a loop device had cached can reach the disk any more.
@@ -403,6 +236,52 @@ fn what_was_acknowledged_as_stable_survives_the_loss_of_power_of_a_block_device(
 }
 
 #[test]
+fn what_was_acknowledged_as_stable_survives_where_sectors_are_larger_than_what_is_written() {
+    let test = "what_was_acknowledged_as_stable_survives_where_sectors_are_larger_than_what_is_written";
+    lose_power(test, Backing::LargeSectors, End::Killed);
+}
+
+#[test]
 fn all_that_was_written_is_stable_when_the_daemon_has_ended() {
     lose_power("all_that_was_written_is_stable_when_the_daemon_has_ended", Backing::LoopDevice, End::Asked);
+}
+
+#[test]
+fn a_flush_that_is_asked_for_while_another_runs_is_answered_by_one_that_began_later() {
+    let test = "a_flush_that_is_asked_for_while_another_runs_is_answered_by_one_that_began_later";
+    if !is_root_or_skips(test, "for a disk that takes its time") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = scratch.fault_disk(BLOCKS as u64 * BLOCK);
+    let backings = [Backing::File, Backing::LoopDevice];
+    for (number, (backing, engine)) in (1..).zip(backings.into_iter().flat_map(|of| ENGINES.map(|engine| (of, engine))))
+    {
+        let round =
+            Round { number, backing, end: End::Asked, engine, variant: Variant::PLAIN, is_write_through: false };
+        let (device, path) = backing.over(&disk);
+        let (server, mut attacker) = round.start(&path, &scratch);
+        disk.record();
+        let fault =
+            Fault { iotype: Some(IoType::Flush), sectors: None, after: 0, times: Some(1), effect: Effect::Never };
+        disk.tell(Order::Inject(fault)).expect("it listens");
+        let first = attacker.made();
+        attacker.ask(Ask::Flush, &[]);
+        attacker.publish();
+        await_that("the disk to have the first", || disk.tell(Order::Status).expect("it listens").waiting == 1);
+
+        let asked = Instant::now();
+        attacker.ask(Ask::Flush, &[]);
+        // It is refused at once, and shows that the daemon has seen what was asked for before.
+        attacker.ask(Ask::Read { at: BLOCKS as u64 * BLOCK }, &[(DATA, attacker.block as u32)]);
+        attacker.publish();
+        await_that("the daemon to have both", || attacker.has_status(first + 2));
+        assert!(!attacker.has_status(first), "the first runs");
+        disk.tell(Order::Release).expect("it listens");
+        let told = attacker.await_each(first + 1)[0];
+        assert_eq!([0, 1].map(|of| attacker.status_of(first + of)), [0; 2], "both end well");
+        Oracle::default().flushed(&disk.recorded(), asked, told);
+        assert!(server.terminate().success());
+        detach(device, path);
+    }
 }
