@@ -14,7 +14,8 @@ until_true sh -c 'ls /dev/[vs]da'
 disk=$(echo /dev/[vs]da)
 case $(dd if="$disk" bs=4096 count=1 2>/dev/null | od -An -tx2 -j1080 -N2) in
   *ef53*) ;;
-  *) mkfs.ext4 -q -F "$disk" ;;
+  # With blocks that are not smaller than the disk's may be another time.
+  *) mkfs.ext4 -q -F -b 4096 "$disk" ;;
 esac
 # The journal is replayed, and then nothing is to be cured.
 mount "$disk" /mnt

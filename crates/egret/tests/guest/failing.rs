@@ -108,11 +108,16 @@ fn a_database_has_every_transaction_that_it_has_committed_when_its_guest_s_power
     for loss in 0..=losses() {
         let socket = scratch.path(&format!("e{loss}"));
         let options = Options::new().iothread("io0", "").disk("d0", &disk.path(), ENGINES[loss % 5]);
+        // In turns, and each of them with either device.
+        let turn = (loss + loss / 4) % 4;
+        let (is_write_through, block) = (turn == 1 || turn == 2, if turn < 2 { 512 } else { 4096 });
+        let through = if is_write_through { "on" } else { "off" };
+        let export = format!("writable=on,writethrough={through},logical-block-size={block},iothread=io0");
         let (options, way) = match loss % 2 {
-            0 => (options.export("e0", "d0", &socket, "writable=on,iothread=io0"), "--disk"),
+            0 => (options.export("e0", "d0", &socket, &export), "--disk"),
             _ => {
-                let unit = "writable=on,iothread=io0,luns.0.lun=0,luns.0.node-name=d0";
-                (options.export_scsi("e0", &socket, unit), "--scsi")
+                let unit = format!("{export},luns.0.lun=0,luns.0.node-name=d0");
+                (options.export_scsi("e0", &socket, &unit), "--scsi")
             }
         };
         let server = Server::start(&Program::egret(), &options);
@@ -126,8 +131,10 @@ fn a_database_has_every_transaction_that_it_has_committed_when_its_guest_s_power
                 if loss == losses() {
                     return ControlFlow::Break(());
                 }
-                // At a flush, or at any request; some of them early, while the journal is what is written.
-                let (iotype, most) = if random.below(2) == 0 { (Some(IoType::Flush), 60) } else { (None, 400) };
+                // At a flush, if the guest needs any, or at any request; some of them early, while the journal is what is
+                // written.
+                let is_at_flush = random.below(2) == 0 && !is_write_through;
+                let (iotype, most) = if is_at_flush { (Some(IoType::Flush), 60) } else { (None, 400) };
                 let after = random.below(most);
                 let fault = Fault { iotype, sectors: None, after, times: Some(1), effect: Effect::PowerOff };
                 disk.tell(Order::Inject(fault)).expect("it listens");
