@@ -8,7 +8,7 @@ use browser::Browser;
 use egret_lab::analysis::choice::Advice;
 use egret_lab::analysis::{Analysis, Status};
 use egret_lab::compare::junit;
-use egret_lab::plan::{Metric, Plan};
+use egret_lab::plan::{Application, Metric, Plan, Stack};
 use egret_lab::report;
 use egret_lab::results::{
     Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
@@ -421,6 +421,37 @@ fn the_tail_stands_beside_the_mean_and_every_figure_leads_to_its_runs() {
     let anchor = "runs-randread-4k-qd1--slow";
     assert_eq!(page.matches(&format!("id=\"{anchor}\"")).count(), 1);
     assert!(page.matches(&format!("href=\"#{anchor}\"")).count() > 2);
+}
+
+/// The page of a run.
+fn page(run: &Run) -> String {
+    let directory = tempfile::tempdir().expect("a directory");
+    egret_lab::report::write(run, directory.path()).expect("a report");
+    fs::read_to_string(directory.path().join("report.html")).expect("a page")
+}
+
+#[test]
+fn a_page_says_whose_open_loops_fio_counted_from_the_submission() {
+    const CHART: &str = "fio’s open loops counted from submission";
+    let own = page(&run(|_| {}));
+    assert!(own.contains("from when a request was due. CPU time") && !own.contains(CHART));
+    for stack in [Stack::Host, Stack::Guest, Stack::Ssh] {
+        let mut fios = run(|_| {});
+        fios.plan.subjects[2].stack = stack;
+        let fios = page(&fios);
+        assert!(fios.contains("from when a request was due; of alike from when fio submitted it"), "{stack:?}");
+        assert_eq!(fios.matches(CHART).count(), 1, "{stack:?}: of the curve, and not of closed loops");
+    }
+    let mut rate = run(|_| {});
+    rate.plan.subjects[2].stack = Stack::Guest;
+    rate.plan.loads.change(|loads| loads[0].rate_iops = Some(1000.0));
+    assert_eq!(page(&rate).matches(CHART).count(), 2);
+    let mut application = run(|_| {});
+    application.plan.subjects[2].stack = Stack::Guest;
+    application.plan.loads.change(|loads| {
+        (loads[1].name, loads[1].application) = (Some("randwrite 4k QD8 curve".into()), Some(Application::Pgbench));
+    });
+    assert!(page(&application).contains("from when a request was due. CPU time"), "so pgbench counts, too");
 }
 
 #[test]

@@ -5,11 +5,11 @@ use serde::Serialize;
 
 use super::tables::Grid;
 use super::{machine, published, tables};
-use crate::analysis::chart::Figure;
+use crate::analysis::chart::{Figure, Mark};
 use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related, Tails};
 use crate::analysis::ledger::{PARTS, Spent};
-use crate::analysis::{Analysis, figure};
-use crate::plan::Form;
+use crate::analysis::{Analysis, CellKey, Status, figure};
+use crate::plan::{Form, Load, Metric, Stack};
 use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
@@ -242,7 +242,7 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     html! {
         article.card id=(shown.anchor) {
             h3 { span.id { (shown.id) } " " (shown.title) }
-            p.quiet { (shown.label) @if let Some(better) = shown.better { "; " (better) } @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
+            p.quiet { (shown.label) @if let Some(better) = shown.better { "; " (better) } @if counts_from_submission(shown, analysis) { "; fio’s open loops counted from submission" } @for (style, load) in dashes(shown) { "; " (style) ": " (load) } @if shown.form == Form::Curve { "; diamonds: the closed loop’s peak" } }
             @if is_empty {
                 p.quiet { "Nothing was measured that this could show: see " a href="#wrong" { "what went wrong" } "." }
                 (grid(&table))
@@ -257,6 +257,18 @@ fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
             }
         }
     }
+}
+
+/// Whether a chart has latencies that fio counted from the submission though requests were due before.
+fn counts_from_submission(shown: &Figure, analysis: &Analysis<'_>) -> bool {
+    let latencies = [Metric::Latency, Metric::LatencyP99, Metric::LatencyP999].map(Metric::name);
+    let is_shown = |key: &CellKey<'_>| {
+        let mut groups = shown.groups.iter().filter(|group| group.load == key.load);
+        let is_its = |mark: &Mark| mark.subject == key.subject && mark.closed == (key.point == 0);
+        groups.any(|group| group.marks.iter().any(is_its))
+    };
+    let mut keys = analysis.table.keys().filter(is_shown);
+    latencies.contains(&shown.metric) && keys.any(|key| is_fios_open_loop(analysis, key))
 }
 
 /// How a chart of lines tells its loads apart, where there are several.
@@ -309,14 +321,26 @@ fn runs(analysis: &Analysis<'_>) -> Markup {
     }
 }
 
+/// Whether what was measured is an open loop of fio's own, which counts a request's time from its submission.
+fn is_fios_open_loop(analysis: &Analysis<'_>, key: CellKey<'_>) -> bool {
+    let asks = |load: &&&Load| load.name == key.load && load.keys.application.is_none();
+    let load = analysis.loads.iter().find(asks);
+    let is_open = load.is_some_and(|load| key.point > 0 || load.keys.rate_iops.is_some());
+    let is_fios = matches!(analysis.stack(key.subject), Some(Stack::Host | Stack::Guest | Stack::Ssh));
+    is_open && is_fios && analysis.table.status(key) == Status::Measured
+}
+
 fn method(analysis: &Analysis<'_>) -> Markup {
+    let has_one =
+        |subject: &&str| analysis.table.keys().any(|key| key.subject == *subject && is_fios_open_loop(analysis, key));
+    let fios: Vec<&str> = analysis.subjects.iter().copied().filter(has_one).collect();
     html! {
         section #method {
             h2 { "Method" }
             p { "Subjects are measured in rounds, in an order drawn anew for each; a ratio is of two measurements of one round, and what is shown is the geometric mean of " (machine::repetitions(&analysis.run.plan)) " of them. The baseline is measured twice in a round, and the mean of both is what the others are compared with. Whiskers are the whole range." }
             p { "An interval of 95 % is Student’s, of the ratios’ logarithms. Its variance is moderated: comparisons of one kind tell each other how much such measurements scatter (Smyth 2004). It is never narrower than the noise floor makes it." }
             p { strong { "Pass" } ": no more was lost than the threshold allows; the interval excludes it. " strong { "Fail" } ": something was certainly lost, and perhaps more than the threshold, or it failed. Certain is what holds beside all other comparisons of the plan (Benjamini and Hochberg 1995). " strong { "Can’t tell" } ": neither. Where subject and baseline are both at the limit of the disk, or of the load, nothing is decided." }
-            p { "The noise floor is the baseline beside itself. Latency of an open loop is counted from when a request was due. CPU time is of all but the load." }
+            p { "The noise floor is the baseline beside itself. Latency of an open loop is counted from when a request was due" @if !fios.is_empty() { "; of " (fios.join(", ")) " from when fio submitted it, so that a stall shows less" } ". CPU time is of all but the load." }
         }
     }
 }
