@@ -455,6 +455,21 @@ fn a_page_says_whose_open_loops_fio_counted_from_the_submission() {
 }
 
 #[test]
+fn a_page_says_that_nothing_went_wrong_only_as_far_as_somebody_looked() {
+    let mut calm = run(|_| {});
+    calm.incidents.clear();
+    calm.cells.retain(|cell| matches!(cell.outcome, Outcome::Measured(_)));
+    assert!(page(&calm).contains("Nothing: every cell was measured, and neither this machine’s kernel nor a server complained."));
+    let unfinished = Run { ended: None, ..calm.clone() };
+    assert!(page(&unfinished).contains("Nothing so far: every cell that ended was measured, and neither this"));
+    let text = "what the kernel says cannot be read (Operation not permitted)";
+    calm.host.warnings.push(Warning { about: Warning::KERNEL_LOG.into(), text: text.into() });
+    let deaf = page(&calm);
+    assert!(deaf.contains("and no server complained. What the kernel said could not be read.") && deaf.contains(text));
+    assert!(!deaf.contains("neither this"));
+}
+
+#[test]
 fn several_runs_make_a_page_over_time_that_says_when_something_was_lost() {
     let before = run(|_| {});
     let mut after = run(|cell| {

@@ -10,6 +10,7 @@ use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related, Tails};
 use crate::analysis::ledger::{PARTS, Spent};
 use crate::analysis::{Analysis, CellKey, Status, figure};
 use crate::plan::{Form, Load, Metric, Stack};
+use crate::results::Warning;
 use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
@@ -299,11 +300,15 @@ fn ledger(analysis: &Analysis<'_>) -> Markup {
 
 fn wrong(analysis: &Analysis<'_>) -> Markup {
     let (unmeasured, incidents) = (tables::unmeasured(analysis), tables::incidents(analysis));
+    let is_deaf = analysis.run.host.warnings.iter().any(|warning| warning.about == Warning::KERNEL_LOG);
     html! {
         section #wrong {
             h2 { "What went wrong" }
             @if unmeasured.rows.is_empty() && incidents.rows.is_empty() {
-                p.quiet { "Nothing: every cell was measured, and neither the kernel nor a server complained." }
+                p.quiet {
+                    @if analysis.run.ended.is_some() { "Nothing: every cell was measured, " } @else { "Nothing so far: every cell that ended was measured, " }
+                    @if is_deaf { "and no server complained. What the kernel said could not be read." } @else { "and neither this machine’s kernel nor a server complained." }
+                }
             }
             (grid(&unmeasured))
             @if !incidents.rows.is_empty() { h3 { "Said meanwhile" } (grid(&incidents)) }

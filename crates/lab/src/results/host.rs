@@ -97,3 +97,8 @@ pub struct Warning {
     /// In one line.
     pub text: String,
 }
+
+impl Warning {
+    /// What it is about where the kernel's messages could not be read, so that nobody knows whether it complained.
+    pub const KERNEL_LOG: &str = "kernel-log";
+}

@@ -1,8 +1,9 @@
 //! The kernel's log of crashes and hangs.
 
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 
 use rustix::fs::OFlags;
 
@@ -24,20 +25,32 @@ const TELLING: [&str; 12] = [
 /// Errors and worse.
 const ERROR: u32 = 3;
 
+/// Where the kernel has its messages.
+pub const KMSG: &str = "/dev/kmsg";
+
 /// Reads the kernel's messages from now on.
-pub struct KernelLog(Option<File>);
+pub struct KernelLog(io::Result<File>);
 
 impl KernelLog {
     /// From now on; nothing where the log may not be read.
-    pub fn open() -> Self {
+    pub fn open(path: impl AsRef<Path>) -> Self {
         let flags = OFlags::NONBLOCK.bits() as i32;
-        let log = File::options().read(true).custom_flags(flags).open("/dev/kmsg").ok();
-        Self(log.and_then(|mut log| log.seek(SeekFrom::End(0)).ok().map(|_| log)))
+        let log = File::options().read(true).custom_flags(flags).open(path);
+        Self(log.and_then(|mut log| log.seek(SeekFrom::End(0)).map(|_| log)))
+    }
+
+    /// Why there are no messages, in one line, where the log may not be read.
+    pub fn refusal(&self) -> Option<String> {
+        let error = self.0.as_ref().err()?;
+        Some(format!(
+            "what the kernel says cannot be read ({error}), and would be in no report: as root, or with \
+             kernel.dmesg_restrict=0, it would"
+        ))
     }
 
     /// The messages since the last call that should be reported.
     pub fn news(&mut self) -> Vec<String> {
-        let Some(log) = &mut self.0 else { return Vec::new() };
+        let Ok(log) = &mut self.0 else { return Vec::new() };
         let mut news = Vec::new();
         let mut record = [0; 8192];
         loop {

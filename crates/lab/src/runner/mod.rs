@@ -203,7 +203,7 @@ impl Runner {
             egret: options.egret.clone(),
             destroy: run.plan.disk.destroy,
         };
-        let kernel = kernel_log::KernelLog::open();
+        let kernel = kernel_log::KernelLog::open(kernel_log::KMSG);
         let (kept, directory) = (HashMap::new(), options.directory.clone());
         Ok(Self { run, steps, journal, context, kept, disks, kernel, directory, _scratch: scratch })
     }
@@ -223,6 +223,9 @@ impl Runner {
     /// # Errors
     /// What was found could not be kept.
     pub fn go(&mut self, progress: &mut dyn Progress) -> io::Result<Ending> {
+        if let Some(text) = self.kernel.refusal() {
+            self.warn(Warning::KERNEL_LOG, text);
+        }
         let (begin, stolen) = (Instant::now(), stolen_ns());
         let mut planned = Duration::ZERO;
         let looks = Looks::new(self.run.plan.repetitions, self.run.plan.most_repetitions());
@@ -441,6 +444,44 @@ fn file_name(id: &CellId) -> String {
 mod tests {
     use super::*;
     use crate::results::Operations;
+
+    #[test]
+    fn a_run_that_may_not_read_the_kernels_messages_says_so_once() {
+        struct Silence;
+        impl Progress for Silence {
+            fn measuring(&mut self, _: &CellId) {}
+            fn ended(&mut self, _: &Cell, _: usize, _: usize, _: Duration) {}
+            fn says(&mut self, _: &str) {}
+        }
+        let place = tempfile::tempdir().unwrap();
+        let options = RunOptions {
+            scale: 1.0,
+            seed: 1,
+            only: Some("nothing is called so".into()),
+            directory: place.path().to_owned(),
+            egret: "/bin/true".into(),
+            write_device: false,
+            precondition: false,
+            left_out: Vec::new(),
+        };
+        let plan =
+            "name = 'p'\ntitle = 't'\n[disk]\ntype = 'null'\n[[subject]]\nname = 'a'\nstack = 'egret'\n[[load]]\n";
+        let reaper = ProcessReaper::new().unwrap();
+        let mut runner = Runner::begin(toml::from_str(plan).unwrap(), &options, &reaper).unwrap();
+        let said = || {
+            let warnings = read(place.path()).unwrap().host.warnings.into_iter();
+            warnings
+                .filter(|warning| warning.about == Warning::KERNEL_LOG)
+                .map(|warning| warning.text)
+                .collect::<Vec<_>>()
+        };
+        for (log, expected) in [("/dev/zero", 0), ("/proc/no such log", 1), ("/proc/no such log", 1)] {
+            runner.kernel = kernel_log::KernelLog::open(log);
+            assert_eq!(runner.go(&mut Silence).unwrap(), Ending::Finished);
+            assert_eq!(said().len(), expected, "{log}: {:?}", said());
+        }
+        assert!(said()[0].contains("cannot be read (No such file or directory"), "{:?}", said());
+    }
 
     #[test]
     fn all_subjects_are_measured_at_shares_of_one_peak() {
