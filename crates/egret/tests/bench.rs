@@ -368,6 +368,65 @@ fn fio_runs_over_ssh_on_a_disk_that_is_there() {
     assert!(lab.run().cells[0].failure().unwrap().contains("ssh nobody: no route to nobody"));
 }
 
+/// A plan with profiles, and the path to a `perf` that does what a script says.
+fn profiled(script: &str) -> (Lab, String) {
+    let lab = Lab::new(
+        "repetitions = 2\nnoise-floor = false\nperf = true\n[disk]\ntype = 'null'\nsize = '64M'\n\
+         [[subject]]\nname = 'one'\nstack = 'egret'\n[[load]]\nramp_time = '20ms'\nruntime = '100ms'\n",
+    );
+    let programs = lab.scratch.path("bin");
+    fs::create_dir(&programs).unwrap();
+    fs::write(programs.join("perf"), format!("#!/bin/sh\n{script}")).unwrap();
+    fs::set_permissions(programs.join("perf"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    (lab, path)
+}
+
+#[test]
+fn perf_looks_while_the_load_runs_and_the_page_has_what_it_saw() {
+    // It writes down what it is told, and its call graph is that.
+    let perf = "how=$1; what=\"$*\"
+        while [ $# -gt 0 ]; do
+            case $1 in --control=fifo:*) fifo=${1#--control=fifo:};; -o|-i) file=$2;; esac
+            shift
+        done
+        case $how-$what in
+        record-*' -a -g '*' -D -1 '*)
+            trap 'dd if=$fifo of=$file bs=4096 count=1 iflag=nonblock 2>/dev/null; exit 0' TERM
+            sleep 1000 & wait;;
+        report-*sample,comm,sym*) printf '900 \\001 io0 \\001 [k] cpupri_set\\n100 \\001 x \\001 [.] a::b<c>\\n';;
+        report-*) cat \"$file\";;
+        esac";
+    let (lab, path) = profiled(perf);
+    succeeded(&lab.bench(&[]).env("PATH", &path).output().unwrap());
+    let run = lab.run();
+    for cell in &run.cells {
+        let measured = measured(cell);
+        assert_eq!((measured.samples, measured.symbols[0].name.as_str()), (1000, "cpupri_set"));
+        let graph = lab.results().join("raw").join(format!("{}.callgraph", runner::raw_name(&cell.id)));
+        assert_eq!(fs::read_to_string(graph).unwrap(), "enable\ndisable\n", "{:?}", cell.id);
+    }
+    let page = fs::read_to_string(lab.results().join("report.html")).unwrap();
+    for said in
+        [">cpupri_set</td>", ">io0</td>", ">90.00 % [", "href=\"raw/randread-4k-QD1--one--r1-p0.callgraph\">2</a>"]
+    {
+        assert!(page.contains(said), "the page has no {said}");
+    }
+    assert!(!page.contains("no profiles"));
+}
+
+#[test]
+fn a_perf_that_may_not_look_is_said_on_the_page() {
+    let (lab, path) = profiled("echo 'Error:' >&2; echo 'Access to performance monitoring is limited.' >&2; exit 1");
+    succeeded(&lab.bench(&[]).env("PATH", &path).output().unwrap());
+    let said = lab.run().host.warnings.into_iter().filter(|warning| warning.about == "perf").collect::<Vec<_>>();
+    assert_eq!(said.len(), 1, "{said:?}");
+    let page = fs::read_to_string(lab.results().join("report.html")).unwrap();
+    for said in ["no profiles: Access to performance monitoring is limited. (as root, or", "There are no profiles:"] {
+        assert!(page.contains(said), "the page does not say {said}");
+    }
+}
+
 #[test]
 fn any_command_that_serves_a_socket_can_be_measured() {
     let egret = env!("CARGO_BIN_EXE_egret");

@@ -11,7 +11,8 @@ use egret_lab::compare::junit;
 use egret_lab::plan::{Application, Metric, Plan, Stack};
 use egret_lab::report;
 use egret_lab::results::{
-    Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Warning,
+    Bottleneck, Cell, CellId, FORMAT, Host, Incident, Latency, Ledger, Measurement, Operations, Outcome, Run, Symbol,
+    Warning,
 };
 use egret_lab::statistics::{Overall, Verdict};
 use egret_loadgen::random::Random;
@@ -459,7 +460,10 @@ fn a_page_says_that_nothing_went_wrong_only_as_far_as_somebody_looked() {
     let mut calm = run(|_| {});
     calm.incidents.clear();
     calm.cells.retain(|cell| matches!(cell.outcome, Outcome::Measured(_)));
-    assert!(page(&calm).contains("Nothing: every cell was measured, and neither this machine’s kernel nor a server complained."));
+    assert!(
+        page(&calm)
+            .contains("Nothing: every cell was measured, and neither this machine’s kernel nor a server complained.")
+    );
     let unfinished = Run { ended: None, ..calm.clone() };
     assert!(page(&unfinished).contains("Nothing so far: every cell that ended was measured, and neither this"));
     let text = "what the kernel says cannot be read (Operation not permitted)";
@@ -467,6 +471,45 @@ fn a_page_says_that_nothing_went_wrong_only_as_far_as_somebody_looked() {
     let deaf = page(&calm);
     assert!(deaf.contains("and no server complained. What the kernel said could not be read.") && deaf.contains(text));
     assert!(!deaf.contains("neither this"));
+}
+
+#[test]
+fn the_hottest_symbols_are_on_the_page_with_who_ran_them_and_how_sure_their_shares_are() {
+    let symbol = |name: &str, comm: &str, percent| Symbol { name: name.into(), comm: comm.into(), percent };
+    let run = run(|cell| {
+        let is_meant = cell.id.subject == "slow" && cell.id.load == "randread 4k QD64";
+        if let (Outcome::Measured(measured), true) = (&mut cell.outcome, is_meant) {
+            measured.samples = 20_000;
+            // It scatters from repetition to repetition.
+            let hot = 6.0 + f64::from(cell.id.repetition % 2);
+            measured.symbols = vec![symbol("hot", "io0", hot), symbol("hot", "fio", 1.0), symbol("a<b>", "", 2.0)];
+            measured.symbols.extend((0..20).map(|number| symbol(&format!("cold {number}"), "fio", 0.5)));
+        }
+    });
+    let directory = tempfile::tempdir().expect("a directory");
+    let raw = directory.path().join("raw");
+    fs::create_dir(&raw).expect("a directory");
+    let names = ["randread-4k-QD64--slow--r1-p0", "randread-4k-QD64--slow--r10-p0", "elsewhere"];
+    names.iter().for_each(|name| fs::write(raw.join(format!("{name}.callgraph")), "").expect("a file"));
+    fs::write(raw.join(format!("{}.json", names[0])), "").expect("a file");
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    let [page, text] = ["report.html", "report.md"].map(|name| {
+        let text = fs::read_to_string(directory.path().join(name)).expect(name);
+        text.split(if name.ends_with("md") { "## Hottest symbols" } else { "id=\"symbols\"" })
+            .nth(1)
+            .expect(name)
+            .to_owned()
+    });
+    // Of 7, 8, 7, 8, 7 the mean is 7.4, and its standard error 0.245.
+    let (at, after) =
+        (text.find("| hot | io0, fio | 7.40 % [6.72, 8.08] | 100\u{202f}000 |"), text.find("| a&lt;b> |  | 2.00 % ["));
+    assert!(at.is_some() && after > at, "{text}");
+    assert_eq!(text.matches("| cold ").count(), 8, "ten are shown");
+    assert!(page.contains("7.40 % [6.72, 8.08]") && page.contains("href=\"#runs-randread-4k-qd64--slow\">slow</a>"));
+    let graphs: Vec<&str> = page.split("href=\"raw/").skip(1).filter_map(|after| after.split('"').next()).collect();
+    let expected = ["callgraph", "callgraph", "json"].map(|kind| format!("{}.{kind}", names[0]));
+    assert_eq!(graphs, expected, "at the symbols, and at its run with its other files");
+    assert!(!self::page(&run).contains("href=\"raw/"), "what is not there has no link");
 }
 
 #[test]

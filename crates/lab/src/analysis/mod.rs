@@ -10,6 +10,7 @@
 //! | [`ledger`] | CPU time per I/O, by who spent it |
 //! | `judge` | comparisons with the baseline, and what they decide |
 //! | [`bound`] | what it means that the disk or the load was the bottleneck |
+//! | [`profile`] | what `perf` saw of the host, and how sure a symbol's share is |
 //! | [`choice`] | "which option should I choose?" |
 
 pub mod bound;
@@ -18,6 +19,7 @@ pub mod choice;
 mod judge;
 pub mod ledger;
 mod metric;
+pub mod profile;
 pub mod table;
 #[cfg(test)]
 mod tests;

@@ -2,17 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use statrs::distribution::{ContinuousCDF, StudentsT};
-
-use crate::results::{Cell, Measurement, Outcome, Run};
-use crate::statistics::{deviation, mean};
+use crate::analysis::profile::{MISS, Profiles, Share, half_width};
+use crate::results::{Cell, Run};
+use crate::statistics::mean;
 
 /// Smaller moves are not listed, in percent of all samples.
 const LEAST: f64 = 0.1;
 /// The longest list.
 const MOST: usize = 20;
-/// How often chance may list something under one load and subject; and misses of an interval.
-const MISS: f64 = 0.05;
 
 /// A symbol whose share moved.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,10 +22,10 @@ pub struct Moved {
     pub symbol: String,
     /// The programs and threads that ran it most, on the second side or else on the first.
     pub comms: Vec<String>,
-    /// Its share on the first side, in percent of all samples; `None` where it was not among the hottest.
-    pub a: Option<f64>,
+    /// Its share on the first side; `None` where it was not among the hottest.
+    pub a: Option<Share>,
     /// And on the second.
-    pub b: Option<f64>,
+    pub b: Option<Share>,
     /// The difference, and where its interval of 95 % begins and ends.
     pub by: [f64; 3],
 }
@@ -50,55 +47,13 @@ impl Symbols {
     }
 }
 
-/// The profiles of a side under one load, of one subject.
-struct Side<'a> {
-    cells: Vec<&'a Measurement>,
-    samples: u64,
-}
-
-impl<'a> Side<'a> {
-    fn of(cells: &[&'a Cell]) -> Self {
-        let measured = cells.iter().filter_map(|cell| match &cell.outcome {
-            Outcome::Measured(measured) => Some(measured.as_ref()),
-            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
-        });
-        let cells: Vec<_> = measured.filter(|measured| !measured.symbols.is_empty()).collect();
-        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells }
-    }
-
-    /// A symbol's share in each cell, over all that run it.
-    fn shares(&self, name: &str) -> Vec<f64> {
-        let share =
-            |cell: &&Measurement| cell.symbols.iter().filter(|one| one.name == name).map(|one| one.percent).sum();
-        self.cells.iter().map(share).collect()
-    }
-
-    /// The variance of the mean of some shares: what they scatter, and at least what counting so many samples scatters.
-    fn variance(&self, shares: &[f64]) -> f64 {
-        let between = deviation(shares).powi(2) / shares.len().max(1) as f64;
-        let share = mean(shares).unwrap_or(0.0) / 100.0;
-        let counting = if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 };
-        between.max(counting)
-    }
-
-    /// Who runs a symbol most.
-    fn comms(&self, name: &str) -> Vec<String> {
-        let mut by: BTreeMap<&str, f64> = BTreeMap::new();
-        let of_it = self.cells.iter().flat_map(|cell| &cell.symbols).filter(|one| one.name == name);
-        of_it.filter(|one| !one.comm.is_empty()).for_each(|one| *by.entry(&one.comm).or_default() += one.percent);
-        let mut by: Vec<_> = by.into_iter().collect();
-        by.sort_by(|one, other| other.1.total_cmp(&one.1));
-        by.into_iter().take(3).map(|(comm, _)| comm.to_owned()).collect()
-    }
-}
-
 /// What moved between two sides, over all repetitions of all their runs.
 pub fn moved(a: &[&Run], b: &[&Run]) -> Symbols {
     let mut found = Symbols::default();
     let theirs = by_load(b);
     for (key, ours) in by_load(a) {
         let Some(theirs) = theirs.get(&key) else { continue };
-        let sides = [Side::of(&ours), Side::of(theirs)];
+        let sides = [&ours, theirs].map(|cells| Profiles::of(cells.iter().copied()));
         // Without a profile in both nothing can have moved.
         if sides.iter().any(|side| side.cells.is_empty()) {
             continue;
@@ -126,25 +81,24 @@ fn by_load<'a>(runs: &[&'a Run]) -> BTreeMap<(&'a str, &'a str), Vec<&'a Cell>> 
 }
 
 /// A symbol that moved, if that is sure beside the `count` others of its profiles.
-fn between(sides: &[Side<'_>; 2], (load, subject): (&str, &str), name: &str, count: usize) -> Option<Moved> {
+fn between(sides: &[Profiles<'_>; 2], (load, subject): (&str, &str), name: &str, count: usize) -> Option<Moved> {
     let shares = [sides[0].shares(name), sides[1].shares(name)];
     let [a, b] = shares.each_ref().map(|shares| mean(shares).unwrap_or(0.0));
-    let error = (sides[0].variance(&shares[0]) + sides[1].variance(&shares[1])).sqrt();
+    let variance = sides[0].variance(&shares[0]) + sides[1].variance(&shares[1]);
     let freedom = (shares[0].len() + shares[1].len()).saturating_sub(2).max(1) as f64;
-    let student = StudentsT::new(0.0, 1.0, freedom).ok()?;
-    let half = |miss: f64| student.inverse_cdf(1.0 - miss / 2.0) * error;
     let by = b - a;
-    if by.abs() < LEAST || by.abs() < half(MISS / count.max(1) as f64) {
+    // Chance lists something under one load and subject as often as an interval misses.
+    if by.abs() < LEAST || by.abs() < half_width(variance, freedom, MISS / count.max(1) as f64)? {
         return None;
     }
-    let seen = |share: f64| (share > 0.0).then_some(share);
+    let half = half_width(variance, freedom, MISS)?;
     Some(Moved {
         load: load.to_owned(),
         subject: subject.to_owned(),
         symbol: name.to_owned(),
-        comms: sides[usize::from(b > 0.0)].comms(name),
-        a: seen(a),
-        b: seen(b),
-        by: [by, by - half(MISS), by + half(MISS)],
+        comms: sides[usize::from(b > 0.0)].comms(name).into_iter().map(str::to_owned).collect(),
+        a: sides[0].share(name),
+        b: sides[1].share(name),
+        by: [by, by - half, by + half],
     })
 }

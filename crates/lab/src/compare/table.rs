@@ -6,6 +6,7 @@ use comfy_table::{Table, presets};
 
 use super::{Comparison, Difference, Role, Row};
 use crate::analysis::figure;
+use crate::analysis::profile::Share;
 use crate::statistics::{Estimate, Verdict};
 
 impl Comparison {
@@ -68,7 +69,7 @@ impl Comparison {
 
     fn write_symbols(&self, text: &mut String) {
         for moved in &self.symbols.moved {
-            let share = |share: Option<f64>| share.map_or_else(|| "-".into(), |share| format!("{share:.2} %"));
+            let share = |share: Option<Share>| share.map_or_else(|| "-".into(), |share| share.text());
             let (a, b, [by, low, high]) = (share(moved.a), share(moved.b), moved.by);
             let comms = moved.comms.iter().map(|comm| format!(", in {comm}")).collect::<String>();
             let _ = writeln!(

@@ -1,4 +1,5 @@
 use super::*;
+use crate::analysis::profile::Share;
 use crate::plan::Metric;
 use crate::results::{
     Bottleneck, Cell, CellId, Component, Host, Latency, Ledger, Measurement, Operations, Outcome, Symbol,
@@ -574,7 +575,7 @@ fn symbols_that_moved_are_listed_the_farthest_first() {
     assert_eq!(names[0].0, "cpupri_set");
     assert_eq!(names.len(), 4);
     let text = comparison.text();
-    assert!(text.contains("cpupri_set: 2.41 % -> 0.35 % of samples, -2.06 [-2.1"), "{text}");
+    assert!(text.contains("cpupri_set: 2.41 % [2.35, 2.47] -> 0.35 % [0.33, 0.37] of samples, -2.06 [-2.1"), "{text}");
     assert!(text.contains(", in fio)") && text.contains("of a symbol with 1 % of them a move by 0.06 % can"), "{text}");
 
     let least = comparison.symbols.least_seen().unwrap();
@@ -621,6 +622,15 @@ fn a_symbol_that_moved_has_an_interval_of_its_scatter_and_of_its_samples_and_tho
     assert_eq!(one(&counted), [8.0, 8.0 - half, 8.0 + half].map(|by| (by * 1000.0).round() / 1000.0));
     assert_eq!(counted.samples, Some([5000; 2]));
 
+    // Each side's own has 4 degrees of freedom, 2.776 standard errors, and no end beyond what a share can be.
+    let share = |symbols: &Symbols| symbols.moved[0].a.unwrap().interval.map(|end| (end * 1000.0).round() / 1000.0);
+    let half = 2.7764 * (1.0_f64 / 5.0).sqrt();
+    assert_eq!(share(&scattered), [2.0 - half, 2.0 + half].map(|end| (end * 1000.0).round() / 1000.0));
+    let half = 2.7764 * (0.02_f64 * 0.98 / 5000.0).sqrt() * 100.0;
+    assert_eq!(share(&counted), [2.0 - half, 2.0 + half].map(|end| (end * 1000.0).round() / 1000.0));
+    let most = moved(u64::MAX / 100, &[("s", "x", [1.0, 1.0, 1.0, 1.0, 5.0])], &[("s", "x", [99.0; 5])]);
+    assert_eq!(share(&most)[0], 0.0);
+
     // What is certain and small is left out, and runs that did not count their samples are as sure as they scatter.
     let by = |by: f64| moved(0, &[("s", "x", [2.0; 5])], &[("s", "x", [2.0 + by; 5])]);
     assert_eq!((by(0.09).moved.len(), by(0.11).moved.len(), by(0.11).samples), (0, 1, None));
@@ -628,7 +638,9 @@ fn a_symbol_that_moved_has_an_interval_of_its_scatter_and_of_its_samples_and_tho
     let a = [("gone", "x", [5.0; 5]), ("more", "x", [1.0; 5])];
     let more = [("more", "y", [3.0; 5]), ("more", "x", [2.0; 5]), ("more", "x", [2.0; 5]), ("new", "z", [4.0; 5])];
     let found = moved(1_000_000, &a, &more).moved;
-    let found: Vec<_> = found.iter().map(|one| (one.symbol.as_str(), one.a, one.b, one.comms.join(", "))).collect();
+    let percent = |share: Option<Share>| share.map(|share| share.percent);
+    let found = found.iter().map(|one| (one.symbol.as_str(), percent(one.a), percent(one.b), one.comms.join(", ")));
+    let found: Vec<_> = found.collect();
     assert_eq!(
         found,
         [

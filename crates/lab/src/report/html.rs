@@ -4,7 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
 use super::tables::Grid;
-use super::{machine, published, tables};
+use super::{Raw, machine, published, tables};
 use crate::analysis::chart::{Figure, Mark};
 use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related, Tails};
 use crate::analysis::ledger::{PARTS, Spent};
@@ -30,7 +30,7 @@ struct Data<'a> {
 }
 
 /// The page.
-pub fn page(analysis: &Analysis<'_>) -> String {
+pub fn page(analysis: &Analysis<'_>, raw: &Raw) -> String {
     let (run, figures, points) = (analysis.run, analysis.figures(), analysis.operating_points());
     let data = Data {
         subjects: &analysis.subjects,
@@ -48,9 +48,9 @@ pub fn page(analysis: &Analysis<'_>) -> String {
             (choice(analysis, &points))
             (verdicts(analysis))
             section #charts { h2 { "Charts" } @for figure in &figures { (chart(figure, analysis)) } }
-            (ledger(analysis))
+            (ledger(analysis, raw))
             (wrong(analysis))
-            (runs(analysis))
+            (runs(analysis, raw))
             section #machine { h2 { "The machine" } (grid(&machine::fingerprint(run))) }
             (method(analysis))
         }
@@ -280,8 +280,8 @@ fn dashes(shown: &Figure) -> Vec<(&'static str, &str)> {
     if lines { ["solid", "dashed", "dotted"].into_iter().cycle().zip(loads).collect() } else { Vec::new() }
 }
 
-fn ledger(analysis: &Analysis<'_>) -> Markup {
-    let table = tables::ledger(analysis);
+fn ledger(analysis: &Analysis<'_>, raw: &Raw) -> Markup {
+    let (table, symbols) = (tables::ledger(analysis), tables::symbols(analysis, raw));
     html! {
         section #cpu {
             h2 { "Who spends CPU time on a request" }
@@ -294,6 +294,13 @@ fn ledger(analysis: &Analysis<'_>) -> Markup {
                     details { summary { "Figures" } (grid(&table)) }
                 }
             }
+            @if !symbols.rows.is_empty() {
+                div.card #symbols {
+                    h3 { "Hottest symbols" }
+                    p.quiet { "Shares of all samples that perf took of the host while a subject was measured, as means of the repetitions, with intervals of their scatter and at least of so many samples. By several programs: those that ran it most." }
+                    @if symbols.rows.len() > LONGEST { details { summary { "Figures" } (grid(&symbols)) } } @else { (grid(&symbols)) }
+                }
+            } @else if analysis.run.plan.perf { p.quiet { "There are no profiles: the warnings at the top of the page say why." } }
         }
     }
 }
@@ -316,12 +323,12 @@ fn wrong(analysis: &Analysis<'_>) -> Markup {
     }
 }
 
-fn runs(analysis: &Analysis<'_>) -> Markup {
+fn runs(analysis: &Analysis<'_>, raw: &Raw) -> Markup {
     html! {
         section #runs {
             h2 { "Every run" }
-            p.quiet { "What the tables above are made of: their links lead here. The files in " code { "raw/" } " beside this page have the load’s own output." }
-            details { summary { (analysis.run.cells.len()) " cells" } (grid(&tables::runs(analysis))) }
+            p.quiet { "What the tables above are made of: their links lead here. Files are in " code { "raw/" } " beside this page: the load’s own output, and call graphs." }
+            details { summary { (analysis.run.cells.len()) " cells" } (grid(&tables::runs(analysis, raw))) }
         }
     }
 }
@@ -364,8 +371,9 @@ fn grid(grid: &Grid) -> Markup {
                         tr id=[row.anchor.as_deref()] class=(row.kind) { @for (index, cell) in row.cells.iter().enumerate() {
                             td class=[numeric(index)] {
                                 @if cell.contains('\n') { pre { (cell) } }
-                                @else if let (1, Some(link)) = (index, &row.link) { a.trace href={ "#" (link) } { (cell) } }
+                                @else if let Some(link) = row.links.iter().find(|link| link.column == index && link.text.is_none()) { a.trace href=(link.to) { (cell) } }
                                 @else { (cell) }
+                                @for link in row.links.iter().filter(|link| link.column == index) { @if let Some(text) = &link.text { a.trace href=(link.to) { (text) } " " } }
                             }
                         } }
                     } }

@@ -1,7 +1,7 @@
 //! `report.md`: the page's tables, for a mail or a commit.
 
 use super::tables::Grid;
-use super::{machine, published, tables};
+use super::{Raw, machine, published, tables};
 use crate::analysis::Analysis;
 
 /// The text.
@@ -34,6 +34,7 @@ pub fn text(analysis: &Analysis<'_>) -> String {
         }
     }
     section(&mut text, "CPU time per I/O", &tables::ledger(analysis));
+    section(&mut text, "Hottest symbols", &tables::symbols(analysis, &Raw::default()));
     section(&mut text, "What went wrong", &tables::unmeasured(analysis));
     section(&mut text, "Incidents", &tables::incidents(analysis));
     section(&mut text, "The machine", &machine::fingerprint(run));

@@ -3,9 +3,9 @@
 use csv::StringRecord;
 
 use super::tables::{Grid, interval};
+use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, CellKey, figure};
 use crate::plan::{Load, Metric, Published, Subject};
-use crate::results::Measurement;
 use crate::statistics::median;
 
 impl Published {
@@ -44,7 +44,8 @@ impl Published {
             Self::S3Busy => Some(
                 "A difference between two kernels needs a run on each of them: egret compare A B shows ours, as host busy of fio on the host.",
             ),
-            Self::S3Symbols | Self::S4Devices => None,
+            Self::S3Symbols => Some("Ours are means over all loads, and how much those differ is in the intervals."),
+            Self::S4Devices => None,
         }
     }
 
@@ -209,14 +210,8 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
         let value = move |row: &Row<'_>| {
             let name = row.field("symbol");
-            let keys = analysis.table.keys().filter(|key| key.subject == subject);
-            let measured = keys.flat_map(|key| analysis.table.measured(key));
-            let share = |of: &Measurement| {
-                let same = of.symbols.iter().filter(|symbol| symbol.name == name).map(|symbol| symbol.percent);
-                Some(same.sum::<f64>()).filter(|share| *share > 0.0)
-            };
-            let shares: Vec<f64> = measured.filter_map(|(_, one)| share(one)).collect();
-            (!shares.is_empty()).then(|| format!("{:.2} %", median(shares)))
+            let cells = analysis.run.cells.iter().filter(|cell| cell.id.subject == subject);
+            Profiles::of(cells).share(name).map(|share| share.text())
         };
         (subject.to_owned(), Box::new(value))
     };

@@ -1,10 +1,13 @@
 //! The report's tables, for the page and the text alike.
 
+use super::Raw;
 use crate::analysis::chart::{Figure, Mark, anchor};
 use crate::analysis::ledger::PARTS;
+use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
 use crate::plan::{Asks, Form, Metric};
 use crate::results::{Bottleneck, Cell, Outcome};
+use crate::runner::CALL_GRAPH;
 use crate::statistics::{Estimate, Verdict};
 
 /// A table.
@@ -25,8 +28,26 @@ pub struct Row {
     pub kind: &'static str,
     /// Its texts.
     pub cells: Vec<String>,
-    /// Where the second of them leads to, on the page: the runs that the row is made of.
-    pub link: Option<String>,
+    /// Where they lead to, on the page: mostly the runs that the row is made of.
+    pub links: Vec<Link>,
+}
+
+/// Where a cell of a table leads to.
+#[derive(Debug)]
+pub struct Link {
+    /// Which of the row's.
+    pub column: usize,
+    /// Behind the cell's text; without it the text itself leads there.
+    pub text: Option<String>,
+    /// An anchor of the page, or a file beside it.
+    pub to: String,
+}
+
+impl Link {
+    /// To the runs of a subject under a load.
+    pub fn runs(column: usize, load: &str, subject: &str) -> Self {
+        Self { column, text: None, to: format!("#{}", runs_of(load, subject)) }
+    }
 }
 
 /// The anchor of the runs of a subject under a load.
@@ -115,14 +136,14 @@ pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
             judged.ratio.map_or(0, |ratio| ratio.pairs).to_string(),
             verdict,
         ];
-        let link = Some(runs_of(&judged.load, &judged.subject));
-        grid.rows.push(Row { anchor, kind, cells, link });
+        let links = vec![Link::runs(1, &judged.load, &judged.subject)];
+        grid.rows.push(Row { anchor, kind, cells, links });
     }
     grid
 }
 
-/// Every cell that has ended, by load and subject: what all other tables are made of.
-pub fn runs(analysis: &Analysis<'_>) -> Grid {
+/// Every cell that has ended, by load and subject, with its files: what all other tables are made of.
+pub fn runs(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
     let metrics = [
         Metric::Iops,
         Metric::Latency,
@@ -145,6 +166,9 @@ pub fn runs(analysis: &Analysis<'_>) -> Grid {
     let mut columns = ["Load", "Subject", "#Repetition"].map(str::to_owned).to_vec();
     columns.extend(shown.iter().map(|metric| format!("#{}", capital(&metrics[*metric].label()))));
     columns.push("Note".into());
+    if !raw.is_empty() {
+        columns.push("Files".into());
+    }
     let mut grid = Grid { columns, rows: Vec::new() };
     let mut cells: Vec<&Cell> = analysis.run.cells.iter().collect();
     cells.sort_by_key(|cell| &cell.id);
@@ -169,7 +193,12 @@ pub fn runs(analysis: &Analysis<'_>) -> Grid {
         let anchor = (here != last).then(|| here.clone());
         let kind = if cell.failure().is_some() { "fail" } else { "" };
         last = here;
-        grid.rows.push(Row { anchor, kind, cells: texts, link: None });
+        let mut links = Vec::new();
+        if !raw.is_empty() {
+            links.extend(raw.of(id).map(|(kind, to)| Link { column: texts.len(), text: Some(kind.to_owned()), to }));
+            texts.push(String::new());
+        }
+        grid.rows.push(Row { anchor, kind, cells: texts, links });
     }
     grid
 }
@@ -217,8 +246,8 @@ pub fn chart(shown: &Figure) -> Grid {
                 cells.push(mark.ratio.map_or("–".into(), differences));
             }
             cells.push(note(mark));
-            let link = Some(runs_of(load, &mark.subject));
-            grid.rows.push(Row { cells, link, ..Row::default() });
+            let links = vec![Link::runs(1, load, &mark.subject)];
+            grid.rows.push(Row { cells, links, ..Row::default() });
         }
     }
     grid
@@ -249,8 +278,46 @@ pub fn ledger(analysis: &Analysis<'_>) -> Grid {
     for one in &spent {
         let mut cells = vec![one.load.clone(), one.subject.clone()];
         cells.extend(shown.iter().map(|part| one.parts[*part].map_or("–".into(), |value| format!("{value:.2}"))));
-        let link = Some(runs_of(&one.load, &one.subject));
-        grid.rows.push(Row { cells, link, ..Row::default() });
+        let links = vec![Link::runs(1, &one.load, &one.subject)];
+        grid.rows.push(Row { cells, links, ..Row::default() });
+    }
+    grid
+}
+
+/// How many symbols are shown of a subject under a load.
+const HOTTEST: usize = 10;
+
+/// The host's hottest symbols while each subject was measured under each load, over all repetitions, and the call graphs
+/// among the run's files.
+pub fn symbols(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
+    let names = ["Load", "Subject", "Symbol", "Run by", "#Share of samples [95 %]", "#Samples"];
+    let mut grid = Grid::new(&names);
+    for load in &analysis.loads {
+        for subject in &analysis.subjects {
+            let cells = analysis.run.cells.iter();
+            let cells = cells.filter(|cell| cell.id.load == load.name && cell.id.subject == *subject);
+            let profiles = Profiles::of(cells.clone());
+            let graph = |cell: &Cell| {
+                let file = raw.of(&cell.id).find(|(kind, _)| *kind == CALL_GRAPH)?;
+                let number = at_point(&(cell.id.repetition + 1).to_string(), cell.id.point);
+                Some(Link { column: names.len(), text: Some(number), to: file.1 })
+            };
+            let mut graphs: Vec<Link> = cells.filter_map(graph).collect();
+            for name in profiles.hottest(HOTTEST) {
+                let Some(share) = profiles.share(name) else { continue };
+                let samples = if profiles.samples > 0 { figure(profiles.samples as f64) } else { "–".into() };
+                let texts = [&load.name, *subject, name, &profiles.comms(name).join(", "), &share.text(), &samples];
+                let mut links = vec![Link::runs(1, &load.name, subject)];
+                // Those of all the subject's symbols, at the first.
+                links.append(&mut graphs);
+                grid.rows.push(Row { cells: texts.map(str::to_owned).into(), links, ..Row::default() });
+            }
+        }
+    }
+    let has_graphs = |row: &Row| row.links.iter().any(|link| link.column == names.len());
+    if grid.rows.iter().any(has_graphs) {
+        grid.columns.push("Call graphs, by repetition".into());
+        grid.rows.iter_mut().for_each(|row| row.cells.push(String::new()));
     }
     grid
 }
@@ -282,12 +349,8 @@ pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
         let what = format!("failed in repetition {}", cell.id.repetition + 1);
         let cells =
             vec![at_point(&cell.id.load, cell.id.point), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
-        grid.rows.push(Row {
-            kind: "fail",
-            cells,
-            link: Some(runs_of(&cell.id.load, &cell.id.subject)),
-            ..Row::default()
-        });
+        let links = vec![Link::runs(1, &cell.id.load, &cell.id.subject)];
+        grid.rows.push(Row { kind: "fail", cells, links, ..Row::default() });
     }
     for (key, status) in analysis.unmeasured() {
         let Status::Impossible(reason) = status else { continue };

@@ -37,7 +37,10 @@ use egret_loadgen::random::mix;
 pub use journal::{JOURNAL, Journal, RESULT, read};
 pub use marks::{drift, mark_device_bound, noise};
 pub use order::{AGAIN, Step, more_steps, steps};
+pub use perf::CALL_GRAPH;
 
+/// Where a run's directory has what its cells leave.
+pub const RAW: &str = "raw";
 /// A cell's time beside its load: starting, connecting, ending.
 const OVERHEAD: Duration = Duration::from_millis(300);
 /// From this share of all processors' time on, a hypervisor takes enough away to show.
@@ -193,7 +196,7 @@ impl Runner {
         reaper: &Arc<ProcessReaper>,
     ) -> io::Result<Self> {
         allow_many_descriptors();
-        fs::create_dir_all(options.directory.join("raw"))?;
+        fs::create_dir_all(options.directory.join(RAW))?;
         let scratch = Scratch::new(&short_directory(), reaper)?;
         let steps = steps(&run.plan, run.seed, run.only.as_deref());
         let context = Context {
@@ -330,7 +333,7 @@ impl Runner {
             self.run.host.started.extend(started);
         }
         deployment.resume();
-        let raw = self.directory.join("raw").join(file_name(&step.id));
+        let raw = self.directory.join(RAW).join(raw_name(&step.id));
         // The same addresses for all of a pair.
         let seed = mix(self.run.seed ^ mix(u64::from(step.id.repetition)));
         // Nobody knows when a job file of somebody's own begins.
@@ -432,8 +435,8 @@ fn stolen_ns() -> u64 {
     ticks.unwrap_or(0) * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
 }
 
-/// A cell's name as one of a file.
-fn file_name(id: &CellId) -> String {
+/// A cell's name as one of its files in [`RAW`], without what kind of file it is.
+pub fn raw_name(id: &CellId) -> String {
     let plain = |text: &str| -> String {
         text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' }).collect()
     };

@@ -14,6 +14,8 @@ use crate::results::Symbol;
 const SYMBOLS: usize = 200;
 /// How often it looks at each processor, in a second: in step with nothing.
 const FREQUENCY: &str = "997";
+/// What kind of a cell's files its call graphs are.
+pub const CALL_GRAPH: &str = "callgraph";
 /// What parts columns: no comm and no symbol has it.
 const BETWEEN: &str = "\u{1}";
 
@@ -64,7 +66,7 @@ impl Recording {
         let found = symbols(&report(&["-g", "none", "-F", "sample,comm,sym", "-t", BETWEEN]));
         // For people; failing to keep it does not fail the measurement.
         let graph = report(&["-g", "caller,0.5,callee", "--percent-limit", "1", "-s", "comm,sym"]);
-        let _ = fs::write(self.file.with_extension("callgraph"), graph);
+        let _ = fs::write(self.file.with_extension(CALL_GRAPH), graph);
         // What they were made of is large, and of no use on another machine.
         let _ = fs::remove_file(&self.file);
         let _ = fs::remove_file(self.file.with_extension("control"));

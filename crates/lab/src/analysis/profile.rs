@@ -1,0 +1,105 @@
+//! What `perf` saw of the host while some cells were measured.
+
+use std::collections::BTreeMap;
+
+use statrs::distribution::{ContinuousCDF, StudentsT};
+
+use crate::results::{Cell, Measurement, Outcome};
+use crate::statistics::{deviation, mean};
+
+/// How often an interval misses what it is of.
+pub const MISS: f64 = 0.05;
+
+/// The profiles of some cells that are repetitions of each other.
+#[derive(Debug)]
+pub struct Profiles<'a> {
+    /// Those that have one.
+    pub cells: Vec<&'a Measurement>,
+    /// The samples of all of them; none where they were not counted.
+    pub samples: u64,
+}
+
+/// A symbol's share of all samples, and its interval of 95 %, in percent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// The share.
+    pub percent: f64,
+    /// Where its interval begins and ends.
+    pub interval: [f64; 2],
+}
+
+impl<'a> Profiles<'a> {
+    /// Of some cells, as far as they were measured.
+    pub fn of(cells: impl IntoIterator<Item = &'a Cell>) -> Self {
+        let measured = cells.into_iter().filter_map(|cell| match &cell.outcome {
+            Outcome::Measured(measured) => Some(measured.as_ref()),
+            Outcome::Failed { .. } | Outcome::Impossible { .. } => None,
+        });
+        let cells: Vec<_> = measured.filter(|measured| !measured.symbols.is_empty()).collect();
+        Self { samples: cells.iter().map(|cell| cell.samples).sum(), cells }
+    }
+
+    /// A symbol's share in each cell, over all that run it.
+    pub fn shares(&self, name: &str) -> Vec<f64> {
+        let share =
+            |cell: &&Measurement| cell.symbols.iter().filter(|one| one.name == name).map(|one| one.percent).sum();
+        self.cells.iter().map(share).collect()
+    }
+
+    /// The variance of the mean of some shares: what they scatter, and at least what counting so many samples scatters.
+    pub fn variance(&self, shares: &[f64]) -> f64 {
+        let between = deviation(shares).powi(2) / shares.len().max(1) as f64;
+        let share = mean(shares).unwrap_or(0.0) / 100.0;
+        let counting = if self.samples > 0 { share * (1.0 - share) / self.samples as f64 * 1e4 } else { 0.0 };
+        between.max(counting)
+    }
+
+    /// The share of a symbol over all cells; `None` where it was not among the hottest in any.
+    pub fn share(&self, name: &str) -> Option<Share> {
+        let shares = self.shares(name);
+        let percent = mean(&shares).filter(|share| *share > 0.0)?;
+        let freedom = shares.len().saturating_sub(1).max(1) as f64;
+        let half = half_width(self.variance(&shares), freedom, MISS)?;
+        Some(Share { percent, interval: [(percent - half).max(0.0), (percent + half).min(100.0)] })
+    }
+
+    /// The names of the hottest symbols, the hottest first.
+    pub fn hottest(&self, most: usize) -> Vec<&'a str> {
+        let symbols = self.cells.iter().flat_map(|cell| &cell.symbols);
+        let mut names = ranked(symbols.map(|one| (one.name.as_str(), one.percent)));
+        names.truncate(most);
+        names
+    }
+
+    /// Who runs a symbol most.
+    pub fn comms(&self, name: &str) -> Vec<&'a str> {
+        let symbols = self.cells.iter().flat_map(|cell| &cell.symbols);
+        let of_it = symbols.filter(|one| one.name == name && !one.comm.is_empty());
+        let mut comms = ranked(of_it.map(|one| (one.comm.as_str(), one.percent)));
+        comms.truncate(3);
+        comms
+    }
+}
+
+/// Names from the one with the largest sum on.
+fn ranked<'a>(shares: impl Iterator<Item = (&'a str, f64)>) -> Vec<&'a str> {
+    let mut by: BTreeMap<&str, f64> = BTreeMap::new();
+    shares.for_each(|(name, share)| *by.entry(name).or_default() += share);
+    let mut by: Vec<_> = by.into_iter().collect();
+    by.sort_by(|one, other| other.1.total_cmp(&one.1));
+    by.into_iter().map(|(name, _)| name).collect()
+}
+
+impl Share {
+    /// `2.41 % [2.37, 2.45]`.
+    pub fn text(&self) -> String {
+        let [low, high] = self.interval;
+        format!("{:.2} % [{low:.2}, {high:.2}]", self.percent)
+    }
+}
+
+/// Half of the width of Student's interval that misses so often.
+pub fn half_width(variance: f64, freedom: f64, miss: f64) -> Option<f64> {
+    let student = StudentsT::new(0.0, 1.0, freedom).ok()?;
+    Some(student.inverse_cdf(1.0 - miss / 2.0) * variance.sqrt())
+}
