@@ -26,6 +26,9 @@ function short(value) {
   return size >= 1e4 ? +(value / 1e3).toPrecision(3) + " k" : String(+value.toPrecision(3));
 }
 
+// As Rust's runs_of().
+const runsOf = (load, subject) => "#runs-" + `${load}--${subject}`.replace(/[^A-Za-z0-9]/gu, "-").toLowerCase();
+
 // What all charts have in common.
 function base() {
   const ink = style("--ink"), quiet = style("--quiet");
@@ -49,12 +52,15 @@ function axis(name, more) {
   };
 }
 
-function draw(element, height, option) {
+// What is clicked leads to its runs: `at` says whose they are, load and subject.
+function draw(element, height, option, at) {
   element.style.height = height + "px";
   let chart = charts.get(element);
   if (!chart) charts.set(element, chart = echarts.init(element, null, { renderer: "svg" }));
   chart.resize();
   chart.setOption(option, true);
+  chart.off("click");
+  chart.on("click", clicked => { const whose = at(clicked); if (whose) location.hash = runsOf(...whose); });
   return chart;
 }
 
@@ -65,7 +71,7 @@ function bars(element, shown) {
   const rows = [];
   for (const group of shown.groups) {
     rows.push({ key: "g" + rows.length, heading: group.load });
-    for (const mark of group.marks) rows.push({ key: "b" + rows.length, mark });
+    for (const mark of group.marks) rows.push({ key: "b" + rows.length, mark, load: group.load });
   }
   const cut = text => shortened(text, narrow() ? 15 : 36);
   const label = (_, index) => rows[index].heading ? `{heading|${rows[index].heading}}` : cut(rows[index].mark.subject);
@@ -92,7 +98,7 @@ function bars(element, shown) {
       { type: "scatter", symbolSize: 1, itemStyle: { color: "transparent" }, silent: true,
         data: rows.filter(row => row.mark?.value).map(row => ({ value: [row.mark.value.high, row.key], label: { show: true, position: "right", distance: 7, color: ink, formatter: short(row.mark.value.median) } })) },
     ],
-  });
+  }, ({ seriesType, dataIndex }) => seriesType === "bar" && rows[dataIndex].mark && [rows[dataIndex].load, rows[dataIndex].mark.subject]);
 }
 
 // As Rust's differences(); null is infinite.
@@ -153,7 +159,7 @@ function lines(element, shown) {
       { ...slider, yAxisIndex: 0, right: 0, width: 14, showDetail: false },
     ],
     series,
-  });
+  }, ({ data }) => [data.load, data.mark.subject]);
 }
 
 function ledger(element) {
@@ -180,7 +186,7 @@ function ledger(element) {
       axisLabel: { interval: 0, color: ink, formatter: (_, index) => (first(index) ? `{load|${rows[index].load}}\n` : "") + name(rows[index]), rich: { load: { color: quiet, fontWeight: 600, fontSize: 11 } }, lineHeight: 15 },
     },
     series: stacked.map(part => ({ name: part.name, type: "bar", stack: "all", barWidth: 15, itemStyle: { color: hue(part) }, data: rows.map(row => row.parts[part.index] ?? "-") })),
-  });
+  }, ({ dataIndex }) => [rows[dataIndex].load, rows[dataIndex].subject]);
 }
 
 // The reader's constraints.
@@ -234,7 +240,7 @@ function recommend(fastest) {
     : `${close.length ? "Perhaps" : "Choose"} <b>${escaped(top.subject)}</b>${shorter.length ? `, or ${names(shorter)} for p99` : ""}: ${figure(top.iops)} IOPS at ${figure(top.latency)} µs, with ${figure(top.cpus)} CPUs.`
       + (alike.length ? ` No meaningful difference: ${names(alike)}.` : "") + (close.length ? ` Can’t tell, as ranges overlap or are not known: ${names(close)}.` : "");
   table.tBodies[0].innerHTML = best.map((point, index) => `<tr${index ? "" : ' class="best"'}>
-    <td><span class="swatch" style="background:${colour(point.subject)}"></span>${escaped(point.subject)}</td>
+    <td><span class="swatch" style="background:${colour(point.subject)}"></span><a class="trace" href="${runsOf(point.load, point.subject)}">${escaped(point.subject)}</a></td>
     ${[point.iops, point.latency, point.p99, point.p999, point.cpus, point.cpu_per_io].map(value => `<td class="number">${value == null ? "–" : figure(value)}</td>`).join("")}
     <td>${escaped(point.load)}${point.point ? ", point " + point.point : ""}${point.limit ? ", " + escaped(point.limit) : ""}</td></tr>`).join("");
 }
@@ -257,7 +263,7 @@ function front(points, fits) {
     xAxis: axis("IOPS", { type: wide("iops") ? "log" : "value", scale: true }),
     yAxis: axis("mean latency, µs", { type: wide("latency") ? "log" : "value", nameLocation: "end", nameGap: 10, nameTextStyle: { color: style("--quiet"), align: "left" } }),
     series,
-  });
+  }, ({ data: { point } }) => [point.load, point.subject]);
 }
 
 function drawAll() {

@@ -73,6 +73,11 @@ pub fn anchor(kind: &str, name: &str) -> String {
     format!("{kind}-{}", plain.collect::<String>())
 }
 
+/// The anchor of the runs of a subject under a load.
+pub fn runs_of(load: &str, subject: &str) -> String {
+    anchor("runs", &format!("{load}--{subject}"))
+}
+
 /// What is shown where a plan asks for nothing.
 fn usual() -> [Chart; 3] {
     [(Metric::Latency, "Latency"), (Metric::Iops, "IOPS"), (Metric::CpuPerIo, "CPU per I/O")].map(|(metric, title)| {

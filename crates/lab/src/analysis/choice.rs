@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::chart::anchor;
+use super::chart::{anchor, runs_of};
 use super::{Analysis, CellKey, Status, difference};
 use crate::plan::{Form, Load, Metric, Stack};
 use crate::results::Bottleneck;
@@ -329,7 +329,11 @@ impl Analysis<'_> {
         let ranking = self.ranking(load, 0, metric)?;
         let choice = ranking.choice();
         let Ranking { leader, best, alike, unknown, worse, better_tail, .. } = ranking;
-        let mut reasons = vec![format!("{leader}: {}", metric.say(best))];
+        let tails = [(Metric::LatencyP99, "p99"), (Metric::LatencyP999, "p99.9")];
+        let tails = tails.into_iter().filter(|_| metric == Metric::Latency).filter_map(|(tail, name)| {
+            Some(format!(", {name} {}", tail.say(self.summary(at(load, leader), tail)?.median)))
+        });
+        let mut reasons = vec![format!("{leader}: {}{}", metric.say(best), tails.collect::<String>())];
         let lists = [("no meaningful difference", alike), ("can't tell", unknown), ("worse", worse)];
         reasons.extend(
             lists
@@ -350,13 +354,18 @@ impl Analysis<'_> {
                 Bottleneck::Device(why) => format!("device-bound, so that it is the disk's figure: {why}"),
             });
         }
-        Some(Advice { aim: format!("{aim} ({})", load.name), choice, reasons, evidence: self.evidence(load, metric) })
+        Some(Advice {
+            aim: format!("{aim} ({})", load.name),
+            choice,
+            reasons,
+            evidence: self.evidence(load, metric, &[leader]),
+        })
     }
 
     /// Whose latency is lowest along a curve: one line for each stretch with one answer.
     fn as_load_rises(&self, load: &Load) -> Option<Advice> {
         let points = load.keys.curve?.points;
-        let mut stretches: Vec<(f64, String)> = Vec::new();
+        let (mut stretches, mut leaders): (Vec<(f64, String)>, Vec<&str>) = Default::default();
         for point in 1..=points {
             let offered = self
                 .options()
@@ -364,6 +373,9 @@ impl Analysis<'_> {
                 .find_map(|subject| self.table.offered(CellKey { load: &load.name, subject, point }));
             let (Some(rate), Some(ranking)) = (offered, self.ranking(load, point, Metric::Latency)) else { continue };
             let choice = ranking.choice();
+            if !leaders.contains(&ranking.leader) {
+                leaders.push(ranking.leader);
+            }
             match stretches.last_mut() {
                 Some(last) if last.1 == choice => last.0 = rate,
                 _ => stretches.push((rate, choice)),
@@ -377,7 +389,7 @@ impl Analysis<'_> {
             aim: format!("Lowest latency as load rises ({})", load.name),
             choice,
             reasons: stretches.iter().map(say).collect(),
-            evidence: self.evidence(load, Metric::Iops),
+            evidence: self.evidence(load, Metric::Iops, &leaders),
         })
     }
 
@@ -393,7 +405,7 @@ impl Analysis<'_> {
         })
     }
 
-    fn evidence(&self, load: &Load, metric: Metric) -> Vec<(String, String)> {
+    fn evidence(&self, load: &Load, metric: Metric, leaders: &[&str]) -> Vec<(String, String)> {
         // Under one load, of requests of one length, both are in the same order; a curve ends at the most IOPS.
         let same = match metric {
             Metric::Iops => Metric::Throughput,
@@ -408,6 +420,7 @@ impl Analysis<'_> {
         });
         let mut links: Vec<_> = shows.map(|figure| (format!("chart {}", figure.id), figure.anchor)).collect();
         links.push(("verdicts".into(), anchor("verdict", &load.name)));
+        links.extend(leaders.iter().map(|name| (format!("runs of {name}"), runs_of(&load.name, name))));
         links
     }
 

@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
-use super::tables::Grid;
+use super::tables::{Grid, Link, Row};
 use super::{Raw, machine, published, tables};
 use crate::analysis::chart::{Figure, Mark};
 use crate::analysis::choice::{Advice, OperatingPoint, PERHAPS, Related, Tails};
@@ -110,7 +110,7 @@ fn head(analysis: &Analysis<'_>) -> Markup {
             p.about { (run.plan.about.trim()) }
             @if !run.plan.answers.is_empty() { p.about { (run.plan.answers.trim()) } }
             p.meta { (machine::line(run)) }
-            p.verdict.(kind(analysis.overall())) { (analysis.verdict()) }
+            p.verdict.(kind(analysis.overall())) { (analysis.verdict()) " " a href="#verdicts" { "Verdicts" } }
             @for said in tables::headlines(analysis) { p.incident { (said) " " a href="#wrong" { "What went wrong" } } }
             @if emulated || !run.host.warnings.is_empty() {
                 ul.warnings {
@@ -183,14 +183,14 @@ fn choice(analysis: &Analysis<'_>, points: &[OperatingPoint]) -> Markup {
                     } } tbody {} } }
                     div.chart #front role="img" aria-label="Latency against IOPS of every option; its size is the CPUs it keeps busy" {}
                     p.quiet { "Size: CPUs kept busy. Ringed: on the Pareto front of latency, p99, IOPS and CPUs, as each other point is known to be worse in one of them: under one load by what was measured in pairs, of two loads by ranges of five repetitions and more. Faded: outside your constraints." }
-                    details { summary { "All operating points" } (grid(&operating_points(points))) }
+                    details { summary { "All operating points" } (grid(&operating_points(points, analysis))) }
                 }
             }
         }
     }
 }
 
-fn operating_points(points: &[OperatingPoint]) -> Grid {
+fn operating_points(points: &[OperatingPoint], analysis: &Analysis<'_>) -> Grid {
     let mut grid = Grid::new(&[
         "Load",
         "#Point",
@@ -211,7 +211,8 @@ fn operating_points(points: &[OperatingPoint]) -> Grid {
         cells.extend(figures.map(|value| value.map_or("–".into(), figure)));
         cells.push(if point.on_front { "on it" } else { "" }.into());
         cells.push(point.limit.clone().unwrap_or_default());
-        grid.push(cells);
+        let links = Link::runs(analysis, 2, &point.load, &point.subject);
+        grid.rows.push(Row { cells, links, ..Row::default() });
     }
     grid
 }
@@ -237,7 +238,7 @@ fn verdicts(analysis: &Analysis<'_>) -> Markup {
 
 fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Markup {
     let beside = shown.published.and_then(|table| published::beside(table, analysis));
-    let table = tables::chart(shown);
+    let table = tables::chart(shown, analysis);
     let drawn = !matches!(shown.form, Form::Table);
     let is_empty = !shown.groups.iter().flat_map(|group| &group.marks).any(|mark| mark.value.is_some());
     html! {

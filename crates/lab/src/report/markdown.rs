@@ -27,7 +27,7 @@ pub fn text(analysis: &Analysis<'_>) -> String {
     section(&mut text, "Verdicts", &tables::summary(analysis));
     section(&mut text, "Every comparison", &tables::verdicts(analysis));
     for figure in analysis.figures() {
-        section(&mut text, &format!("{}: {}", figure.id, figure.title), &tables::chart(&figure));
+        section(&mut text, &format!("{}: {}", figure.id, figure.title), &tables::chart(&figure, analysis));
         if let Some(beside) = figure.published.and_then(|table| published::beside(table, analysis)) {
             section(&mut text, beside.title, &beside.grid);
             beside.remark.iter().for_each(|remark| text += &format!("\n{remark}\n"));

@@ -2,7 +2,7 @@
 
 use csv::StringRecord;
 
-use super::tables::{Grid, interval};
+use super::tables::{self, Grid, Link, interval};
 use crate::analysis::profile::Profiles;
 use crate::analysis::{Analysis, CellKey, figure};
 use crate::plan::{Load, Metric, Published, Subject};
@@ -81,8 +81,13 @@ pub fn beside(table: Published, analysis: &Analysis<'_>) -> Option<Beside> {
     for fields in reader.records() {
         let row = Row { columns: &columns, fields: &fields.ok()? };
         let shown = row.fields.iter().map(|field| if field.is_empty() { "–" } else { field }.to_owned());
-        let here = ours.iter().map(|(_, value)| value(&row).unwrap_or_else(|| "not measured".into()));
-        grid.push(shown.chain(here).collect());
+        let mut cells: Vec<String> = shown.collect();
+        let mut links = Vec::new();
+        for here in ours.iter().map(|(_, value)| value(&row)) {
+            links.extend(here.iter().flat_map(|here| Link::runs(analysis, cells.len(), here.load, here.subject)));
+            cells.push(here.map_or("not measured".into(), |here| here.text));
+        }
+        grid.rows.push(tables::Row { cells, links, ..tables::Row::default() });
     }
     Some(Beside { title: table.title(), grid, remark: table.remark() })
 }
@@ -111,7 +116,14 @@ impl Row<'_> {
     }
 }
 
-type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<String> + 'a>);
+/// A figure of ours, and one of the loads and the subject whose runs it is made of.
+struct Here<'a> {
+    text: String,
+    load: &'a str,
+    subject: &'a str,
+}
+
+type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<Here<'a>> + 'a>);
 
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = Vec::new();
@@ -129,10 +141,16 @@ fn on_line<'a>(analysis: &'a Analysis<'_>, line: &str, iothreads: &str) -> Optio
 }
 
 /// The difference of a subject to its baseline under a load.
-fn judged(analysis: &Analysis<'_>, load: &str, subject: &str, metric: Metric) -> Option<String> {
+fn judged<'a>(analysis: &Analysis<'_>, load: &'a str, subject: &'a str, metric: Metric) -> Option<Here<'a>> {
     let mut judged = analysis.judged.iter();
     let judged = judged.find(|one| one.load == load && one.subject == subject && one.metric == metric)?;
-    judged.ratio.as_ref().map(interval)
+    Some(Here { text: judged.ratio.as_ref().map(interval)?, load, subject })
+}
+
+/// The median of a subject's closed loop.
+fn median_of<'a>(analysis: &Analysis<'_>, load: &'a str, subject: &'a str, metric: Metric) -> Option<Here<'a>> {
+    let summary = analysis.summary(CellKey { load, subject, point: 0 }, metric)?;
+    Some(Here { text: figure(summary.median), load, subject })
 }
 
 fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
@@ -148,8 +166,7 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             if !is_first {
                 return judged(analysis, &load.name, &subject.name, Metric::Iops);
             }
-            let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
-            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
+            median_of(analysis, &load.name, &subject.name, Metric::Iops)
         };
         (heading, Box::new(value))
     };
@@ -161,13 +178,16 @@ fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         let value = move |row: &Row<'_>| {
             let iothreads = row.field("iothreads");
             let subject = on_line(analysis, line, iothreads)?;
-            let cpus = analysis.loads.iter().filter_map(|load| {
+            let cpus = analysis.loads.iter().copied().filter_map(|load| {
                 let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
-                analysis.summary(key, Metric::IoThreads).map(|summary| summary.median)
+                analysis.summary(key, Metric::IoThreads).map(|summary| (load, summary.median))
             });
-            let cpus: Vec<f64> = cpus.collect();
+            let cpus: Vec<(&Load, f64)> = cpus.collect();
             let threads: f64 = iothreads.parse().ok()?;
-            (!cpus.is_empty()).then(|| format!("{:.1} %", median(cpus) * 100.0 / threads))
+            let (first, _) = cpus.first()?;
+            let median = median(cpus.iter().map(|(_, cpu)| *cpu).collect());
+            let text = format!("{:.1} %", median * 100.0 / threads);
+            Some(Here { text, load: &first.name, subject: &subject.name })
         };
         (format!("{line}, median over the loads, per I/O thread"), Box::new(value))
     };
@@ -181,7 +201,7 @@ fn s1_weight<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let weight = row.field("weight");
             let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
             let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
-            let of_load = |load: &Load| judged(analysis, &load.name, &subject.name, metric);
+            let of_load = |load: &'a Load| judged(analysis, &load.name, &subject.name, metric);
             analysis.loads.iter().rev().copied().find_map(of_load)
         };
         (format!("{}, difference to the baseline", metric.name()), Box::new(value))
@@ -195,10 +215,7 @@ fn s1_window<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let weight = row.field("weight");
             let is_weight = |one: &&Subject| one.iothread.get("poll-weight").is_some_and(|of| of.to_string() == weight);
             let subject = analysis.run.plan.subjects.iter().find(is_weight)?;
-            let of_load = |load: &Load| {
-                let key = CellKey { load: &load.name, subject: &subject.name, point: 0 };
-                analysis.summary(key, metric).map(|summary| figure(summary.median))
-            };
+            let of_load = |load: &'a Load| median_of(analysis, &load.name, &subject.name, metric);
             analysis.loads.iter().rev().copied().find_map(of_load)
         };
         (format!("{}, {}", metric.name(), metric.unit()), Box::new(value))
@@ -210,8 +227,9 @@ fn s3_symbols<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
     let column = |subject: &'a str| -> Column<'a> {
         let value = move |row: &Row<'_>| {
             let name = row.field("symbol");
-            let cells = analysis.run.cells.iter().filter(|cell| cell.id.subject == subject);
-            Profiles::of(cells).share(name).map(|share| share.text())
+            let mut cells = analysis.run.cells.iter().filter(|cell| cell.id.subject == subject);
+            let share = Profiles::of(cells.clone()).share(name)?;
+            Some(Here { text: share.text(), load: &cells.next()?.id.load, subject })
         };
         (subject.to_owned(), Box::new(value))
     };
@@ -225,8 +243,7 @@ fn s4_devices<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
             let asks = |load: &Load| load.idle_disks + 1 == devices && load.rw == row.field("rw");
             let same = |load: &&Load| asks(load) && load.is_put_on(subject);
             let load = analysis.loads.iter().copied().find(same)?;
-            let key = CellKey { load: &load.name, subject, point: 0 };
-            analysis.summary(key, Metric::Iops).map(|summary| figure(summary.median))
+            median_of(analysis, &load.name, subject, Metric::Iops)
         };
         (format!("{subject}, IOPS"), Box::new(value))
     };

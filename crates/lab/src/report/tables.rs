@@ -1,10 +1,10 @@
 //! The report's tables, for the page and the text alike.
 
 use super::Raw;
-use crate::analysis::chart::{Figure, Mark, anchor};
+use crate::analysis::chart::{Figure, Mark, anchor, runs_of};
 use crate::analysis::ledger::PARTS;
 use crate::analysis::profile::Profiles;
-use crate::analysis::{Analysis, Judged, Status, difference, differences, figure};
+use crate::analysis::{Analysis, CellKey, Judged, Status, difference, differences, figure};
 use crate::plan::{Asks, Form, Metric};
 use crate::results::{Bottleneck, Cell, Outcome};
 use crate::runner::CALL_GRAPH;
@@ -44,15 +44,12 @@ pub struct Link {
 }
 
 impl Link {
-    /// To the runs of a subject under a load.
-    pub fn runs(column: usize, load: &str, subject: &str) -> Self {
-        Self { column, text: None, to: format!("#{}", runs_of(load, subject)) }
+    /// To the runs of a subject under a load, if it has any.
+    pub fn runs(analysis: &Analysis<'_>, column: usize, load: &str, subject: &str) -> Vec<Self> {
+        let has_some = analysis.table.keys().any(|key| (key.load, key.subject) == (load, subject));
+        let link = has_some.then(|| Self { column, text: None, to: format!("#{}", runs_of(load, subject)) });
+        link.into_iter().collect()
     }
-}
-
-/// The anchor of the runs of a subject under a load.
-fn runs_of(load: &str, subject: &str) -> String {
-    anchor("runs", &format!("{load}--{subject}"))
 }
 
 impl Grid {
@@ -104,39 +101,56 @@ impl Judged {
     }
 }
 
+/// The anchor of a comparison's row: the first one of a load is what advice leads to.
+fn verdict_anchor(analysis: &Analysis<'_>, index: usize) -> String {
+    let judged = &analysis.judged[index];
+    let is_first = index == 0 || analysis.judged[index - 1].load != judged.load;
+    let more = || format!("{}--{}--{}", judged.place(), judged.subject, judged.metric.name());
+    anchor("verdict", &if is_first { judged.load.clone() } else { more() })
+}
+
 /// Every comparison.
 pub fn verdicts(analysis: &Analysis<'_>) -> Grid {
-    let mut grid = Grid::new(&[
-        "Load",
-        "Subject",
-        "What",
-        "#Median",
-        "#Baseline",
-        "#Difference [95 %]",
-        "#Noise floor [95 %]",
-        "#Pairs",
-        "Verdict",
-    ]);
-    let mut last = "";
-    for judged in &analysis.judged {
+    let has_tails = analysis.judged.iter().any(|judged| judged.metric == Metric::Latency);
+    let mut columns = vec!["Load", "Subject", "What", "#Median", "#Baseline"];
+    if has_tails {
+        columns.extend(["#p99 (baseline’s), µs", "#p99.9 (baseline’s), µs"]);
+    }
+    columns.extend(["#Difference [95 %]", "#Noise floor [95 %]", "#Pairs", "Verdict"]);
+    let mut grid = Grid::new(&columns);
+    for (index, judged) in analysis.judged.iter().enumerate() {
         let (kind, verdict) = verdict(judged);
         let median = |summary: &Option<crate::analysis::Summary>| {
             summary.map_or("–".into(), |summary| judged.metric.say(summary.median))
         };
-        let anchor = (judged.load != last).then(|| anchor("verdict", &judged.load));
-        last = &judged.load;
-        let cells = vec![
+        let anchor = Some(verdict_anchor(analysis, index));
+        let mut cells = vec![
             judged.place(),
             judged.subject.clone(),
             judged.metric.name().into(),
             median(&judged.ours),
             median(&judged.theirs),
+        ];
+        if has_tails {
+            // Where mean latency is what is compared, its tail stands beside it.
+            let tail = |metric, subject| {
+                let key = CellKey { load: &judged.load, subject, point: judged.point };
+                let known = analysis.summary(key, metric).filter(|_| judged.metric == Metric::Latency);
+                known.map_or("–".into(), |known| figure(known.median))
+            };
+            let both = |metric| match (tail(metric, &judged.subject), tail(metric, &judged.baseline)) {
+                (ours, theirs) if [&ours, &theirs] == ["–"; 2] => ours,
+                (ours, theirs) => format!("{ours} ({theirs})"),
+            };
+            cells.extend([Metric::LatencyP99, Metric::LatencyP999].map(both));
+        }
+        cells.extend([
             judged.ratio.as_ref().map_or("–".into(), interval),
             judged.floor.as_ref().map_or("–".into(), interval),
             judged.ratio.map_or(0, |ratio| ratio.pairs).to_string(),
             verdict,
-        ];
-        let links = vec![Link::runs(1, &judged.load, &judged.subject)];
+        ]);
+        let links = Link::runs(analysis, 1, &judged.load, &judged.subject);
         grid.rows.push(Row { anchor, kind, cells, links });
     }
     grid
@@ -209,7 +223,7 @@ pub fn at_point(load: &str, point: u32) -> String {
 }
 
 /// What a chart shows.
-pub fn chart(shown: &Figure) -> Grid {
+pub fn chart(shown: &Figure, analysis: &Analysis<'_>) -> Grid {
     let value = format!("#{}", capital(&shown.label));
     let across = format!("#{}", shown.across);
     let mut columns = match shown.form {
@@ -246,7 +260,7 @@ pub fn chart(shown: &Figure) -> Grid {
                 cells.push(mark.ratio.map_or("–".into(), differences));
             }
             cells.push(note(mark));
-            let links = vec![Link::runs(1, load, &mark.subject)];
+            let links = Link::runs(analysis, 1, load, &mark.subject);
             grid.rows.push(Row { cells, links, ..Row::default() });
         }
     }
@@ -278,7 +292,7 @@ pub fn ledger(analysis: &Analysis<'_>) -> Grid {
     for one in &spent {
         let mut cells = vec![one.load.clone(), one.subject.clone()];
         cells.extend(shown.iter().map(|part| one.parts[*part].map_or("–".into(), |value| format!("{value:.2}"))));
-        let links = vec![Link::runs(1, &one.load, &one.subject)];
+        let links = Link::runs(analysis, 1, &one.load, &one.subject);
         grid.rows.push(Row { cells, links, ..Row::default() });
     }
     grid
@@ -307,7 +321,7 @@ pub fn symbols(analysis: &Analysis<'_>, raw: &Raw) -> Grid {
                 let Some(share) = profiles.share(name) else { continue };
                 let samples = if profiles.samples > 0 { figure(profiles.samples as f64) } else { "–".into() };
                 let texts = [&load.name, *subject, name, &profiles.comms(name).join(", "), &share.text(), &samples];
-                let mut links = vec![Link::runs(1, &load.name, subject)];
+                let mut links = Link::runs(analysis, 1, &load.name, subject);
                 // Those of all the subject's symbols, at the first.
                 links.append(&mut graphs);
                 grid.rows.push(Row { cells: texts.map(str::to_owned).into(), links, ..Row::default() });
@@ -349,13 +363,14 @@ pub fn unmeasured(analysis: &Analysis<'_>) -> Grid {
         let what = format!("failed in repetition {}", cell.id.repetition + 1);
         let cells =
             vec![at_point(&cell.id.load, cell.id.point), cell.id.subject.clone(), what, reason.clone(), log.join("\n")];
-        let links = vec![Link::runs(1, &cell.id.load, &cell.id.subject)];
+        let links = Link::runs(analysis, 1, &cell.id.load, &cell.id.subject);
         grid.rows.push(Row { kind: "fail", cells, links, ..Row::default() });
     }
     for (key, status) in analysis.unmeasured() {
         let Status::Impossible(reason) = status else { continue };
         let cells = vec![key.load.into(), key.subject.into(), "cannot run here".into(), reason.into(), String::new()];
-        grid.rows.push(Row { kind: "undecided", cells, ..Row::default() });
+        let links = Link::runs(analysis, 1, key.load, key.subject);
+        grid.rows.push(Row { kind: "undecided", cells, links, ..Row::default() });
     }
     grid
 }
@@ -365,10 +380,12 @@ pub fn incidents(analysis: &Analysis<'_>) -> Grid {
     let mut grid = Grid::new(&["#Second of the run", "Cell", "Who", "What"]);
     for incident in &analysis.run.incidents {
         let cell = incident.cell.as_ref();
+        let links = cell.map_or_else(Vec::new, |id| Link::runs(analysis, 1, &id.load, &id.subject));
         let cell =
             cell.map_or("–".into(), |id| format!("{}, {}, repetition {}", id.load, id.subject, id.repetition + 1));
         let at = incident.at.saturating_sub(analysis.run.started).to_string();
-        grid.push(vec![at, cell, incident.source.clone(), incident.text.clone()]);
+        let cells = vec![at, cell, incident.source.clone(), incident.text.clone()];
+        grid.rows.push(Row { cells, links, ..Row::default() });
     }
     grid
 }
@@ -381,7 +398,7 @@ pub fn summary(analysis: &Analysis<'_>) -> Grid {
     };
     let mut grid = Grid::new(&["Subject", "What", pass, fail, "#Can't tell", "#Decides nothing"]);
     let mut seen: Vec<(&str, &str)> = Vec::new();
-    for judged in &analysis.judged {
+    for (index, judged) in analysis.judged.iter().enumerate() {
         let key = (judged.subject.as_str(), judged.metric.name());
         if seen.contains(&key) {
             continue;
@@ -398,7 +415,11 @@ pub fn summary(analysis: &Analysis<'_>) -> Grid {
         };
         let counts = ["pass", "fail", "cant-tell", "undecided"].map(|kind| count(kind).to_string());
         let cells = [key.0.to_owned(), key.1.to_owned()].into_iter().chain(counts).collect();
-        grid.rows.push(Row { kind, cells, ..Row::default() });
+        // To the first that makes the row what it is.
+        let told = |one: &&Judged| (one.subject.as_str(), one.metric.name()) == key && verdict(one).0 == kind;
+        let first = analysis.judged.iter().position(|one| told(&one)).unwrap_or(index);
+        let links = vec![Link { column: 1, text: None, to: format!("#{}", verdict_anchor(analysis, first)) }];
+        grid.rows.push(Row { kind, cells, links, ..Row::default() });
     }
     grid
 }

@@ -159,6 +159,15 @@ impl Browser {
         self.call("Input.dispatchMouseEvent", &event);
     }
 
+    /// Clicks with the left button.
+    pub fn click(&mut self, x: f64, y: f64) {
+        for kind in ["mouseMoved", "mousePressed", "mouseReleased"] {
+            let button = if kind == "mouseMoved" { "none" } else { "left" };
+            let event = json!({ "type": kind, "x": x, "y": y, "button": button, "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", &event);
+        }
+    }
+
     /// Where an element is in the window, once it was scrolled into it: left, top, width, height.
     pub fn bounds(&mut self, selector: &str) -> [f64; 4] {
         let bounds = self.evaluate(&format!(
