@@ -288,19 +288,10 @@ function start() {
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawAll(); } });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  // Paper is light, and shows what is folded away.
-  addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach(one => one.open = true); drawAll(); });
-  addEventListener("afterprint", drawAll);
+  // Paper is light.
+  const paper = is => () => { document.documentElement.classList.toggle("paper", is); drawAll(); };
+  addEventListener("beforeprint", paper(true));
+  addEventListener("afterprint", paper(false));
 }
-
-// A link to a row that is folded away unfolds it.
-function unfold() {
-  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (!target) return;
-  const folded = target.closest("details:not([open])");
-  if (folded) { folded.open = true; target.scrollIntoView(); }
-}
-addEventListener("hashchange", unfold);
 
 start();
-unfold();

@@ -610,6 +610,41 @@ fn several_runs_make_a_page_over_time_that_says_when_something_was_lost() {
 }
 
 #[test]
+fn the_page_over_time_has_contents_and_each_point_and_names_what_failed() {
+    let before = failing("alike", 5);
+    let mut after = run(|cell| {
+        let is_meant = cell.id.subject == "slow" && cell.id.point == 2 && cell.id.repetition < 2;
+        if is_meant {
+            cell.outcome = Outcome::Failed { reason: "it hung".into(), log: Vec::new() };
+        }
+    });
+    after.started += 86_400;
+    let runs = [("old/report.html".to_owned(), before), ("new/report.html".to_owned(), after)];
+    let page = report::over_time(&runs).expect("a page");
+    let (to, names) = links(&page);
+    let parts = ["runs", "load-randread-4k-qd1", "load-randread-4k-qd64", "load-randwrite-4k-qd8-curve"];
+    assert_eq!(to, parts);
+    assert!(parts.iter().all(|part| names.contains(part)), "{names:?}");
+    let row = |begin: &str| {
+        let row = page.split("<tr><td>").find(|row| row.starts_with(begin)).expect(begin);
+        row.split("</tr>").next().expect("a row").to_owned()
+    };
+    for point in 1..=3 {
+        assert!(row(&format!("alike, point {point}<")).contains("<circle "), "{point}");
+    }
+    let hung = row("slow, point 2<");
+    let said = ["href=\"new/report.html#wrong\"", "slow failed in 2 of 5 repetitions: it hung"];
+    assert!(said.iter().all(|said| hung.contains(said)) && hung.contains("</text>"), "{hung}");
+    assert!(hung.contains("href=\"old/report.html#runs-randwrite-4k-qd8-curve--slow\""), "{hung}");
+    assert!(!row("slow, point 1<").contains("#wrong"));
+    // Of a place where all failed, too, and the last that was measured is not called the newest.
+    let crashed = page.split("id=\"load-randread-4k-qd64\"").nth(1).expect("a load");
+    let crashed = crashed.split("<tr><td>alike").nth(1).and_then(|row| row.split("</tr>").next()).expect("a row");
+    assert!(crashed.contains("alike failed in 5 of 5 repetitions: it crashed"), "{crashed}");
+    assert!(page.contains("href=\"old/report.html#wrong\">5 cells failed, of alike.</a>"));
+}
+
+#[test]
 fn a_name_cannot_leave_its_place_on_the_page() {
     let directory = tempfile::tempdir().expect("a directory");
     egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
@@ -742,5 +777,143 @@ fn a_click_on_what_a_chart_shows_leads_to_its_runs() {
         browser.evaluate("document.querySelector('#recommended a').hash.startsWith('#runs-randread-4k-qd')"),
         true
     );
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+/// What the reader of a page cannot read for want of contrast: of each text the least of it, beside its background.
+const FAINT: &str = r"(() => {
+    const rgb = text => (text.match(/[\d.]+/g) ?? []).map(Number);
+    const light = colour => colour.slice(0, 3).map(one => (one /= 255) <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4)
+        .reduce((sum, one, index) => sum + one * [.2126, .7152, .0722][index], 0);
+    const under = one => {
+        for (; one; one = one.parentElement) {
+            const colour = rgb(getComputedStyle(one).backgroundColor);
+            if (colour.length === 3) return colour;
+        }
+        return [255, 255, 255];
+    };
+    const faint = [];
+    for (const one of document.querySelectorAll('body *')) {
+        const hasText = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+        if (!hasText || !one.getClientRects().length || one.closest('script, option')) continue;
+        const colour = rgb(one.closest('svg') ? getComputedStyle(one).fill : getComputedStyle(one).color);
+        const [a, b] = [light(colour), light(under(one))];
+        const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+        if (contrast < 4) faint.push(contrast.toFixed(1) + ': ' + one.outerHTML.slice(0, 160));
+    }
+    return faint;
+})()";
+
+/// Whether the page is dark.
+const IS_DARK: &str = "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'";
+
+#[test]
+fn a_browser_shows_pages_in_the_dark_and_in_the_light_and_prints_all_of_them_on_white() {
+    let Some(program) = browser::installed() else {
+        egret_needs::this_test_lacks("Chromium");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut grave = failing("alike", 1);
+    grave.host.warnings.push(Warning { about: "not-preconditioned".into(), text: "it looks empty".into() });
+    egret_lab::report::write(&grave, directory.path()).expect("a report");
+    let over_time = directory.path().join("time");
+    fs::create_dir(&over_time).expect("a directory");
+    let runs = ["old", "new"].map(|name| (format!("{name}/report.html"), grave.clone()));
+    fs::write(over_time.join("report.html"), report::over_time(&runs).expect("a page")).expect("a page");
+    let mut browser = Browser::start(program, 1280, 900);
+    for page in [directory.path(), &over_time] {
+        for scheme in ["dark", "light"] {
+            // Whose system changes while the page is open.
+            browser.show("", if scheme == "dark" { "light" } else { "dark" });
+            browser.open(&page.join("report.html"));
+            browser.show("", scheme);
+            assert_eq!(browser.evaluate(IS_DARK), scheme == "dark");
+            browser.wait(
+                "(inks => [...document.querySelectorAll('#chart-2a svg text')].every(one => inks.includes(one.getAttribute('fill'))))\
+                 (['--ink', '--quiet'].map(name => getComputedStyle(document.documentElement).getPropertyValue(name)))",
+            );
+            let colours = "(one => one && [getComputedStyle(one).color, getComputedStyle(one.previousSibling).color])(document.querySelector('.warnings .grave'))";
+            let red = if scheme == "dark" { "rgb(255, 138, 122)" } else { "rgb(192, 57, 43)" };
+            let warned = browser.evaluate(colours);
+            assert!(warned.is_null() == (page != directory.path()), "{warned}");
+            assert!(warned.is_null() || (warned[0] == red && warned[1] != red), "{scheme}: {warned}");
+            browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)");
+            assert_eq!(browser.evaluate(FAINT), serde_json::json!([]), "{scheme}");
+            browser.evaluate("document.querySelectorAll('details').forEach(one => one.open = false)");
+            // What is seen once all that the page does for paper is done, and before it is taken back.
+            browser.evaluate(
+                "addEventListener('beforeprint', () => window.seen = { \
+                 folded: document.querySelectorAll('details:not([open])').length, \
+                 ink: [...new Set([...document.querySelectorAll('#chart-2a svg text')].map(one => one.getAttribute('fill')))] })",
+            );
+            browser.print();
+            assert_eq!(browser.evaluate("window.seen.folded"), 0);
+            if page == directory.path() {
+                let ink = browser.evaluate("window.seen.ink");
+                assert_eq!(
+                    ink,
+                    serde_json::json!(["#5b6470", "#1b1f24"]),
+                    "charts of a {scheme} screen are dark on white"
+                );
+            }
+            assert_eq!(browser.evaluate("document.querySelectorAll('details[open]').length"), 0, "as it was");
+            // A sheet of A4 between margins of a centimetre, on which nothing can be scrolled.
+            browser.show("print", scheme);
+            browser.resize(718, 1047);
+            browser.evaluate("dispatchEvent(new Event('beforeprint'))");
+            let cut = "[...document.querySelectorAll('body, .scroll, .chart, pre')] \
+                       .filter(one => one.scrollWidth > one.clientWidth || one.scrollHeight > one.clientHeight + 1) \
+                       .map(one => one.outerHTML.slice(0, 200) + one.scrollWidth)";
+            assert_eq!(browser.evaluate(cut), serde_json::json!([]));
+            assert_eq!(browser.evaluate("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)");
+            assert_eq!(browser.evaluate("getComputedStyle(document.querySelector('nav')).display"), "none");
+            assert_eq!(browser.evaluate(FAINT), serde_json::json!([]), "on paper, of a {scheme} screen");
+            browser.resize(1280, 900);
+        }
+    }
+    assert_eq!(browser.complaints, Vec::<String>::new());
+}
+
+#[test]
+fn a_browser_goes_where_the_contents_lead_and_zooms_where_a_plan_asks_for_it() {
+    let Some(program) = browser::installed() else {
+        egret_needs::this_test_lacks("Chromium");
+        return;
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut run = run(|_| {});
+    let mut zoomed = run.plan.charts[1].clone();
+    (zoomed.id, zoomed.zoom) = ("2h".into(), Some(3.0));
+    run.plan.charts.insert(2, zoomed);
+    egret_lab::report::write(&run, directory.path()).expect("a report");
+    let mut browser = Browser::start(program, 1280, 900);
+    browser.open(&directory.path().join("report.html"));
+    let ends = |browser: &mut Browser, chart: &str| {
+        let end = browser.evaluate(&format!(
+            "(() => {{ const model = echarts.getInstanceByDom(document.querySelector('#chart-{chart} .chart')).getModel(); \
+             const shown = data.figures.find(one => one.anchor === 'chart-{chart}'); \
+             const values = shown.groups.flatMap(group => group.marks).flatMap(mark => mark.value ? [mark.value.median] : []); \
+             return [model.getComponent('yAxis').axis.scale.getExtent()[1] / Math.min(...values), Math.max(...values) / Math.min(...values)]; }})()"
+        ));
+        [0, 1].map(|index| end[index].as_f64().expect("a number"))
+    };
+    let ([all, most], [near, _]) = (ends(&mut browser, "2g"), ends(&mut browser, "2h"));
+    assert!(most > 3.0 && all >= most && (near - 3.0).abs() < 1e-6, "{all} {most} {near}");
+
+    let parts = "[...document.querySelectorAll('nav a')].map(one => one.hash)";
+    let sections = "[...document.querySelectorAll('main > section')].map(one => '#' + one.id)";
+    assert_eq!(browser.evaluate(parts), browser.evaluate(sections), "all of the page, in its order");
+    // A scroll that is smooth would be under way when the next begins.
+    browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'");
+    for index in [6, 1, 4] {
+        // Below the contents, which stay where they are.
+        browser.evaluate(&format!("document.querySelectorAll('nav a')[{index}].click()"));
+        browser.wait(
+            "(at => at.top >= document.querySelector('nav').getBoundingClientRect().bottom && at.bottom <= innerHeight)\
+             (document.querySelector(':target h2').getBoundingClientRect())",
+        );
+        assert_eq!(browser.evaluate("document.querySelector('nav').getBoundingClientRect().top"), 0);
+    }
     assert_eq!(browser.complaints, Vec::<String>::new());
 }

@@ -15,7 +15,20 @@ use crate::statistics::Overall;
 
 const ECHARTS: &str = include_str!("../../assets/echarts/echarts.min.js");
 const SCRIPT: &str = include_str!("../../assets/report.js");
+const FOLD: &str = include_str!("../../assets/fold.js");
 const STYLE: &str = include_str!("../../assets/report.css");
+
+/// The page's sections, in their order.
+const SECTIONS: [(&str, &str); 8] = [
+    ("choose", "Choose"),
+    ("verdicts", "Verdicts"),
+    ("charts", "Charts"),
+    ("cpu", "CPU"),
+    ("wrong", "What went wrong"),
+    ("runs", "Runs"),
+    ("machine", "Machine"),
+    ("method", "Method"),
+];
 
 /// What the script draws.
 #[derive(Serialize)]
@@ -43,7 +56,7 @@ pub fn page(analysis: &Analysis<'_>, raw: &Raw) -> String {
     };
     let body = html! {
         (head(analysis))
-        (contents())
+        (contents(&SECTIONS))
         main {
             (choice(analysis, &points))
             (verdicts(analysis))
@@ -74,7 +87,7 @@ pub(super) fn document(title: &str, body: &Markup) -> String {
                 link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
-            body { (body) }
+            body { (body) script { (PreEscaped(FOLD)) } }
         }
     };
     markup.into_string()
@@ -122,18 +135,9 @@ fn head(analysis: &Analysis<'_>) -> Markup {
     }
 }
 
-fn contents() -> Markup {
-    let links = [
-        ("choose", "Choose"),
-        ("verdicts", "Verdicts"),
-        ("charts", "Charts"),
-        ("cpu", "CPU"),
-        ("runs", "Runs"),
-        ("wrong", "What went wrong"),
-        ("machine", "Machine"),
-        ("method", "Method"),
-    ];
-    html! { nav aria-label="Contents" { @for (anchor, text) in links { a href={ "#" (anchor) } { (text) } } } }
+/// The parts of a page by their anchors, to go to.
+pub(super) fn contents(parts: &[(impl AsRef<str>, &str)]) -> Markup {
+    html! { nav aria-label="Contents" { @for (anchor, text) in parts { a href={ "#" (anchor.as_ref()) } { (text) } } } }
 }
 
 /// Answers that are shown at once; more of them are not read.

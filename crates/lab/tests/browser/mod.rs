@@ -159,6 +159,23 @@ impl Browser {
         self.call("Input.dispatchMouseEvent", &event);
     }
 
+    /// Shows the page to a reader who likes it dark or light, and as on `print`, or else as on what it is on.
+    pub fn show(&mut self, medium: &str, scheme: &str) {
+        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
+        self.call("Emulation.setEmulatedMedia", &json!({ "media": medium, "features": [feature] }));
+    }
+
+    /// Prints the page, and throws the paper away.
+    pub fn print(&mut self) {
+        self.call("Page.printToPDF", &json!({}));
+    }
+
+    /// Makes the window so wide and high, in pixels.
+    pub fn resize(&mut self, width: u32, height: u32) {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.call("Emulation.setDeviceMetricsOverride", &size);
+    }
+
     /// Clicks with the left button.
     pub fn click(&mut self, x: f64, y: f64) {
         for kind in ["mouseMoved", "mousePressed", "mouseReleased"] {
