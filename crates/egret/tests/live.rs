@@ -179,12 +179,16 @@ fn a_policy_spins_or_sleeps_as_its_name_says_from_the_start_and_when_it_is_set()
             .iothread("io0", &format!("poll-policy={first}"))
             .export("e0", "d0", &socket, "iothread=io0")
             .monitor("m", &monitor);
-        let _server = Server::start(&Program::egret(), &options);
+        let server = Server::start(&Program::egret(), &options);
         let mut qmp = Qmp::connect(&monitor);
         let client = disk::Client { read_only: true, ..disk::Client::default() };
         let mut disk = Disk::connect_as(&socket, client).expect("a connection");
-        for policy in if first == "busy" { ["busy", "off", "busy"] } else { ["off", "busy", "off"] } {
-            qmp.run("qom-set", json!({"path": "/objects/io0", "property": "poll-policy", "value": policy}));
+        let policies = if first == "busy" { ["busy", "off", "busy"] } else { ["off", "busy", "off"] };
+        for (index, policy) in policies.into_iter().enumerate() {
+            // The first is what the daemon was started with.
+            if index > 0 {
+                qmp.run("qom-set", json!({"path": "/objects/io0", "property": "poll-policy", "value": policy}));
+            }
             // The thread may have gone to sleep under the policy before.
             disk.first().read(0, 4096).expect("a read");
             let mut look = || qmp.run("egret-query-stats", json!({}))["iothreads"][0].take();
@@ -202,6 +206,19 @@ fn a_policy_spins_or_sleeps_as_its_name_says_from_the_start_and_when_it_is_set()
             let now = look();
             let refuted = if policy == "busy" { since(&now, "blocks") } else { spun(&now) };
             assert_eq!(refuted, 0, "{policy}, after {first}: spun {} ns, slept {}", spun(&now), since(&now, "blocks"));
+            // So it says itself. The kernel knows as well.
+            let sleeps = || server.sleeps().iter().find(|(name, _)| name == "io0").expect("the thread").1;
+            let slept = sleeps();
+            if policy == "busy" {
+                let ran = server.cpu_time("io0");
+                await_that("the thread to spin", || server.cpu_time("io0") > ran + Duration::from_millis(50));
+                assert_eq!(sleeps(), slept, "{policy}, after {first}");
+            } else {
+                for requests in 1..=20 {
+                    disk.first().read(0, 4096).expect("a read");
+                    await_that("the thread to sleep after each request", || sleeps() >= slept + requests);
+                }
+            }
         }
     }
 }

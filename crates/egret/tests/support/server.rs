@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::fate::Fate;
 use super::{await_some, await_that};
@@ -374,6 +375,18 @@ impl Server {
             Some((name, field(status, "voluntary_ctxt_switches:")))
         };
         self.each_thread("status").iter().filter_map(sleeps).collect()
+    }
+
+    /// For how long the thread of this name has had a processor so far.
+    pub fn cpu_time(&self, thread: &str) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon lives");
+        let mut tasks = tasks.map(|task| task.expect("an entry").path());
+        let of_this_name =
+            |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == thread);
+        let task = tasks.find(of_this_name).expect("a thread of this name");
+        let times = fs::read_to_string(task.join("schedstat")).expect("it lives");
+        let nanoseconds = times.split_whitespace().next().and_then(|first| first.parse().ok());
+        Duration::from_nanos(nanoseconds.expect("a number"))
     }
 }
 
