@@ -12,3 +12,5 @@ PATH=$PATH:/usr/sbin:/sbin
 
 say() { echo "${0##*/}: $*" >&2; }
 die() { say "$@"; exit 1; }
+# What was not done for want of something: a line for a user, a failure where CI is set, as egret_needs has it for tests.
+lacks() { say "$@"; test -z "${CI:-}"; }

@@ -131,8 +131,7 @@ fn nobody_who_takes_over_a_thread_opens_connects_executes_or_traces_anything() {
     files.image(&inside);
     let missing = Confinement { files: Some(files), identity: None }.begin().unwrap();
     if !missing.is_nothing() {
-        eprintln!("not everything is tried: {missing}");
-        return;
+        return egret_needs::this_test_lacks(format_args!("a kernel that can confine all: {missing}"));
     }
     let attack_as = |kind| {
         attack(kind, &outside);

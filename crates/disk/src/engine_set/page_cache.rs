@@ -124,8 +124,7 @@ mod tests {
         let disk = Arc::new(Disk::open(&options).unwrap());
         let mut memory = Memory::new(4096, 0);
         if blocking::read_cached(&disk, 0, &memory.iovecs()).is_ok() {
-            println!("skipped: /dev/shm reads without waiting");
-            return;
+            return egret_needs::this_test_lacks("a file system in /dev/shm that cannot read without waiting");
         }
         let mut engines = EngineSet::new(EngineOptions::default());
         let slot = engines.attach(&disk).unwrap();

@@ -12,7 +12,7 @@ struct Shared {
 
 impl Shared {
     fn new(content: &[u8]) -> Self {
-        let image = Image::of(content);
+        let image = Image::beside_the_build(content);
         let options = Options { allow_inactive: true, ..image.options() };
         Self { image, options }
     }

@@ -261,7 +261,7 @@ impl Image {
         Self::within(tempfile::tempdir().unwrap(), content)
     }
 
-    /// One where the build is. Files in memory, where the others may be, have no reads for io_uring that do not wait.
+    /// One where the build is. Files in memory, where the others may be, stay there, and have no reads that do not wait.
     fn beside_the_build(content: &[u8]) -> Self {
         let test = std::env::current_exe().unwrap();
         Self::within(tempfile::tempdir_in(test.parent().unwrap()).unwrap(), content)
@@ -297,8 +297,8 @@ impl LoopDevice {
     /// The same, with more arguments for `losetup`.
     fn with(size: u64, sector: u32, extra: &[&str]) -> Option<Self> {
         let dir = if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
-        let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).ok()?;
-        file.as_file().set_len(size).ok()?;
+        let file = tempfile::Builder::new().prefix("egret-disk-test-").tempfile_in(dir).unwrap();
+        file.as_file().set_len(size).unwrap();
         let sector = sector.to_string();
         let made = Command::new("losetup")
             .args(["--find", "--show", "--sector-size", &sector])
