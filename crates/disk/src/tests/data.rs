@@ -38,26 +38,43 @@ fn many_requests_at_once_each_find_their_own_data() {
 }
 
 #[test]
-fn a_write_through_and_a_flush_succeed() {
-    everywhere(1 << 20, |rig| {
-        let memory = Memory::new(8192, 0).filled(&pattern(8192, 3));
-        let token = rig.push(Op::Write { fua: true }, 8192, 8192, Some(memory));
-        assert_eq!(rig.finish(token).0, Ok(()));
-        assert_eq!(rig.read(8192, 8192), pattern(8192, 3));
-        rig.run(Op::Flush, 0, 0).unwrap();
-    });
+fn a_flush_makes_stable_what_was_written_before_it() {
+    on_a_disk_that_tells(
+        1 << 20,
+        |_| {},
+        |rig, unflushed| {
+            for round in 1..=2 {
+                rig.write(round * 8192, &pattern(8192, round)).unwrap();
+                assert_eq!(unflushed(), 16, "a write alone makes nothing stable");
+                rig.run(Op::Flush, 0, 0).unwrap();
+                assert_eq!(unflushed(), 0);
+            }
+        },
+    );
+}
+
+/// Writes through, and finds that it is so.
+fn write_through(rig: &mut Rig, is_stable: &dyn Fn() -> bool) {
+    let memory = Memory::new(8192, 0).filled(&pattern(8192, 3));
+    let token = rig.push(Op::Write { fua: true }, 8192, 8192, Some(memory));
+    assert_eq!(rig.finish(token).0, Ok(()));
+    assert!(is_stable());
+    assert_eq!(rig.read(8192, 8192), pattern(8192, 3));
+}
+
+#[test]
+fn what_was_written_through_is_stable() {
+    everywhere_and_stably(1 << 20, |_| {}, write_through);
 }
 
 #[test]
 fn a_write_through_that_the_kernel_does_not_know_is_synced_instead() {
-    everywhere(1 << 20, |rig| {
+    let test = |rig: &mut Rig, is_stable: &dyn Fn() -> bool| {
         rig.disk.able.write_through.store(false, Ordering::Relaxed);
-        let memory = Memory::new(8192, 0).filled(&pattern(8192, 3));
-        let token = rig.push(Op::Write { fua: true }, 8192, 8192, Some(memory));
-        assert_eq!(rig.finish(token).0, Ok(()));
-        assert_eq!(rig.read(8192, 8192), pattern(8192, 3));
+        write_through(rig, is_stable);
         assert!(rig.requests_of("threads") > 0);
-    });
+    };
+    everywhere_and_stably(1 << 20, |_| {}, test);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn a_flush_is_for_workers_whatever_the_engine() {
 
 #[test]
 fn a_large_write_is_on_stable_storage_if_it_asked_for_it() {
-    everywhere(8 * MIB, |rig| {
+    let test = |rig: &mut Rig, is_stable: &dyn Fn() -> bool| {
         for write_through in [true, false] {
             rig.disk.able.write_through.fetch_and(write_through, std::sync::atomic::Ordering::Relaxed);
             let data = pattern((2 * PART + BLOCK) as usize, 2);
@@ -88,10 +88,12 @@ fn a_large_write_is_on_stable_storage_if_it_asked_for_it() {
                 let memory = Memory::new(data.len(), shift).filled(&data);
                 let token = rig.push(Op::Write { fua: true }, offset, data.len() as u64, Some(memory));
                 assert_eq!(rig.finish(token).0, Ok(()));
+                assert!(is_stable());
                 assert!(rig.read(offset, data.len()) == data);
             }
         }
-    });
+    };
+    everywhere_and_stably(8 * MIB, |_| {}, test);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use egret_event_loop::ring::{Ring, SharedRing};
 use egret_event_loop::{Backend, Nanos, clock};
+use egret_faultdisk::{FaultDisk, Order};
 use egret_vring::memory::{IoVec, Lent};
 use io_uring::{opcode, types};
 use rustix::event::epoll;
@@ -373,6 +374,38 @@ pub(crate) fn everywhere_with(size: u64, adjust: impl Fn(&mut Options), test: im
             run(&device.options());
         }
     }
+}
+
+/// Runs a test in all [`ways`] on a disk that tells how many of its sectors were written and are not stable: none at first.
+pub(crate) fn on_a_disk_that_tells(
+    size: u64,
+    adjust: impl Fn(&mut Options),
+    test: impl Fn(&mut Rig, &dyn Fn() -> u64),
+) {
+    let (image, folder) = (tempfile::tempfile().unwrap(), tempfile::tempdir().unwrap());
+    image.set_len(size).unwrap();
+    let disk = match FaultDisk::mount(image, folder.path()) {
+        Ok(disk) => disk,
+        Err(why) => return egret_needs::this_test_lacks(format_args!("root and FUSE, for a disk that tells: {why}")),
+    };
+    for (name, mut options, shared) in ways(&Options::new("disk0", Driver::File { filename: disk.path() })) {
+        println!("{name}");
+        adjust(&mut options);
+        File::open(disk.path()).unwrap().sync_all().unwrap();
+        let ring = shared.then(shared_ring);
+        let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+        test(&mut rig, &|| disk.tell(Order::Status).unwrap().unflushed);
+    }
+}
+
+/// [`everywhere_with`], and [`on_a_disk_that_tells`] the test whether all of it is stable; the others say that they are.
+pub(crate) fn everywhere_and_stably(
+    size: u64,
+    adjust: impl Fn(&mut Options),
+    test: impl Fn(&mut Rig, &dyn Fn() -> bool),
+) {
+    everywhere_with(size, &adjust, |rig| test(rig, &|| true));
+    on_a_disk_that_tells(size, &adjust, |rig, unflushed| test(rig, &|| unflushed() == 0));
 }
 
 fn shared_ring() -> SharedRing {

@@ -118,13 +118,14 @@ fn written_zeroes_are_found_and_unmapped() {
 
 #[test]
 fn zeroes_that_are_found_are_on_stable_storage_if_the_write_asked_for_it() {
-    everywhere_with(
+    everywhere_and_stably(
         MIB,
         |options| options.detect_zeroes = DetectZeroes::On,
-        |rig| {
+        |rig, is_stable| {
             rig.write(0, &pattern(8192, 2)).unwrap();
             let token = rig.push(Op::Write { fua: true }, 0, 4096, Some(Memory::new(4096, 0).filled(&[0; 4096])));
             assert_eq!(rig.finish(token).0, Ok(()));
+            assert!(is_stable());
             assert_eq!(rig.read(0, 8192), [vec![0; 4096], pattern(8192, 2)[4096..].to_vec()].concat());
         },
     );
