@@ -2,7 +2,8 @@
 # known by their serial numbers: two with the disk "small", which has blocks of 512 bytes; and "large", whose medium is
 # removable and has blocks of 4096.
 #
-# Of libiscsi's suite this prints "DISK: SUITE.TEST OUTCOME" for each test: passed, failed or skipped. sg3-utils' tools end
+# Of libiscsi's suite this prints "DISK: SUITE.TEST OUTCOME" for each test: passed, failed or skipped; and "DISK: TOTAL N",
+# which is how many the suite says that there are. sg3-utils' tools end
 # with a status that says how the command did: 0, 5 for something in it that is not supported, 9 for a command that is not
 # there, and some others.
 # shellcheck shell=dash
@@ -33,6 +34,7 @@ suite() {
       if (outcome == "failed") printf "%s", said
     }
     /^Suite: |^Run Summary/ { tell(); test = ""; suite = $2 }
+    $1 == "tests" { print disk ": TOTAL", $2 }
     /^  Test: / { tell(); test = suite "." $2; outcome = "passed"; said = "" }
     { said = said $0 "\n" }
     /\[SKIPPED\]/ { outcome = "skipped" }
