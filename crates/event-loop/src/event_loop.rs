@@ -103,7 +103,7 @@ impl<S: Source> EventLoop<S> {
             now: clock::now(),
             stopping: false,
         };
-        new.monitor.add(new.mailbox.as_raw_fd(), key(MAILBOX, 0))?;
+        new.monitor.add(new.mailbox.wake.as_raw_fd(), key(MAILBOX, 0))?;
         new.watch_backend()?;
         Ok(new)
     }

@@ -34,8 +34,9 @@ mod stats;
 mod timers;
 mod wait;
 
-/// The atomics that the wake-up protocol is made of; its test puts loom's in their place.
+/// What the wake-up protocol and the mailbox are made of; their tests put loom's in their place.
 mod sync {
+    pub use std::sync::Mutex;
     pub use std::sync::atomic::{AtomicBool, Ordering, fence};
 }
 

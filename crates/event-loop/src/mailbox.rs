@@ -1,10 +1,10 @@
 //! How other threads talk to a loop: commands in a box, and a doorbell.
 
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use crate::EventNotifier;
 use crate::doorbell::Doorbell;
+use crate::sync::Mutex;
 
 /// A box that any thread puts things into and one loop empties.
 ///
@@ -12,7 +12,8 @@ use crate::doorbell::Doorbell;
 pub(crate) struct Mailbox<T> {
     letters: Mutex<Vec<T>>,
     bell: Doorbell,
-    wake: EventNotifier,
+    /// What the loop sleeps on.
+    pub(crate) wake: EventNotifier,
 }
 
 impl<T> Mailbox<T> {
@@ -37,11 +38,5 @@ impl<T> Mailbox<T> {
             return Vec::new();
         }
         std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl<T> AsRawFd for Mailbox<T> {
-    fn as_raw_fd(&self) -> RawFd {
-        self.wake.as_raw_fd()
     }
 }
