@@ -3,20 +3,23 @@
 mod support;
 
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use egret_faultdisk::{Effect, Fault, IoType, Order};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
 
+use support::disk::Disk;
 use support::fate::Fate;
 use support::guest::Guest;
 use support::http::get;
 use support::qmp::Qmp;
-use support::scratch::Scratch;
+use support::scratch::{Scratch, is_root_or_skips};
 use support::server::{Options, Program, Reaped, Server};
 use support::{PATIENCE, await_some, await_that};
 
@@ -107,6 +110,70 @@ fn a_flush_that_does_not_end_does_not_keep_the_daemon_from_ending() {
     assert!(said.contains("blockdev 'd0': fdatasync has not ended in 1 s"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(!socket.exists());
+}
+
+/// Whether anybody has locks on a file.
+fn is_locked(path: &Path) -> bool {
+    let file = path.metadata().expect("it is there");
+    let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+    let named = format!(" {major:02x}:{minor:02x}:{} ", file.ino());
+    std::fs::read_to_string("/proc/locks").expect("procfs").contains(&named)
+}
+
+/// Whether a thread is in uninterruptible sleep.
+fn is_in_the_kernel(server: &Server) -> bool {
+    server.each_thread("status").iter().any(|status| status.contains("State:\tD"))
+}
+
+#[test]
+fn a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_gone_when_the_kernel_lets_it() {
+    let test =
+        "a_disk_that_hangs_in_the_kernel_is_named_all_else_is_done_and_the_process_is_gone_when_the_kernel_lets_it";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
+    for aio in ["threads", "io_uring", "native"] {
+        let (scratch, beside) = (Scratch::new(), Scratch::new());
+        let (faulty, well) = (scratch.fault_disk(MIB), beside.fault_disk(MIB));
+        let (hung, other, pidfile) = (scratch.path("hung"), scratch.path("other"), scratch.path("pid"));
+        let words = [format!("--pidfile={}", pidfile.display()), "--shutdown-timeout=1".to_owned()];
+        let options = Options::new()
+            .iothread("io0", "")
+            .disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"))
+            .disk("d1", &well.path(), "")
+            .export("e0", "d0", &hung, "writable=on,iothread=io0")
+            .export("e1", "d1", &other, "writable=on,iothread=io0")
+            .words(words);
+        let mut server = Server::start(&Program::egret(), &options);
+        let mut disk = Disk::connect(&other).unwrap();
+        disk.first().write(0, &[1; 4096]).unwrap();
+        let unflushed = || well.tell(Order::Status).unwrap().unflushed;
+        assert_eq!(unflushed(), 8);
+        let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
+        faulty.tell(Order::Inject(never)).unwrap();
+        let _hung = hung_guest(&hung);
+        await_that("the disk to hang", || faulty.tell(Order::Status).unwrap().waiting == 2);
+
+        server.ask_to_end();
+        await_that("what hangs to be told", || !complaints(&server).is_empty());
+        assert_eq!(unflushed(), 0, "{aio}");
+        await_that("the pidfile to be gone", || !pidfile.exists());
+        assert!(!other.exists());
+        // What an io_uring has in flight the kernel ends by itself; the rest it ends before the process.
+        if aio == "io_uring" {
+            assert_eq!(server.await_end().code(), Some(1));
+        } else {
+            await_that("the process to wait for the kernel", || is_in_the_kernel(&server));
+            assert!(server.is_alive(), "{aio}");
+        }
+        assert!(is_locked(&faulty.path()), "{aio}: nobody else has the disk before it has answered");
+        faulty.tell(Order::Release).unwrap();
+        assert_eq!(server.await_end().code(), Some(1), "{aio}");
+        await_that("the disk to be free", || !is_locked(&faulty.path()));
+        let said = complaints(&server);
+        assert!(said.contains("export 'e0': 2 requests have not ended in 1 s; blockdev 'd0'"), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
 }
 
 #[test]

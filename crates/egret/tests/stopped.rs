@@ -250,70 +250,76 @@ fn a_disk_that_hangs_and_then_fails_is_told_of_and_comes_back_while_its_guest_wa
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    for aio in ["threads", "io_uring"] {
-        let scratch = Scratch::new();
-        let faulty = scratch.fault_disk(8 * MIB);
-        let [monitor, metrics, hung, other] = ["qmp", "metrics", "hung", "other"].map(|name| scratch.path(name));
-        let options = Options::new()
-            .monitor("m", &monitor)
-            .metrics(&metrics)
-            .iothread("io0", "")
-            .disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"))
-            .disk("d1", &scratch.image("other", 8 * MIB), &format!("aio={aio}"))
-            .export("e0", "d0", &hung, "writable=on,iothread=io0,werror=stop,rerror=stop,request-timeout=1")
-            .export("e1", "d1", &other, "writable=on,iothread=io0,request-timeout=1");
-        let server = Server::start(&Program::egret(), &options);
-        let mut qmp = Qmp::connect(&monitor);
-        let never =
-            Fault { iotype: Some(IoType::Write), sectors: None, after: 100, times: None, effect: Effect::Never };
-        faulty.tell(Order::Inject(never)).unwrap();
-        let overdue = || metric(&metrics, "egret_export_overdue{export=\"e0\"");
-        let mut disk = Disk::connect(&hung).unwrap();
-        std::thread::scope(|scope| {
-            let client = scope.spawn(|| {
-                disk.first().write_pattern(0..8 * MIB, 4).unwrap();
-                disk.first().flush().unwrap();
-                disk.first().verify_pattern(0..8 * MIB, 4).unwrap();
-            });
-            let told = qmp.event("EGRET_REQUEST_TIMEOUT");
-            assert_eq!(told["id"], "e0");
-            assert!(told["seconds"].as_f64() >= Some(1.0) && told["requests"].as_u64() > Some(0), "{told}");
-            await_that("all in flight to be overdue", || overdue() == 16.0);
+    // They wait most of the time.
+    std::thread::scope(|scope| {
+        for aio in ["threads", "io_uring", "native"] {
+            scope.spawn(move || hangs_fails_and_comes_back(aio));
+        }
+    });
+}
 
-            // Whatever is about others goes on, and what is about this one says that it waits, and changes nothing.
-            let mut beside = Disk::connect(&other).unwrap();
-            beside.first().write_pattern(0..8 * MIB, 3).unwrap();
-            beside.first().flush().unwrap();
-            let node = |direct: bool| {
-                json!({"options": [{"driver": "file", "node-name": "d0", "filename": faulty.path(), "aio": aio,
-                                    "cache": {"direct": direct}}]})
-            };
-            let image = scratch.image_path("other");
-            let reopened = json!({"driver": "file", "node-name": "d1", "filename": image, "aio": "threads"});
-            qmp.run("blockdev-reopen", json!({"options": [reopened]}));
-            qmp.run("block_resize", json!({"node-name": "d1", "size": 16 * MIB}));
-            qmp.run("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 1000}));
-            assert!(qmp.fail("blockdev-reopen", node(false)).contains("requests in flight have not ended in 5 s"));
-            beside.first().verify_pattern(0..8 * MIB, 3).unwrap();
-            assert_eq!(io_status(&mut qmp), "ok");
-
-            // They end as the path is given up, and wait for it here.
-            faulty.tell(Order::Clear).unwrap();
-            faulty.tell(Order::PowerOff).unwrap();
-            assert_eq!(qmp.event("BLOCK_IO_ERROR")["action"], "stop");
-            await_that("none to be overdue", || overdue() == 0.0);
-            faulty.tell(Order::PowerOn(Survivors::All)).unwrap();
-            qmp.run("blockdev-reopen", node(true));
-            assert_eq!(io_status(&mut qmp), "failed");
-            resume(&mut qmp);
-            client.join().expect("no request fails, none comes back wrong");
+fn hangs_fails_and_comes_back(aio: &str) {
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(8 * MIB);
+    let [monitor, metrics, hung, other] = ["qmp", "metrics", "hung", "other"].map(|name| scratch.path(name));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .metrics(&metrics)
+        .iothread("io0", "")
+        .disk("d0", &faulty.path(), &format!("aio={aio},cache.direct=on"))
+        .disk("d1", &scratch.image("other", 8 * MIB), &format!("aio={aio},cache.direct=on"))
+        .export("e0", "d0", &hung, "writable=on,iothread=io0,werror=stop,rerror=stop,request-timeout=1")
+        .export("e1", "d1", &other, "writable=on,iothread=io0,request-timeout=1");
+    let server = Server::start(&Program::egret(), &options);
+    let mut qmp = Qmp::connect(&monitor);
+    let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 100, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).unwrap();
+    let overdue = || metric(&metrics, "egret_export_overdue{export=\"e0\"");
+    let mut disk = Disk::connect(&hung).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            disk.first().write_pattern(0..8 * MIB, 4).unwrap();
+            disk.first().flush().unwrap();
+            disk.first().verify_pattern(0..8 * MIB, 4).unwrap();
         });
+        let told = qmp.event("EGRET_REQUEST_TIMEOUT");
+        assert_eq!(told["id"], "e0");
+        assert!(told["seconds"].as_f64() >= Some(1.0) && told["requests"].as_u64() > Some(0), "{told}");
+        await_that("all in flight to be overdue", || overdue() == 16.0);
+
+        // Whatever is about others goes on, and what is about this one says that it waits, and changes nothing.
+        let mut beside = Disk::connect(&other).unwrap();
+        beside.first().write_pattern(0..8 * MIB, 3).unwrap();
+        beside.first().flush().unwrap();
+        let node = |direct: bool| {
+            let aio = if direct { aio } else { "threads" };
+            json!({"options": [{"driver": "file", "node-name": "d0", "filename": faulty.path(), "aio": aio,
+                                "cache": {"direct": direct}}]})
+        };
+        let image = scratch.image_path("other");
+        let reopened = json!({"driver": "file", "node-name": "d1", "filename": image, "aio": "threads"});
+        qmp.run("blockdev-reopen", json!({"options": [reopened]}));
+        qmp.run("block_resize", json!({"node-name": "d1", "size": 16 * MIB}));
+        qmp.run("qom-set", json!({"path": "io0", "property": "poll-max-ns", "value": 1000}));
+        assert!(qmp.fail("blockdev-reopen", node(false)).contains("requests in flight have not ended in 5 s"));
+        beside.first().verify_pattern(0..8 * MIB, 3).unwrap();
         assert_eq!(io_status(&mut qmp), "ok");
-        let said = server.complaints();
-        let is_once =
-            said.iter().filter(|line| line.contains("export 'e0': ") && line.contains("requests do not end")).count()
-                == 1;
-        assert!(is_once, "{said:?}");
-        assert!(server.terminate().success());
-    }
+
+        // They end as the path is given up, and wait for it here.
+        faulty.tell(Order::Clear).unwrap();
+        faulty.tell(Order::PowerOff).unwrap();
+        assert_eq!(qmp.event("BLOCK_IO_ERROR")["action"], "stop");
+        await_that("none to be overdue", || overdue() == 0.0);
+        faulty.tell(Order::PowerOn(Survivors::All)).unwrap();
+        qmp.run("blockdev-reopen", node(true));
+        assert_eq!(io_status(&mut qmp), "failed");
+        resume(&mut qmp);
+        client.join().expect("no request fails, none comes back wrong");
+    });
+    assert_eq!(io_status(&mut qmp), "ok");
+    let said = server.complaints();
+    let is_once =
+        said.iter().filter(|line| line.contains("export 'e0': ") && line.contains("requests do not end")).count() == 1;
+    assert!(is_once, "{said:?}");
+    assert!(server.terminate().success());
 }
