@@ -134,8 +134,8 @@ fn live_fully(scratch: &Scratch, program: &Program) {
         qmp.run("object-del", json!({"id": "io3"}));
     }
     scratch.image("d1", MIB);
-    let d1 = json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("d1"), "aio": "threads"});
-    qmp.run("blockdev-add", d1);
+    let mut d1 = json!({"driver": "file", "node-name": "d1", "filename": scratch.image_path("d1"), "aio": "threads"});
+    qmp.run("blockdev-add", d1.clone());
     leave_a_socket(&scratch.path("e1"));
     let [ours, group] = [geteuid().as_raw(), getegid().as_raw()];
     let addr = json!({"type": "unix", "path": scratch.path("e1")});
@@ -147,6 +147,10 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     flock(&directory, FlockOperation::LockExclusive).unwrap();
     qmp.run("block-export-add", export);
     drop(directory);
+    use_disk(&mut Disk::connect(&scratch.path("e1")).unwrap());
+    // Past the page cache workers make writes stable by themselves.
+    d1["cache"] = json!({"direct": true});
+    qmp.run("blockdev-reopen", json!({"options": [d1]}));
     use_disk(&mut Disk::connect(&scratch.path("e1")).unwrap());
     qmp.run("block_resize", json!({"node-name": "d1", "size": 2 * MIB}));
     // A client that is cut off departs by itself.
