@@ -442,7 +442,13 @@ pub const RULES: &[Rule] = &[
     call!(SYS_openat, &[Control, Reservations], "images and files of reservations, within what Landlock leaves"),
     call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_SETLK", int(1, libc::F_OFD_SETLK as i64)),
     call!(SYS_fcntl, &[Session, Control], "image locks", "F_OFD_GETLK", int(1, libc::F_OFD_GETLK as i64)),
-    call!(SYS_ioctl, &[Session, Control], "what a device is", "BLKGETSIZE64", int(1, BLKGETSIZE64)),
+    call!(
+        SYS_ioctl,
+        &[Io, Worker, Session, Control],
+        "what a device is, or whether it is gone",
+        "BLKGETSIZE64",
+        int(1, BLKGETSIZE64)
+    ),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKROGET", int(1, BLKROGET)),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKSSZGET", int(1, BLKSSZGET)),
     call!(SYS_ioctl, &[Control], "what a device is", "BLKPBSZGET", int(1, BLKPBSZGET)),

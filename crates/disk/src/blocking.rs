@@ -20,7 +20,7 @@ pub(crate) use self::bounce::Scratch;
 use self::bounce::{read_by_copy, write_by_copy};
 use self::part::next_part;
 pub(crate) use self::part::{PART, SHARED_PART};
-pub(crate) use self::transfer::{MAX_IOVECS, fits, is_unsupported, read_cached};
+pub(crate) use self::transfer::{MAX_IOVECS, cut_off, fits, is_unsupported, read_cached};
 use self::transfer::{Way, transfer};
 use self::zeroes::{discard, write_zeroes};
 use crate::block_range_lock::BlockRangeLock;

@@ -148,6 +148,12 @@ impl Disk {
         self.refresh_size()
     }
 
+    /// Whether it is a device that has less than `bytes` now, whatever it had: one that was taken away has none.
+    pub(crate) fn has_shrunk_below(&self, bytes: u64) -> bool {
+        let Backing::Device(file) = &self.backing else { return false };
+        geometry::size(file, true).map_or(true, |size| size < bytes)
+    }
+
     /// Makes everything written so far stable; blocks until it is.
     ///
     /// # Errors

@@ -353,8 +353,8 @@ impl Backend for EngineSet {
         }
         for kind in EngineKind::ALL {
             let Some(engine) = engines.get(kind) else { continue };
-            let mut end = |slots: &mut [Option<Attached>], job: Box<Job>| {
-                let failed = job.result.err().and_then(|errno| failure(slots, &job, errno));
+            let mut end = |slots: &mut [Option<Attached>], mut job: Box<Job>| {
+                let failed = job.result.err().and_then(|errno| failure(slots, &mut job, errno));
                 settle(slots, job.slot);
                 done(Ended { completion: completion(job, spare), failed });
             };
@@ -447,8 +447,13 @@ impl Drop for EngineSet {
 
 /// What is known of a request that failed. Nothing is where the guest took its memory away (`EFAULT`): the disk is well.
 #[cold]
-fn failure(slots: &[Option<Attached>], job: &Job, errno: Errno) -> Option<Box<FailedRequest>> {
-    slots[job.slot as usize].as_ref().filter(|_| errno != Errno::FAULT)?;
+fn failure(slots: &[Option<Attached>], job: &mut Job, mut errno: Errno) -> Option<Box<FailedRequest>> {
+    let Attached { disk, .. } = slots[job.slot as usize].as_ref().filter(|_| errno != Errno::FAULT)?;
+    // Of a device that is gone, or has less than it had, Linux says that it has no space left, or no such blocks to discard.
+    if matches!(errno, Errno::NOSPC | Errno::INVAL) && disk.has_shrunk_below(job.bytes().end) {
+        errno = Errno::IO;
+        job.result = Err(errno);
+    }
     let Request { mut op, offset, len, .. } = job.request;
     // As it was asked for: triage leaves to a sync what nothing else makes stable.
     if let Op::Write { fua } | Op::WriteZeroes { fua, .. } = &mut op {

@@ -154,15 +154,18 @@ pub(crate) fn extents(file: &File, range: Range<u64>, most: usize) -> Result<Vec
         Err(Errno::NXIO) => Ok(None),
         found => found.map(Some),
     };
+    // What somebody has cut off is no hole: to read it is an error.
+    let len = rustix::fs::seek(file, SeekFrom::End(0))?;
+    let end = range.end.min(len - len % sector);
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = range.start;
-    while at < range.end && extents.len() < most {
-        let data = find(SeekFrom::Data(at))?.map_or(range.end, |data| data - data % sector).max(at);
+    while at < end && extents.len() < most {
+        let data = find(SeekFrom::Data(at))?.map_or(end, |data| data - data % sector).max(at);
         let (len, is_hole) = if data > at {
-            (data.min(range.end) - at, true)
+            (data.min(end) - at, true)
         } else {
-            let hole = find(SeekFrom::Hole(at))?.map_or(range.end, |hole| hole.next_multiple_of(sector));
-            (hole.min(range.end) - at, false)
+            let hole = find(SeekFrom::Hole(at))?.map_or(end, |hole| hole.next_multiple_of(sector));
+            (hole.min(end) - at, false)
         };
         match extents.last_mut() {
             Some(last) if last.is_hole == is_hole => last.len += len,

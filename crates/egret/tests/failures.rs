@@ -306,6 +306,66 @@ fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
     }
 }
 
+#[test]
+fn a_device_that_is_taken_away_stops_who_reads_and_has_no_lack_of_space_for_who_writes() {
+    let test = "a_device_that_is_taken_away_stops_who_reads_and_has_no_lack_of_space_for_who_writes";
+    if !is_root_or_skips(test, "for a device") {
+        return;
+    }
+    for aio in ["threads", "io_uring", "native,cache.direct=on", "io_uring,cache.direct=on"] {
+        let scratch = Scratch::new();
+        let image = scratch.image("device", MIB);
+        let device = LoopDevice::over(&image).unwrap();
+        let resize = |len| {
+            std::fs::File::options().write(true).open(&image).and_then(|file| file.set_len(len)).unwrap();
+            device.take_size().unwrap();
+        };
+        let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+        let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), &format!("aio={aio}"));
+        let export = options.export("e0", "d0", &socket, "writable=on,rerror=stop,werror=enospc");
+        let server = Server::start(&Program::egret(), &export);
+        let mut qmp = Qmp::connect(&monitor);
+        let mut disk = Disk::connect(&socket).unwrap();
+        let told = |qmp: &mut Qmp, operation: &str, action: &str| {
+            let told = qmp.event("BLOCK_IO_ERROR");
+            assert_eq!([&told["operation"], &told["action"]], [operation, action], "{aio}");
+            assert_eq!((&told["nospace"], &told["reason"]), (&json!(false), &json!("Input/output error")), "{aio}");
+        };
+        disk.first().write(0, &[1; 4096]).unwrap();
+        // As Linux does it to a disk that is pulled.
+        resize(0);
+        disk.first().write(4096, &[2; 4096]).unwrap_err();
+        told(&mut qmp, "write", "report");
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| disk.first().read(MIB - 4096, 4096).unwrap());
+            told(&mut qmp, "read", "stop");
+            resize(MIB);
+            qmp.run("block-export-resume", json!({"id": "e0"}));
+            assert_eq!(client.join().unwrap(), [0; 4096]);
+        });
+        drop(disk);
+        assert!(server.terminate().success());
+    }
+}
+
+#[test]
+fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
+    let test = "a_device_that_is_full_and_has_all_that_it_had_lacks_space";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let device = LoopDevice::over(&faulty.path()).unwrap();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=on");
+    let _server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+    let mut qmp = Qmp::connect(&monitor);
+    inject(&faulty, IoType::Write, ErrnoName::Enospc, 1);
+    Disk::connect(&socket).unwrap().first().write(MIB - 4096, &[1; 4096]).unwrap_err();
+    assert_eq!(qmp.event("BLOCK_IO_ERROR")["nospace"], true);
+}
+
 /// Has so many flushes in flight at once, and says how each ended.
 fn flush_at_once<const N: usize>(disk: &mut Disk) -> [i32; N] {
     let (queue, _) = disk.first().parts();

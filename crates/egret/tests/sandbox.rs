@@ -204,7 +204,8 @@ fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
     if !is_root() {
         return;
     }
-    let device = LoopDevice::over(&scratch.image("device", MIB)).unwrap();
+    let image = scratch.image("device", MIB);
+    let device = LoopDevice::over(&image).unwrap();
     let d2 = json!({"driver": "host_device", "node-name": "d2", "filename": device.path(), "discard": "unmap"});
     qmp.run("blockdev-add", d2);
     let addr = json!({"type": "unix", "path": scratch.path("e2")});
@@ -213,7 +214,14 @@ fn use_a_device(qmp: &mut Qmp, scratch: &Scratch) {
         json!({"type": "vhost-user-blk", "id": "e2", "node-name": "d2", "addr": addr, "writable": true,
                "allow-inactive": true}),
     );
-    Disk::connect(&scratch.path("e2")).unwrap().first().discard(0..MIB / 2).unwrap();
+    let mut disk = Disk::connect(&scratch.path("e2")).unwrap();
+    disk.first().discard(0..MIB / 2).unwrap();
+    disk.first().write_zeroes(0..MIB / 2, ReqFlags::empty()).unwrap();
+    // It is taken away.
+    File::options().write(true).open(image).and_then(|file| file.set_len(0)).unwrap();
+    device.take_size().unwrap();
+    disk.first().write(0, &[1; 4096]).unwrap_err();
+    drop(disk);
     qmp.run("block-export-del", json!({"id": "e2", "mode": "hard"}));
     qmp.event("BLOCK_EXPORT_DELETED");
     qmp.run("blockdev-del", json!({"node-name": "d2"}));

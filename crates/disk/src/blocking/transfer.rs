@@ -26,8 +26,7 @@ pub(super) enum Way {
     Write { through: bool },
 }
 
-/// Moves all of the buffers' bytes, continuing what the kernel does by halves. A read past the end of the image finds
-/// zeroes there.
+/// Moves all of the buffers' bytes, continuing what the kernel does by halves.
 pub(super) fn transfer(
     disk: &Disk,
     way: Way,
@@ -63,11 +62,7 @@ pub(super) fn transfer(
         // Direct I/O stops in the middle of a block only where the image ends.
         let ended = now == 0 || !now.is_multiple_of(disk.alignment.offset.into());
         if ended && moved < total {
-            if way == Way::Read {
-                buffers::zero(buffers, moved);
-                return Ok(());
-            }
-            return Err(Errno::NOSPC);
+            return Err(cut_off(way == Way::Read));
         }
         if moved < total {
             buffers::cut(buffers, moved, u64::MAX, rest);
@@ -75,6 +70,12 @@ pub(super) fn transfer(
         }
     }
     Ok(())
+}
+
+/// Why no more was moved of a request that the disk should have had. A disk that was taken away ends at its beginning, and
+/// zeroes there would be data that nobody wrote.
+pub(crate) const fn cut_off(is_read: bool) -> Errno {
+    if is_read { Errno::IO } else { Errno::NOSPC }
 }
 
 /// Fills buffers with what is in the page cache, as far as that goes, and returns how many bytes it was. The one call

@@ -92,8 +92,10 @@ fn zero_blocks(disk: &Disk, bytes: &Range<u64>, unmap: bool) -> Result<bool, Err
             Err(e) => Err(e),
         }
     };
-    Ok((unmap && try_one(&disk.able.punch_hole, FallocateFlags::PUNCH_HOLE)?)
-        || try_one(&disk.able.zero_range, FallocateFlags::ZERO_RANGE)?)
+    let zeroed = (unmap && try_one(&disk.able.punch_hole, FallocateFlags::PUNCH_HOLE)?)
+        || try_one(&disk.able.zero_range, FallocateFlags::ZERO_RANGE)?;
+    // Of a device that has become smaller Linux zeroes what is left, and says that all went well.
+    if zeroed && disk.has_shrunk_below(bytes.end) { Err(Errno::IO) } else { Ok(zeroed) }
 }
 
 fn fallocate(file: &File, flags: FallocateFlags, bytes: &Range<u64>) -> Result<(), Errno> {

@@ -3,6 +3,7 @@
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
+use crate::blocking::cut_off;
 use crate::buffers;
 use crate::job::Job;
 use crate::request::Op;
@@ -75,12 +76,7 @@ impl Transfer {
             self.cut(u64::MAX);
             return Next::Again;
         }
-        if request.op == Op::Read {
-            // Somebody made the image shorter than it was; what is no longer there reads as zeroes.
-            buffers::zero(&request.buffers, self.moved);
-            return Next::Over(Ok(()));
-        }
-        Next::Over(Err(Errno::NOSPC))
+        Next::Over(Err(cut_off(request.op == Op::Read)))
     }
 
     /// Gives up on it.
@@ -126,11 +122,12 @@ mod tests {
     }
 
     #[test]
-    fn a_read_past_the_end_finds_zeroes() {
-        let mut memory = [1u8; 4096];
-        let mut transfer = transfer(Op::Read, &mut memory);
-        assert!(matches!(transfer.advance(1000, 512), Next::Over(Ok(()))));
-        assert!(memory[..1000].iter().all(|&b| b == 1) && memory[1000..].iter().all(|&b| b == 0));
+    fn a_read_past_the_end_fails() {
+        for (moved, block) in [(0, 1), (0, 512), (1000, 512)] {
+            let mut memory = [1u8; 4096];
+            let mut transfer = transfer(Op::Read, &mut memory);
+            assert!(matches!(transfer.advance(moved, block), Next::Over(Err(Errno::IO))));
+        }
     }
 
     #[test]

@@ -103,8 +103,8 @@ fn more_pieces_than_a_system_call_takes_are_moved_all_the_same() {
 }
 
 #[test]
-fn what_is_past_the_end_of_an_image_that_shrank_reads_as_zeroes() {
-    for (end, len) in [(65536u64, 65536usize), (65536 + 4096, 65536), (65536 + 5000, 65536)] {
+fn a_read_past_the_end_of_an_image_that_shrank_fails() {
+    for end in [0, 65536, 65536 + 4096, 65536 + 5000] {
         let image = Image::of(&pattern(1 << 20, 5));
         for (name, options, shared) in ways(&image.options()) {
             println!("{name}, {end} bytes left");
@@ -112,9 +112,58 @@ fn what_is_past_the_end_of_an_image_that_shrank_reads_as_zeroes() {
             let ring = shared.then(shared_ring);
             let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
             File::options().write(true).open(&image.path).unwrap().set_len(end).unwrap();
-            let mut expected = pattern(1 << 20, 5)[65536..65536 + len].to_vec();
-            expected[end as usize - 65536..].fill(0);
-            assert!(rig.read(65536, len) == expected);
+            let past_the_end = rig.push_read(65536, Memory::new(65536, 0));
+            assert_eq!(rig.finish(past_the_end).0, Err(Errno::IO));
+            let left = (end / 4096 * 4096) as usize;
+            assert!(rig.read(0, left) == pattern(1 << 20, 5)[..left]);
+        }
+    }
+}
+
+#[test]
+fn what_was_cut_off_an_image_is_not_said_to_be_a_hole() {
+    let image = Image::new(65536);
+    let disk = Disk::open(&image.options()).unwrap();
+    for (data, end) in [(0, 0), (5000, 5000), (32768, 32768), (16384, 32768)] {
+        std::fs::write(&image.path, vec![1; data as usize]).unwrap();
+        File::options().write(true).open(&image.path).unwrap().set_len(end).unwrap();
+        let (mut at, mut holes) = (0, 0);
+        while at < disk.size() {
+            for extent in disk.extents(at..disk.size(), 4) {
+                at += extent.len;
+                holes += if extent.is_hole { extent.len } else { 0 };
+            }
+        }
+        assert_eq!(holes, end - data, "of {end} bytes");
+    }
+}
+
+#[test]
+fn what_a_device_had_and_has_no_more_is_an_error_and_no_lack_of_space() {
+    const SIZE: u64 = 1 << 20;
+    let Some(device) = LoopDevice::new(SIZE, 512) else { return };
+    for (name, options, shared) in ways(&device.options()) {
+        for left in [0, SIZE / 2] {
+            println!("{name}, {left} bytes left");
+            device.resize(SIZE);
+            let ring = shared.then(shared_ring);
+            let options = Options { discard: Discard::Unmap, ..options.clone() };
+            let mut rig = Rig::with(&options, EngineOptions { ring, ..EngineOptions::default() });
+            device.resize(left);
+            let data = pattern(65536, 6);
+            for at in [SIZE / 2 - 4096, SIZE / 2, SIZE - 65536] {
+                let read = rig.push_read(at, Memory::new(65536, 0));
+                assert_eq!(rig.finish(read).0, Err(Errno::IO));
+                assert_eq!(rig.write(at, &data), Err(Errno::IO));
+                for unmap in [false, true] {
+                    assert_eq!(rig.run(Op::WriteZeroes { unmap, fua: false }, at, 65536), Err(Errno::IO));
+                }
+                assert_eq!(rig.run(Op::Discard, at, 65536), Err(Errno::IO));
+            }
+            assert!(rig.failed.len() == 15 && rig.failed.iter().all(|failed| failed.errno == Errno::IO));
+            device.resize(SIZE);
+            rig.write(SIZE / 2, &data).unwrap();
+            assert!(rig.read(SIZE / 2, data.len()) == data);
         }
     }
 }

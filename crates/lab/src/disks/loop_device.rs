@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 /// A loop device over a file; the kernel detaches it when its last descriptor closes, even that of a killed process.
 pub struct LoopDevice {
     path: PathBuf,
-    _open: File,
+    device: File,
 }
 
 // From linux/loop.h.
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_SET_CAPACITY: libc::Ioctl = 0x4C07;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 const CONTROL: &str = "/dev/loop-control";
@@ -65,12 +66,22 @@ impl LoopDevice {
             let attached = configure(&device, backing.as_raw_fd(), bytes, direct)
                 .or_else(|_| configure(&device, backing.as_raw_fd(), bytes, LO_FLAGS_AUTOCLEAR));
             match attached {
-                Ok(()) => return Ok(Self { path, _open: device }),
+                Ok(()) => return Ok(Self { path, device }),
                 // Somebody else took it between the two requests.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Has it be as large as what it is over is now.
+    ///
+    /// # Errors
+    /// What the kernel has against it.
+    #[allow(unsafe_code)]
+    pub fn take_size(&self) -> io::Result<()> {
+        // SAFETY: this request takes no argument.
+        check(unsafe { libc::ioctl(self.device.as_raw_fd(), LOOP_SET_CAPACITY) }).map(drop)
     }
 
     /// The device's node.
