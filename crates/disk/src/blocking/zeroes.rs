@@ -29,22 +29,15 @@ pub(super) fn discard(disk: &Disk, bytes: Range<u64>) -> Result<u64, Errno> {
 }
 
 fn discard_blocks(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
-    let able = &disk.able.discard;
-    if !able.load(Ordering::Relaxed) {
+    let (able, block) = (&disk.able.discard, whole_block(disk));
+    let blocks = bytes.start.div_ceil(block) * block..bytes.end / block * block;
+    if !able.load(Ordering::Relaxed) || blocks.is_empty() {
         return Ok(());
     }
     let result = match &disk.backing {
-        Backing::File(file) => fallocate(file, FallocateFlags::PUNCH_HOLE, bytes),
-        Backing::Device(file) => {
-            let block = u64::from(disk.logical_block_size());
-            let start = bytes.start.div_ceil(block) * block;
-            let end = bytes.end / block * block;
-            if start >= end {
-                return Ok(());
-            }
-            geometry::discard_device(file, start, end - start)
-                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
-        }
+        Backing::File(file) => fallocate(file, FallocateFlags::PUNCH_HOLE, &blocks),
+        Backing::Device(file) => geometry::discard_device(file, blocks.start, blocks.end - blocks.start)
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)),
         // No worker runs a remote disk's jobs.
         Backing::Null { .. } | Backing::Remote(_) => Ok(()),
     };
@@ -59,11 +52,8 @@ fn discard_blocks(disk: &Disk, bytes: &Range<u64>) -> Result<(), Errno> {
 
 /// Zeroes the beginning of `bytes`, and returns how many it was.
 pub(super) fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch: &mut Scratch) -> Result<u64, Errno> {
-    // A file is zeroed to the byte, a device by its blocks; what sticks out of them is written.
-    let block = match &disk.backing {
-        Backing::Device(_) => u64::from(disk.logical_block_size()),
-        _ => u64::from(SECTOR),
-    };
+    // What sticks out of blocks is written.
+    let block = whole_block(disk);
     let aligned = bytes.start.is_multiple_of(block);
     let mut whole = first_part(bytes.clone(), EXTENT);
     whole.end -= whole.end % block;
@@ -72,6 +62,18 @@ pub(super) fn write_zeroes(disk: &Disk, bytes: Range<u64>, unmap: bool, scratch:
     }
     let written = if aligned { scratch.copied(bytes) } else { up_to_multiple(bytes, block) };
     write_by_copy(disk, Way::Write { through: false }, None, written, scratch)
+}
+
+/// What the kernel is asked to discard or to zero is made of these, in bytes. A device has none that are smaller. A part of a
+/// file system's would be zeroed in the page cache, where direct I/O is to leave nothing: what could not be written from
+/// there would be told to one flush alone.
+fn whole_block(disk: &Disk) -> u64 {
+    let block = match &disk.backing {
+        Backing::Device(_) => disk.logical_block_size(),
+        Backing::File(_) if disk.options.direct => disk.physical_block_size(),
+        _ => SECTOR,
+    };
+    block.into()
 }
 
 /// Zeroes by asking the kernel to; false if it cannot.

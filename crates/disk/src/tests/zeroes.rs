@@ -1,11 +1,15 @@
 //! Discards, zeroes, and zeroes that are found in writes.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 
+use super::cached::evict;
 use super::*;
 use crate::{DetectZeroes, Discard};
 
 const MIB: u64 = 1 << 20;
+/// The same everywhere; libc does not have it.
+const SYS_CACHESTAT: libc::c_long = 451;
 
 fn unmap(options: &mut Options) {
     options.discard = Discard::Unmap;
@@ -80,6 +84,45 @@ fn zeroes_are_written_however_the_image_can_do_it() {
             }
         }
     });
+}
+
+/// How many pages of a file the page cache has, those among them that are to be written; `None`, and a line that says so,
+/// where the kernel does not say (Linux 6.5).
+fn pages_kept(path: &Path) -> Option<u64> {
+    let file = File::open(path).unwrap();
+    let (all, mut told) = ([0_u64; 2], [0_u64; 5]);
+    // SAFETY: the kernel reads a range, which is two numbers, and writes a `struct cachestat`, which is five.
+    let result = unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), all.as_ptr(), told.as_mut_ptr(), 0) };
+    if result != 0 {
+        egret_needs::this_test_lacks(format_args!("cachestat: {}", std::io::Error::last_os_error()));
+        return None;
+    }
+    Some(told[0])
+}
+
+#[test]
+fn past_the_page_cache_nothing_is_left_there_of_zeroes_and_discards_that_are_no_whole_blocks_of_a_file_system() {
+    let data = pattern(65536, 1);
+    let image = Image::beside_the_build(&data);
+    let options = Options { direct: true, detect_zeroes: DetectZeroes::On, ..image.options() };
+    let mut rig = Rig::new(&Options { discard: Discard::Unmap, ..options });
+    if !evict(&image.path) || pages_kept(&image.path).is_none() {
+        return;
+    }
+    let zeroes = |unmap| Op::WriteZeroes { unmap, fua: false };
+    for op in [zeroes(false), zeroes(true), Op::Discard, Op::Write { fua: false }] {
+        for (at, len) in [(512, 512), (3584, 1024), (1024, 32768), (8192, 7680), (65024, 512)] {
+            rig.write(0, &data).unwrap();
+            let memory = matches!(op, Op::Write { .. }).then(|| Memory::new(len, 0).filled(&vec![0; len]));
+            let token = rig.push(op, at as u64, len as u64, memory);
+            assert_eq!(rig.finish(token).0, Ok(()));
+            assert_eq!(pages_kept(&image.path), Some(0), "{op:?} of {len} bytes at {at}");
+            let found = rig.read(0, data.len());
+            assert!(found[..at] == data[..at] && found[at + len..] == data[at + len..]);
+            let is_kept = |at: usize| op == Op::Discard && found[at] == data[at];
+            assert!((at..at + len).all(|at| found[at] == 0 || is_kept(at)), "{op:?} of {len} bytes at {at}");
+        }
+    }
 }
 
 #[test]
