@@ -197,7 +197,7 @@ impl Soak {
             let machines: Vec<_> =
                 vms.iter_mut().zip(&sockets).map(|(vm, socket)| scope.spawn(move || act(vm, socket))).collect();
             while machines.iter().any(|machine| !machine.is_finished()) {
-                restore_power(disk, random);
+                restore_power(disk, qmp, random);
                 qmp.run("block-export-resume", json!({"id": "e0"}));
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -334,7 +334,7 @@ impl Soak {
             self.disk.tell(Order::PowerOff).expect("it listens");
         }
         self.disk.tell(Order::Clear).expect("it listens");
-        restore_power(&self.disk, &mut self.random);
+        restore_power(&self.disk, &mut self.qmp, &mut self.random);
     }
 
     /// Ends the daemon, and compares the disks with what was written. Returns how many bytes that is.
@@ -358,9 +358,14 @@ impl Soak {
     }
 }
 
-/// Gives the disk its power back if it has none; what was not flushed to it is there or not, by chance.
-fn restore_power(disk: &FaultDisk, random: &mut Random) {
+/// Gives the disk its power back if it has none; what was not flushed to it is there or not, by chance. What has been written
+/// and is to be made stable yet must not find that the power is back, for no disk tells that it was away: so the queues
+/// move before, and a queue that moves has nothing under way.
+fn restore_power(disk: &FaultDisk, qmp: &mut Qmp, random: &mut Random) {
     if !disk.tell(Order::Status).expect("it listens").is_on {
+        for iothread in ["io1", "io0"] {
+            qmp.run("egret-map-queues", json!({"id": "e0", "iothread": iothread}));
+        }
         disk.tell(Order::PowerOn(Survivors::Random(random.below(u64::MAX)))).expect("an image");
     }
 }
