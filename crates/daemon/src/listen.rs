@@ -7,7 +7,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use egret_export::{Arrival, UnixSocket, keep_from_blocking};
+use egret_export::{Arrival, PeerLog, UnixSocket, keep_from_blocking};
 use egret_vocabulary::Address;
 use egret_vocabulary::schema::Access;
 use rustix::net::AddressFamily;
@@ -19,8 +19,8 @@ use crate::process::Inherited;
 /// A socket that listens.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    /// With its name, for the log.
-    Unix(UnixSocket, String),
+    /// With what may be said about those who come.
+    Unix(UnixSocket, PeerLog),
     Tcp(TcpListener),
 }
 
@@ -33,12 +33,12 @@ impl Socket {
         match address {
             Address::Unix { path, access } => {
                 let socket = UnixSocket::bind(path, &access::resolve(access)?).map_err(io::Error::other)?;
-                Ok(Self::Unix(socket, address.to_string()))
+                Ok(Self::Unix(socket, log_about(address)))
             }
             Address::Tcp { host, port, remote } => open_tcp(host, *port, *remote),
             Address::Inherited { fd, access, remote } => {
                 let socket = inherited.take(fd).map_err(io::Error::other)?;
-                adopt(socket, address.to_string(), access, *remote)
+                adopt(socket, log_about(address), access, *remote)
             }
         }
     }
@@ -46,10 +46,10 @@ impl Socket {
     /// The next client, if there is one that is let in; reading and writing do not block.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         match self {
-            Self::Unix(socket, name) => Ok(match socket.accept()? {
+            Self::Unix(socket, log) => Ok(match socket.accept()? {
                 Arrival::Client(client) => Some(client.into()),
                 Arrival::Refused(uid) => {
-                    tracing::warn!("{name}: a client of user {uid} is not let in: allow-uid does not name it");
+                    log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
                     None
                 }
                 Arrival::Nobody => None,
@@ -72,6 +72,11 @@ impl AsFd for Socket {
     }
 }
 
+/// Its lines begin with where the socket is.
+fn log_about(address: &Address) -> PeerLog {
+    PeerLog::about(&format!("{address}: "))
+}
+
 fn open_tcp(host: &str, port: u16, remote: bool) -> io::Result<Socket> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
     addresses.iter().try_for_each(|address| check_reach(address, remote))?;
@@ -90,13 +95,13 @@ fn check_reach(address: &SocketAddr, remote: bool) -> io::Result<()> {
 }
 
 /// Listens on a socket that somebody else made.
-fn adopt(socket: OwnedFd, name: String, access: &Access, remote: bool) -> io::Result<Socket> {
+fn adopt(socket: OwnedFd, log: PeerLog, access: &Access, remote: bool) -> io::Result<Socket> {
     let listens = socket_acceptconn(&socket).map_err(|_| io::Error::other("it is not a socket"))?;
     if !listens {
         return Err(io::Error::other("it does not listen"));
     }
     match socket_domain(&socket)? {
-        AddressFamily::UNIX => Ok(Socket::Unix(UnixSocket::adopt(socket, access::resolve(access)?.uids)?, name)),
+        AddressFamily::UNIX => Ok(Socket::Unix(UnixSocket::adopt(socket, access::resolve(access)?.uids)?, log)),
         AddressFamily::INET | AddressFamily::INET6 if access.allow_uid.is_empty() => {
             let listener = TcpListener::from(socket);
             check_reach(&listener.local_addr()?, remote)?;

@@ -99,6 +99,38 @@ fn whoever_the_mode_lets_connect_is_still_asked_for_by_user() {
 }
 
 #[test]
+fn users_who_are_not_let_in_have_so_many_lines_of_the_log_and_the_rest_are_counted() {
+    let scratch = Scratch::new();
+    let allow = format!("allow-uid={}", geteuid().as_raw() + 1);
+    let (monitor, metrics) = (scratch.path("qmp"), scratch.path("metrics"));
+    let chardev = format!("socket,id=m,path={},server=on,wait=off,{allow}", monitor.display());
+    let options = Options::new()
+        .null("d0", "")
+        .listening(&monitor)
+        .listening(&metrics)
+        .words(["--chardev", &chardev, "--monitor", "m"])
+        .words(["--metrics", &format!("unix:{},{allow}", metrics.display())]);
+    let mut server = Server::start(&Program::egret(), &options);
+    for socket in [&monitor, &metrics] {
+        for _ in 0..500 {
+            assert!(is_hung_up_on(socket));
+        }
+    }
+    server.ask_to_end();
+    assert!(server.await_end().success());
+    let log = server.log();
+    for socket in [&monitor, &metrics] {
+        let about = format!("socket '{}': ", socket.display());
+        let lines: Vec<_> = log.iter().filter(|line| line.contains(&about)).collect();
+        assert!(lines.len() < 100, "{} lines", lines.len());
+        let told = lines.iter().filter(|line| line.contains("is not let in")).count();
+        let counted =
+            lines.iter().filter_map(|line| line.split_once("and ")?.1.split_once(" more")?.0.parse::<usize>().ok());
+        assert_eq!(told + counted.sum::<usize>(), 500, "{lines:#?}");
+    }
+}
+
+#[test]
 fn a_socket_has_the_permissions_that_its_export_asks_for() {
     let is_root = geteuid().is_root();
     let (user, group) = match is_root {

@@ -52,6 +52,7 @@ pub use moves::Pause;
 #[doc(hidden)]
 pub use nbd::{Haggled, haggle};
 pub use nbd::{NbdAddress, NbdOptions, NbdServer, NbdServerConfig, NbdServerError};
+pub use peer_log::PeerLog;
 pub use reopen::{DiskSwap, reopen};
 pub use session::MAX_MAPPINGS;
 pub use socket::{Access, Arrival, BindError, MAX_SOCKET_PATH, UnixSocket, keep_from_blocking};

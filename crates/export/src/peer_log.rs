@@ -1,7 +1,7 @@
-//! What the peers of an export may have written to the log.
+//! What the peers of an export, or of another socket, may have written to the log.
 //!
-//! Whoever reaches an export's socket, and every guest, can do things that are worth a line as often as it likes. Each
-//! export has so many lines; what is more is counted, and told with the next line.
+//! Whoever reaches a socket, and every guest, can do things that are worth a line as often as it likes. Each export has so
+//! many lines, and each socket of others; what is more is counted, and told with the next line.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,14 +14,16 @@ const BURST: u32 = 40;
 /// After those, one comes in so long.
 const REFILL: Duration = Duration::from_secs(5);
 
-/// Writes lines about an export's peers, as many as one export may.
-pub(crate) struct PeerLog {
+/// Writes lines about the peers of an export, or of another socket, as many as one may have.
+#[derive(Debug)]
+pub struct PeerLog {
     /// What each line begins with.
     about: String,
     budget: Mutex<Budget>,
 }
 
 /// How many lines there may be.
+#[derive(Debug)]
 struct Budget {
     lines: u32,
     /// Since when they count.
@@ -53,7 +55,7 @@ impl PeerLog {
     }
 
     /// With lines that begin so.
-    pub(crate) fn about(about: &str) -> Self {
+    pub fn about(about: &str) -> Self {
         let budget = Budget { lines: BURST, since: Instant::now(), suppressed: 0 };
         Self { about: about.to_owned(), budget: Mutex::new(budget) }
     }
@@ -68,7 +70,7 @@ impl PeerLog {
     }
 
     /// Says what a peer did wrong.
-    pub(crate) fn warn(&self, what: fmt::Arguments<'_>) {
+    pub fn warn(&self, what: fmt::Arguments<'_>) {
         if tracing::enabled!(Level::WARN)
             && let Some(line) = self.line(what)
         {
