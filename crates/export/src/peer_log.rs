@@ -1,7 +1,7 @@
 //! What the peers of an export, or of another socket, may have written to the log.
 //!
 //! Whoever reaches a socket, and every guest, can do things that are worth a line as often as it likes. Each export has so
-//! many lines, and each socket of others; what is more is counted, and told with the next line.
+//! many lines, and each socket of others, of so many bytes; what is more is counted, and told with the next line.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,9 @@ use tracing::Level;
 const BURST: u32 = 40;
 /// After those, one comes in so long.
 const REFILL: Duration = Duration::from_secs(5);
+
+/// Bytes of a line beside what it begins with: what a peer names may be long.
+const LONGEST: usize = 500;
 
 /// Writes lines about the peers of an export, or of another socket, as many as one may have.
 #[derive(Debug)]
@@ -81,11 +84,16 @@ impl PeerLog {
     fn line(&self, what: fmt::Arguments<'_>) -> Option<String> {
         let suppressed = self.lock().take(Instant::now())?;
         let mut line = self.about.clone();
+        let end = line.len() + LONGEST;
         // What a peer has a say in is shown on one line: it cannot make its own look like another's.
         for c in what.to_string().chars() {
             match c.is_control() {
                 true => line.extend(c.escape_default()),
                 false => line.push(c),
+            }
+            if line.len() >= end {
+                line.push('…');
+                break;
             }
         }
         if suppressed > 0 {
@@ -129,6 +137,16 @@ mod tests {
         assert_eq!(budget.take(later), Some(1));
         assert!((1..BURST).all(|_| budget.take(later) == Some(0)));
         assert_eq!(budget.take(later), None);
+    }
+
+    #[test]
+    fn a_line_ends_however_much_a_peer_has_to_say() {
+        let log = PeerLog::new("e0");
+        for name in ["x", "\n", "\u{1}", "ä"] {
+            let line = log.line(format_args!("'{}' is no name", name.repeat(1 << 20))).unwrap();
+            assert!(line.starts_with("export 'e0': '") && line.ends_with('…'), "{line}");
+            assert!((500..530).contains(&line.len()), "{} bytes", line.len());
+        }
     }
 
     #[test]

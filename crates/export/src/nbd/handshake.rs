@@ -16,7 +16,9 @@ use super::client::{ALLOCATION_DEPTH, BASE_ALLOCATION, Contexts};
 use super::export::{NbdOptions, Offer};
 use crate::queues::lock;
 
-/// Bytes of an option's data at most: it holds strings of up to 4096 bytes, of which contexts may be several.
+/// Bytes of a string at most: NBD has no longer ones.
+const LONGEST_TEXT: usize = 4096;
+/// Bytes of an option's data at most: it holds strings, of which contexts may be several.
 const MOST_DATA: usize = 32 << 10;
 /// Options that one client names. Who looks at every export of a server that has hundreds needs some for each.
 const MOST_OPTIONS: u32 = 4096;
@@ -100,8 +102,8 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self) -> Option<&'a str> {
-        let len = self.u32()?;
-        str::from_utf8(self.bytes(len as usize)?).ok()
+        let len = self.u32()? as usize;
+        str::from_utf8(self.bytes(len)?).ok().filter(|_| len <= LONGEST_TEXT)
     }
 }
 
@@ -206,6 +208,10 @@ impl Handshake {
     /// Answers one option; the export that it chooses, if it does.
     fn take(&mut self, option: u32, data: &[u8], offers: &Offers) -> Result<Option<Arc<Offer>>, Ended> {
         match option {
+            option::EXPORT_NAME if data.len() > LONGEST_TEXT => {
+                let len = data.len();
+                return Err(Some(format!("it names an export by {len} bytes, and {LONGEST_TEXT} are the most")));
+            }
             option::EXPORT_NAME => {
                 let name = String::from_utf8_lossy(data);
                 let offer = offers.get(&*name);
@@ -263,7 +269,11 @@ impl Handshake {
             reader.0.is_empty().then_some((name, kinds))
         };
         let Some((name, kinds)) = read() else {
-            self.refuse(option, answer::INVALID, "its data is not a name and kinds of information");
+            self.refuse(
+                option,
+                answer::INVALID,
+                "its data is not a name, of 4096 bytes at most, and kinds of information",
+            );
             return None;
         };
         let Some(offer) = offers.get(name) else {
@@ -306,7 +316,11 @@ impl Handshake {
             reader.0.is_empty().then_some((name, queries))
         };
         let Some((name, queries)) = read() else {
-            return self.refuse(option, answer::INVALID, "its data is not a name and contexts");
+            return self.refuse(
+                option,
+                answer::INVALID,
+                "its data is not a name and contexts, of 4096 bytes at most each",
+            );
         };
         if !offers.contains_key(name) {
             return self.refuse(option, answer::UNKNOWN, "there is no export of that name");
@@ -441,6 +455,8 @@ mod tests {
                 Some("option 7 has 4294967295 bytes"),
             ),
             (no_name, Some("there is no export of the name 'disk'")),
+            (after_flags(said(option::EXPORT_NAME, &[b'x'; 4096])), Some("there is no export of the name 'xxx")),
+            (after_flags(said(option::EXPORT_NAME, &[b'x'; 4097])), Some("it names an export by 4097 bytes")),
             (after_flags(said(option::LIST, b"").repeat(5000)), Some("it has named 4096 options")),
             (after_flags(said(option::ABORT, b"")), None),
         ] {
@@ -453,6 +469,14 @@ mod tests {
             }
             let line = ended.expect("it is hung up on");
             assert!(line.as_deref().map(|line| line.starts_with(why.unwrap_or("-"))) == why.map(|_| true), "{line:?}");
+        }
+        // Where there is an answer to it, that is given.
+        for (len, why) in [(4096, answer::UNKNOWN), (4097, answer::INVALID)] {
+            let name = [&(len as u32).to_be_bytes()[..], &vec![b'x'; len], &[0, 0]].concat();
+            let mut handshake = Handshake::new(false);
+            handshake.output().clear();
+            assert!(handshake.feed(&after_flags(said(option::GO, &name)), &offers).is_ok());
+            assert_eq!(kinds(handshake.output()), [why]);
         }
         // Who reads nothing is not listened to for ever.
         let mut handshake = Handshake::new(false);
