@@ -182,7 +182,7 @@ pub(super) struct Client {
     leaves: bool,
     current: Current,
     commands: Slab<Command>,
-    /// Parts that engines have.
+    /// Parts that engines have, and flushes that they are to have.
     in_flight: u32,
     output: VecDeque<Piece>,
     /// How much of the first piece was sent.

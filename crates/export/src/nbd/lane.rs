@@ -87,8 +87,9 @@ pub(super) struct Core {
     pub(super) inbox: Arc<Inbox>,
     /// Requests of all clients that are not answered yet.
     pub(super) requests: u64,
-    /// Flushes that follow what has ended: a completion has no engines at hand.
-    flushes: Vec<(u32, u32)>,
+    /// Flushes that follow what has ended, by client and command: a completion has no engines at hand. Their clients have
+    /// them in flight already, and so stay where they are.
+    flushes: Vec<(ClientId, u32)>,
 }
 
 /// A part of a client's request, while an engine has it.
@@ -125,7 +126,7 @@ impl Core {
 
     /// Has what a request has written made stable, at the next dispatch.
     pub(super) fn flush_later(&mut self, client: ClientId, command: u32) {
-        self.flushes.push((client.index, command));
+        self.flushes.push((client, command));
     }
 
     pub(super) fn count_requests(&mut self, change: i64) {
@@ -204,7 +205,7 @@ impl Lane {
     }
 
     pub(crate) fn poll(&self) -> bool {
-        !self.is_stopped && (!self.runnable.is_empty() || !self.core.flushes.is_empty())
+        !self.core.flushes.is_empty() || !self.is_stopped && !self.runnable.is_empty()
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, now: Nanos) {
@@ -214,13 +215,12 @@ impl Lane {
         if let Err(e) = self.ask_sockets() {
             self.core.log.warn(format_args!("cannot wait for clients: {e}"));
         }
+        // A lane that is stopped does them, too: they are the ends of what has begun, and this disk has to have them.
+        while let Some(of) = self.core.flushes.pop() {
+            self.core.push(engines, of, Op::Flush, 0..0, Buffers::default());
+        }
         if self.is_stopped {
             return;
-        }
-        while let Some((client, command)) = self.core.flushes.pop() {
-            if let Some(client) = self.clients[client as usize].as_mut() {
-                client.flush(command, &mut self.core, engines);
-            }
         }
         let mut left = TURN_BYTES;
         // Each once: who has more to do is last in line.
@@ -304,7 +304,7 @@ impl Lane {
     }
 
     pub(crate) const fn is_drained(&self) -> bool {
-        self.core.parts.is_empty()
+        self.core.parts.is_empty() && self.core.flushes.is_empty()
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
@@ -412,3 +412,6 @@ impl Lane {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

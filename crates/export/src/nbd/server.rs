@@ -115,6 +115,18 @@ impl Place {
         Self { registry: Arc::clone(registry), of_export: None }
     }
 
+    /// One of a server that there is not.
+    #[cfg(test)]
+    pub(super) fn nowhere() -> Self {
+        let registry = Registry {
+            offers: Mutex::default(),
+            clients: AtomicUsize::new(0),
+            is_open: AtomicBool::new(true),
+            left: EventNotifier::new().unwrap(),
+        };
+        Self::new(&Arc::new(registry))
+    }
+
     fn choose(&mut self, offer: &Offer) {
         offer.clients.fetch_add(1, Ordering::AcqRel);
         self.of_export = Some(Arc::clone(&offer.clients));

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use egret_disk::{EngineSet, Extent, Op};
+use egret_disk::Extent;
 use egret_event_loop::Nanos;
 use egret_nbd::ChannelError;
 use egret_nbd::protocol::{Headers, Request};
@@ -20,15 +20,6 @@ const PIECES: usize = 32;
 const HOLE: u32 = 3;
 
 impl Client {
-    /// Has what a command has done made stable, before it is answered.
-    pub(in crate::nbd) fn flush(&mut self, index: u32, core: &mut Core, engines: &mut EngineSet) {
-        if self.channel.is_none() {
-            return;
-        }
-        self.in_flight += 1;
-        core.push(engines, (self.id, index), Op::Flush, 0..0, Buffers::default());
-    }
-
     /// A part has come back.
     ///
     /// # Errors
@@ -93,6 +84,7 @@ impl Client {
             // A discard knows no FUA.
             command.kind = Kind::Trim { fua: false };
             command.parts = 1;
+            self.in_flight += 1;
             core.flush_later(self.id, index);
             return Ok(());
         }
