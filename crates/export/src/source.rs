@@ -51,6 +51,15 @@ impl Worker {
         }
     }
 
+    /// What an I/O thread has of an export over NBD, if it is that.
+    #[cfg(test)]
+    pub(crate) const fn lane(&mut self) -> Option<&mut Lane> {
+        match &mut self.0 {
+            Kind::Queue(_) => None,
+            Kind::Lane(lane) => Some(lane),
+        }
+    }
+
     /// Likewise, for good.
     pub(crate) fn into_queue(self) -> Option<QueueWorker> {
         match self.0 {

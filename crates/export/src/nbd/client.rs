@@ -7,6 +7,9 @@
 //!
 //! A client's data takes so much memory and no more, from the moment that it is read until it is sent: one that asks for
 //! more, or does not take its replies, is read from no further. A lane never waits for it.
+//!
+//! What a client has done in a turn is counted in bytes: those that are copied, those that there is to be memory for, and
+//! so many for what costs time whatever its length. A few bytes can ask for much.
 
 mod replies;
 
@@ -35,10 +38,16 @@ pub(super) const PART: u64 = 1 << 20;
 const NOTHING_TO_DO: u64 = 1 << 30;
 /// Data of one client's that takes memory.
 const WINDOW: usize = 4 << 20;
+/// Data of all clients of a lane's that takes memory, but for a part of each: who has none in memory may have that.
+const LANE_WINDOW: usize = 16 << 20;
 /// Requests of one client's that are not answered, and replies that are not sent, are no more than this.
 const MOST_REQUESTS: usize = 256;
-/// Bytes that one client has taken in in a turn of its lane's, or sent.
+/// What is done for one client in a turn of its lane's, in bytes, or sent to it.
 const TURN_BYTES: u64 = 256 << 10;
+/// What a request counts as beside its bytes, and each of its parts.
+const REQUEST_WORK: u64 = 512;
+/// What a system call counts as.
+const CALL_WORK: u64 = 4 << 10;
 
 /// Numbers of contexts of metadata.
 pub(super) const BASE_ALLOCATION: u32 = 1;
@@ -126,6 +135,8 @@ impl Command {
 struct Piece {
     head: Option<Head>,
     data: Data,
+    /// What is sent instead where the data is nothing but zeroes, until that was looked at.
+    if_zero: Option<Head>,
 }
 
 enum Data {
@@ -163,8 +174,8 @@ pub(super) struct Client {
     pub(super) is_sender: bool,
     /// It has something to do when something of it has ended.
     pub(super) is_held_up: bool,
-    /// Bytes that have been taken in.
-    pub(super) taken_in: u64,
+    /// What was done for it, in bytes.
+    pub(super) work: u64,
     /// There until it is hung up on.
     channel: Option<Channel>,
     _place: Place,
@@ -196,13 +207,13 @@ impl Client {
         let NewClient { channel, headers, contexts, input: first, output, place } = new;
         let mut input = vec![0; INPUT.max(first.len())].into_boxed_slice();
         input[..first.len()].copy_from_slice(&first);
-        let output = (!output.is_empty()).then_some(Piece { head: None, data: Data::Bytes(output) });
+        let output = (!output.is_empty()).then_some(Piece { head: None, data: Data::Bytes(output), if_zero: None });
         Self {
             id,
             is_runnable: false,
             is_sender: false,
             is_held_up: false,
-            taken_in: 0,
+            work: 0,
             channel: Some(channel),
             _place: place,
             headers,
@@ -268,8 +279,8 @@ impl Client {
 
     /// Does what there is to do, as much as fits into a turn.
     pub(super) fn run(&mut self, core: &mut Core, engines: &mut EngineSet, now: Nanos) -> Ran {
-        let until = self.taken_in + TURN_BYTES;
-        while self.taken_in < until {
+        let until = self.work + TURN_BYTES;
+        while self.work < until {
             let stepped = match self.current {
                 Current::Header => self.take_header(core, now),
                 Current::Cut(command) => self.cut(command, core, engines),
@@ -295,7 +306,7 @@ impl Client {
 
     fn consume(&mut self, bytes: usize) {
         self.start += bytes;
-        self.taken_in += bytes as u64;
+        self.work += bytes as u64;
     }
 
     /// Receives more: what is missing of a write's data where that belongs, and what comes behind it.
@@ -310,6 +321,7 @@ impl Client {
             Current::Receive { buffers, filled, .. } => &mut buffers.bytes_mut()[*filled..],
             _ => &mut [],
         };
+        self.work += CALL_WORK;
         let missing = data.len();
         let room = &mut self.input[self.end..];
         let mut pieces = [IoSliceMut::new(data), IoSliceMut::new(room)];
@@ -325,7 +337,7 @@ impl Client {
         };
         if got == 0 && more {
             // Records of TLS that hold nothing take time, too.
-            self.taken_in += TURN_BYTES;
+            self.work += TURN_BYTES;
             return Ok(Step::Done);
         }
         if got == 0 {
@@ -336,7 +348,7 @@ impl Client {
         self.is_readable = more || self.has_hung_up;
         if let Current::Receive { filled, .. } = &mut self.current {
             *filled += got.min(missing);
-            self.taken_in += got.min(missing) as u64;
+            self.work += got.min(missing) as u64;
         }
         self.end += got.saturating_sub(missing);
         Ok(Step::Done)
@@ -365,6 +377,7 @@ impl Client {
         let read = Request::read(self.headers, self.buffered()).map_err(|e| Some(e.to_string()))?;
         let Some(request) = read else { return Ok(Step::Starved) };
         self.consume(self.headers.request_len());
+        self.work += REQUEST_WORK;
         if request.command == command::DISCONNECT {
             self.leaves = true;
             return Ok(Step::Done);
@@ -412,11 +425,13 @@ impl Client {
         let len = left.min(if most == 0 { NOTHING_TO_DO } else { most });
         let data = if matches!(command.kind, Kind::Read | Kind::Write { .. } | Kind::Cache) { len as usize } else { 0 };
         if data > 0 {
-            if self.memory > 0 && self.memory + data > WINDOW {
+            let is_full = self.memory + data > WINDOW || core.pool.taken() + data > LANE_WINDOW;
+            if self.memory > 0 && is_full {
                 return Ok(Step::HeldUp);
             }
             self.memory += data;
         }
+        self.work += REQUEST_WORK + data as u64;
         command.cut += len;
         let op = match command.kind {
             Kind::Write { .. } => {

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::task::Wake;
 
 use egret_disk::{Action, Completion, Disk, DiskSlot, Ended, EngineSet, Failure, Op, Request, RequestToken};
 use egret_event_loop::{LoopHandle, Nanos, SourceId};
@@ -27,7 +28,8 @@ use crate::peer_log::PeerLog;
 use crate::source::Worker;
 use crate::stats::QueueCounters;
 
-/// Bytes that are taken in, or sent, in one turn; the loop's other sources wait meanwhile.
+/// What is done in one turn of what there is to take in, and likewise to send, in bytes; the loop's other sources wait
+/// meanwhile.
 const TURN_BYTES: usize = 1 << 20;
 /// Sockets that one system call tells of.
 const EVENTS: usize = 32;
@@ -63,7 +65,7 @@ pub(crate) struct Lane {
     /// Clients that have something to do.
     runnable: VecDeque<u32>,
     /// Clients that have something to send.
-    senders: Vec<u32>,
+    senders: VecDeque<u32>,
     epoll: OwnedFd,
     home: Option<LoopHandle<Worker>>,
     alarm: Option<Arc<Alarm<Worker>>>,
@@ -151,7 +153,7 @@ impl Lane {
             clients: Vec::new(),
             generations: 0,
             runnable: VecDeque::new(),
-            senders: Vec::new(),
+            senders: VecDeque::new(),
             epoll: create(CreateFlags::CLOEXEC)?,
             home: None,
             alarm: None,
@@ -205,7 +207,7 @@ impl Lane {
     }
 
     pub(crate) fn poll(&self) -> bool {
-        !self.core.flushes.is_empty() || !self.is_stopped && !self.runnable.is_empty()
+        !self.core.flushes.is_empty() || !self.senders.is_empty() || !self.is_stopped && !self.runnable.is_empty()
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, now: Nanos) {
@@ -231,13 +233,13 @@ impl Lane {
             let Some(index) = self.runnable.pop_front() else { break };
             let Some(client) = self.clients[index as usize].as_mut() else { continue };
             client.is_runnable = false;
-            let before = client.taken_in;
+            let before = client.work;
             match client.run(&mut self.core, engines, now) {
                 Ran::More => self.make_runnable(index),
                 Ran::Waits => {}
                 Ran::Ends(why) => self.end(index, why),
             }
-            let after = self.clients[index as usize].as_ref().map_or(before, |client| client.taken_in);
+            let after = self.clients[index as usize].as_ref().map_or(before, |client| client.work);
             left = left.saturating_sub((after - before) as usize);
             self.will_send(index);
         }
@@ -275,7 +277,11 @@ impl Lane {
     pub(crate) fn notify(&mut self) {
         let mut left = TURN_BYTES;
         for _ in 0..self.senders.len() {
-            let Some(index) = self.senders.pop() else { break };
+            // Who is left is first in the next turn.
+            if left == 0 {
+                break;
+            }
+            let Some(index) = self.senders.pop_front() else { break };
             let Some(client) = self.clients[index as usize].as_mut() else { continue };
             client.is_sender = false;
             match client.send(&mut self.core, &mut left) {
@@ -283,9 +289,16 @@ impl Lane {
                 Ok(false) => {}
                 Err(why) => self.end(index, why),
             }
+            self.will_send(index);
             if self.clients[index as usize].as_ref().is_some_and(Client::is_gone) {
                 self.remove(index);
             }
+        }
+        // The loop may not look at it by itself: what has ended is no reason to.
+        if !self.senders.is_empty()
+            && let Some(alarm) = &self.alarm
+        {
+            alarm.wake_by_ref();
         }
     }
 
@@ -303,8 +316,8 @@ impl Lane {
         }
     }
 
-    pub(crate) const fn is_drained(&self) -> bool {
-        self.core.parts.is_empty() && self.core.flushes.is_empty()
+    pub(crate) fn is_drained(&self) -> bool {
+        self.core.parts.is_empty() && self.core.flushes.is_empty() && self.senders.is_empty()
     }
 
     pub(crate) fn descriptor(&self) -> RawFd {
@@ -382,7 +395,7 @@ impl Lane {
             && client.has_output()
             && !std::mem::replace(&mut client.is_sender, true)
         {
-            self.senders.push(index);
+            self.senders.push_back(index);
         }
     }
 

@@ -10,6 +10,8 @@ const KEPT: usize = 8 << 20;
 pub(super) struct Pool {
     free: Vec<Buffers>,
     capacity: usize,
+    /// Bytes of data for which there are buffers elsewhere.
+    taken: usize,
 }
 
 impl Pool {
@@ -18,15 +20,22 @@ impl Pool {
         let mut buffers = self.free.pop().unwrap_or_else(Buffers::pages);
         self.capacity -= buffers.capacity();
         buffers.resize(len);
+        self.taken += len;
         buffers
     }
 
     pub(super) fn give_back(&mut self, buffers: Buffers) {
         let capacity = buffers.capacity();
+        self.taken -= buffers.bytes().len();
         if capacity > 0 && self.capacity + capacity <= KEPT {
             self.capacity += capacity;
             self.free.push(buffers);
         }
+    }
+
+    /// Bytes of data that are on their way.
+    pub(super) const fn taken(&self) -> usize {
+        self.taken
     }
 
     /// Gives all of it back to the system.

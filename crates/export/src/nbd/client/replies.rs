@@ -9,7 +9,9 @@ use egret_nbd::protocol::{Headers, Request};
 use egret_vring::memory::Buffers;
 use rustix::io::Errno;
 
-use super::{ALLOCATION_DEPTH, BASE_ALLOCATION, Client, Command, Contexts, Current, Data, Piece, TURN_BYTES, describe};
+use super::{
+    ALLOCATION_DEPTH, BASE_ALLOCATION, CALL_WORK, Client, Command, Contexts, Current, Data, Piece, TURN_BYTES, describe,
+};
 use crate::nbd::kind::Kind;
 use crate::nbd::lane::{Core, Part};
 use crate::nbd::reply::{Head, ReplyTo};
@@ -49,7 +51,6 @@ impl Client {
             return self.end_if_done(core, part.command, now);
         }
         let is_first = part.offset == to.offset;
-        let is_zero = to.headers != Headers::Simple && result.is_ok() && is_zero(buffers.bytes());
         let head = match (to.headers, result) {
             (Headers::Simple, Ok(())) => is_first.then(|| to.done()),
             (Headers::Simple, Err(why)) if is_first => {
@@ -63,16 +64,17 @@ impl Client {
                 let why = std::io::Error::from(why);
                 return Err(Some(format!("a read failed of which it has a part already: {why}")));
             }
-            (_, Ok(())) if is_zero => Some(to.hole(is_last, part.offset, part.len)),
             (_, Ok(())) => Some(to.data(is_last, part.offset, data)),
             (_, Err(why)) => Some(to.failed_at(is_last, why, part.offset)),
         };
-        if result.is_ok() && !is_zero {
-            self.output.push_back(Piece { head, data: Data::Pages(buffers) });
+        if result.is_ok() {
+            let may_be_hole = to.headers != Headers::Simple;
+            let if_zero = may_be_hole.then(|| to.hole(is_last, part.offset, part.len));
+            self.output.push_back(Piece { head, data: Data::Pages(buffers), if_zero });
         } else {
             self.memory -= data;
             core.pool.give_back(buffers);
-            self.output.push_back(Piece { head, data: Data::None });
+            self.output.push_back(Piece { head, data: Data::None, if_zero: None });
         }
         self.end_if_done(core, part.command, now)
     }
@@ -98,7 +100,7 @@ impl Client {
     }
 
     pub(super) fn tell(&mut self, head: Head, data: Data) {
-        self.output.push_back(Piece { head: Some(head), data });
+        self.output.push_back(Piece { head: Some(head), data, if_zero: None });
     }
 
     /// Asks what is allocated, which the export's thread finds out.
@@ -137,7 +139,8 @@ impl Client {
         }
     }
 
-    /// Sends what there is to send, of which `left` bytes fit into the turn. Says whether it has something to do then.
+    /// Sends what there is to send, of which `left` bytes fit into the turn. Says whether it goes on with what it was held up
+    /// with.
     ///
     /// # Errors
     ///
@@ -149,7 +152,9 @@ impl Client {
             let mut count = 0;
             let mut skip = self.sent;
             let mut room = (*left).min(TURN_BYTES as usize);
-            for piece in self.output.iter().take(PIECES) {
+            let (pieces, looked_at) = self.look_for_zeroes(core, room);
+            *left = left.saturating_sub(looked_at + CALL_WORK as usize);
+            for piece in self.output.iter().take(pieces) {
                 for bytes in [piece.head(), piece.data.bytes()] {
                     let begun = skip.min(bytes.len());
                     skip -= begun;
@@ -175,7 +180,31 @@ impl Client {
             }
             self.forget_sent(core);
         }
-        Ok(self.has_output() || has_sent && std::mem::take(&mut self.is_held_up))
+        Ok(has_sent && std::mem::take(&mut self.is_held_up))
+    }
+
+    /// Looks at the first pieces, of `room` bytes together, for data that need not be sent. Says how many pieces that are,
+    /// and at how many bytes of them it has looked.
+    fn look_for_zeroes(&mut self, core: &mut Core, room: usize) -> (usize, usize) {
+        let (mut pieces, mut bytes, mut looked_at) = (0, 0, 0);
+        for piece in self.output.iter_mut().take(PIECES) {
+            if let Some(hole) = piece.if_zero.take() {
+                let (data, zeroes) = (piece.data.bytes().len(), leading_zeroes(piece.data.bytes()));
+                looked_at += zeroes;
+                if zeroes == data
+                    && let Data::Pages(buffers) = std::mem::replace(&mut piece.data, Data::None)
+                {
+                    piece.head = Some(hole);
+                    self.memory -= data;
+                    core.pool.give_back(buffers);
+                }
+            }
+            (pieces, bytes) = (pieces + 1, bytes + piece.len());
+            if bytes + looked_at >= room {
+                break;
+            }
+        }
+        (pieces, looked_at)
     }
 
     fn forget_sent(&mut self, core: &mut Core) {
@@ -191,8 +220,9 @@ impl Client {
     }
 }
 
-/// Whether there is nothing but zeroes, which costs less to find out than to send them.
-fn is_zero(bytes: &[u8]) -> bool {
+/// How many zeroes there are before what is none, but for less than a page. To look for them costs less than to send them.
+fn leading_zeroes(bytes: &[u8]) -> usize {
     static ZEROES: [u8; 4096] = [0; 4096];
-    bytes.chunks(ZEROES.len()).all(|chunk| *chunk == ZEROES[..chunk.len()])
+    let zeroes = bytes.chunks(ZEROES.len()).take_while(|chunk| **chunk == ZEROES[..chunk.len()]);
+    zeroes.map(<[u8]>::len).sum()
 }

@@ -1,4 +1,4 @@
-//! A TRIM with FUA ends with a flush, which a lane gives to its engines a while after the discard has ended.
+//! What becomes of a lane's clients, turn by turn.
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use super::*;
 
 const EIO: u8 = 5;
 
-/// A lane that runs on a loop, of a disk whose flushes fail.
+/// A lane that runs on a loop.
 struct Fixture {
     io: EventLoop<Worker>,
     id: SourceId,
@@ -24,6 +24,7 @@ struct Fixture {
 }
 
 impl Fixture {
+    /// Of a disk whose flushes fail.
     fn new() -> Self {
         let error = InjectError {
             event: DebugEvent::FlushToDisk,
@@ -35,7 +36,16 @@ impl Fixture {
         };
         let blkdebug = DebugRules { inject_error: vec![error], set_state: Vec::new() };
         let null = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
-        let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("null", null) }).unwrap());
+        Self::of(&Options { blkdebug, ..Options::new("null", null) })
+    }
+
+    /// Of a disk of zeroes, which takes so long for each request.
+    fn of_zeroes(latency: Nanos) -> Self {
+        Self::of(&Options::new("null", Driver::Null { size: 64 << 20, latency, read_zeroes: true }))
+    }
+
+    fn of(disk: &Options) -> Self {
+        let disk = Arc::new(Disk::open(disk).unwrap());
         let options = LoopOptions {
             name: "io".into(),
             monitor: MonitorChoice::Ppoll,
@@ -58,18 +68,46 @@ impl Fixture {
 
     /// A client that has sent these already.
     fn connect(&self, input: Vec<u8>) -> UnixStream {
+        self.connect_with(Headers::Simple, input)
+    }
+
+    fn connect_with(&self, headers: Headers, input: Vec<u8>) -> UnixStream {
+        self.connect_and_tell(headers, input, Vec::new())
+    }
+
+    fn connect_and_tell(&self, headers: Headers, input: Vec<u8>, output: Vec<u8>) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
         self.inbox.post(Letter::Client(Box::new(NewClient {
             channel: Channel::new(theirs.into()),
-            headers: Headers::Simple,
-            contexts: Contexts::default(),
+            headers,
+            contexts: Contexts { allocation: headers != Headers::Simple, depth: false },
             input,
-            output: Vec::new(),
+            output,
             place: Place::nowhere(),
         })));
         ours
+    }
+
+    fn lane(&mut self) -> &mut Lane {
+        self.io.source(self.id).unwrap().lane().unwrap()
+    }
+
+    /// Until so many clients are there.
+    fn await_clients(&mut self, count: usize) {
+        while self.lane().clients.len() < count {
+            self.io.turn().unwrap();
+        }
+    }
+
+    /// A turn, if the lane has something to do in one.
+    fn goes_on(&mut self) -> bool {
+        let goes_on = self.lane().poll();
+        if goes_on {
+            self.io.turn().unwrap();
+        }
+        goes_on
     }
 }
 
@@ -121,4 +159,77 @@ fn a_lane_is_drained_when_the_flush_has_ended_that_follows_what_had() {
         fixture.io.turn().unwrap();
     }
     assert_eq!(told(&mut client), Some(EIO));
+}
+
+/// What there is to hear.
+fn heard(client: &mut UnixStream) -> usize {
+    let (mut room, mut heard) = ([0; 1 << 16], 0);
+    loop {
+        match client.read(&mut room) {
+            Ok(len) => heard += len,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return heard,
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+const MIB: usize = 1 << 20;
+/// Longer than any test.
+const NEVER: Nanos = Nanos::from_millis(1 << 40);
+
+#[test]
+fn a_turn_takes_in_so_much_work_however_few_bytes_ask_for_it() {
+    for (asked, requests, bytes) in [
+        (request(0, command::READ, 32 << 20).repeat(4), 10, 2 * MIB),
+        (request(0, command::READ, 4096).repeat(200), 300, 2 * MIB),
+        (request(0, command::TRIM, 4096).repeat(200), 1300, 0),
+        (request(0, command::WRITE, 32 << 20), 10, 2 * MIB),
+    ] {
+        let mut fixture = Fixture::of_zeroes(NEVER);
+        let clients: Vec<_> = (0..40).map(|_| fixture.connect_with(Headers::Structured, asked.clone())).collect();
+        fixture.await_clients(clients.len());
+        let (mut had_requests, mut had_bytes) = (0, 0);
+        loop {
+            let core = &fixture.lane().core;
+            let (has_requests, has_bytes) = (core.requests, core.pool.taken());
+            assert!(has_requests - had_requests <= requests, "{} requests", has_requests - had_requests);
+            assert!(has_bytes - had_bytes <= bytes, "{} bytes", has_bytes - had_bytes);
+            (had_requests, had_bytes) = (has_requests, has_bytes);
+            if !fixture.goes_on() {
+                break;
+            }
+        }
+        // Whatever others have in memory, each has something.
+        assert!(had_requests >= 40, "{had_requests} requests");
+        assert!(bytes == 0 || (40 * 4096..=(16 + 40) * MIB).contains(&had_bytes), "{had_bytes} bytes");
+    }
+}
+
+#[test]
+fn a_turn_looks_for_zeroes_in_so_much_and_every_client_has_its_turns() {
+    const CHUNK: usize = 32;
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let asked = request(0, command::READ, 32 << 20);
+    // What they are told first does not fit into their sockets: by the time that it is heard there are many zeroes behind it.
+    let connect = |_| fixture.connect_and_tell(Headers::Structured, asked.clone(), vec![0; MIB]);
+    let mut clients: Vec<_> = (0..10).map(connect).collect();
+    fixture.await_clients(clients.len());
+    while fixture.goes_on() {}
+    assert!(fixture.lane().core.pool.taken() >= 16 * MIB);
+    let mut told = vec![0; clients.len()];
+    let mut holes = vec![0; clients.len()];
+    while holes.iter().any(|holes| *holes < 32) {
+        let before: usize = holes.iter().sum();
+        for ((client, told), holes) in clients.iter_mut().zip(&mut told).zip(&mut holes) {
+            *told += heard(client);
+            *holes = told.saturating_sub(MIB) / CHUNK;
+        }
+        let now = holes.iter().sum::<usize>() - before;
+        assert!(now <= 2, "{now} holes of a MiB each, in a turn");
+        let (least, most) = (holes.iter().min().unwrap(), holes.iter().max().unwrap());
+        assert!(most - least <= 4, "{holes:?}");
+        if *least < 32 {
+            fixture.io.turn().unwrap();
+        }
+    }
 }
