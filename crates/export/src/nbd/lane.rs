@@ -31,7 +31,7 @@ use crate::stats::QueueCounters;
 /// What is done in one turn of what there is to take in, and likewise to send, in bytes; the loop's other sources wait
 /// meanwhile.
 const TURN_BYTES: usize = 1 << 20;
-/// Sockets that one system call tells of.
+/// Sockets of which one turn hears. They may be ready again as fast as it is told of them.
 const EVENTS: usize = 32;
 /// Clients that one lane serves at most: each may have 256 requests in flight, and a request's number has 16 bits.
 pub(super) const MOST_CLIENTS: usize = 255;
@@ -72,6 +72,8 @@ pub(crate) struct Lane {
     /// The inbox is to be looked at, though the alarm has not rung.
     looks: bool,
     is_stopped: bool,
+    /// More sockets may be ready than it has heard of.
+    hears_more: bool,
     core: Core,
 }
 
@@ -159,6 +161,7 @@ impl Lane {
             alarm: None,
             looks: true,
             is_stopped: false,
+            hears_more: false,
             core: Core {
                 terms,
                 log,
@@ -207,7 +210,8 @@ impl Lane {
     }
 
     pub(crate) fn poll(&self) -> bool {
-        !self.core.flushes.is_empty() || !self.senders.is_empty() || !self.is_stopped && !self.runnable.is_empty()
+        let has_to_end = !self.core.flushes.is_empty() || !self.senders.is_empty();
+        has_to_end || self.hears_more || !self.is_stopped && !self.runnable.is_empty()
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, now: Nanos) {
@@ -359,27 +363,27 @@ impl Lane {
     /// Learns which sockets have become ready.
     fn ask_sockets(&mut self) -> io::Result<()> {
         let mut room = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
-        loop {
-            let events = match wait(&self.epoll, &mut room, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-                Ok((events, _)) => events,
-                Err(Errno::INTR) => return Ok(()),
-                Err(e) => return Err(e.into()),
-            };
-            let is_all = events.len() < EVENTS;
-            for &mut Event { data, flags } in events {
-                let index = data.u64() as u32;
-                let client = self.clients.get_mut(index as usize).and_then(Option::as_mut);
-                let Some(client) = client.filter(|client| client.id.key() == data.u64()) else { continue };
-                let can_send = client.note(flags);
-                self.make_runnable(index);
-                if can_send {
-                    self.will_send(index);
-                }
-            }
-            if is_all {
+        self.hears_more = false;
+        let events = match wait(&self.epoll, &mut room, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => {
+                self.hears_more = true;
                 return Ok(());
             }
+            Err(e) => return Err(e.into()),
+        };
+        self.hears_more = events.len() == EVENTS;
+        for &mut Event { data, flags } in events {
+            let index = data.u64() as u32;
+            let client = self.clients.get_mut(index as usize).and_then(Option::as_mut);
+            let Some(client) = client.filter(|client| client.id.key() == data.u64()) else { continue };
+            let can_send = client.note(flags);
+            self.make_runnable(index);
+            if can_send {
+                self.will_send(index);
+            }
         }
+        Ok(())
     }
 
     fn make_runnable(&mut self, index: u32) {

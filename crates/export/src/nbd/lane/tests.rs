@@ -1,6 +1,6 @@
 //! What becomes of a lane's clients, turn by turn.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -232,4 +232,26 @@ fn a_turn_looks_for_zeroes_in_so_much_and_every_client_has_its_turns() {
             fixture.io.turn().unwrap();
         }
     }
+}
+
+#[test]
+fn a_turn_hears_of_so_many_sockets_and_the_next_of_the_rest() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let mut clients: Vec<_> = (0..100).map(|_| fixture.connect(Vec::new())).collect();
+    fixture.await_clients(clients.len());
+    while fixture.goes_on() {}
+    // It is answered at once, because there is nothing to read.
+    clients.iter_mut().for_each(|client| client.write_all(&request(0, command::READ, 0)).unwrap());
+    fixture.io.turn().unwrap();
+    let mut answered = 0;
+    loop {
+        let now = clients.iter_mut().filter_map(told).count();
+        assert!(now <= EVENTS, "{now} were heard of in a turn");
+        answered += now;
+        if !fixture.goes_on() {
+            break;
+        }
+    }
+    answered += clients.iter_mut().filter_map(told).count();
+    assert_eq!(answered, clients.len());
 }
