@@ -266,6 +266,7 @@ impl Client {
         let Some(mut channel) = self.channel.take() else { return };
         channel.say_goodbye();
         core.count_requests(-(self.commands.len() as i64));
+        core.queries.forget(&core.inbox, self.id);
         self.leaves = true;
         for piece in std::mem::take(&mut self.output) {
             if let Data::Pages(buffers) = piece.data {

@@ -25,9 +25,16 @@ pub(super) struct Query {
     pub(super) one: bool,
 }
 
-/// Questions that are to be answered, in their order.
+impl Query {
+    fn is_of(&self, inbox: &Arc<Inbox>, client: ClientId) -> bool {
+        self.client == client && Arc::ptr_eq(&self.inbox, inbox)
+    }
+}
+
+/// Questions that are to be answered: in turns of those who ask, and each one's in their order.
 pub(super) struct Queries {
-    waiting: Mutex<VecDeque<Query>>,
+    /// Of each client that has any, never none.
+    waiting: Mutex<VecDeque<VecDeque<Query>>>,
     bell: EventNotifier,
 }
 
@@ -42,21 +49,47 @@ impl Queries {
     }
 
     pub(super) fn ask(&self, query: Query) {
-        lock(&self.waiting).push_back(query);
+        let mut waiting = lock(&self.waiting);
+        match waiting.iter_mut().find(|of_one| of_one[0].is_of(&query.inbox, query.client)) {
+            Some(of_one) => of_one.push_back(query),
+            None => waiting.push_back(VecDeque::from([query])),
+        }
+        drop(waiting);
         self.bell.set();
     }
 
-    /// Answers the first, if there is one.
+    /// Answers the next, if there is one.
     pub(super) fn answer(&self) -> bool {
-        let Some(query) = lock(&self.waiting).pop_front() else { return false };
+        let Some(query) = self.next() else { return false };
         let Query { inbox, client, command, disk, offset, len, one } = query;
         let extents: Vec<Extent> = disk.extents(offset..offset + len, if one { 1 } else { MOST });
         inbox.post(Letter::Extents { client, command, extents });
         true
     }
 
+    fn next(&self) -> Option<Query> {
+        let mut waiting = lock(&self.waiting);
+        let mut of_one = waiting.pop_front()?;
+        let query = of_one.pop_front()?;
+        if !of_one.is_empty() {
+            waiting.push_back(of_one);
+        }
+        Some(query)
+    }
+
+    /// Forgets those of a client that has gone, so that no more wait than those who are here may ask.
+    pub(super) fn forget(&self, inbox: &Arc<Inbox>, client: ClientId) {
+        lock(&self.waiting).retain(|of_one| !of_one[0].is_of(inbox, client));
+    }
+
     /// Forgets those that nobody waits for any more.
     pub(super) fn clear(&self) {
         lock(&self.waiting).clear();
+    }
+
+    /// Whom they are of, in the order in which they are answered.
+    #[cfg(test)]
+    pub(super) fn in_order(&self) -> Vec<ClientId> {
+        std::iter::from_fn(|| self.next()).map(|query| query.client).collect()
     }
 }

@@ -21,6 +21,7 @@ struct Fixture {
     io: EventLoop<Worker>,
     id: SourceId,
     inbox: Arc<Inbox>,
+    queries: Arc<Queries>,
 }
 
 impl Fixture {
@@ -59,11 +60,11 @@ impl Fixture {
         let terms = Terms { export: "e".into(), writable: true, writethrough: false };
         let (inbox, queries) = (Arc::<Inbox>::default(), Arc::new(Queries::new().unwrap()));
         let log = Arc::new(PeerLog::new("e"));
-        let lane = Lane::new(terms, log, disk, Arc::default(), queries, Arc::clone(&inbox)).unwrap();
+        let lane = Lane::new(terms, log, disk, Arc::default(), Arc::clone(&queries), Arc::clone(&inbox)).unwrap();
         let mut worker = Worker::from(lane);
         worker.set_home(LoopHandle::new(&io));
         let id = io.attach(worker).map_err(|(_, e)| e).unwrap();
-        Self { io, id, inbox }
+        Self { io, id, inbox, queries }
     }
 
     /// A client that has sent these already.
@@ -254,4 +255,29 @@ fn a_turn_hears_of_so_many_sockets_and_the_next_of_the_rest() {
     }
     answered += clients.iter_mut().filter_map(told).count();
     assert_eq!(answered, clients.len());
+}
+
+#[test]
+fn who_asks_about_holes_gets_his_turn_however_many_others_have_asked_and_gone() {
+    let mut fixture = Fixture::of_zeroes(Nanos::ZERO);
+    let ask = |fixture: &mut Fixture, count: usize| {
+        let client = fixture.connect_with(Headers::Structured, request(0, command::BLOCK_STATUS, 4096).repeat(count));
+        let before = fixture.lane().core.requests;
+        while fixture.lane().core.requests < before + count as u64 {
+            fixture.io.turn().unwrap();
+        }
+        client
+    };
+    for _ in 0..20 {
+        drop(ask(&mut fixture, 200));
+        while fixture.lane().core.requests > 0 {
+            fixture.io.turn().unwrap();
+        }
+    }
+    let _greedy = ask(&mut fixture, 200);
+    let _modest = ask(&mut fixture, 1);
+    let ids: Vec<_> = fixture.lane().clients.iter().flatten().map(|client| client.id).collect();
+    let order = fixture.queries.in_order();
+    assert_eq!(order.len(), 201);
+    assert_eq!(order[..2], ids);
 }
