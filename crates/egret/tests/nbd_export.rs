@@ -446,6 +446,38 @@ fn who_comes_when_all_places_are_taken_waits_for_one() {
     third.read_exact(&mut [0; 18]).unwrap();
 }
 
+#[test]
+fn an_export_has_as_many_clients_as_it_may_and_others_have_the_rest_of_the_places() {
+    let mut deployment = Deployment::new(",max-connections=2", ",max-connections=3");
+    deployment.qmp.run("block-export-add", json!({"type": "nbd", "id": "e1", "node-name": "d0", "name": "other"}));
+    let first = deployment.connect(Headers::Structured);
+    let _second = deployment.connect(Headers::Simple);
+    let mut third = greet(&deployment.nbd);
+    let chosen = [&string("disk")[..], &[0, 0]].concat();
+    let choose = |third: &mut _| haggle(third, option::GO, &chosen).last().unwrap().0;
+    assert_eq!(choose(&mut third), answer::POLICY);
+    assert_eq!(haggle(&mut third, option::INFO, &chosen).last().unwrap().0, answer::ACK);
+    // Where there is no answer to it there is an end.
+    let mut old = greet(&deployment.nbd);
+    send_option(&mut old, option::EXPORT_NAME, b"disk").unwrap();
+    assert_eq!(old.read(&mut [0]).unwrap(), 0);
+    // It is refused, and may choose another.
+    let mut other = NbdClient::choose(third, "other", Headers::Simple);
+    assert_eq!(other.read(0, 4096), [0; 4096]);
+    drop((first, other));
+    await_that("a place", || choose(&mut greet(&deployment.nbd)) == answer::ACK);
+}
+
+#[test]
+fn who_says_nothing_takes_nobodys_place_and_makes_room_for_who_does() {
+    let deployment = Deployment::new("", ",max-connections=2,handshake-max-seconds=0");
+    let silent: Vec<_> = (0..100).map(|_| std::os::unix::net::UnixStream::connect(&deployment.nbd).unwrap()).collect();
+    let mut first = deployment.connect(Headers::Structured);
+    let mut second = deployment.connect(Headers::Structured);
+    assert_eq!(first.read(0, 4096), second.read(0, 4096));
+    drop(silent);
+}
+
 /// Ends clients even where what they accompany fails.
 struct Finished<'a>(&'a AtomicBool);
 

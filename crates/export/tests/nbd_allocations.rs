@@ -63,7 +63,8 @@ fn nothing_is_allocated_for_a_request() {
     let io = IoThread::start();
     let driver = Driver::Null { size: 1 << 20, latency: Nanos::ZERO, read_zeroes: false };
     let disk = Arc::new(Disk::open(&Options::new("d0", driver)).unwrap());
-    let options = NbdOptions { name: "disk".into(), description: None, writable: true, writethrough: false };
+    let options =
+        NbdOptions { name: "disk".into(), description: None, writable: true, writethrough: false, max_connections: 0 };
     let export = Export::start_nbd("e0".into(), options, &server, disk, std::slice::from_ref(&io.0)).unwrap();
     server.open();
     io.0.send(|_| IS_COUNTED.set(true));

@@ -248,9 +248,10 @@ impl<'a> Options<'a> {
                 Device::Scsi(config, luns, ClientOptions::of(vhost_user))
             }
             schema::Device::Nbd(device) => {
-                let NbdDevice { node_name: _, name: _, description } = device;
+                let NbdDevice { node_name: _, name: _, description, max_connections } = device;
                 let (name, description) = (device.name().to_owned(), description.clone());
-                Device::Nbd(NbdOptions { name, description, writable: *writable, writethrough: *writethrough })
+                let (writable, writethrough, max_connections) = (*writable, *writethrough, *max_connections);
+                Device::Nbd(NbdOptions { name, description, writable, writethrough, max_connections })
             }
         };
         let queues = 0..object.num_queues();
@@ -389,7 +390,7 @@ mod tests {
     const NBD: &str = "nbd,id=x,node-name=d";
 
     /// Keys, each with an export and a value that it does not have there.
-    const OTHERWISE: [(&str, &str, &str); 35] = [
+    const OTHERWISE: [(&str, &str, &str); 36] = [
         ("id", BLK, "y"),
         ("addr.path", BLK, "/t"),
         ("addr.str", SCSI, "4"),
@@ -423,6 +424,7 @@ mod tests {
         ("serial", BLK, "s"),
         ("name", NBD, "n"),
         ("description", NBD, "for whom"),
+        ("max-connections", NBD, "7"),
         ("luns.0.lun", SCSI, "2"),
         ("luns.0.target", SCSI, "2"),
         ("luns.0.node-name", SCSI, "e"),

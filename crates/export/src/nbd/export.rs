@@ -34,6 +34,8 @@ pub struct NbdOptions {
     pub writable: bool,
     /// Whether writes complete only when they are stable.
     pub writethrough: bool,
+    /// Clients that it has at a time; 0: any number that the server has. Who chooses it then is refused.
+    pub max_connections: u32,
 }
 
 /// What an export's clients are offered, and where they go when they take it.
@@ -77,6 +79,12 @@ impl Offer {
         let lane = self.next.fetch_add(1, Ordering::Relaxed) % self.inboxes.len();
         self.log.info(format_args!("a client connected"));
         self.inboxes[lane].post(Letter::Client(Box::new(client)));
+    }
+
+    /// Whether it has as many clients as it may have.
+    pub(super) fn is_full(&self) -> bool {
+        let most = self.options.max_connections as usize;
+        most > 0 && self.clients.load(Ordering::Acquire) >= most
     }
 
     /// Whether clients use it.

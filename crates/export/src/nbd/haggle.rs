@@ -21,8 +21,13 @@ pub enum Haggled {
 /// What a server that offers `disk` says to a client that sends `pieces` and reads all that it is told, and how that goes;
 /// where TLS begins it goes on as if that were there.
 pub fn haggle(disk: &Arc<Disk>, has_tls: bool, pieces: &[&[u8]]) -> (Vec<u8>, Haggled) {
-    let options =
-        NbdOptions { name: "disk".into(), description: Some("a disk".into()), writable: true, writethrough: false };
+    let options = NbdOptions {
+        name: "disk".into(),
+        description: Some("a disk".into()),
+        writable: true,
+        writethrough: false,
+        max_connections: 0,
+    };
     let offer = Arc::new(Offer::without_lanes(options, disk));
     let offers = Mutex::new([("disk".to_owned(), offer)].into());
     let (mut handshake, mut said) = (Handshake::new(has_tls), Vec::new());

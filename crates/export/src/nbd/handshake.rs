@@ -216,6 +216,9 @@ impl Handshake {
                 let name = String::from_utf8_lossy(data);
                 let offer = offers.get(&*name);
                 let offer = offer.ok_or_else(|| Some(format!("there is no export of the name '{name}'")))?;
+                if offer.is_full() {
+                    return Err(Some(format!("export '{name}' has as many clients as its max-connections")));
+                }
                 let disk = offer.disk();
                 self.output.extend(disk.size().to_be_bytes());
                 self.output.extend(self.export_flags(&offer.options, &disk).to_be_bytes());
@@ -280,6 +283,10 @@ impl Handshake {
             self.refuse(option, answer::UNKNOWN, "there is no export of that name");
             return None;
         };
+        if option == option::GO && offer.is_full() {
+            self.refuse(option, answer::POLICY, "the export has as many clients as its max-connections");
+            return None;
+        }
         let disk = offer.disk();
         let (size, flags) = (disk.size().to_be_bytes(), self.export_flags(&offer.options, &disk).to_be_bytes());
         let minimum = 512;

@@ -25,8 +25,11 @@ use crate::peer_log::PeerLog;
 use crate::queues::lock;
 use crate::socket::{Access, Arrival, BindError, UnixSocket};
 
-/// Clients that are in their handshakes at a time, though the server would have more.
-const MOST_GUESTS: usize = 1024;
+/// Clients that are in their handshakes at a time, beside those that have chosen: who says nothing takes no place of theirs.
+const MOST_GUESTS: usize = 64;
+/// How long a client has its handshake for itself. After that the one that has been in it longest makes room when there are
+/// so many and somebody waits.
+const UNDISTURBED: Duration = Duration::from_millis(250);
 /// How long nobody is let in after the system could not.
 const REST: Duration = Duration::from_secs(1);
 /// What is read of a handshake at a time, and so the most that a client has sent beyond it.
@@ -46,9 +49,9 @@ pub enum NbdAddress {
 pub struct NbdServerConfig {
     /// Where it listens.
     pub address: NbdAddress,
-    /// Clients that it has at a time; 0: any number. Who comes then waits to be let in.
+    /// Clients of its exports that it has at a time; 0: any number. Who comes then waits to be let in.
     pub max_connections: u32,
-    /// How long a client may take to choose an export; zero: as long as it likes.
+    /// How long a client may take to choose an export; zero: as long as it likes, while nobody needs its room.
     pub handshake_max: Duration,
     /// What all clients encrypt by, if any do.
     pub tls: Option<ServerCredentials>,
@@ -103,16 +106,17 @@ impl Drop for Listed {
     }
 }
 
-/// A client's place among those of its server, and of its export once it has chosen one.
+/// A client's place among those of its server and of its export, from when it has chosen one.
 pub(super) struct Place {
     registry: Arc<Registry>,
-    of_export: Option<Arc<AtomicUsize>>,
+    of_export: Arc<AtomicUsize>,
 }
 
 impl Place {
-    fn new(registry: &Arc<Registry>) -> Self {
+    fn new(registry: &Arc<Registry>, of_export: &Arc<AtomicUsize>) -> Self {
         registry.clients.fetch_add(1, Ordering::AcqRel);
-        Self { registry: Arc::clone(registry), of_export: None }
+        of_export.fetch_add(1, Ordering::AcqRel);
+        Self { registry: Arc::clone(registry), of_export: Arc::clone(of_export) }
     }
 
     /// One of a server that there is not.
@@ -124,20 +128,13 @@ impl Place {
             is_open: AtomicBool::new(true),
             left: EventNotifier::new().unwrap(),
         };
-        Self::new(&Arc::new(registry))
-    }
-
-    fn choose(&mut self, offer: &Offer) {
-        offer.clients.fetch_add(1, Ordering::AcqRel);
-        self.of_export = Some(Arc::clone(&offer.clients));
+        Self::new(&Arc::new(registry), &Arc::default())
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(of_export) = &self.of_export {
-            of_export.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.of_export.fetch_sub(1, Ordering::AcqRel);
         self.registry.clients.fetch_sub(1, Ordering::AcqRel);
         self.registry.left.set();
     }
@@ -277,6 +274,7 @@ struct Hall {
     tls: Option<ServerCredentials>,
     /// Nobody is let in before this, because the system could not.
     rests_until: Option<Instant>,
+    /// In the order in which they came.
     guests: Vec<Guest>,
 }
 
@@ -288,14 +286,14 @@ struct Guest {
     begins_tls: bool,
     /// It may have said more, of which no event will tell.
     has_input: bool,
+    since: Instant,
     deadline: Option<Instant>,
-    place: Place,
 }
 
 /// What became of a guest.
 enum Fate {
     Stays(Guest),
-    Chose(NewClient, Arc<Offer>),
+    Chose(Channel, Chosen),
     Left(Option<String>),
 }
 
@@ -304,11 +302,12 @@ impl Hall {
         loop {
             let now = Instant::now();
             self.rests_until = self.rests_until.filter(|until| *until > now);
-            let is_full =
-                self.registry.clients.load(Ordering::Acquire) >= self.most || self.guests.len() >= MOST_GUESTS;
+            let room_at = self.guests.first().filter(|_| self.guests.len() >= MOST_GUESTS);
+            let room_at = room_at.map(|first| first.since + UNDISTURBED).filter(|at| *at > now);
             let is_open = self.registry.is_open.load(Ordering::Acquire);
-            let lets_in = is_open && !is_full && self.rests_until.is_none();
-            let deadlines = self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until);
+            let lets_in = is_open && !self.is_full() && room_at.is_none() && self.rests_until.is_none();
+            let deadlines =
+                self.guests.iter().filter_map(|guest| guest.deadline).chain(self.rests_until).chain(room_at);
             let is_behind = self.guests.iter().any(Guest::is_behind).then_some(now);
             let timeout =
                 deadlines.chain(is_behind).min().map(|nearest| timespec(nearest.saturating_duration_since(now)));
@@ -336,16 +335,30 @@ impl Hall {
         }
     }
 
+    /// Whether all places are taken.
+    fn is_full(&self) -> bool {
+        self.registry.clients.load(Ordering::Acquire) >= self.most
+    }
+
     fn let_in(&mut self) {
         match self.listener.accept(&self.log) {
-            Ok(Some(socket)) => self.guests.push(Guest {
-                channel: Channel::new(socket),
-                handshake: Handshake::new(self.tls.is_some()),
-                begins_tls: false,
-                has_input: false,
-                deadline: (!self.patience.is_zero()).then(|| Instant::now() + self.patience),
-                place: Place::new(&self.registry),
-            }),
+            Ok(Some(socket)) => {
+                if self.guests.len() >= MOST_GUESTS {
+                    self.guests.remove(0);
+                    self.log.warn(format_args!(
+                        "a client is sent away: others wait, and it has chosen no export in {UNDISTURBED:?}"
+                    ));
+                }
+                let since = Instant::now();
+                self.guests.push(Guest {
+                    channel: Channel::new(socket),
+                    handshake: Handshake::new(self.tls.is_some()),
+                    begins_tls: false,
+                    has_input: false,
+                    since,
+                    deadline: (!self.patience.is_zero()).then(|| since + self.patience),
+                });
+            }
             Ok(None) => {}
             Err(e) => {
                 self.log.warn(format_args!("cannot accept clients: {e}"));
@@ -360,17 +373,26 @@ impl Hall {
         for (guest, is_ready) in std::mem::take(&mut self.guests).into_iter().zip(ready) {
             let is_late = guest.deadline.is_some_and(|deadline| deadline <= now);
             let fate = match *is_ready || guest.is_behind() {
-                true => guest.go_on(self.tls.as_ref()),
+                true => guest.go_on(self.tls.as_ref(), &self.registry.offers),
                 false if is_late => Fate::Left(Some(format!("it has chosen no export in {:?}", self.patience))),
                 false => Fate::Stays(guest),
             };
             match fate {
                 Fate::Stays(guest) => self.guests.push(guest),
-                Fate::Chose(client, offer) => offer.take(client),
+                Fate::Chose(channel, chosen) => self.place(channel, chosen),
                 Fate::Left(Some(why)) => self.log.warn(format_args!("a client is sent away: {why}")),
                 Fate::Left(None) => {}
             }
         }
+    }
+
+    /// Gives a client to the export that it has chosen, unless others were faster.
+    fn place(&self, channel: Channel, Chosen { offer, headers, contexts, input, output }: Chosen) {
+        if self.is_full() {
+            return self.log.warn(format_args!("a client is sent away: there are {} with an export", self.most));
+        }
+        let place = Place::new(&self.registry, &offer.clients);
+        offer.take(NewClient { channel, headers, contexts, input, output, place });
     }
 }
 
@@ -384,20 +406,16 @@ impl Guest {
         self.has_input && !self.has_output()
     }
 
-    fn go_on(mut self, tls: Option<&ServerCredentials>) -> Fate {
-        match self.step(tls) {
-            Ok(Fed::Chose(Chosen { offer, headers, contexts, input, output })) => {
-                let Self { channel, mut place, .. } = self;
-                place.choose(&offer);
-                Fate::Chose(NewClient { channel, headers, contexts, input, output, place }, offer)
-            }
+    fn go_on(mut self, tls: Option<&ServerCredentials>, offers: &Mutex<Offers>) -> Fate {
+        match self.step(tls, offers) {
+            Ok(Fed::Chose(chosen)) => Fate::Chose(self.channel, chosen),
             Ok(Fed::Waits | Fed::StartsTls) => Fate::Stays(self),
             Err(why) => Fate::Left(why),
         }
     }
 
     /// Sends what there is to send, or reads what the client says.
-    fn step(&mut self, tls: Option<&ServerCredentials>) -> Result<Fed, Ended> {
+    fn step(&mut self, tls: Option<&ServerCredentials>, offers: &Mutex<Offers>) -> Result<Fed, Ended> {
         let unless_later = |e: ChannelError| match e {
             ChannelError::System(Errno::AGAIN | Errno::INTR) => Ok(Fed::Waits),
             ChannelError::System(Errno::CONNRESET | Errno::PIPE) => Err(None),
@@ -415,7 +433,7 @@ impl Guest {
             }
             return match tls.filter(|_| self.begins_tls) {
                 // What it has sent meanwhile may have waited for this.
-                None => self.feed(&[]),
+                None => self.feed(&[], offers),
                 Some(_) if self.has_output() => Ok(Fed::Waits),
                 Some(tls) => {
                     self.begins_tls = false;
@@ -429,7 +447,7 @@ impl Guest {
             Ok(Received { bytes: 0, more: false }) => Err(None),
             Ok(Received { bytes, more }) => {
                 self.has_input = more;
-                self.feed(&input[..bytes])
+                self.feed(&input[..bytes], offers)
             }
             Err(e) => {
                 self.has_input = false;
@@ -438,8 +456,8 @@ impl Guest {
         }
     }
 
-    fn feed(&mut self, input: &[u8]) -> Result<Fed, Ended> {
-        let fed = self.handshake.feed(input, &self.place.registry.offers)?;
+    fn feed(&mut self, input: &[u8], offers: &Mutex<Offers>) -> Result<Fed, Ended> {
+        let fed = self.handshake.feed(input, offers)?;
         self.begins_tls |= matches!(fed, Fed::StartsTls);
         Ok(fed)
     }

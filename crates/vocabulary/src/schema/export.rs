@@ -156,6 +156,9 @@ options! {
         name: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "`node-name`";
         /// What it is for, to people who ask.
         description: Option<String>, ValueType::Text(0, LONGEST_NBD_STRING), unset "none";
+        /// Clients that it has at a time; 0 is any number. Who chooses it then is refused, while those of other exports have
+        /// the rest of the server's places.
+        max_connections: u32, ValueType::Number(0, u32::MAX as u64, "clients"), default 0;
     }
 }
 

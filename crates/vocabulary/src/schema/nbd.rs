@@ -17,7 +17,7 @@ options! {
         /// Who may connect.
         #[serde(flatten)]
         access: Access => Access::KEYS;
-        /// Clients that it has at a time, those of all exports together; 0 is any number. Who comes then waits.
+        /// Clients of its exports that it has at a time, those of all together; 0 is any number. Who comes then waits.
         max_connections: u32, ValueType::Number(0, u32::MAX as u64, "clients"), default 100;
         /// The `tls-creds-x509` with which all is encrypted; a client that does not encrypt is told that it must, and of
         /// exports it is told nothing.

@@ -51,7 +51,7 @@ const FULL_EXPORT: [&str; 5] = [
      luns.1.target=255,luns.1.node-name=d1,luns.1.serial=s,luns.1.wwn=0x5000c50015ea71ac,luns.1.removable=on,luns.1.pr-file=/pr",
     "vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path=/s,iothread.0=a,iothread.1=b,mode=0660,user=me,\
      group=kvm,allow-uid.0=107,allow-uid.1=me",
-    "nbd,id=e0,node-name=d0,name=disk,description=for whom,writable=on,iothread.0=a,iothread.1=b",
+    "nbd,id=e0,node-name=d0,name=disk,description=for whom,max-connections=3,writable=on,iothread.0=a,iothread.1=b",
 ];
 
 const FULL_IOTHREAD: [&str; 2] = [
