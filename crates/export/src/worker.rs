@@ -345,7 +345,7 @@ impl QueueWorker {
         let Some(slot) = self.disks.slot(key) else {
             return self.refuse(request.token, request.buffers, Errno::NODEV, now);
         };
-        if self.stopped.is {
+        if self.stopped.is && !self.stopped.lets_pass(&request) {
             return self.keep(key, request);
         }
         let Request { op, offset, len, buffers, token } = request;
@@ -559,7 +559,8 @@ impl QueueWorker {
         }
         let was_full = !self.takes_chains();
         self.end_request(completion, now);
-        !self.follow_ups.is_empty() || was_full
+        // A queue that is stopped looks whether what it tries has ended.
+        !self.follow_ups.is_empty() || was_full || self.stopped.is
     }
 
     pub(crate) fn notify(&mut self, signals: &mut Signals) {

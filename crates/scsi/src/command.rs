@@ -36,6 +36,8 @@ pub struct Command {
     pub(crate) scratch: Vec<u8>,
     /// What is left to do, in bytes, the next last.
     pub(crate) extents: Vec<Range<u64>>,
+    /// How often its nexus had been preempted when it was suspended; `None` if it was kept out then.
+    pub(crate) preempted: Option<u32>,
 }
 
 /// What a command needs before its first disk operation.

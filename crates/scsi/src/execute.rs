@@ -2,6 +2,7 @@
 
 use std::task::Waker;
 
+use egret_disk::Op;
 use rustix::io::Errno;
 
 use crate::call::{Answer, Call};
@@ -10,7 +11,7 @@ use crate::command::{Admission, Command, Hold};
 use crate::nexus::{Flags, Nexus};
 use crate::report::{log_sense, report_luns, report_task_management, send_diagnostic};
 use crate::sense::{Code, Key, Refusal, Sense, failure};
-use crate::step::{DataOut, DiskOp, Step, Task};
+use crate::step::{DataOut, DiskOp, Memory, Step, Task};
 use crate::unit::{LogicalUnit, Medium};
 use crate::work::Work;
 
@@ -116,6 +117,58 @@ impl LogicalUnit {
         self.advance(command)
     }
 
+    /// Puts a command off whose operation `out` is not to run for a while, and does not run now: until it is
+    /// [readmitted](Self::readmit) nobody waits for it. Says whether it begins again then, as COMPARE AND WRITE does:
+    /// others may change what it has compared.
+    ///
+    /// # Panics
+    ///
+    /// When no operation of the command is out.
+    #[cold]
+    pub fn suspend(&self, command: &mut Command, nexus: &Nexus, lane: usize, out: &DiskOp) -> bool {
+        assert!(command.out.is_some(), "a command without an operation that is out");
+        if command.is_transfer() && out.op != Op::Read {
+            command.touched = true;
+            command.admission = Admission::Change(out.range(), lane);
+        }
+        // Before others are let past it: whoever preempts the nexus from here on has it conflict.
+        command.preempted = (!nexus.flags().has(Flags::NO_WRITE)).then(|| nexus.preempted());
+        self.let_go(command);
+        let begins_again = matches!(command.admission, Admission::Alone(_));
+        if begins_again {
+            command.work.begin_again();
+        }
+        begins_again
+    }
+
+    /// Goes on with a command that was [suspended](Self::suspend), with the nexus of [`begin`](Self::begin) and a waker
+    /// as there. `None`: the operation that is `out` may run. Otherwise that is not to run, and this is what comes of the
+    /// command; but on [`Step::Wait`] it is to be readmitted again when the waker has been woken.
+    ///
+    /// # Panics
+    ///
+    /// When no operation of the command is out.
+    #[cold]
+    pub fn readmit(&self, command: &mut Command, nexus: &Nexus, out: &DiskOp, waker: &Waker) -> Option<Step> {
+        assert!(command.out.is_some(), "a command without an operation that is out");
+        if !matches!(command.admission, Admission::None) {
+            if !self.admit(command, waker) {
+                return Some(Step::Wait);
+            }
+            // As in `keep_out`; and who was preempted meanwhile may have come back since.
+            if nexus.flags().has(Flags::NO_WRITE) || command.preempted != Some(nexus.preempted()) {
+                self.release(command);
+                command.out = None;
+                return Some(Refusal::Conflict.into());
+            }
+        }
+        if let Admission::Alone(_) = command.admission {
+            command.out = None;
+            return Some(self.advance(command));
+        }
+        (command.piece > 0).then_some(Step::Disk(DiskOp { memory: Memory::Scratch, ..*out }))
+    }
+
     /// Ends a command early. None of its operations may be out any more: what is out ends first. Does nothing to one
     /// that is not under way.
     pub fn abort(&self, command: &mut Command) {
@@ -205,8 +258,13 @@ impl LogicalUnit {
     }
 
     fn release(&self, command: &mut Command) {
-        command.scratch = Vec::new();
         command.admission = Admission::None;
+        self.let_go(command);
+    }
+
+    /// Lets go of the fence, and of memory.
+    fn let_go(&self, command: &mut Command) {
+        command.scratch = Vec::new();
         match std::mem::take(&mut command.hold) {
             // What is being stored takes effect, whether or not anybody waits for it.
             Hold::Nothing | Hold::Change(_) => {}

@@ -55,6 +55,9 @@
 //! never wait. To wait is a step of its own, [`Step::Wait`]; nothing here blocks, and nobody has to poll: a command that
 //! may have its turn has its task's waker woken.
 //!
+//! A caller whose disk takes nothing for a while, because it fails say, [suspends](LogicalUnit::suspend) commands, so that
+//! nobody waits for them. They take their turns anew when they are [readmitted](LogicalUnit::readmit).
+//!
 //! # What a command takes
 //!
 //! A command that reads what it does not hand over, or writes what it was not given as it is, needs memory of its own,

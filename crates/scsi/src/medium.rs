@@ -105,8 +105,8 @@ impl LogicalUnit {
             return Err(Refusal::Overrun(2 * len));
         }
         let op = Op::Write { fua: call.cdb.has(1, FUA) || !self.write_cache() };
-        let write = Some(DiskOp { op, offset, len, memory: Memory::DataOut(len) });
-        call.command.work = Work::CompareAndWrite { offset, len, compared: 0, write };
+        let write = DiskOp { op, offset, len, memory: Memory::DataOut(len) };
+        call.command.work = Work::CompareAndWrite { offset, len, compared: 0, write, is_written: false };
         call.command.moved = 2 * len;
         call.command.admission = Admission::Alone(range);
         Ok(self.start(call.command, call.task.nexus, call.task.waker))

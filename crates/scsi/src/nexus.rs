@@ -1,6 +1,6 @@
 //! The relation between an initiator's port and ours, as one logical unit sees it.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use crate::config::name_of;
 use crate::sense::{Code, Key, Sense};
@@ -126,11 +126,13 @@ pub struct Nexus {
     flags: AtomicU8,
     /// The unit attentions that have not been reported.
     pending: AtomicU16,
+    /// How often another has taken its registration away.
+    preempted: AtomicU32,
 }
 
 impl Nexus {
     pub(crate) fn new(id: NexusId) -> Self {
-        Self { id, flags: AtomicU8::new(0), pending: AtomicU16::new(0) }
+        Self { id, flags: AtomicU8::new(0), pending: AtomicU16::new(0), preempted: AtomicU32::new(0) }
     }
 
     /// Its name.
@@ -150,8 +152,16 @@ impl Nexus {
         self.flags.fetch_and(!mask | flags, Ordering::SeqCst);
     }
 
+    /// How often another has taken its registration away.
+    pub(crate) fn preempted(&self) -> u32 {
+        self.preempted.load(Ordering::SeqCst)
+    }
+
     /// Establishes a unit attention, for this nexus alone.
     pub fn attend(&self, attention: Attention) {
+        if attention == Attention::RegistrationsPreempted {
+            self.preempted.fetch_add(1, Ordering::SeqCst);
+        }
         self.pending.fetch_or(attention as u16, Ordering::SeqCst);
         self.flags.fetch_or(Flags::ATTENTION, Ordering::SeqCst);
     }

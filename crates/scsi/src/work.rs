@@ -47,7 +47,8 @@ pub(crate) enum Work {
         offset: u64,
         len: u64,
         compared: u64,
-        write: Option<DiskOp>,
+        write: DiskOp,
+        is_written: bool,
     },
 }
 
@@ -94,9 +95,17 @@ impl Work {
             }
             Self::Verify(Verify { write: write @ Some(_), .. }) => write.take(),
             Self::Verify(Verify { offset, left, done, .. }) => read(*offset + *done, *left),
-            Self::CompareAndWrite { offset, len, compared, write } => {
-                read(*offset + *compared, *len - *compared).or_else(|| write.take())
+            Self::CompareAndWrite { offset, len, compared, write, is_written } => {
+                read(*offset + *compared, *len - *compared)
+                    .or_else(|| (!std::mem::replace(is_written, true)).then_some(*write))
             }
+        }
+    }
+
+    /// Forgets what was compared: it may be different now.
+    pub(crate) fn begin_again(&mut self) {
+        if let Self::CompareAndWrite { compared, is_written, .. } = self {
+            (*compared, *is_written) = (0, false);
         }
     }
 

@@ -41,6 +41,14 @@ pub trait RequestModel: Send {
     /// As [`Model::end`].
     fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next;
 
+    /// As [`Model::suspend`].
+    fn suspend(&mut self, _request: &mut Request<Buffers>) {}
+
+    /// As [`Model::readmit`].
+    fn readmit(&mut self, _memory: &GuestMemory, key: DiskKey, request: Request<Buffers>) -> Next {
+        Next::Submit(key, request)
+    }
+
     /// As [`Model::set_waker`].
     fn set_waker(&mut self, _waker: Option<Waker>) {}
 
@@ -130,6 +138,24 @@ impl Model {
     pub fn end(&mut self, memory: &GuestMemory, completion: Completion<Buffers>) -> Next {
         let Self::Request(model) = self else { panic!("a completion is of a request that is out") };
         model.end(memory, completion)
+    }
+
+    /// A request that is out is not to run for a while, and does not run now: no other chain waits for its chain meanwhile,
+    /// on whatever queue. It is [readmitted](Self::readmit) before it runs; or it [ends](Self::end), and never has run.
+    #[cold]
+    pub fn suspend(&mut self, request: &mut Request<Buffers>) {
+        if let Self::Request(model) = self {
+            model.suspend(request);
+        }
+    }
+
+    /// What becomes of a chain whose request was [suspended](Self::suspend): that request need not be what is next.
+    #[cold]
+    pub fn readmit(&mut self, memory: &GuestMemory, key: DiskKey, request: Request<Buffers>) -> Next {
+        match self {
+            Self::Request(model) => model.readmit(memory, key, request),
+            Self::Control(_) | Self::Event(_) => Next::Submit(key, request),
+        }
     }
 
     /// Sets the waker that any thread may use when there is work for [`resume`](Self::resume). It is set before the first

@@ -10,6 +10,9 @@
 //! which they are taken in again; where there is no record they are tried once more, and their guest is told how they
 //! ended.
 //!
+//! Nobody waits for what is kept: its model lets go of whatever others wait for, and takes it again, in its turn, before the
+//! request goes on. So what goes on may be another request of the same command, or none.
+//!
 //! None of this runs while the export is not stopped and nothing fails.
 
 use std::mem;
@@ -17,7 +20,7 @@ use std::sync::Arc;
 
 use egret_disk::{Action, Completion, EngineSet, FailedRequest, Failure, Op, Request, RequestToken};
 use egret_event_loop::{Nanos, Turn};
-use egret_virtio::DiskKey;
+use egret_virtio::{DiskKey, Next};
 use egret_vring::memory::Buffers;
 
 use super::{Leave, Phase, QueueWorker};
@@ -39,10 +42,19 @@ pub(super) struct Stopped {
     failed: Vec<Kept>,
     /// Requests that came meanwhile.
     new: Vec<Kept>,
-    /// The head of the request that is tried before the others.
-    probe: Option<u16>,
+    /// The request that is tried before the others.
+    probe: Option<Probe>,
     /// When the next one is.
     probe_at: Nanos,
+}
+
+/// A request that is tried: with its command if that begins again.
+struct Probe {
+    head: u16,
+    /// What had failed.
+    failed: Op,
+    /// What is out.
+    out: Op,
 }
 
 type Kept = (DiskKey, Request<Buffers>);
@@ -60,12 +72,20 @@ impl Stopped {
     fn len(&self) -> usize {
         self.failed.len() + self.new.len()
     }
+
+    /// Whether a request is pushed though the queue keeps what comes.
+    #[cold]
+    pub(super) fn lets_pass(&mut self, request: &Request<Buffers>) -> bool {
+        let is_it = |probe: &&mut Probe| probe.head == request.token.slot();
+        self.probe.as_mut().filter(is_it).map(|probe| probe.out = request.op).is_some()
+    }
 }
 
 impl QueueWorker {
     /// Keeps a request that was to be pushed.
     #[cold]
-    pub(super) fn keep(&mut self, key: DiskKey, request: Request<Buffers>) {
+    pub(super) fn keep(&mut self, key: DiskKey, mut request: Request<Buffers>) {
+        self.model.suspend(&mut request);
         self.stopped.new.push((key, request));
         self.count_kept();
     }
@@ -80,11 +100,14 @@ impl QueueWorker {
         now: Nanos,
     ) -> Option<Completion<Buffers>> {
         let head = completion.token.slot();
-        let was_probe = self.stopped.probe.take_if(|probe| *probe == head).is_some();
+        let probe = self.stopped.probe.take_if(|probe| probe.head == head);
         let failed = failed.and_then(|failed| Some((self.disks.key_of(failed.slot)?, failed)));
         let Some((key, failed)) = failed else {
-            if was_probe {
-                self.errors.resume();
+            match probe {
+                // It has done again what comes before what had failed.
+                Some(probe) if probe.out != probe.failed => self.stopped.probe = Some(probe),
+                Some(_) => self.errors.resume(),
+                None => {}
             }
             return Some(completion);
         };
@@ -106,8 +129,10 @@ impl QueueWorker {
             self.stopped.probe_at = now + TRY_EVERY;
             let Completion { token, buffers, .. } = completion;
             // What is tried before the others was the first of them, and stays it.
-            let at = if was_probe { 0 } else { self.stopped.failed.len() };
-            self.stopped.failed.insert(at, (key, Request { op, offset, len, buffers, token }));
+            let at = if probe.is_some() { 0 } else { self.stopped.failed.len() };
+            let mut request = Request { op, offset, len, buffers, token };
+            self.model.suspend(&mut request);
+            self.stopped.failed.insert(at, (key, request));
             self.count_kept();
             return None;
         }
@@ -115,7 +140,7 @@ impl QueueWorker {
         if action == Action::Ignore {
             completion.result = Ok(());
         }
-        if was_probe {
+        if probe.is_some() {
             self.errors.resume();
         }
         Some(completion)
@@ -149,12 +174,12 @@ impl QueueWorker {
             let Some(slot) = self.disks.slot(key) else { continue };
             for Request { op, offset, len, buffers, token } in engines.withdraw(slot) {
                 let buffers = self.queue.take_back(buffers);
-                self.stopped.new.push((key, Request { op, offset, len, buffers, token }));
+                self.keep(key, Request { op, offset, len, buffers, token });
             }
         }
-        let follow_ups = mem::take(&mut self.follow_ups);
-        self.stopped.new.extend(follow_ups);
-        self.count_kept();
+        for (key, request) in mem::take(&mut self.follow_ups) {
+            self.keep(key, request);
+        }
     }
 
     /// Finds out whether the export is stopped still. If so, the queue has itself woken when it goes on, and tries one
@@ -186,18 +211,19 @@ impl QueueWorker {
         }
         if turn.now() >= self.stopped.probe_at {
             let (key, request) = self.stopped.failed.remove(0);
-            self.stopped.probe = Some(request.token.slot());
-            self.stopped.is = false;
-            self.push_again(engines, key, request, turn.now());
-            self.stopped.is = true;
-            self.count_kept();
-        } else {
+            self.stopped.probe = Some(Probe { head: request.token.slot(), failed: request.op, out: request.op });
+            self.stopped.probe_at = turn.now() + TRY_EVERY;
+            self.take_up(engines, key, request, turn.now());
+            self.end_kept(turn.now());
+        }
+        if self.stopped.probe.is_none() && !self.stopped.failed.is_empty() {
             self.wake_at(turn, self.stopped.probe_at);
         }
     }
 
     /// Has everything that was kept run: what failed, and then what came later.
     fn release(&mut self, engines: &mut EngineSet, now: Nanos) {
+        self.stopped.probe = None;
         let failed = mem::take(&mut self.stopped.failed);
         if !failed.is_empty() && self.gives_up() {
             // The others must not wait for what these would have shown.
@@ -205,12 +231,22 @@ impl QueueWorker {
         }
         let new = mem::take(&mut self.stopped.new);
         for (key, request) in failed.into_iter().chain(new) {
-            self.push_again(engines, key, request, now);
+            self.take_up(engines, key, request, now);
         }
         self.count_kept();
     }
 
-    /// Pushes what was kept: on another loop than it came from, perhaps.
+    /// Goes on with a request that was kept: now, or when those have ended that came in between.
+    fn take_up(&mut self, engines: &mut EngineSet, key: DiskKey, request: Request<Buffers>, now: Nanos) {
+        // As for completions.
+        self.check_truncation();
+        match self.model.readmit(self.queue.memory(), key, request) {
+            Next::Submit(key, request) => self.push_again(engines, key, request, now),
+            next => self.go_on(next, now),
+        }
+    }
+
+    /// Pushes what comes from before: from another loop, perhaps.
     pub(super) fn push_again(
         &mut self,
         engines: &mut EngineSet,
@@ -223,8 +259,11 @@ impl QueueWorker {
     }
 
     /// Ends requests that were kept and that nothing is to become of: their driver has aborted them, or their disk is gone.
+    /// If none is left then of those that had failed, the export goes on.
     fn end_kept(&mut self, now: Nanos) {
-        let had_failed = !self.stopped.failed.is_empty();
+        let queue = &self.queue;
+        let probe = self.stopped.probe.take_if(|probe| !queue.is_in_flight(probe.head));
+        let had_failed = probe.is_some() || !self.stopped.failed.is_empty();
         let (model, disks) = (&self.model, &self.disks);
         let ends = |(key, request): &mut Kept| model.is_aborted(request.token.slot()) || disks.slot(*key).is_none();
         let mut ended: Vec<Kept> = self.stopped.failed.extract_if(.., ends).collect();

@@ -2,19 +2,22 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
 use egret_event_loop::Nanos;
-use egret_export::{DiskSwap, Export, IoStatus, OnError, reopen};
+use egret_export::{Address, DiskSwap, ErrorPolicy, Export, ExportConfig, IoStatus, OnError, reopen};
+use egret_virtio::scsi::ScsiConfig;
 use egret_vring::memory::Region;
 use egret_vring::ring::InflightConfig;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, longs, words};
+use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, export_config, longs, words};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -40,8 +43,8 @@ fn await_kept(export: &Export, kept: u64) {
     }
 }
 
-/// A write on one thread fails, and three commands come after it: the same write on the other thread, one that waits for
-/// both, and a read.
+/// A write on one thread fails, and three commands come after it: the same write on the other thread, a COMPARE AND WRITE
+/// of the same block, and a read.
 fn stop(machine: &mut Machine, export: &Export) {
     assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
     let write = |queue| Sent { queue, place: 0, at: FIRST, cdb: &WRITE, data_out: 512, data_in: 0 };
@@ -51,7 +54,7 @@ fn stop(machine: &mut Machine, export: &Export) {
     let queue = ELSEWHERE;
     send(machine, &Sent { queue, place: 1, at: FIRST, cdb: &COMPARE_AND_WRITE, data_out: 1024, data_in: 0 });
     send(machine, &Sent { queue, place: 2, at: FIRST, cdb: &READ, data_out: 0, data_in: 4096 });
-    await_kept(export, 3);
+    await_kept(export, 4);
     // What needs no disk is answered.
     send(machine, &Sent { queue: REQUESTS, place: 3, at: FIRST, cdb: &TEST_UNIT_READY, data_out: 0, data_in: 0 });
     machine.reap(REQUESTS);
@@ -82,8 +85,8 @@ fn is_told_when_the_queue_stops(machine: &mut Machine, export: &Export) {
     machine.reap(REQUESTS);
     // CHECK CONDITION.
     assert_eq!(machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x80)[10], 2);
-    // The others were tried again then.
-    await_kept(export, 1);
+    // The others were tried again then, but for the read.
+    await_kept(export, 2);
 }
 
 /// The responses to the commands that were stopped, each of which has been answered.
@@ -104,7 +107,7 @@ fn a_function_ends_commands_that_wait_for_a_disk_and_the_export_goes_on_without_
         let (mut machine, export) = stopped(&io, sick);
         // To other threads they go along, and are found there.
         export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
-        assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 3));
+        assert_eq!((ask(&mut machine, QUERY_TASK), export.stats().waiting), (10, 4));
         assert_eq!(ask(&mut machine, function), 0);
         let [rest @ .., read] = responses(&mut machine);
         assert_eq!(rest, [ended; 3]);
@@ -123,7 +126,7 @@ fn commands_that_wait_for_a_disk_are_done_by_another_wherever_their_queues_are_t
     export.run_on(&[io[1].0.clone()]).unwrap();
     reopen(&[&export], &[DiskSwap { old: sick, new: well }]).unwrap();
     export.run_on(&[io[1].0.clone(), io[0].0.clone()]).unwrap();
-    await_kept(&export, 3);
+    await_kept(&export, 4);
     export.errors().resume();
     assert_eq!(responses(&mut machine), [0; 4]);
     assert_eq!((export.errors().stops(), export.stats().waiting), (1, 0));
@@ -191,8 +194,8 @@ fn what_a_record_keeps_holds_up_no_command_of_another_queue_and_goes_on_when_its
     let (mut machine, export) = stopped_with_record(&io, Arc::clone(&sick));
     machine.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
     assert!(!machine.rings[REQUESTS as usize].driver.has_used(), "nobody is told");
-    // The others go on, and the same error stops the first of them.
-    await_kept(&export, 1);
+    // The others go on, and the same error stops the first of them, and the one that was to wait for it.
+    await_kept(&export, 2);
     reopen(&[&export], &[DiskSwap { old: sick, new: well }]).unwrap();
     export.errors().resume();
     for _ in 0..3 {
@@ -235,4 +238,165 @@ fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_i
     assert_eq!([(); 3].map(|()| machine.reap(REQUESTS).token), [0, 1, 2]);
     assert_eq!([0, 1, 2].map(|place| response(&machine, REQUESTS, place)), [0; 3]);
     assert_eq!((export.errors().stops(), export.stats().waiting), (1, 0));
+}
+
+/// Another command for the same unit, and what it is given; its data is in memory, and it is on the only request queue.
+fn send_with(machine: &mut Machine, place: u64, cdb: &[u8], data: &[u8]) {
+    let sent = Sent { queue: REQUESTS, place, at: FIRST, cdb, data_out: data.len() as u32, data_in: 0 };
+    let (readable, writable) = written(machine, &sent);
+    assert!(machine.memory.write(readable[1].addr, data));
+    machine.offer(REQUESTS, &readable, &writable);
+}
+
+/// The status of a command that has been answered.
+fn status(machine: &Machine, place: u64) -> u8 {
+    machine.read::<12>(DATA + 0x1_0000 * u64::from(REQUESTS) + 0x1000 * place + 0x80)[10]
+}
+
+/// As [`send_with`], to its end.
+fn run_with(machine: &mut Machine, cdb: &[u8], data: &[u8]) -> u8 {
+    send_with(machine, 15, cdb, data);
+    machine.reap(REQUESTS);
+    status(machine, 15)
+}
+
+const CHECK_CONDITION: u8 = 2;
+const RESERVATION_CONFLICT: u8 = 0x18;
+
+/// PERSISTENT RESERVE OUT for registrants only, and its list.
+fn reserve_out(action: u8, key: u8, new: u8) -> ([u8; 10], [u8; 24]) {
+    let mut list = [0; 24];
+    (list[7], list[15]) = (key, new);
+    ([0x5f, action, 5, 0, 0, 0, 0, 0, 24, 0], list)
+}
+
+/// Two exports of one unit, whose disk is in memory, and to which the first few writes fail, or all.
+struct Shared {
+    machines: [Machine; 2],
+    exports: [Export; 2],
+    disk: Arc<Disk>,
+    file: File,
+    _io: [IoThread; 2],
+}
+
+impl Shared {
+    fn new(errno: Errno, failing: Option<usize>) -> Self {
+        let (_, file) = memory_disk(true);
+        let error = InjectError {
+            event: DebugEvent::WriteAio,
+            state: None,
+            iotype: Some(IoType::Write),
+            errno,
+            sector: None,
+            once: failing.is_some(),
+        };
+        let blkdebug = DebugRules { inject_error: vec![error; failing.unwrap_or(1)], set_state: Vec::new() };
+        let driver = Driver::File { filename: format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
+        let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("sick", driver) }).unwrap());
+        let (io, unit) = (two_threads(), unit("shared"));
+        let begun = [("one", &io[0]), ("other", &io[1])].map(|(id, io)| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let errors = ErrorPolicy { rerror: OnError::Stop, werror: OnError::Stop, timeout: None };
+            let address = Address::Fd(theirs.into());
+            let config = ExportConfig { errors, id: id.to_owned(), ..export_config(address) };
+            let device = ScsiConfig { num_queues: 1, queue_size: 128 };
+            let luns = vec![(FIRST, Arc::clone(&unit), Arc::clone(&disk))];
+            let export = Export::start_scsi(config, device, luns, vec![io.0.clone()]).unwrap();
+            let mut machine = Machine::boot(ours, Layout::Split);
+            assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+            (machine, export)
+        });
+        let [(first, one), (second, other)] = begun;
+        Self { machines: [first, second], exports: [one, other], disk, file, _io: io }
+    }
+}
+
+#[test]
+fn what_one_export_keeps_holds_up_nothing_of_another_of_the_same_unit_and_is_not_done_if_it_was_preempted() {
+    let compare = [0; 1024];
+    for (cdb, data) in [(&WRITE[..], &compare[..512]), (&COMPARE_AND_WRITE, &compare)] {
+        for preempts in [false, true] {
+            let mut shared = Shared::new(Errno::IO, Some(1));
+            let ([first, second], [one, other]) = (&mut shared.machines, &shared.exports);
+            for (machine, key) in [(&mut *first, 1), (&mut *second, 2)] {
+                let (register, list) = reserve_out(0, 0, key);
+                assert_eq!(run_with(machine, &register, &list), 0);
+            }
+            let (reserve, list) = reserve_out(1, 2, 0);
+            assert_eq!(run_with(second, &reserve, &list), 0);
+            send_with(first, 0, cdb, data);
+            await_kept(one, 1);
+            send_with(first, 1, &WRITE, &data[..512]);
+            await_kept(one, 2);
+            // Of other blocks, and of the same.
+            let mut beside = COMPARE_AND_WRITE;
+            beside[8] = 0x10;
+            for cdb in [beside, COMPARE_AND_WRITE] {
+                assert_eq!(run_with(second, &cdb, &compare), 0);
+            }
+            if preempts {
+                let (preempt_and_abort, list) = reserve_out(5, 2, 1);
+                assert_eq!(run_with(second, &preempt_and_abort, &list), 0);
+            }
+            let new = crate::machine::disk(Nanos::ZERO);
+            reopen(&[one, other], &[DiskSwap { old: Arc::clone(&shared.disk), new }]).unwrap();
+            one.errors().resume();
+            let expected = if preempts { RESERVATION_CONFLICT } else { 0 };
+            for _ in 0..2 {
+                first.reap(REQUESTS);
+            }
+            assert_eq!([0, 1].map(|place| status(first, place)), [expected; 2], "{cdb:02x?}");
+            assert_eq!((one.errors().status(), one.stats().waiting, one.stats().in_flight), (IoStatus::Ok, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn commands_that_were_to_wait_for_memory_of_what_is_kept_are_kept_too_and_all_are_done() {
+    const MANY: u64 = 5;
+    let mut shared = Shared::new(Errno::IO, Some(1));
+    let ([first, second], [one, _]) = (&mut shared.machines, &shared.exports);
+    // Of 64 KiB each, which is a quarter of what a queue has for all of them.
+    let write_same = |place: u64| [0x41, 0, 0, 0, 1 + place as u8, 0, 0, 0, 128, 0];
+    for place in 0..MANY {
+        send_with(first, place, &write_same(place), &[1 + place as u8; 512]);
+        await_kept(one, place + 1);
+    }
+    assert_eq!(run_with(second, &COMPARE_AND_WRITE, &[0; 1024]), 0);
+    one.errors().resume();
+    for _ in 0..MANY {
+        first.reap(REQUESTS);
+    }
+    for place in 0..MANY {
+        let mut there = vec![0; 64 << 10];
+        shared.file.read_exact_at(&mut there, (1 + place) << 17).unwrap();
+        let is_done = there.iter().all(|byte| u64::from(*byte) == 1 + place);
+        assert!(is_done && status(first, place) == 0, "{place}");
+    }
+    assert_eq!(one.stats().total().bytes, MANY << 16);
+}
+
+#[test]
+fn a_compare_and_write_that_is_tried_again_compares_again_and_its_export_goes_on_however_it_ends() {
+    for is_changed in [false, true] {
+        let mut shared = Shared::new(Errno::NOSPC, if is_changed { None } else { Some(2) });
+        let ([first, _], [one, _]) = (&mut shared.machines, &shared.exports);
+        send_with(first, 0, &COMPARE_AND_WRITE, &[[0; 512], [5; 512]].concat());
+        let begun = Instant::now();
+        while one.stats().waiting != 1 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+            std::thread::yield_now();
+        }
+        if is_changed {
+            // There is no space for its write however often it is tried, and it need not come to that.
+            shared.file.write_all_at(&[7; 512], 0).unwrap();
+        }
+        first.reap(REQUESTS);
+        assert_eq!(status(first, 0), if is_changed { CHECK_CONDITION } else { 0 });
+        while one.errors().status() != IoStatus::Ok || one.stats().waiting != 0 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+            std::thread::yield_now();
+        }
+        assert_eq!(one.errors().stops(), 1, "of a try that fails nothing is told");
+    }
 }

@@ -150,7 +150,7 @@ fn one_that_waits_and_is_aborted_holds_nobody_up() {
 
 /// SBC-4, COMPARE AND WRITE command.
 #[test]
-fn several_threads_count_with_compare_and_write_and_lose_nothing() {
+fn several_threads_count_with_compare_and_write_and_lose_nothing_though_they_are_put_off() {
     const THREADS: u8 = 4;
     const EACH: u64 = 50;
     let rig = Rig::new(config());
@@ -160,8 +160,21 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing() {
         let waker = &waker_of_this_thread();
         let task = Task { cdb, nexus, luns: &[], data_in: 0, data_out: data.len() as u64, lane: lane.into(), waker };
         let mut step = unit.begin(command, &task, &data);
+        let mut put_off = [false, true, false, true].into_iter();
         loop {
             step = match step {
+                // It is put off now and then.
+                Step::Disk(op) if put_off.next() == Some(true) => {
+                    unit.suspend(command, nexus, lane.into(), &op);
+                    thread::yield_now();
+                    loop {
+                        match unit.readmit(command, nexus, &op, waker) {
+                            Some(Step::Wait) => await_wake(),
+                            Some(next) => break next,
+                            None => break Step::Disk(op),
+                        }
+                    }
+                }
                 Step::Disk(op) => {
                     let (at, len) = (op.offset as usize, op.len as usize);
                     let mut disk = disk.lock().unwrap();
@@ -253,6 +266,85 @@ fn a_write_that_waits_when_its_nexus_is_preempted_conflicts() {
     rig.unit.abort(&mut alone);
     let conflict = Step::refused(Status::ReservationConflict, None);
     assert_eq!(rig.unit.retry(&mut write, &a, Waker::noop()), conflict);
+}
+
+/// A command whose first operation is put off, as a transfer if it is one.
+fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, DiskOp) {
+    let mut command = Command::new();
+    let data_out = out.len() as u64;
+    let task = Task { cdb, nexus, luns: &[], data_in: 1 << 20, data_out, lane: 1, waker: Waker::noop() };
+    let op = rig.unit.begin_transfer(&mut command, &task).unwrap_or_else(|| {
+        match rig.unit.begin(&mut command, &task, &out) {
+            Step::Disk(op) => op,
+            other => panic!("{other:?}"),
+        }
+    });
+    rig.unit.suspend(&mut command, nexus, 1, &op);
+    (command, op)
+}
+
+#[test]
+fn nobody_waits_for_what_is_put_off_and_it_waits_for_others_when_it_goes_on() {
+    let rig = Rig::new(config());
+    let other = rig.other(2);
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    for cdb in [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5)] {
+        let (mut put_off, op) = suspended(&rig, &rig.nexus, cdb, &data);
+        let mut alone = Command::new();
+        assert!(is_disk(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Op::Read), "{cdb:02x?}");
+        let readmit = |command: &mut Command| rig.unit.readmit(command, &rig.nexus, &op, Waker::noop());
+        assert_eq!(readmit(&mut put_off), Some(Step::Wait), "{cdb:02x?}");
+        rig.unit.abort(&mut alone);
+        let next = readmit(&mut put_off);
+        assert!(next.is_none_or(|next| next == Step::Disk(op)), "{cdb:02x?}: {next:?}");
+        // It is in again.
+        assert_eq!(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Step::Wait, "{cdb:02x?}");
+        rig.unit.abort(&mut put_off);
+        rig.unit.abort(&mut alone);
+    }
+}
+
+/// SPC-5, PREEMPT AND ABORT service action.
+#[test]
+fn a_write_that_is_put_off_when_its_nexus_is_preempted_conflicts_even_if_that_has_come_back_since() {
+    for comes_back in [false, true] {
+        let (rig, a, b) = reserved();
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5)];
+        let put_off = cdbs.map(|cdb| suspended(&rig, &a, cdb, &data));
+        let (mut read, read_op) = suspended(&rig, &a, &cdb10(0x28, 0, 5, 1), &[]);
+        let mut command = Command::new();
+        assert!(good(reserve_out(&rig, &mut command, &b, 5, 5, [2, 1])), "nothing of the other is in progress");
+        if comes_back {
+            a.take_attention();
+            assert!(good(reserve_out(&rig, &mut command, &a, 6, 0, [0, 1])));
+        }
+        let conflict = Step::refused(Status::ReservationConflict, None);
+        for (mut command, op) in put_off {
+            assert_eq!(rig.unit.readmit(&mut command, &a, &op, Waker::noop()), Some(conflict), "{op:?}");
+            command.recycle();
+        }
+        assert_eq!(rig.unit.readmit(&mut read, &a, &read_op, Waker::noop()), None);
+        rig.unit.abort(&mut read);
+    }
+}
+
+#[test]
+fn a_compare_and_write_that_is_put_off_compares_again() {
+    let mut rig = Rig::new(config());
+    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+    let mut alone = Command::new();
+    let nexus = rig.nexus.clone();
+    let Step::Disk(read) = begin(&rig, &mut alone, &nexus, &compare_and_write(5), &data) else { panic!("it reads") };
+    alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
+    let Step::Disk(write) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it writes") };
+    rig.unit.suspend(&mut alone, &nexus, 1, &write);
+    // Before it goes on the block becomes another.
+    rig.run(&cdb10(0x2a, 0, 5, 1), &[7; BLOCK], 0).good();
+    assert_eq!(rig.unit.readmit(&mut alone, &nexus, &write, Waker::noop()), Some(Step::Disk(read)));
+    alone.scratch(&&data[..]).fill(7);
+    let Step::Done(done) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it is done") };
+    assert_eq!(done.sense.map(|sense| sense.key), Some(Key::Miscompare));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use super::luns::View;
 use super::tasks::{Abort, Function, Inbox};
 use super::waiting::{Bell, Needy, Scratch};
 use super::{Scsi, config};
-use crate::model::{Completed, Malformed, Next, RequestModel, RequestType, Status, keep};
+use crate::model::{Completed, DiskKey, Malformed, Next, RequestModel, RequestType, Status, keep};
 
 /// `struct virtio_scsi_req_cmd` up to its CDB: lun, id, task_attr, prio, crn.
 const FIXED: usize = 19;
@@ -154,6 +154,8 @@ pub struct ScsiQueue {
     ends: bool,
     /// Commands that wait for overlapping ones, the oldest first; and what is rung when they are worth another try.
     waiting: VecDeque<RequestToken>,
+    /// Likewise of those that were suspended, with the requests that they are to go on with.
+    readmitted: VecDeque<(DiskKey, Request<Buffers>)>,
     bell: Arc<Bell>,
     /// The bell's.
     waker: Waker,
@@ -179,6 +181,7 @@ impl ScsiQueue {
             due: Vec::new(),
             ends: false,
             waiting: VecDeque::new(),
+            readmitted: VecDeque::new(),
             waker: Arc::clone(&bell).into(),
             bell,
             scratch: Scratch::new(scsi.config.num_queues),
@@ -423,6 +426,11 @@ impl Slot {
     }
 }
 
+/// What a request asks of the disk, but for the memory.
+const fn asked_by(request: &Request<Buffers>) -> DiskOp {
+    DiskOp { op: request.op, offset: request.offset, len: request.len, memory: Memory::None }
+}
+
 /// The status of a command for statistics.
 #[inline]
 fn told(response: u32, done: &Done) -> Status {
@@ -497,6 +505,40 @@ impl RequestModel for ScsiQueue {
         self.proceed(memory, token, unit, step)
     }
 
+    fn suspend(&mut self, request: &mut Request<Buffers>) {
+        let head = request.token.slot();
+        let lun = self.view.lun(self.unit_of(head));
+        let slot = &mut self.slots[usize::from(head)];
+        if lun.unit.suspend(&mut slot.command, &lun.nexus, self.lane, &asked_by(request)) {
+            slot.bytes = 0;
+        } else if slot.scratch > 0 {
+            // It is asked for anew.
+            slot.bytes -= request.len;
+        }
+        if slot.scratch > 0 {
+            keep(&mut self.spare, mem::take(&mut request.buffers).into_parts().0);
+            self.give_scratch_back(head);
+        }
+    }
+
+    fn readmit(&mut self, memory: &GuestMemory, key: DiskKey, request: Request<Buffers>) -> Next {
+        let token = request.token;
+        let unit = self.unit_of(token.slot());
+        let lun = self.view.lun(unit);
+        let command = &mut self.slots[usize::from(token.slot())].command;
+        match lun.unit.readmit(command, &lun.nexus, &asked_by(&request), &self.waker) {
+            None => Next::Submit(key, request),
+            Some(Step::Wait) => {
+                self.readmitted.push_back((key, request));
+                Next::Wait
+            }
+            Some(step) => {
+                keep(&mut self.spare, request.buffers.into_parts().0);
+                self.proceed(memory, token, unit, step)
+            }
+        }
+    }
+
     fn set_waker(&mut self, waker: Option<Waker>) {
         match waker {
             Some(waker) => {
@@ -525,6 +567,12 @@ impl RequestModel for ScsiQueue {
         self.open_inbox();
         // Reset before the commands are retried, so that a ring during the retries wakes the queue again.
         if self.bell.rung.swap(false, Ordering::Acquire) {
+            for (key, request) in mem::take(&mut self.readmitted) {
+                let next = self.readmit(memory, key, request);
+                if !matches!(next, Next::Wait) {
+                    into.push(next);
+                }
+            }
             for _ in 0..self.waiting.len() {
                 let Some(token) = self.waiting.pop_front() else { break };
                 let unit = self.unit_of(token.slot());
@@ -553,7 +601,7 @@ impl RequestModel for ScsiQueue {
     }
 
     fn waiting(&self) -> usize {
-        self.waiting.len() + self.scratch.waiting.len()
+        self.waiting.len() + self.readmitted.len() + self.scratch.waiting.len()
     }
 
     fn is_aborted(&self, head: u16) -> bool {
@@ -562,6 +610,7 @@ impl RequestModel for ScsiQueue {
 
     fn let_go(&mut self) {
         self.waiting.clear();
+        self.readmitted.clear();
         self.scratch.waiting.clear();
         for slot in &mut self.slots {
             let Some(unit) = slot.unit.take() else { continue };
@@ -618,7 +667,9 @@ impl ScsiQueue {
         let mut ended: Vec<RequestToken> = Vec::new();
         ended.extend(self.waiting.iter().filter(|token| ends(token)));
         ended.extend(self.scratch.waiting.iter().map(|needy| &needy.token).filter(|token| ends(token)));
+        ended.extend(self.readmitted.iter().map(|(_, request)| &request.token).filter(|token| ends(token)));
         self.waiting.retain(|token| !ends(token));
+        self.readmitted.retain(|(_, request)| !ends(&request.token));
         self.scratch.waiting.retain(|needy| !ends(&needy.token));
         for token in ended {
             let head = token.slot();

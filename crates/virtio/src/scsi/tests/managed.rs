@@ -125,6 +125,40 @@ fn a_command_that_waits_is_aborted_without_having_done_anything() {
 }
 
 #[test]
+fn a_command_that_was_put_off_and_waits_to_go_on_does_so_in_its_turn_or_is_aborted() {
+    let scsi = device();
+    let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
+    let mut control = Line::new(&scsi, 0);
+    let compare_and_write = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    line.guest.write(BUFFER, &[0; 1024]);
+    other.guest.write(BUFFER, &[0; 1024]);
+    for aborts in [false, true] {
+        let (key, mut write) = line.submitted(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+        line.model.suspend(&mut write);
+        let (_, read) = other.submitted(FIRST, 1, &compare_and_write, &[piece(BUFFER, 1024)], &[]);
+        let readmitted = line.model.readmit(&line.guest.memory, key, write);
+        assert!(matches!(readmitted, Next::Wait), "{readmitted:?}");
+        assert_eq!(line.model.waiting(), 1);
+        if aborts {
+            assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
+            assert!(other.resume().is_empty(), "it has none of it");
+            assert!(line.resume().is_empty() && control.resume().is_empty(), "it is found at the end of the turn");
+            let Next::Complete(ended) = line.resumed() else { panic!("it is aborted") };
+            assert_eq!(line.told(ended).response, ABORTED);
+            assert!(matches!(control.resumed(), Next::Complete(_)));
+        }
+        assert_eq!(line.model.waiting(), usize::from(!aborts));
+        let Next::Submit(_, last) = other.end(read, Ok(())) else { panic!("it has compared") };
+        assert_eq!(other.ended(last, Ok(())).status, GOOD);
+        if !aborts {
+            let Next::Submit(_, write) = line.resumed() else { panic!("its turn has come") };
+            assert_eq!((write.len, line.ended(write, Ok(())).status), (512, GOOD));
+        }
+        assert_eq!(line.model.waiting(), 0);
+    }
+}
+
+#[test]
 fn a_queue_that_lets_go_of_its_commands_keeps_nobody_waiting() {
     let scsi = device();
     let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
