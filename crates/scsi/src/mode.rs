@@ -4,6 +4,7 @@ mod pages;
 
 use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
+use crate::command::Admission;
 use crate::nexus::Attention;
 use crate::sense::{Code, Sense};
 use crate::step::{DiskOp, Step};
@@ -86,8 +87,10 @@ impl LogicalUnit {
             self.set_write_protect(after.protect);
             self.attend(Attention::ModeChanged, Some(task.nexus.id()));
             if before.write_cache && !after.write_cache || after.protect && !before.protect {
-                // What the cache has got belongs on the medium from now on.
+                // What the cache has got belongs on the medium from now on, and so does what it is about to get: of a write that
+                // began before nobody has said that it is to be there when it ends.
                 command.work = Work::Once(Some(DiskOp::FLUSH));
+                command.admission = Admission::Quiet;
             }
         }
         Ok(self.start(command, task.nexus, task.waker))

@@ -1,7 +1,11 @@
+use std::task::Waker;
+
 use egret_disk::Op;
 
 use super::*;
 use crate::LunConfig;
+use crate::command::Command;
+use crate::step::Task;
 use crate::testing::{Rig, cdb10, config};
 
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -193,6 +197,24 @@ fn turning_the_write_cache_off_flushes_it_and_makes_every_write_stable() {
     select_6(&mut rig, &[&[0; 4], &CACHING]).good();
     assert_eq!(rig.ops, []);
     assert!(rig.unit.write_cache());
+}
+
+#[test]
+fn the_write_cache_is_flushed_when_those_writes_have_ended_that_began_before_it_was_turned_off() {
+    let rig = Rig::new(config());
+    let begin = |command: &mut Command, cdb: &[u8], out: &[u8]| {
+        let data_out = out.len() as u64;
+        let task = Task { cdb, nexus: &rig.nexus, luns: &[], data_in: 0, data_out, lane: 1, waker: Waker::noop() };
+        rig.unit.begin(command, &task, &out)
+    };
+    let is_flush = |step: Step| matches!(step, Step::Disk(DiskOp { op: Op::Flush, .. }));
+    let (mut write, mut select) = (Command::new(), Command::new());
+    let (data, list) = ([1; 512], [&[0; 4][..], &write_through()].concat());
+    assert!(matches!(begin(&mut write, &cdb10(0x2a, 0, 0, 1), &data), Step::Disk(_)));
+    assert_eq!(begin(&mut select, &[0x15, 0x10, 0, 0, list.len() as u8, 0], &list), Step::Wait);
+    assert!(matches!(rig.unit.step(&mut write, Ok(()), &&data[..]), Step::Done(_)));
+    assert!(is_flush(rig.unit.retry(&mut select, &rig.nexus, Waker::noop())));
+    rig.unit.abort(&mut select);
 }
 
 /// SPC-5, MODE SELECT (6) command.
