@@ -271,14 +271,14 @@ impl Soak {
         Fault { iotype: None, sectors: None, after, times, effect }
     }
 
-    /// The disk is in nobody's way, nor in the monitor's; but that io_submit waits for the lock of a file where another request
-    /// hangs that has it, and the disk's queues may be on the other's I/O thread.
+    /// The disk is in nobody's way, nor in the monitor's; but that a submission to the kernel waits for the lock of a file in FUSE
+    /// where another request hangs that has it, and the disk's queues may be on the other's I/O thread.
     fn hang(&mut self) {
         let fault = Fault { after: 0, ..self.fault(Effect::Never) };
         self.inject(fault);
         let [hung, other] = &mut self.vms;
         hung.submit();
-        if self.kind.aio != "native" {
+        if self.kind.aio == "threads" {
             other.load(BURST);
         }
         self.qmp.run("query-block-exports", json!({}));
