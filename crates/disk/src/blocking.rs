@@ -63,7 +63,10 @@ fn run_part(disk: &Disk, job: &mut Job, done: u64, scratch: &mut Scratch) -> Res
     match job.request.op {
         Op::Read => read(disk, &job.request.buffers, done, bytes, scratch),
         Op::Write { .. } => write(disk, job, done, bytes, scratch),
-        Op::Flush => disk.sync().map(|()| job.request.len),
+        Op::Flush => {
+            let synced = if job.settles { disk.sync_predecessor() } else { disk.sync() };
+            synced.map(|()| job.request.len)
+        }
         Op::Discard => discard(disk, bytes),
         Op::WriteZeroes { unmap, .. } => write_zeroes(disk, bytes, unmap, scratch),
     }

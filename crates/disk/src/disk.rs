@@ -4,6 +4,7 @@
 
 mod active;
 mod open;
+mod predecessor;
 
 use std::fmt;
 use std::fs::File;
@@ -27,6 +28,8 @@ use crate::remote::RemoteDisk;
 use crate::request::Op;
 use crate::syncs::Syncs;
 use crate::throttle::{Direction, Throttle, ThrottleGroup};
+use predecessor::Predecessor;
+
 pub use active::{Active, Standing};
 
 /// An open image: what it is, and what was learnt about it.
@@ -46,8 +49,10 @@ pub struct Disk {
     pub(crate) failures: Failures,
     /// Errors that are injected on purpose.
     pub(crate) blkdebug: Option<Box<Blkdebug>>,
-    /// Those of the page cache, where requests go through it.
+    /// Those of the page cache, where requests go through it; and what was lost, wherever they go.
     syncs: Syncs,
+    /// The one whose place it has taken.
+    predecessor: Predecessor,
     /// How many have it active.
     users: Mutex<usize>,
     standing: Arc<Standing>,
@@ -160,19 +165,29 @@ impl Disk {
     ///
     /// What `fdatasync` says, or said before where that [lost writes](Self::has_lost_writes).
     pub fn flush(&self) -> io::Result<()> {
-        if self.options.read_only || self.options.no_flush { Ok(()) } else { self.sync().map_err(io::Error::from) }
+        let synced = if self.ignores_flushes() { self.sync_predecessor() } else { self.sync() };
+        synced.map_err(io::Error::from)
     }
 
-    /// Has the kernel make stable what was written.
+    fn ignores_flushes(&self) -> bool {
+        self.options.read_only || self.options.no_flush
+    }
+
+    /// Has the kernel make stable what was written, through the disk before as well.
     pub(crate) fn sync(&self) -> Result<(), Errno> {
-        let file = match &self.backing {
-            Backing::File(file) | Backing::Device(file) => file,
-            Backing::Null { .. } => return Ok(()),
-            Backing::Remote(remote) => return remote.flush(),
-        };
-        let sync = || rustix::fs::fdatasync(file);
-        // Direct I/O leaves nothing in the page cache that could be lost there.
-        if self.options.direct { sync() } else { self.syncs.run(sync) }
+        self.sync_predecessor()?;
+        // Nothing else leaves what could be lost in the page cache.
+        let is_cached = self.file().is_some() && !self.options.direct;
+        if is_cached { self.syncs.run(|| self.sync_once()) } else { self.sync_once() }
+    }
+
+    /// The same, whatever was lost before.
+    fn sync_once(&self) -> Result<(), Errno> {
+        match &self.backing {
+            Backing::File(file) | Backing::Device(file) => rustix::fs::fdatasync(file),
+            Backing::Null { .. } => Ok(()),
+            Backing::Remote(remote) => remote.flush(),
+        }
     }
 
     /// Notes a failure, for who [watches](Self::watch_failures) them.
@@ -181,8 +196,8 @@ impl Disk {
         self.failures.note(failure);
     }
 
-    /// Whether the page cache has lost writes, because a flush failed: no flush succeeds until the disk is
-    /// [reopened](Self::reopen).
+    /// Whether writes are lost, because a flush through the page cache failed, or that of a disk in whose place this one is: no
+    /// flush succeeds until the disk is [reopened](Self::reopen).
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.lost().is_some()
     }
@@ -333,7 +348,11 @@ impl Disk {
 
     /// Whether some of its requests are for workers.
     pub(crate) fn needs_workers(&self) -> bool {
-        !matches!(self.backing, Backing::Null { read_zeroes: false, .. } | Backing::Remote(_))
+        match self.backing {
+            Backing::File(_) | Backing::Device(_) => true,
+            Backing::Null { read_zeroes, .. } => read_zeroes,
+            Backing::Remote(_) => self.is_owed(),
+        }
     }
 
     /// The image; `None` for a disk without one.

@@ -48,7 +48,8 @@ pub struct EngineSet {
     slots: Vec<Option<Attached>>,
     /// Completions without an engine.
     answers: VecDeque<(u32, Ended)>,
-    /// Jobs on their way from an engine that refused them to the workers; empty between calls.
+    /// Jobs on their way from an engine that refused them to the workers, or from those to the engine that does the rest;
+    /// empty between calls.
     refused: Jobs,
     /// A read that began alone, kept until the batch is complete.
     alone: Option<Box<Job>>,
@@ -359,7 +360,9 @@ impl Backend for EngineSet {
                 done(Ended { completion: completion(job, spare), failed });
             };
             if !kind.runs_in_kernel() {
-                engine.reap(now, &mut |job| end(slots, job));
+                engine.reap(now, &mut |job| {
+                    if job.settles && job.result.is_ok() { refused.push(job) } else { end(slots, job) }
+                });
                 continue;
             }
             engine.reap(now, &mut |job| {
@@ -376,9 +379,11 @@ impl Backend for EngineSet {
                 end(slots, job);
             });
         }
-        if let Some(threads) = engines.get(EngineKind::THREADS) {
-            for job in refused.drain(..) {
-                threads.push(job);
+        for mut job in refused.drain(..) {
+            let own = slots[job.slot as usize].as_ref().map(|attached| attached.kind);
+            let kind = if mem::take(&mut job.settles) { own } else { Some(EngineKind::THREADS) };
+            if let Some(engine) = kind.and_then(|kind| engines.get(kind)) {
+                engine.push(job);
             }
         }
         // Two that leave in one go are rare enough to look for the other.

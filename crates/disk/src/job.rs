@@ -16,6 +16,8 @@ pub struct Job {
     pub(crate) slot: u32,
     /// Whether the disk is synced before it completes, because nothing that is done for it does so.
     pub(crate) sync_after: bool,
+    /// A flush of which a worker does what is owed for the disk before; the rest is its disk's own engine's to do.
+    pub(crate) settles: bool,
     /// Whether a worker looks for zeroes in what is written: there are some at its beginning.
     pub(crate) maybe_zero: bool,
     /// What is asked for. An engine gives it back as it was.
@@ -31,7 +33,7 @@ impl Job {
 
     #[inline]
     const fn of(slot: u32, request: Request) -> Self {
-        Self { slot, sync_after: false, maybe_zero: false, request, result: Err(Errno::IO) }
+        Self { slot, sync_after: false, settles: false, maybe_zero: false, request, result: Err(Errno::IO) }
     }
 
     /// Another request, in the box of one that has ended.

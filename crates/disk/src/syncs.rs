@@ -49,9 +49,14 @@ impl Syncs {
             Ok(()) => *served = asked,
             // Nothing was told yet.
             Err(Errno::INTR) => {}
-            Err(errno) => self.lost.store(errno.raw_os_error(), Ordering::Release),
+            Err(errno) => self.lose(errno),
         }
         synced
+    }
+
+    /// Writes are lost that no sync here would tell of.
+    pub(crate) fn lose(&self, errno: Errno) {
+        self.lost.store(errno.raw_os_error(), Ordering::Release);
     }
 
     /// Why the page cache has lost writes, if it has.

@@ -84,10 +84,15 @@ pub(crate) fn triage(disk: &Disk, job: &mut Job) -> Verdict {
 }
 
 /// The same for a remote disk, whose engine runs whatever there is to run.
-fn remote(disk: &Disk, Job { request, .. }: &mut Job) -> Verdict {
+fn remote(disk: &Disk, Job { request, settles, .. }: &mut Job) -> Verdict {
     let options = &disk.options;
     let runs = match &mut request.op {
-        Op::Flush => !options.no_flush && !options.read_only,
+        Op::Flush if options.no_flush || options.read_only => false,
+        Op::Flush if disk.is_owed() => {
+            *settles = true;
+            return Verdict::Worker;
+        }
+        Op::Flush => true,
         _ if request.len == 0 => false,
         Op::Read => true,
         Op::Write { fua } => {

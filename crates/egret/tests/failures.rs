@@ -390,3 +390,113 @@ fn inject(disk: &FaultDisk, iotype: IoType, errno: ErrnoName, times: u64) {
     disk.tell(Order::Inject(Fault { iotype: Some(iotype), sectors: None, after: 0, times: Some(times), effect }))
         .unwrap();
 }
+
+#[test]
+fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or_no_flush_succeeds() {
+    let test = "what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or_no_flush_succeeds";
+    if !is_root_or_skips(test, "for a disk that fails") {
+        return;
+    }
+    for (was_direct, is_direct) in [(false, true), (false, false), (true, false)] {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let device = LoopDevice::over(&faulty.path()).unwrap();
+        let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+        let cache = if was_direct { "cache.direct=on" } else { "cache.direct=off" };
+        let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), cache);
+        let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+        let mut qmp = Qmp::connect(&monitor);
+        let mut disk = Disk::connect(&socket).unwrap();
+        let beside = std::fs::OpenOptions::new().write(true).open(device.path()).unwrap();
+        let mut reopen_as = |cache: Value, more: &str| {
+            let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(), "cache": cache,
+                              "detect-zeroes": more});
+            qmp.run("blockdev-reopen", json!({"options": [node]}));
+        };
+        let unflushed = || faulty.tell(Order::Status).unwrap().unflushed;
+
+        // Who ignores flushes from here on does not ignore what was written before.
+        disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+        reopen_as(json!({"direct": is_direct, "no-flush": true}), "off");
+        assert_eq!(unflushed(), 0, "{was_direct} to {is_direct}");
+        reopen_as(json!({"direct": was_direct}), "off");
+        let mut reopen = |direct: bool, more: &str| reopen_as(json!({"direct": direct}), more);
+
+        // All is well.
+        disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+        reopen(is_direct, "off");
+        assert_eq!(flush_at_once(&mut disk), [0; 8], "{was_direct} to {is_direct}");
+        assert_eq!(unflushed(), 0, "{was_direct} to {is_direct}");
+        reopen(was_direct, "off");
+
+        // It cannot be written, and who was told first is somebody else: nobody (0), or whoever has the device open (1).
+        for told in 0..2 {
+            let case = format!("{was_direct} to {is_direct}, {told} told");
+            disk.first().write(MIB / 2, &[2 + told; 4096]).unwrap();
+            inject(&faulty, IoType::Write, ErrnoName::Eio, 1);
+            if told == 1 {
+                assert_eq!(beside.sync_data().is_err(), !was_direct, "{case}");
+            }
+            reopen(is_direct, "on");
+            faulty.tell(Order::Clear).unwrap();
+            let expected = if was_direct { 0 } else { -5 };
+            // Who opens it once more before anybody was told lifts nothing.
+            reopen(is_direct, "off");
+            assert_eq!(flush_at_once(&mut disk), [expected; 8], "{case}");
+            assert_eq!(flush_at_once(&mut disk), [expected; 8], "{case}");
+            reopen(is_direct, "on");
+            disk.first().write(MIB / 2, &[3 + told; 4096]).unwrap();
+            assert_eq!(flush_at_once(&mut disk), [0; 8], "{case}");
+            assert_eq!(unflushed(), 0, "{case}");
+            reopen(was_direct, "off");
+        }
+        drop(disk);
+        let lost =
+            server.complaints().iter().filter(|line| line.contains("none succeeds before it is reopened")).count();
+        assert_eq!(lost, if was_direct { 0 } else { 4 }, "{was_direct} to {is_direct}");
+        assert!(server.terminate().success());
+    }
+}
+
+#[test]
+fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait() {
+    let test = "a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait";
+    if !is_root_or_skips(test, "for a disk that hangs") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let device = LoopDevice::over(&faulty.path()).unwrap();
+    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=off");
+    let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+    let mut qmp = Qmp::connect(&monitor);
+    let mut disk = Disk::connect(&socket).unwrap();
+    disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+    let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).unwrap();
+    for detect_zeroes in ["on", "off"] {
+        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
+                          "detect-zeroes": detect_zeroes});
+        qmp.run("blockdev-reopen", json!({"options": [node]}));
+    }
+    assert_eq!(faulty.tell(Order::Status).unwrap().waiting, 1);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| {
+            let flushed = disk.first().flush();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            flushed
+        });
+        // Whoever asks is answered meanwhile.
+        let shown = qmp.run("query-named-block-nodes", json!({}));
+        assert_eq!(shown[0]["node-name"], "d0");
+        assert!(!done.load(std::sync::atomic::Ordering::Relaxed), "it waits");
+        faulty.tell(Order::Clear).unwrap();
+        faulty.tell(Order::Release).unwrap();
+        flush.join().expect("no panic").unwrap();
+    });
+    assert_eq!(faulty.tell(Order::Status).unwrap().unflushed, 0);
+    drop(disk);
+    assert!(server.terminate().success());
+}

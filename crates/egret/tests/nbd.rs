@@ -294,3 +294,62 @@ fn queues_move_between_io_threads_where_the_server_allows_it_and_stay_where_not(
         assert_eq!(server.terminate().code(), Some(0));
     }
 }
+
+/// The changes and flushes that nbdkit's log has, in the order in which they have ended: each with its connection.
+fn changes_logged(log: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(log).unwrap();
+    let ended = |line: &str| {
+        let (connection, what) = line.split_once("connection=")?.1.split_once(' ')?;
+        let what = what.strip_prefix("...").and_then(|what| what.split(' ').next());
+        what.filter(|what| ["Write", "Flush"].contains(what)).map(|what| format!("{what} {connection}"))
+    };
+    text.lines().filter_map(ended).collect()
+}
+
+#[test]
+fn what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for_another() {
+    if !has_servers_or_skips("what_was_written_over_a_connection_is_flushed_over_it_before_it_is_closed_for_another") {
+        return;
+    }
+    for (several, does) in [("disable", "flush"), ("disable", "end"), ("auto", "end"), ("disable", "resize")] {
+        let scratch = Scratch::new();
+        let [socket, export, qmp, log] = ["nbd", "e0", "qmp", "log"].map(|name| scratch.path(name));
+        let (several, logs) = (format!("multi-conn-mode={several}"), format!("logfile={}", log.display()));
+        let words = ["--filter=log", "--filter=multi-conn", "memory", "16M", &several, &logs];
+        let _nbd = NbdServer::nbdkit(&socket, &words);
+        let server = Server::start(&Program::egret(), &over(&socket, &export, "").monitor("m", &qmp));
+        let mut qmp = Qmp::connect(&qmp);
+        let mut disk = Disk::connect(&export).unwrap();
+        disk.first().write(MIB, &[1; 4096]).unwrap();
+        let written = changes_logged(&log).pop().unwrap();
+        let connection = written.strip_prefix("Write ").unwrap();
+        let flushed = |log| changes_logged(log).contains(&format!("Flush {connection}"));
+        match does {
+            // Whoever has no client asks over a connection that is new.
+            "resize" => {
+                drop(disk);
+                await_that("the old connection to be closed", || {
+                    qmp.run("block_resize", json!({"node-name": "d0", "size": 16 * MIB}));
+                    let closed = format!("connection={connection} Disconnect");
+                    std::fs::read_to_string(&log).unwrap().contains(&closed)
+                });
+                assert!(flushed(&log), "{does}, {several}: {:?}", changes_logged(&log));
+            }
+            _ => {
+                let server = json!({"type": "unix", "path": socket});
+                let node = json!({"driver": "nbd", "node-name": "d0", "server": server, "reconnect-delay": 7});
+                qmp.run("blockdev-reopen", json!({"options": [node]}));
+                if does == "flush" {
+                    disk.first().flush().unwrap();
+                    assert!(flushed(&log), "{does}, {several}: {:?}", changes_logged(&log));
+                    let last = changes_logged(&log).pop().unwrap();
+                    assert!(last.starts_with("Flush ") && !last.ends_with(connection), "{last}, after {connection}");
+                }
+                drop(disk);
+            }
+        }
+        assert_eq!(server.terminate().code(), Some(0), "{does}, {several}");
+        let all = changes_logged(&log);
+        assert!(all.iter().any(|change| change.starts_with("Flush ")), "{does}, {several}: {all:?}");
+    }
+}

@@ -35,7 +35,8 @@ pub struct DiskSwap {
 }
 
 /// Gives the queues of `exports`, which must be all that use the old disks, the new ones, at a moment when none of them
-/// has a request in flight. Returns the longest time that a queue was not served.
+/// has a request in flight. Returns the longest time that a queue was not served. What was written through the old ones is
+/// made stable by the first flush of the new ones, or by who [lets go](Disk::let_go_of_predecessor) of them.
 ///
 /// # Errors
 ///
@@ -46,6 +47,7 @@ pub fn reopen(exports: &[&Export], disks: &[DiskSwap]) -> Result<Pause, ExportEr
     for DiskSwap { old, new } in disks {
         let id = || exports.first().map_or_else(String::new, |export| export.id().to_owned());
         new.share_locks_of(old).map_err(|e| ExportError::Disk(id(), e.into()))?;
+        new.follow(old);
     }
     let mut swaps = Vec::new();
     for (export, queues) in exports.iter().zip(&locked) {

@@ -234,10 +234,16 @@ impl Shared {
             return Ok(state.export.size);
         }
         // It may be the only one that the server takes.
-        let spare = state.idle.take();
+        let mut spare = state.idle.take();
         let was_idle = spare.is_some();
-        spare.into_iter().for_each(Connection::close);
+        // A flush on the next one need not be for what was written on this.
+        let is_owed = was_idle && !self.takes_several(&state.export) && state.export.has(export_flag::SEND_FLUSH);
         drop(state);
+        if is_owed && self.is_changed.swap(false, Ordering::AcqRel) {
+            let flushed = self.flush_over(spare, Instant::now() + connect::PATIENCE);
+            spare = Some(flushed.inspect_err(|_| self.note_change())?);
+        }
+        spare.into_iter().for_each(Connection::close);
         let connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
         let size = connection.export.size;
         let mut state = self.state();
@@ -261,13 +267,12 @@ impl Shared {
             let waited = self.left.wait_timeout_while(state, FLUSH_PATIENCE, |state| state.engines > 0);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        if state.engines > 0 && !self.takes_several(&state.export) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let idle = state.idle.take();
         drop(state);
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => Connection::make(&self.target, &self.stop).map_err(io::Error::other)?,
-        };
-        connection.flush(deadline, &self.stop)?;
+        let connection = self.flush_over(idle, deadline)?;
         let mut state = self.state();
         if state.engines == 0 {
             state.idle = Some(connection);
@@ -275,6 +280,21 @@ impl Shared {
             connection.close();
         }
         Ok(())
+    }
+
+    /// Flushes over a connection that is there, or, where there is none or the server has ended it, over another: as an engine
+    /// does that has lost its own.
+    fn flush_over(&self, idle: Option<Connection>, deadline: Instant) -> io::Result<Connection> {
+        if let Some(mut connection) = idle {
+            match connection.flush(deadline, &self.stop) {
+                Ok(()) => return Ok(connection),
+                Err(e) if is_ended(&e) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let mut connection = Connection::make(&self.target, &self.stop).map_err(io::Error::other)?;
+        connection.flush(deadline, &self.stop)?;
+        Ok(connection)
     }
 
     /// Something was changed that is to be made stable.
@@ -325,6 +345,12 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("target", &self.target).finish_non_exhaustive()
     }
+}
+
+/// Whether that is what is said of a connection whose other end is gone.
+fn is_ended(e: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(e.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Block sizes as a guest should be told them.

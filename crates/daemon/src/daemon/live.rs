@@ -1,13 +1,21 @@
 //! What changes under running queues: the I/O threads that run them, and how their disks are opened.
 
+use std::convert::Infallible as Never;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
 
+use egret_confine::{Bounds, ThreadKind};
+use egret_disk::Disk;
 use egret_export::{DiskSwap, Export, IoStatus, Pause, reopen};
 use egret_vocabulary::Config;
 use egret_vocabulary::schema::{self, Blockdev, Child, Driver, Object as _};
 
-use super::disks::{locks, make_stable, options};
+use super::disks::{locks, options};
 use super::{ChangeError, DEFAULT_IOTHREAD, Daemon, StartError};
+
+/// How long a disk that was reopened is waited for to be closed.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Daemon {
     /// Has an export's queues run where `object` says, which is that export on other I/O threads. Returns the longest
@@ -62,12 +70,13 @@ impl Daemon {
         let swaps = self.reopened(&changed, &named)?;
         let pause = reopen(&self.users(&swaps)?, &swaps).map_err(StartError::from)?;
         self.config = changed;
+        let (gone, left_behind) = channel::<Never>();
         for DiskSwap { old, new } in swaps {
             let name = old.node_name().to_owned();
-            // What was written through the old one nobody flushes through one that does not.
-            if new.options().read_only || new.options().no_flush {
-                make_stable(&name, &old);
-            }
+            // They could be in the way of a disk that is opened after this one, and what holds the old one may hang.
+            old.leave_locks();
+            drop(old);
+            let_go_of_predecessor(Arc::clone(&new), gone.clone());
             if let Some(held) = self.held.get_mut(&name)
                 && let Ok(active) = new.activate()
             {
@@ -76,6 +85,9 @@ impl Daemon {
             }
             self.disks.insert(name, new);
         }
+        // Then the old ones are closed, unless they hang.
+        drop(gone);
+        let _ = left_behind.recv_timeout(PATIENCE);
         Ok(pause)
     }
 
@@ -115,6 +127,27 @@ impl Daemon {
         let uses = |export: &&schema::Export| swaps.iter().any(|swap| export.has_node(swap.old.node_name()));
         let users = self.config.exports.iter().filter(uses);
         users.map(|user| self.exports.get(&user.id).ok_or_else(|| ChangeError::ShuttingDown(user.id.clone()))).collect()
+    }
+}
+
+/// Has what was written through the disk before made stable, on a thread of its own, which drops `gone` at its end. Until
+/// then, and where there is no such thread, whoever flushes the disk waits for that.
+fn let_go_of_predecessor(disk: Arc<Disk>, gone: Sender<Never>) {
+    let bounds = Bounds::of_this_thread();
+    let name = disk.node_name().to_owned();
+    let thread = move || {
+        bounds.narrow(ThreadKind::Control);
+        if let Err(e) = disk.let_go_of_predecessor() {
+            tracing::error!(
+                "blockdev '{}': the last flush before it was reopened failed, so none succeeds before it is reopened once \
+                 more: {e}",
+                disk.node_name()
+            );
+        }
+        drop(gone);
+    };
+    if let Err(e) = std::thread::Builder::new().name("egret-reopened".to_owned()).stack_size(256 << 10).spawn(thread) {
+        tracing::warn!("blockdev '{name}': no thread to close what it was before: {e}");
     }
 }
 

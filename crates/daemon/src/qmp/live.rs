@@ -52,7 +52,8 @@ pub(super) static COMMANDS: &[Command] = &[
         returns: RETURNS,
         about: "Open nodes otherwise while they are used: `aio`, `cache`, `read-only`, `discard`, `detect-zeroes` and \
                 `locking` can change, the image cannot. If one node cannot be had as asked, all stay as they are. \
-                `pause-ns`, Egret's own, is the longest time that a queue was not served for that, \
+                What was written before is made stable then, for which the answer waits five seconds at most; no flush \
+                succeeds before that is done. `pause-ns`, Egret's own, is the longest time that a queue was not served for that, \
                 and `drain-ns` how long of it requests in flight took to end.",
         run: Run::Mutate(|context, arguments| {
             let Reopen { options } = typed(arguments)?;

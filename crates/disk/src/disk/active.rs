@@ -102,7 +102,8 @@ impl Disk {
     ///
     /// As [`flush`](Self::flush).
     pub fn write_out(&self) -> std::io::Result<()> {
-        if self.options.read_only { Ok(()) } else { self.sync().map_err(Into::into) }
+        let synced = if self.options.read_only { self.sync_predecessor() } else { self.sync() };
+        synced.map_err(Into::into)
     }
 
     fn become_active(&self) -> Result<(), OpenCause> {

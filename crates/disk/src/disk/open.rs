@@ -12,6 +12,7 @@ use egret_event_loop::Nanos;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
+use super::predecessor::Predecessor;
 use super::{Able, Backing, Disk, Standing};
 use crate::blkdebug::Blkdebug;
 use crate::block_range_lock::BlockRangeLock;
@@ -194,6 +195,7 @@ impl Disk {
             failures: Failures::default(),
             blkdebug: Blkdebug::new(&options.blkdebug).map(Box::new),
             syncs: Syncs::default(),
+            predecessor: Predecessor::default(),
             users: Mutex::default(),
             standing: Arc::new(Standing { size: size.into(), is_active: (!options.allow_inactive).into() }),
         }

@@ -16,6 +16,8 @@ pub struct DiskSlot(pub(super) u32);
 pub(super) struct Attached {
     pub(super) disk: Arc<Disk>,
     pub(super) kind: EngineKind,
+    /// Whether workers run some of its requests.
+    has_workers: bool,
     pub(super) in_flight: u32,
     /// Detached while it had requests in flight: freed when the last one is reaped.
     pub(super) leaving: bool,
@@ -31,6 +33,7 @@ impl Attached {
         Self {
             disk: Arc::clone(disk),
             kind: EngineKind::of(disk),
+            has_workers: EngineKind::of(disk) != EngineKind::THREADS && disk.needs_workers(),
             in_flight: 0,
             leaving: false,
             throttled: ThrottledSlot::default(),
@@ -41,7 +44,6 @@ impl Attached {
 
     /// The engines that run its requests: its own, and worker threads for requests that its own cannot run.
     pub(super) fn engines(&self) -> impl Iterator<Item = EngineKind> + use<> {
-        let workers = self.kind != EngineKind::THREADS && self.disk.needs_workers();
-        [self.kind].into_iter().chain(workers.then_some(EngineKind::THREADS))
+        [self.kind].into_iter().chain(self.has_workers.then_some(EngineKind::THREADS))
     }
 }

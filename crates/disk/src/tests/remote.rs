@@ -24,6 +24,9 @@ struct Seen {
     engines: usize,
     locked: Vec<bool>,
     announced: usize,
+    /// How many of its flushes fail that no engine runs.
+    failing: usize,
+    flushed: usize,
 }
 
 #[derive(Debug)]
@@ -66,8 +69,10 @@ impl Remote for Vector {
     }
 
     fn flush(&self) -> Result<(), Errno> {
-        self.seen.lock().unwrap().jobs.push((Op::Flush, 0, 0));
-        Ok(())
+        let mut seen = self.seen.lock().unwrap();
+        seen.jobs.push((Op::Flush, 0, 0));
+        seen.flushed += 1;
+        if seen.flushed <= seen.failing { Err(Errno::IO) } else { Ok(()) }
     }
 
     fn lock(&self) -> Result<(), OpenCause> {
@@ -263,4 +268,60 @@ fn a_remote_disk_is_locked_grown_and_flushed_by_its_driver() {
     assert_eq!(disk.size(), SIZE + 512);
     disk.flush().unwrap();
     assert_eq!(seen.lock().unwrap().jobs, [(Op::Flush, 0, 0)]);
+}
+
+#[test]
+fn a_flush_is_for_what_was_written_through_the_disk_before_as_well() {
+    let [(old, olds), (new, news)] = [vector(512), vector(512)];
+    let mut rig = Rig::new(&old);
+    assert_eq!(rig.write(0, &[1; 512]), Ok(()));
+    let old = Arc::clone(&rig.disk);
+    drop(rig);
+    let disk = Arc::new(Disk::open(&new).unwrap());
+    disk.follow(&old);
+    let mut rig = Rig::over(Arc::clone(&disk), EngineOptions::default());
+    assert_eq!(rig.write(0, &[2; 512]), Ok(()));
+    let jobs = |seen: &Mutex<Seen>| seen.lock().unwrap().jobs.iter().map(|job| job.0).collect::<Vec<_>>();
+    assert_eq!((jobs(&olds).len(), jobs(&news).len()), (1, 1), "a write is for itself alone");
+    for flushes in 1..3 {
+        assert_eq!(rig.run(Op::Flush, 0, 0), Ok(()));
+        assert_eq!(jobs(&olds), [Op::Write { fua: false }, Op::Flush], "once");
+        assert_eq!(jobs(&news).len(), 1 + flushes, "and each by its own engine");
+    }
+    assert_eq!((rig.requests_of("nbd"), rig.requests_of("threads")), (3, 1));
+    // It goes with who has opened the new one.
+    assert_eq!(Arc::strong_count(&old), 2);
+    disk.let_go_of_predecessor().unwrap();
+    assert_eq!((Arc::strong_count(&old), jobs(&olds).len()), (1, 2));
+}
+
+#[test]
+fn what_the_disk_before_cannot_make_stable_is_lost_until_somebody_who_was_told_opens_it_again() {
+    let opened = |before: &Arc<Disk>| {
+        let (options, seen) = vector(512);
+        let disk = Arc::new(Disk::open(&options).unwrap());
+        disk.follow(before);
+        (Rig::over(Arc::clone(&disk), EngineOptions::default()), disk, seen)
+    };
+    for asks_itself in [false, true] {
+        let (old, olds) = vector(512);
+        olds.lock().unwrap().failing = 1;
+        let (mut rig, mut disk, mut seen) = opened(&Arc::new(Disk::open(&old).unwrap()));
+        if !asks_itself {
+            // Who lets go of it is not who asks for a flush.
+            disk.let_go_of_predecessor().unwrap_err();
+            assert!(disk.has_lost_writes());
+            (rig, disk, seen) = opened(&disk);
+        }
+        for _ in 0..2 {
+            assert_eq!(rig.run(Op::Flush, 0, 0), Err(Errno::IO));
+        }
+        assert_eq!(rig.write(0, &[2; 512]), Ok(()));
+        assert_eq!(seen.lock().unwrap().jobs, [(Op::Write { fua: false }, 0, 512)]);
+        assert!(disk.has_lost_writes() && disk.flush().is_err());
+        let (mut rig, disk, _) = opened(&disk);
+        assert_eq!(rig.run(Op::Flush, 0, 0), Ok(()));
+        assert!(!disk.has_lost_writes());
+        assert_eq!(seen.lock().unwrap().jobs.last(), Some(&(Op::Flush, 0, 0)), "of what was written since");
+    }
 }

@@ -1,0 +1,128 @@
+//! What a disk owes for the one whose place it has taken.
+//!
+//! Who [reopens](super::Disk::reopen) a disk has written through the old one what nobody has made stable yet, and nothing that
+//! is done through the new one need be for that: of what the page cache loses the old file alone is told, and an NBD server
+//! may have a flush be for the writes of its own connection. So no flush of the new disk succeeds before one of the old one
+//! has. If that fails, writes are lost, and the new disk is as one whose page cache has lost them: no flush succeeds until
+//! it is opened once more by somebody who can know of it.
+//!
+//! ```text
+//! follow ──▶ owes ── the old one's flush ──┬─ succeeds ──▶ owes nothing
+//!                                          └─ fails ─────▶ lost, and nobody told ── a flush ──▶ lost, as of a flush of its own
+//! ```
+//!
+//! A worker that runs a guest's flush may see to it, and does not drop the old disk: to unlock an image is not for workers.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::{Errno, retry_on_intr};
+
+use super::{Backing, Disk};
+use crate::lock;
+
+/// See the module's description.
+#[derive(Default)]
+pub(super) struct Predecessor {
+    /// Whether what was written through it may not be stable.
+    is_owed: AtomicBool,
+    /// Locked by who flushes it.
+    disk: Mutex<Option<Owed>>,
+    /// It could not be made stable, and no flush has failed since.
+    is_untold: AtomicBool,
+}
+
+struct Owed {
+    disk: Arc<Disk>,
+    /// What it had lost by then is known, and does not count.
+    was_lost: bool,
+}
+
+impl Disk {
+    /// Takes over what `old` has not made stable. To be called before anything is written through this disk, and before it is
+    /// attached to engines. What a flush of `old` has told of is known, and does not count here.
+    pub fn follow(&self, old: &Arc<Self>) {
+        let Predecessor { is_owed, disk, is_untold } = &self.predecessor;
+        let lost = old.syncs.lost();
+        if let Some(errno) = lost
+            && old.predecessor.is_untold.load(Ordering::Acquire)
+        {
+            self.syncs.lose(errno);
+            is_untold.store(true, Ordering::Release);
+        }
+        if old.predecessor.is_owed.load(Ordering::Acquire) || old.leaves_behind(self.ignores_flushes()) {
+            let owed = Owed { disk: Arc::clone(old), was_lost: lost.is_some() };
+            *disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(owed);
+            is_owed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives back the locks of a disk whose place another has, with locks of its own: to make it stable may take any time.
+    pub fn leave_locks(&self) {
+        if let Some(file) = self.file() {
+            lock::unlock(file);
+        }
+    }
+
+    /// Makes stable what the disk before has left behind, and lets go of that one.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made stable, or could not: no flush succeeds, and the next one tells.
+    pub fn let_go_of_predecessor(&self) -> io::Result<()> {
+        let settled = retry_on_intr(|| self.settle());
+        // To close it may take any time, too.
+        let old = self.predecessor.disk.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(old);
+        Ok(settled?)
+    }
+
+    /// Whether something has to be seen to before a flush.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.predecessor.is_owed.load(Ordering::Acquire) || self.syncs.lost().is_some()
+    }
+
+    /// Makes stable what the disk before has left behind, for who flushes this one.
+    pub(crate) fn sync_predecessor(&self) -> Result<(), Errno> {
+        let settled = self.settle();
+        if settled.is_err() {
+            self.predecessor.is_untold.store(false, Ordering::Release);
+        }
+        settled
+    }
+
+    fn settle(&self) -> Result<(), Errno> {
+        let Predecessor { is_owed, disk, is_untold } = &self.predecessor;
+        if is_owed.load(Ordering::Acquire) {
+            let disk = disk.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who had the lock before may have done it.
+            if let Some(Owed { disk: old, was_lost }) = disk.as_ref().filter(|_| is_owed.load(Ordering::Acquire)) {
+                let synced = if *was_lost { old.sync_once() } else { old.sync() };
+                match synced {
+                    Ok(()) => {}
+                    // Nothing was told yet.
+                    Err(Errno::INTR) => return Err(Errno::INTR),
+                    Err(errno) => {
+                        is_untold.store(true, Ordering::Release);
+                        self.syncs.lose(errno);
+                    }
+                }
+                is_owed.store(false, Ordering::Release);
+            }
+        }
+        self.syncs.lost().map_or(Ok(()), Err)
+    }
+
+    /// Whether there may be something that no flush of the next disk makes stable.
+    fn leaves_behind(&self, next_ignores_flushes: bool) -> bool {
+        !self.options.read_only
+            && match &self.backing {
+                // What a device has in its own cache any flush of it makes stable.
+                Backing::File(_) | Backing::Device(_) => !self.options.direct || next_ignores_flushes,
+                Backing::Null { .. } => false,
+                // Somebody else has the disk now, and who opens it anew knows that.
+                Backing::Remote(remote) => !remote.is_lost(),
+            }
+    }
+}
