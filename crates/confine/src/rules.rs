@@ -35,11 +35,13 @@ pub enum ThreadKind {
     Connector,
     /// Calls of librbd that wait for a cluster, and what librbd itself starts.
     Rbd,
+    /// Closes what peers have sent.
+    Closer,
 }
 
 impl ThreadKind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Control,
         Self::Io,
         Self::Worker,
@@ -50,6 +52,7 @@ impl ThreadKind {
         Self::Reservations,
         Self::Connector,
         Self::Rbd,
+        Self::Closer,
     ];
 
     /// The kinds of threads that threads of this kind start.
@@ -73,7 +76,8 @@ impl ThreadKind {
             | Self::Log
             | Self::Reservations
             | Self::Connector
-            | Self::Rbd => &[],
+            | Self::Rbd
+            | Self::Closer => &[],
         }
     }
 
@@ -90,6 +94,7 @@ impl ThreadKind {
             Self::Reservations => "reservations",
             Self::Connector => "connector",
             Self::Rbd => "rbd",
+            Self::Closer => "closer",
         }
     }
 }
@@ -187,10 +192,10 @@ macro_rules! call {
     };
 }
 
-use ThreadKind::{Connector, Control, Io, Log, Metrics, Rbd, Reservations, Session, Watchdog, Worker};
+use ThreadKind::{Closer, Connector, Control, Io, Log, Metrics, Rbd, Reservations, Session, Watchdog, Worker};
 
 const ANY: &[ThreadKind] = &ThreadKind::ALL;
-const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log, Connector, Rbd];
+const STARTERS: &[ThreadKind] = &[Control, Io, Worker, Session, Log, Connector, Rbd, Closer];
 const CONFINERS: &[ThreadKind] = &[Control, Io];
 
 /// How the C library starts a thread: with all that threads of a process share, and in no namespace of its own.
@@ -229,6 +234,8 @@ pub mod register {
 
 /// With a time that has no end (asm-generic/socket.h).
 const SO_RCVTIMEO_NEW: i64 = 66;
+/// Likewise; since Linux 6.16.
+const SO_PASSRIGHTS: i64 = 83;
 
 /// From linux/fs.h; `libc` does not have them all.
 const BLKROGET: i64 = 0x125e;
@@ -363,8 +370,8 @@ pub const RULES: &[Rule] = &[
     call!(SYS_accept4, &[Session, Metrics, Control], "clients"),
     call!(
         SYS_recvmsg,
-        &[Session, Control, Io, Connector],
-        "messages with descriptors; clients over NBD; replies of NBD servers"
+        &[Session, Control, Io, Connector, Metrics],
+        "messages with descriptors, and where none are wanted; clients over NBD; replies of NBD servers"
     ),
     call!(
         SYS_sendmsg,
@@ -389,10 +396,34 @@ pub const RULES: &[Rule] = &[
         &[Session, Control, Reservations],
         "the record of requests in flight; growing an image; a file of reservations"
     ),
-    call!(SYS_fcntl, &[Session], "what a peer's memory is", "F_GET_SEALS", int(1, libc::F_GET_SEALS as i64)),
+    call!(
+        SYS_fcntl,
+        &[Session, Closer],
+        "what a peer's descriptor is",
+        "F_GET_SEALS",
+        int(1, libc::F_GET_SEALS as i64)
+    ),
     call!(SYS_fcntl, &[Session], "the record of requests in flight", "F_ADD_SEALS", int(1, libc::F_ADD_SEALS as i64)),
+    // What peers have sent.
+    call!(SYS_timer_settime, &[Closer], "an end to waiting for a socket that lingers"),
+    call!(
+        SYS_setsockopt,
+        &[Control, Connector],
+        "sockets that take no descriptors",
+        "SO_PASSRIGHTS",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, SO_PASSRIGHTS)
+    ),
+    call!(
+        SYS_getsockopt,
+        &[Session],
+        "what a peer's channel is",
+        "SO_TYPE",
+        int(1, libc::SOL_SOCKET as i64),
+        int(2, libc::SO_TYPE as i64)
+    ),
     // Metrics.
-    call!(SYS_read, &[Session, Metrics, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
+    call!(SYS_read, &[Session, Watchdog, Control, Io], "clients, files of the kernel's, bells"),
     call!(SYS_sendto, &[Metrics, Watchdog, Control], "answers; the service manager"),
     call!(
         SYS_setsockopt,
@@ -530,7 +561,7 @@ pub const RULES: &[Rule] = &[
     ),
     call!(
         SYS_getsockopt,
-        &[Control],
+        &[Session, Control],
         "what a socket is",
         "SO_DOMAIN",
         int(1, libc::SOL_SOCKET as i64),
@@ -553,7 +584,7 @@ pub const RULES: &[Rule] = &[
     call!(SYS_uname, &[Control], "where --record-waits was recorded"),
     call!(SYS_exit_group, &[Control], "the end"),
     #[cfg(target_arch = "x86_64")]
-    call!(SYS_readlink, &[Session, Control], "what a descriptor is; where a path leads"),
+    call!(SYS_readlink, &[Session, Control, Closer], "what a descriptor is; where a path leads"),
     #[cfg(target_arch = "x86_64")]
     call!(SYS_open, &[Control], "sockets, within what Landlock leaves"),
     #[cfg(target_arch = "x86_64")]
@@ -563,7 +594,7 @@ pub const RULES: &[Rule] = &[
     #[cfg(target_arch = "x86_64")]
     call!(SYS_unlink, &[Session, Control], "sockets, the pidfile"),
     #[cfg(not(target_arch = "x86_64"))]
-    call!(SYS_readlinkat, &[Session, Control], "what a descriptor is; where a path leads"),
+    call!(SYS_readlinkat, &[Session, Control, Closer], "what a descriptor is; where a path leads"),
     #[cfg(not(target_arch = "x86_64"))]
     call!(SYS_fchmodat, &[Control], "who may connect"),
     #[cfg(not(target_arch = "x86_64"))]

@@ -7,7 +7,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use egret_export::{Arrival, PeerLog, UnixSocket, keep_from_blocking};
+use egret_event_loop::FromPeer;
+use egret_export::{Arrival, PeerLog, Rights, UnixSocket, keep_from_blocking};
 use egret_vocabulary::Address;
 use egret_vocabulary::schema::Access;
 use rustix::net::AddressFamily;
@@ -25,29 +26,29 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Listens at `address`, which may be a socket of what is `inherited`.
+    /// Listens at `address`, which may be a socket of what is `inherited`; those who connect may send descriptors or not.
     ///
     /// # Errors
     /// Somebody else listens there, there is no such group, host or socket, or what the system says.
-    pub(crate) fn open(address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
+    pub(crate) fn open(address: &Address, inherited: &mut Inherited, rights: Rights) -> io::Result<Self> {
         match address {
             Address::Unix { path, access } => {
-                let socket = UnixSocket::bind(path, &access::resolve(access)?).map_err(io::Error::other)?;
+                let socket = UnixSocket::bind(path, &access::resolve(access)?, rights).map_err(io::Error::other)?;
                 Ok(Self::Unix(socket, log_about(address)))
             }
             Address::Tcp { host, port, remote } => open_tcp(host, *port, *remote),
             Address::Inherited { fd, access, remote } => {
                 let socket = inherited.take(fd).map_err(io::Error::other)?;
-                adopt(socket, log_about(address), access, *remote)
+                adopt(socket, log_about(address), access, *remote, rights)
             }
         }
     }
 
     /// The next client, if there is one that is let in; reading and writing do not block.
-    pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn accept(&self) -> io::Result<Option<FromPeer>> {
         match self {
             Self::Unix(socket, log) => Ok(match socket.accept()? {
-                Arrival::Client(client) => Some(client.into()),
+                Arrival::Client(client) => Some(client),
                 Arrival::Refused(uid) => {
                     log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
                     None
@@ -95,13 +96,13 @@ fn check_reach(address: &SocketAddr, remote: bool) -> io::Result<()> {
 }
 
 /// Listens on a socket that somebody else made.
-fn adopt(socket: OwnedFd, log: PeerLog, access: &Access, remote: bool) -> io::Result<Socket> {
+fn adopt(socket: OwnedFd, log: PeerLog, access: &Access, remote: bool, rights: Rights) -> io::Result<Socket> {
     let listens = socket_acceptconn(&socket).map_err(|_| io::Error::other("it is not a socket"))?;
     if !listens {
         return Err(io::Error::other("it does not listen"));
     }
     match socket_domain(&socket)? {
-        AddressFamily::UNIX => Ok(Socket::Unix(UnixSocket::adopt(socket, access::resolve(access)?.uids)?, log)),
+        AddressFamily::UNIX => Ok(Socket::Unix(UnixSocket::adopt(socket, access::resolve(access)?.uids, rights)?, log)),
         AddressFamily::INET | AddressFamily::INET6 if access.allow_uid.is_empty() => {
             let listener = TcpListener::from(socket);
             check_reach(&listener.local_addr()?, remote)?;
@@ -115,11 +116,11 @@ fn adopt(socket: OwnedFd, log: PeerLog, access: &Access, remote: bool) -> io::Re
     }
 }
 
-fn prepare(client: TcpStream) -> io::Result<OwnedFd> {
+fn prepare(client: TcpStream) -> io::Result<FromPeer> {
     client.set_nonblocking(true)?;
     // An answer should not wait for the next; without that it is late, and right.
     let _ = client.set_nodelay(true);
-    Ok(client.into())
+    Ok(OwnedFd::from(client).into())
 }
 
 #[cfg(test)]
@@ -129,7 +130,11 @@ mod tests {
     #[test]
     fn tcp_stays_on_this_host_unless_it_is_forced_out() {
         let open = |host: &str, remote| {
-            Socket::open(&Address::Tcp { host: host.to_owned(), port: 0, remote }, &mut Inherited::default())
+            Socket::open(
+                &Address::Tcp { host: host.to_owned(), port: 0, remote },
+                &mut Inherited::default(),
+                Rights::Taken,
+            )
         };
         assert!(open("127.0.0.1", false).is_ok());
         assert!(open("0.0.0.0", true).is_ok());

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
@@ -30,7 +30,7 @@ use support::puppet::Puppet;
 use support::qmp::Qmp;
 use support::scratch::{Scratch, is_root, is_root_or_skips};
 use support::server::{Options, Program, Server};
-use support::wire::{GET_INFLIGHT_FD, SET_VRING_CALL, inflight};
+use support::wire::{F_VERSION_1, GET_INFLIGHT_FD, SET_BACKEND_REQ_FD, SET_VRING_CALL, Wire, inflight};
 use support::{await_that, http};
 
 const MIB: u64 = 1 << 20;
@@ -170,6 +170,15 @@ fn live_fully(scratch: &Scratch, program: &Program) {
     let id = "long".repeat(100_000);
     qmp.send(json!({"execute": "query-version", "id": id}).to_string().as_bytes());
     assert_eq!(qmp.read().unwrap()["id"], id);
+    // Files that nothing has taken.
+    let file = File::open(&image).unwrap();
+    (0..2).for_each(|_| qmp.send_descriptors(&[file.as_fd(), file.as_fd()]));
+    qmp.run("query-version", json!({}));
+    // A client with a channel.
+    let mut client = Wire::agree(&scratch.path("e0"), F_VERSION_1);
+    let (channel, _other) = UnixStream::pair().unwrap();
+    assert_eq!(client.order(SET_BACKEND_REQ_FD, &[], &[channel.as_fd()]).unwrap(), 0);
+    drop(client);
     // A file that is no eventfd, and may take its time to be closed.
     let client = Guest::boot(&scratch.path("e0"));
     let file = File::open(&image).unwrap();

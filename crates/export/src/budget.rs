@@ -1,8 +1,9 @@
 //! What the clients of one export may cost it: one after the other, and all of them together.
 
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+use egret_event_loop::FromPeer;
+use rustix::net::{Shutdown, shutdown};
 
 use crate::protocol_error::{ProtocolError, invalid};
 use crate::sys;
@@ -38,7 +39,7 @@ pub(crate) struct Records {
     /// By the client that is connected, since it had last received all.
     sent: usize,
     /// Sockets of clients whose session is over.
-    left: Vec<UnixStream>,
+    left: Vec<FromPeer>,
 }
 
 impl Records {
@@ -47,7 +48,7 @@ impl Records {
     /// # Errors
     ///
     /// Too many are on their way.
-    pub(crate) fn send(&mut self, client: &UnixStream) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&mut self, client: &FromPeer) -> Result<(), ProtocolError> {
         self.left.retain(is_unreceived);
         if !is_unreceived(client) {
             self.sent = 0;
@@ -62,16 +63,16 @@ impl Records {
     }
 
     /// The session is over.
-    pub(crate) fn leave(&mut self, client: UnixStream) {
+    pub(crate) fn leave(&mut self, client: FromPeer) {
         self.left.retain(is_unreceived);
         if std::mem::take(&mut self.sent) > 0 && is_unreceived(&client) {
-            let _ = client.shutdown(Shutdown::Both);
+            let _ = shutdown(&client, Shutdown::Both);
             self.left.push(client);
         }
     }
 }
 
-fn is_unreceived(client: &UnixStream) -> bool {
+fn is_unreceived(client: &FromPeer) -> bool {
     sys::unreceived(client).is_ok_and(|bytes| bytes > 0)
 }
 
@@ -109,14 +110,16 @@ mod tests {
 
     #[test]
     fn records_that_clients_do_not_receive_are_few_however_many_clients_there_are() {
-        use std::io::{Read, Write};
+        use std::io::Read;
+        use std::os::unix::net::UnixStream;
         let mut records = Records::default();
         let mut readers = Vec::new();
         let mut refusals = 0;
         for _ in 0..100 {
-            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let ours = FromPeer::from(ours);
             while records.send(&ours).is_ok() {
-                ours.write_all(&[1]).unwrap();
+                rustix::io::write(&ours, &[1]).unwrap();
             }
             refusals += 1;
             records.leave(ours);
@@ -127,10 +130,11 @@ mod tests {
         // Some are received, and the others' readers go.
         readers[0].read_exact(&mut [0; 1]).unwrap();
         drop(readers);
-        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let ours = FromPeer::from(ours);
         for _ in 0..100 {
             records.send(&ours).unwrap();
-            ours.write_all(&[1]).unwrap();
+            rustix::io::write(&ours, &[1]).unwrap();
             theirs.read_exact(&mut [0; 1]).unwrap();
         }
         assert!(records.left.is_empty());

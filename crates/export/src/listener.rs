@@ -2,14 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use egret_event_loop::FromPeer;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 
 use crate::peer_log::PeerLog;
-use crate::socket::{Access, Arrival, BindError, UnixSocket, admit};
+use crate::socket::{Access, Arrival, BindError, Rights, UnixSocket, admit};
 
 /// Where clients connect.
 #[derive(Debug)]
@@ -38,25 +38,25 @@ pub enum ListenError {
 pub(crate) enum Listener {
     Socket(UnixSocket),
     /// One client, and no other after it; of these users alone.
-    Connected(Option<UnixStream>, Vec<u32>),
+    Connected(Option<FromPeer>, Vec<u32>),
 }
 
 impl Listener {
     pub(crate) fn open(address: Address, access: Access) -> Result<Self, ListenError> {
         match address {
-            Address::Path(path) => {
-                UnixSocket::bind(&path, &access).map(Self::Socket).map_err(|e| ListenError::Bind(path, e))
-            }
+            Address::Path(path) => UnixSocket::bind(&path, &access, Rights::Taken)
+                .map(Self::Socket)
+                .map_err(|e| ListenError::Bind(path, e)),
             Address::Fd(fd) if socket_domain(&fd) != Ok(AddressFamily::UNIX) => Err(ListenError::BadFd),
             Address::Fd(fd) if socket_acceptconn(&fd) == Ok(true) => {
-                UnixSocket::adopt(fd, access.uids).map(Self::Socket).map_err(ListenError::Fd)
+                UnixSocket::adopt(fd, access.uids, Rights::Taken).map(Self::Socket).map_err(ListenError::Fd)
             }
             Address::Fd(fd) => Ok(Self::Connected(Some(fd.into()), access.uids)),
         }
     }
 
     /// The next client; `None` when there is none to come, or it is time to stop. Who is not let in is told to `log`.
-    pub(crate) fn accept(&mut self, log: &PeerLog, stop: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
+    pub(crate) fn accept(&mut self, log: &PeerLog, stop: BorrowedFd<'_>) -> io::Result<Option<FromPeer>> {
         loop {
             let arrival = match self {
                 Self::Connected(client, uids) => match client.take() {

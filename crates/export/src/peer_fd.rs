@@ -6,12 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use rustix::fs::fcntl_get_seals;
+use egret_event_loop::{FromPeer, closer};
+use rustix::io::Result as Answer;
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::protocol_error::{ProtocolError, invalid};
 
 /// Closes for one session thread that may be under way at a time. Whoever sends more waits for them.
 const MOST_CLOSING: u32 = 4;
+/// What a channel is.
+const UNIX_STREAM: (Answer<AddressFamily>, Answer<SocketType>) = (Ok(AddressFamily::UNIX), Ok(SocketType::STREAM));
 
 thread_local! {
     /// How many descriptors of this session thread's are being closed by others.
@@ -21,8 +26,8 @@ thread_local! {
 /// A descriptor that a peer sent.
 ///
 /// To close a file of a file system that the peer runs (FUSE), or that cannot be reached (NFS), may take for ever, as may
-/// `fstat` and nearly everything else. So what is not known to be the kernel's own is closed by a thread that nobody
-/// waits for.
+/// `fstat` and nearly everything else. So what may be such a file is closed by a thread that nobody waits for; and the rest
+/// by the [`closer`], for sockets may take long, too.
 #[derive(Debug)]
 pub(crate) struct PeerFd(Option<OwnedFd>);
 
@@ -39,12 +44,13 @@ impl PeerFd {
         }
     }
 
-    /// Takes a socket.
-    pub(crate) fn into_socket(self) -> Result<OwnedFd, ProtocolError> {
-        match self.link()?.as_str() {
-            link if link.starts_with("socket:") => Ok(self.into_fd()),
-            other => invalid(format!("'{other}' as a channel; it must be a socket")),
+    /// Takes a socket that never waits when it is told not to: others may, for whoever else has them.
+    pub(crate) fn into_channel(self) -> Result<FromPeer, ProtocolError> {
+        let link = self.link()?;
+        if link.starts_with("socket:") && (socket_domain(&self), socket_type(&self)) == UNIX_STREAM {
+            return Ok(self.into_fd().into());
         }
+        invalid(format!("'{link}' as a channel; it must be a UNIX stream socket"))
     }
 
     fn into_fd(mut self) -> OwnedFd {
@@ -56,13 +62,6 @@ impl PeerFd {
         let fd = self.0.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         Ok(std::fs::read_link(format!("/proc/self/fd/{fd}"))?.to_string_lossy().into_owned())
     }
-
-    /// Whether closing it asks nobody: memory (which alone has seals), or what has no name in any file system.
-    fn is_the_kernels_own(&self) -> bool {
-        let is_nameless =
-            |link: String| ["anon_inode:[eventfd]", "socket:", "pipe:"].iter().any(|own| link.starts_with(own));
-        self.0.as_ref().is_none_or(|fd| fcntl_get_seals(fd).is_ok()) || self.link().is_ok_and(is_nameless)
-    }
 }
 
 impl AsFd for PeerFd {
@@ -73,15 +72,16 @@ impl AsFd for PeerFd {
 
 impl Drop for PeerFd {
     fn drop(&mut self) {
-        if self.is_the_kernels_own() {
-            return;
+        let Some(fd) = self.0.take() else { return };
+        // The file is not asked.
+        if closer::asks_nobody(&fd) {
+            return drop(FromPeer::from(fd));
         }
         let closing = CLOSING.with(Arc::clone);
         if closing.fetch_add(1, Ordering::Relaxed) >= MOST_CLOSING {
             closing.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let Some(fd) = self.0.take() else { return };
         let close = move || {
             drop(fd);
             closing.fetch_sub(1, Ordering::Relaxed);

@@ -7,9 +7,9 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use egret_event_loop::{FromPeer, rights};
 use egret_vring::vhost_user::{BACKEND_CONFIG_CHANGE, NO_FD, VRING_LOG, flag, request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -158,13 +158,13 @@ pub(crate) struct Message {
 
 /// One peer's socket, and the descriptor that tells when to stop listening to it.
 pub(crate) struct Connection<'a> {
-    stream: UnixStream,
+    stream: FromPeer,
     stop: BorrowedFd<'a>,
 }
 
 impl<'a> Connection<'a> {
     /// Reads from `stream` until `stop` is readable.
-    pub(crate) const fn new(stream: UnixStream, stop: BorrowedFd<'a>) -> Self {
+    pub(crate) const fn new(stream: FromPeer, stop: BorrowedFd<'a>) -> Self {
         Self { stream, stop }
     }
 
@@ -203,7 +203,8 @@ impl<'a> Connection<'a> {
     ) -> Result<usize, ProtocolError> {
         let mut have = 0;
         while have < buffer.len() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_REGIONS_IN_TABLE))];
+            // For more than are taken: the kernel would close them here, which may take long.
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(rights::MOST_SENT))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(&mut buffer[have..])];
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -245,12 +246,12 @@ impl<'a> Connection<'a> {
     }
 
     /// The peer's socket.
-    pub(crate) const fn stream(&self) -> &UnixStream {
+    pub(crate) const fn stream(&self) -> &FromPeer {
         &self.stream
     }
 
     /// Likewise, for good.
-    pub(crate) fn into_stream(self) -> UnixStream {
+    pub(crate) fn into_stream(self) -> FromPeer {
         self.stream
     }
 
@@ -271,11 +272,11 @@ impl<'a> Connection<'a> {
 }
 
 /// Tells the peer, on the channel it gave for that, that the configuration space changed.
-pub(crate) fn send_config_change(channel: &UnixStream) -> io::Result<()> {
+pub(crate) fn send_config_change(channel: &FromPeer) -> io::Result<()> {
     send_message(channel, BACKEND_CONFIG_CHANGE, flag::VERSION, &[], &[])
 }
 
-fn send_message(stream: &UnixStream, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send_message(stream: &FromPeer, number: u32, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(12 + body.len());
     for word in [number, flags, body.len() as u32] {
         bytes.extend_from_slice(&word.to_ne_bytes());

@@ -3,13 +3,12 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use egret_disk::{Active, Disk, OpenError};
-use egret_event_loop::{Leaving, LoopHandle, SourceId};
+use egret_event_loop::{FromPeer, Leaving, LoopHandle, SourceId};
 use egret_virtio::{Device, DiskKey};
 use egret_vring::memory::{GuestMemory, MemoryRules};
 use egret_vring::ring::Queue;
@@ -42,7 +41,7 @@ pub(crate) struct Shared {
     /// A client has left, and what it asked for has not ended yet.
     draining: AtomicBool,
     /// Where the client listens to us.
-    channel: Mutex<Option<UnixStream>>,
+    channel: Mutex<Option<FromPeer>>,
 }
 
 /// What changes together: a disk that is added or removed must be so for every queue that runs, and for every one that
@@ -289,7 +288,7 @@ impl Shared {
         self.draining.store(draining, Ordering::Release);
     }
 
-    pub(crate) fn set_channel(&self, channel: Option<UnixStream>) {
+    pub(crate) fn set_channel(&self, channel: Option<FromPeer>) {
         *lock(&self.channel) = channel;
     }
 

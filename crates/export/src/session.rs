@@ -6,7 +6,6 @@
 use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -210,7 +209,7 @@ impl<'a> Session<'a> {
                 self.vring(index)?.set_enabled(enabled);
                 self.update_vring(index as usize)?;
             }
-            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(UnixStream::from(fd.into_socket()?))),
+            Request::SetBackendReqFd(fd) => self.shared.set_channel(Some(fd.into_channel()?)),
             Request::SetConfig { offset, bytes } => self.write_config(offset, &bytes)?,
         }
         Ok(Answered::Done)

@@ -5,11 +5,11 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use egret_confine::{Use, refusal};
+use egret_event_loop::{FromPeer, closer, rights};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -41,6 +41,15 @@ pub struct Access {
     pub group: Option<u32>,
     /// The users of whom clients are let in; empty: all.
     pub uids: Vec<u32>,
+}
+
+/// Whether those who connect may send descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// They are to.
+    Taken,
+    /// Nobody has a use for any.
+    Refused,
 }
 
 /// Why there is no socket.
@@ -79,7 +88,7 @@ impl From<Errno> for BindError {
 #[derive(Debug)]
 pub enum Arrival {
     /// A client, whose socket does not block.
-    Client(UnixStream),
+    Client(FromPeer),
     /// Somebody of this user, who is not let in and has been hung up on.
     Refused(u32),
     /// Nobody: it has left again, or another process that shares the socket was faster.
@@ -89,7 +98,8 @@ pub enum Arrival {
 /// A UNIX socket that listens.
 #[derive(Debug)]
 pub struct UnixSocket {
-    socket: OwnedFd,
+    /// Who waits to be let in may have sent something already, which is closed with it.
+    socket: FromPeer,
     /// The file to remove at the end, if it was made here.
     made: Option<Made>,
     uids: Vec<u32>,
@@ -107,7 +117,7 @@ impl UnixSocket {
     ///
     /// # Errors
     /// Something else is there, or it cannot have the permissions that are asked for. Nothing is left behind.
-    pub fn bind(path: &Path, access: &Access) -> Result<Self, BindError> {
+    pub fn bind(path: &Path, access: &Access, rights: Rights) -> Result<Self, BindError> {
         let length = path.as_os_str().len();
         if length > MAX_SOCKET_PATH {
             return Err(BindError::TooLong(length));
@@ -129,7 +139,8 @@ impl UnixSocket {
         }
         let file = open_path(path)?;
         let made = Made { path: path.to_owned(), id: id(&file.metadata()?) };
-        let new = Self { socket, made: Some(made), uids: access.uids.clone() };
+        rights.apply(&socket);
+        let new = Self { socket: socket.into(), made: Some(made), uids: access.uids.clone() };
         // Nobody can connect before it listens: whoever tries is refused (unix(7), ECONNREFUSED).
         give(&file, access)?;
         listen(&new.socket, BACKLOG)?;
@@ -141,16 +152,18 @@ impl UnixSocket {
     ///
     /// # Errors
     /// The system refuses.
-    pub fn adopt(socket: OwnedFd, uids: Vec<u32>) -> io::Result<Self> {
+    pub fn adopt(socket: OwnedFd, uids: Vec<u32>, rights: Rights) -> io::Result<Self> {
         keep_from_blocking(&socket)?;
-        Ok(Self { socket, made: None, uids })
+        rights.apply(&socket);
+        Ok(Self { socket: socket.into(), made: None, uids })
     }
 
-    /// The next who has come; does not wait for one.
+    /// The next who has come; does not wait for one, but a moment where many who were hung up on wait for that.
     ///
     /// # Errors
     /// There are no descriptors left, say.
     pub fn accept(&self) -> io::Result<Arrival> {
+        closer::await_room();
         match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(client) => admit(client.into(), &self.uids),
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(Arrival::Nobody),
@@ -163,7 +176,7 @@ impl UnixSocket {
 ///
 /// Its user is the one that it had when it connected (SO_PEERCRED), whatever it has become and whoever has the
 /// connection now.
-pub(crate) fn admit(client: UnixStream, uids: &[u32]) -> io::Result<Arrival> {
+pub(crate) fn admit(client: FromPeer, uids: &[u32]) -> io::Result<Arrival> {
     if uids.is_empty() {
         return Ok(Arrival::Client(client));
     }
@@ -183,6 +196,15 @@ pub(crate) fn admit(client: UnixStream, uids: &[u32]) -> io::Result<Arrival> {
 pub fn keep_from_blocking(socket: impl AsFd) -> io::Result<()> {
     ioctl_fionbio(&socket, true)?;
     Ok(set_socket_timeout(&socket, Timeout::Recv, Some(LONGEST_ACCEPT))?)
+}
+
+impl Rights {
+    fn apply(self, socket: impl AsFd) {
+        match self {
+            Self::Taken => {}
+            Self::Refused => rights::refuse(socket),
+        }
+    }
 }
 
 impl AsFd for UnixSocket {
@@ -267,6 +289,7 @@ fn remove_if_left_behind(path: &Path, address: &SocketAddrUnix) -> Result<(), Bi
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -285,10 +308,10 @@ mod tests {
         let (_dir, path) = place();
         let group = rustix::process::getgid().as_raw();
         let access = Access { mode: Some(0o666), group: Some(group), ..any() };
-        let socket = UnixSocket::bind(&path, &access).unwrap();
+        let socket = UnixSocket::bind(&path, &access, Rights::Refused).unwrap();
         let found = std::fs::metadata(&path).unwrap();
         assert_eq!((found.mode() & 0o7777, found.gid()), (0o666, group));
-        assert!(matches!(UnixSocket::bind(&path, &any()), Err(BindError::InUse)));
+        assert!(matches!(UnixSocket::bind(&path, &any(), Rights::Refused), Err(BindError::InUse)));
         drop(socket);
         assert!(!path.exists());
     }
@@ -299,11 +322,11 @@ mod tests {
         let is_root = rustix::process::geteuid().is_root();
         if !is_root {
             let access = Access { user: Some(0), ..any() };
-            assert!(matches!(UnixSocket::bind(&path, &access), Err(BindError::User(0, _))));
+            assert!(matches!(UnixSocket::bind(&path, &access, Rights::Refused), Err(BindError::User(0, _))));
             assert!(!path.exists());
         }
         let access = Access { user: Some(12_345), group: Some(54_321), mode: Some(0o600), ..any() };
-        match UnixSocket::bind(&path, &access) {
+        match UnixSocket::bind(&path, &access, Rights::Refused) {
             Ok(_socket) => {
                 let found = std::fs::metadata(&path).unwrap();
                 assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (12_345, 54_321, 0o600));
@@ -316,9 +339,9 @@ mod tests {
     #[test]
     fn a_socket_that_took_its_place_is_left_alone() {
         let (_dir, path) = place();
-        let first = UnixSocket::bind(&path, &any()).unwrap();
+        let first = UnixSocket::bind(&path, &any(), Rights::Refused).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let second = UnixSocket::bind(&path, &any()).unwrap();
+        let second = UnixSocket::bind(&path, &any(), Rights::Refused).unwrap();
         drop(first);
         assert!(UnixStream::connect(&path).is_ok(), "the second was there before the first had gone");
         drop(second);
@@ -328,14 +351,14 @@ mod tests {
     #[test]
     fn a_server_that_lets_nobody_in_is_found_to_be_there_without_waiting_for_it() {
         let (_dir, path) = place();
-        let _busy = UnixSocket::bind(&path, &any()).unwrap();
+        let _busy = UnixSocket::bind(&path, &any(), Rights::Refused).unwrap();
         let address = SocketAddrUnix::new(&path).unwrap();
         let mut waiting = Vec::new();
         while let Ok(()) = {
             waiting.push(stream_socket().unwrap());
             connect(waiting.last().unwrap(), &address)
         } {}
-        assert!(matches!(UnixSocket::bind(&path, &any()), Err(BindError::InUse)));
+        assert!(matches!(UnixSocket::bind(&path, &any(), Rights::Refused), Err(BindError::InUse)));
     }
 
     #[test]
@@ -344,7 +367,8 @@ mod tests {
             let (_dir, path) = place();
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             let sockets: Vec<_> = std::thread::scope(|scope| {
-                let tries: Vec<_> = (0..4).map(|_| scope.spawn(|| UnixSocket::bind(&path, &any()))).collect();
+                let tries: Vec<_> =
+                    (0..4).map(|_| scope.spawn(|| UnixSocket::bind(&path, &any(), Rights::Refused))).collect();
                 tries.into_iter().map(|one| one.join().unwrap()).collect()
             });
             let (won, lost): (Vec<_>, Vec<_>) = sockets.into_iter().partition(Result::is_ok);
@@ -360,7 +384,7 @@ mod tests {
         let precious = dir.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         symlink(&precious, &path).unwrap();
-        assert!(matches!(UnixSocket::bind(&path, &any()), Err(BindError::NotASocket)));
+        assert!(matches!(UnixSocket::bind(&path, &any(), Rights::Refused), Err(BindError::NotASocket)));
         assert!(matches!(open_path(&path), Err(BindError::NotASocket)), "it may have come after the bind");
         assert!(std::fs::symlink_metadata(&path).unwrap().is_symlink() && precious.exists());
     }
@@ -370,7 +394,7 @@ mod tests {
         let (_dir, path) = place();
         let ours = rustix::process::geteuid().as_raw();
         for (uids, is_let_in) in [(vec![], true), (vec![ours + 1, ours], true), (vec![ours + 1], false)] {
-            let socket = UnixSocket::bind(&path, &Access { uids, ..any() }).unwrap();
+            let socket = UnixSocket::bind(&path, &Access { uids, ..any() }, Rights::Refused).unwrap();
             let mut client = UnixStream::connect(&path).unwrap();
             let arrival = socket.accept().unwrap();
             match (arrival, is_let_in) {
@@ -389,7 +413,7 @@ mod tests {
     fn a_client_that_another_process_took_is_not_waited_for() {
         let (_dir, path) = place();
         let shared = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let socket = UnixSocket::adopt(shared.try_clone().unwrap().into(), Vec::new()).unwrap();
+        let socket = UnixSocket::adopt(shared.try_clone().unwrap().into(), Vec::new(), Rights::Taken).unwrap();
         let _client = UnixStream::connect(&path).unwrap();
         shared.accept().unwrap();
         assert!(matches!(socket.accept().unwrap(), Arrival::Nobody));

@@ -5,7 +5,6 @@
 use std::ffi::c_int;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::UnixStream;
 
 use rustix::io;
 use rustix::ioctl::{Getter, ioctl};
@@ -31,14 +30,14 @@ pub(crate) fn unreceived(socket: impl AsFd) -> io::Result<c_int> {
 /// # Errors
 ///
 /// It is no socket.
-pub(crate) fn peer_uid(stream: &UnixStream) -> std::io::Result<u32> {
+pub(crate) fn peer_uid(stream: impl AsFd) -> std::io::Result<u32> {
     let mut peer = MaybeUninit::<libc::ucred>::uninit();
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the descriptor is open for as long as `stream` is borrowed, and the kernel writes at most `len` bytes where
     // `peer` has that many.
     let done = unsafe {
         let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        libc::getsockopt(stream.as_raw_fd(), level, option, peer.as_mut_ptr().cast(), &raw mut len)
+        libc::getsockopt(stream.as_fd().as_raw_fd(), level, option, peer.as_mut_ptr().cast(), &raw mut len)
     };
     if done != 0 {
         return Err(std::io::Error::last_os_error());
@@ -50,6 +49,7 @@ pub(crate) fn peer_uid(stream: &UnixStream) -> std::io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 

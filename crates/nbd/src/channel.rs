@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
 
+use egret_event_loop::FromPeer;
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
@@ -16,7 +17,7 @@ const SHOWN: usize = 300;
 /// See the module's description. It never waits.
 #[derive(Debug)]
 pub struct Channel {
-    socket: OwnedFd,
+    socket: FromPeer,
     tls: Option<Box<Session>>,
 }
 
@@ -52,8 +53,8 @@ pub struct Received {
 
 impl Channel {
     /// One that is not encrypted.
-    pub const fn new(socket: OwnedFd) -> Self {
-        Self { socket, tls: None }
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket: socket.into(), tls: None }
     }
 
     /// Encrypts everything from here on.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use egret_event_loop::EventNotifier;
+use egret_event_loop::{EventNotifier, rights};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -165,6 +165,9 @@ fn open(
 ) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    if family == AddressFamily::UNIX {
+        rights::refuse(&socket);
+    }
     if let Err(e) = connect(&socket, address) {
         if e != Errno::INPROGRESS {
             return Err(e.into());

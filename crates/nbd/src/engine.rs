@@ -158,6 +158,10 @@ impl NbdEngine {
     #[cold]
     fn lose(&mut self, why: &Lost, now: Nanos) {
         tracing::warn!("blockdev '{}': {why}", self.disk.target.node_name);
+        if let Link::Up(up) = &self.link {
+            // It is closed by another thread, later than the next may be here.
+            let _ = epoll::delete(&self.epoll, &up.connection.channel);
+        }
         let delay = self.disk.target.reconnect_delay;
         self.link = Link::Down { until: (!delay.is_zero()).then(|| now + nanos(delay)) };
         self.fresh = self.commands.rewind().into();

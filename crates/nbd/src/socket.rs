@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use egret_event_loop::rights;
 use egret_vring::memory::IoVec;
 use rustix::io::Errno;
 
@@ -23,16 +24,15 @@ pub(crate) unsafe fn send(socket: impl AsFd, pieces: &[IoVec]) -> Result<usize, 
     usize::try_from(sent).map_err(|_| errno())
 }
 
-/// Fills `pieces` with what has come; returns how many bytes that was, 0 where nothing more will.
+/// Fills `pieces` with what has come; returns how many bytes that was, 0 where nothing more will. With descriptors, for which
+/// NBD has no use, it is an error.
 ///
 /// # Safety
 ///
 /// Their memory must be mapped, and nobody may refer to it.
 pub(crate) unsafe fn receive(socket: impl AsFd, pieces: &[IoVec]) -> Result<usize, Errno> {
-    let mut message = message(pieces);
-    // SAFETY: as for `send`; it is written to before this returns.
-    let received = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    usize::try_from(received).map_err(|_| errno())
+    // SAFETY: as for `send`; they are written to before this returns.
+    unsafe { rights::receive_into(socket, pieces.as_ptr().cast_mut().cast(), pieces.len()) }
 }
 
 fn message(pieces: &[IoVec]) -> libc::msghdr {

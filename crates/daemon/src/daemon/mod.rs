@@ -107,8 +107,9 @@ impl Daemon {
     /// The first object that cannot be had. Nothing is left behind.
     pub fn start(config: &Config, inherited: &mut Inherited) -> Result<Self, StartError> {
         let no_bell = |e: std::io::Error| StartError::IoThread("main".to_owned(), e.to_string());
-        // A disk may be added when the calling thread is confined.
+        // A disk may be added, and clients come, when the calling thread is confined.
         egret_nbd::start().map_err(no_bell)?;
+        egret_event_loop::closer::begin().map_err(no_bell)?;
         let mut new = Self {
             config: config.clone(),
             exports: BTreeMap::new(),

@@ -3,11 +3,11 @@
 //! Clients are strangers: each has a little memory and a little time, and one that dawdles loses its place to one that
 //! waits for it. So however many dawdle, the next waits for a moment and not for them.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use egret_event_loop::EventNotifier;
+use egret_event_loop::{EventNotifier, FromPeer, rights};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -28,7 +28,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// A conversation of one request.
 struct Client {
-    stream: OwnedFd,
+    stream: FromPeer,
     since: Instant,
     state: State,
 }
@@ -119,7 +119,7 @@ impl Client {
             }
         }
         if let State::Leaving(left) = &mut self.state {
-            match rustix::io::read(&self.stream, &mut [0_u8; 1024]) {
+            match rights::receive(&self.stream, &mut [IoSliceMut::new(&mut [0; 1024])]) {
                 Ok(len @ 1..) if len < *left => *left -= len,
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 _ => self.state = State::Over,
@@ -129,10 +129,10 @@ impl Client {
 }
 
 /// Takes in what has come; the answer, once there is one to give.
-fn listen(stream: &OwnedFd, head: &mut Vec<u8>) -> io::Result<Option<Answer>> {
+fn listen(stream: &FromPeer, head: &mut Vec<u8>) -> io::Result<Option<Answer>> {
     let mut buffer = [0; 1024];
     loop {
-        match rustix::io::read(stream, &mut buffer) {
+        match rights::receive(stream, &mut [IoSliceMut::new(&mut buffer)]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(len) => head.extend_from_slice(&buffer[..len]),
             Err(Errno::INTR) => {}
@@ -149,7 +149,7 @@ fn listen(stream: &OwnedFd, head: &mut Vec<u8>) -> io::Result<Option<Answer>> {
 }
 
 /// Sends what the client takes; says whether that was the rest.
-fn send(stream: &OwnedFd, answer: &[u8], sent: &mut usize) -> io::Result<bool> {
+fn send(stream: &FromPeer, answer: &[u8], sent: &mut usize) -> io::Result<bool> {
     while *sent < answer.len() {
         match rustix::net::send(stream, &answer[*sent..], rustix::net::SendFlags::NOSIGNAL) {
             Ok(len) => *sent += len,

@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 
 use egret_confine::Bounds;
 use egret_event_loop::EventNotifier;
+use egret_export::Rights;
 use egret_vocabulary::Address;
 
 pub use families::{FAMILIES, Family, reference, scrape};
@@ -42,7 +43,7 @@ impl Metrics {
     /// Somebody else listens at the address, there is no such group, host or socket, or there is no thread to be had.
     pub fn serve(registry: Arc<CounterRegistry>, address: &Address, inherited: &mut Inherited) -> io::Result<Self> {
         let explain = |e: io::Error| io::Error::new(e.kind(), format!("metrics: cannot listen on {address}: {e}"));
-        let socket = Socket::open(address, inherited).map_err(explain)?;
+        let socket = Socket::open(address, inherited, Rights::Refused).map_err(explain)?;
         let stop = EventNotifier::new()?;
         let theirs = stop.clone();
         let thread = std::thread::Builder::new().name("egret-metrics".to_owned()).stack_size(256 << 10);

@@ -2,8 +2,9 @@
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
+use egret_event_loop::{FromPeer, rights};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::Value;
@@ -19,8 +20,8 @@ const GULP: usize = 16 << 10;
 const PATIENT: usize = 64 << 10;
 /// A client that lets so many bytes of events pile up is cut off.
 const MOST_UNREAD: usize = 1 << 20;
-/// Descriptors that are taken in with one message.
-const MOST_SENT: usize = 16;
+/// Descriptors that are kept of one message.
+const MOST_KEPT: usize = 16;
 /// What a pipe or terminal takes without blocking once it is said to be ready.
 const MOUTHFUL: usize = 4096;
 
@@ -45,12 +46,12 @@ pub(super) struct Client {
 }
 
 enum Stream {
-    Socket(OwnedFd),
+    Socket(FromPeer),
     Stdio(io::Stdin, io::Stdout),
 }
 
 impl Client {
-    pub(super) fn socket(stream: OwnedFd, place: usize, pretty: bool) -> Self {
+    pub(super) fn socket(stream: FromPeer, place: usize, pretty: bool) -> Self {
         Self::new(Stream::Socket(stream), Some(place), pretty)
     }
 
@@ -214,16 +215,19 @@ impl Client {
     }
 }
 
-/// Reads what there is, and the descriptors that came with it; more than [`MOST_SENT`] are closed.
-fn receive(stream: &OwnedFd, input: &mut [u8], descriptors: &mut Descriptors) -> rustix::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+/// Reads what there is, and the descriptors that came with it; more than [`MOST_KEPT`] are closed. There is room for all, or
+/// the kernel would close them here, which may take long.
+fn receive(stream: &FromPeer, input: &mut [u8], descriptors: &mut Descriptors) -> rustix::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(rights::MOST_SENT))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let read = recvmsg(stream, &mut [IoSliceMut::new(input)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let rights = |message| match message {
+    let sent = |message| match message {
         RecvAncillaryMessage::ScmRights(received) => Some(received),
         _ => None,
     };
-    descriptors.arrive(control.drain().filter_map(rights).flatten().collect());
+    let mut arrived: Vec<FromPeer> = control.drain().filter_map(sent).flatten().map(FromPeer::from).collect();
+    arrived.truncate(MOST_KEPT);
+    descriptors.arrive(arrived);
     Ok(read.bytes)
 }
 

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use egret_export::Rights;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -104,7 +105,8 @@ impl Control {
                         let id = &monitor.chardev.id;
                         io::Error::new(e.kind(), format!("chardev '{id}': cannot listen on {address}: {e}"))
                     };
-                    new.places.push((Socket::open(address, inherited).map_err(explain)?, monitor.pretty));
+                    new.places
+                        .push((Socket::open(address, inherited, Rights::Taken).map_err(explain)?, monitor.pretty));
                 }
             }
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
+use egret_event_loop::FromPeer;
 use egret_vocabulary::options;
 use egret_vocabulary::schema::{Descriptor, FdSetNumber, LARGEST_FD_SET, Shape, ValueType};
 use serde_json::{Map, Value, json};
@@ -49,14 +50,14 @@ static REMOVE: Shape = Shape::of(Remove::KEYS);
 #[derive(Debug, Default)]
 pub struct Descriptors {
     /// What came last and nothing has taken: a command takes the first.
-    arrived: Vec<OwnedFd>,
+    arrived: Vec<FromPeer>,
     /// What `getfd` gave a name.
-    named: BTreeMap<String, OwnedFd>,
+    named: BTreeMap<String, FromPeer>,
 }
 
 impl Descriptors {
     /// As with QEMU, what nothing has taken makes room for what comes next.
-    pub(super) fn arrive(&mut self, arrived: Vec<OwnedFd>) {
+    pub(super) fn arrive(&mut self, arrived: Vec<FromPeer>) {
         if !arrived.is_empty() {
             self.arrived = arrived;
         }
@@ -71,7 +72,7 @@ impl Descriptors {
     }
 
     /// What came with a command; more than one are closed.
-    fn sent(&mut self) -> Result<OwnedFd, QmpError> {
+    fn sent(&mut self) -> Result<FromPeer, QmpError> {
         let first = std::mem::take(&mut self.arrived).into_iter().next();
         first.ok_or_else(|| QmpError::generic("No file descriptor supplied via SCM_RIGHTS"))
     }
@@ -79,7 +80,7 @@ impl Descriptors {
     /// Gives one away that has a name.
     pub(super) fn take(&mut self, wanted: &Descriptor) -> Result<OwnedFd, QmpError> {
         let missing = || QmpError::generic(format!("File descriptor named '{wanted}' has not been found"));
-        self.named.remove(&wanted.to_string()).ok_or_else(missing)
+        self.named.remove(&wanted.to_string()).map(FromPeer::into_fd).ok_or_else(missing)
     }
 }
 
@@ -125,7 +126,7 @@ pub(super) static COMMANDS: &[Command] = &[
         run: Run::Mutate(|context, arguments| {
             let descriptor = context.descriptors.sent()?;
             let Add { fdset_id, opaque } = typed(arguments)?;
-            let (id, number) = context.daemon.add_fd(fdset_id, descriptor, opaque)?;
+            let (id, number) = context.daemon.add_fd(fdset_id, descriptor.into_fd(), opaque)?;
             Ok(json!({ "fdset-id": id, "fd": number }))
         }),
     },

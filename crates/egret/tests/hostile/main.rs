@@ -13,6 +13,7 @@ mod support;
 mod broken;
 mod budgets;
 mod fuse;
+mod lingering;
 mod log;
 mod migration;
 mod scene;

@@ -111,6 +111,7 @@ fn kind_of(name: &str) -> ThreadKind {
         "egret-reserved" => ThreadKind::Reservations,
         "nbd-server" => ThreadKind::Session,
         "rbd" => ThreadKind::Rbd,
+        "egret-closer" => ThreadKind::Closer,
         name if name.starts_with("io") => ThreadKind::Io,
         name if name.starts_with('e') => ThreadKind::Session,
         other => panic!("a thread called {other} is confined"),

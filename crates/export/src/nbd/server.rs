@@ -23,7 +23,7 @@ use super::export::Offer;
 use super::handshake::{Chosen, Ended, Fed, Handshake, Offers};
 use crate::peer_log::PeerLog;
 use crate::queues::lock;
-use crate::socket::{Access, Arrival, BindError, UnixSocket};
+use crate::socket::{Access, Arrival, BindError, Rights, UnixSocket};
 
 /// Clients that are in their handshakes at a time, beside those that have chosen: who says nothing takes no place of theirs.
 const MOST_GUESTS: usize = 64;
@@ -211,9 +211,9 @@ enum Listener {
 impl Listener {
     fn open(address: &NbdAddress) -> Result<Self, NbdServerError> {
         match address {
-            NbdAddress::Unix(path, access) => {
-                UnixSocket::bind(path, access).map(Self::Unix).map_err(|e| NbdServerError::Bind(path.clone(), e))
-            }
+            NbdAddress::Unix(path, access) => UnixSocket::bind(path, access, Rights::Refused)
+                .map(Self::Unix)
+                .map_err(|e| NbdServerError::Bind(path.clone(), e)),
             NbdAddress::Tcp(host, port) => {
                 let listen = || {
                     let addresses: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
@@ -233,7 +233,7 @@ impl Listener {
     fn accept(&self, log: &PeerLog) -> io::Result<Option<OwnedFd>> {
         match self {
             Self::Unix(socket) => Ok(match socket.accept()? {
-                Arrival::Client(client) => Some(client.into()),
+                Arrival::Client(client) => Some(client.into_fd()),
                 Arrival::Refused(uid) => {
                     log.warn(format_args!("a client of user {uid} is not let in: allow-uid does not name it"));
                     None

@@ -10,9 +10,10 @@
 use std::io::{self, BufRead as _, IoSlice, IoSliceMut, Write};
 use std::os::fd::AsFd;
 
+use egret_event_loop::rights;
 use egret_vring::memory::{IoVec, volatile};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustls::Connection;
 
 use crate::channel::{ChannelError, Received};
@@ -156,9 +157,8 @@ impl Session {
     /// Gives records to TLS, and takes them from the socket if there are none.
     fn take_in(&mut self, socket: impl AsFd) -> Result<usize, ChannelError> {
         if self.start == self.end {
-            let room = &mut [IoSliceMut::new(&mut self.input)];
-            let count = match recvmsg(&socket, room, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT) {
-                Ok(received) => received.bytes,
+            let count = match rights::receive(&socket, &mut [IoSliceMut::new(&mut self.input)]) {
+                Ok(count) => count,
                 Err(Errno::INTR) => return Ok(0),
                 Err(e) => return Err(e.into()),
             };
