@@ -286,23 +286,14 @@ fn of_flushes_at_once_none_succeeds_where_the_page_cache_has_lost_a_write() {
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let device = LoopDevice::over(&faulty.path()).unwrap();
-    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=off");
-    let _server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
-    let mut qmp = Qmp::connect(&monitor);
-    let mut disk = Disk::connect(&socket).unwrap();
+    let mut failing = Failing::start("cache.direct=off");
     // Linux tells one of them; which, and how many ask before it does, is not the same each time.
     for round in 0..20 {
-        disk.first().write(0, &[round; 4096]).unwrap();
-        inject(&faulty, IoType::Write, ErrnoName::Eio, 1);
-        assert_eq!(flush_at_once(&mut disk), [-5; 8], "in round {round}");
-        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
-                          "cache": {"direct": false}});
-        qmp.run("blockdev-reopen", json!({"options": [node]}));
-        assert_eq!(flush_at_once(&mut disk), [0; 8], "after round {round}");
+        failing.disk.first().write(0, &[round; 4096]).unwrap();
+        inject(&failing.faulty, IoType::Write, ErrnoName::Eio, 1);
+        assert_eq!(flush_at_once(&mut failing.disk), [-5; 8], "in round {round}");
+        failing.reopen(json!({"direct": false}), "off");
+        assert_eq!(flush_at_once(&mut failing.disk), [0; 8], "after round {round}");
     }
 }
 
@@ -354,16 +345,44 @@ fn a_device_that_is_full_and_has_all_that_it_had_lacks_space() {
     if !is_root_or_skips(test, "for a disk that fails") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let device = LoopDevice::over(&faulty.path()).unwrap();
-    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=on");
-    let _server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
-    let mut qmp = Qmp::connect(&monitor);
-    inject(&faulty, IoType::Write, ErrnoName::Enospc, 1);
-    Disk::connect(&socket).unwrap().first().write(MIB - 4096, &[1; 4096]).unwrap_err();
-    assert_eq!(qmp.event("BLOCK_IO_ERROR")["nospace"], true);
+    let mut failing = Failing::start("cache.direct=on");
+    inject(&failing.faulty, IoType::Write, ErrnoName::Enospc, 1);
+    failing.disk.first().write(MIB - 4096, &[1; 4096]).unwrap_err();
+    assert_eq!(failing.qmp.event("BLOCK_IO_ERROR")["nospace"], true);
+}
+
+/// A client and a monitor of a daemon, over a device whose disk fails as it is told to.
+struct Failing {
+    disk: Disk,
+    qmp: Qmp,
+    server: Server,
+    device: LoopDevice,
+    faulty: FaultDisk,
+    _scratch: Scratch,
+}
+
+impl Failing {
+    /// With more for the blockdev `d0`.
+    fn start(blockdev: &str) -> Self {
+        let scratch = Scratch::new();
+        let faulty = scratch.fault_disk(MIB);
+        let device = LoopDevice::over(&faulty.path()).unwrap();
+        let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
+        let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), blockdev);
+        let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
+        let (qmp, disk) = (Qmp::connect(&monitor), Disk::connect(&socket).unwrap());
+        Self { disk, qmp, server, device, faulty, _scratch: scratch }
+    }
+
+    fn reopen(&mut self, cache: Value, detect_zeroes: &str) {
+        let node = json!({"driver": "host_device", "node-name": "d0", "filename": self.device.path(), "cache": cache,
+                          "detect-zeroes": detect_zeroes});
+        self.qmp.run("blockdev-reopen", json!({"options": [node]}));
+    }
+
+    fn unflushed(&self) -> u64 {
+        self.faulty.tell(Order::Status).unwrap().unflushed
+    }
 }
 
 /// Has so many flushes in flight at once, and says how each ended.
@@ -398,58 +417,44 @@ fn what_was_written_before_a_disk_was_reopened_is_stable_after_its_next_flush_or
         return;
     }
     for (was_direct, is_direct) in [(false, true), (false, false), (true, false)] {
-        let scratch = Scratch::new();
-        let faulty = scratch.fault_disk(MIB);
-        let device = LoopDevice::over(&faulty.path()).unwrap();
-        let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-        let cache = if was_direct { "cache.direct=on" } else { "cache.direct=off" };
-        let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), cache);
-        let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
-        let mut qmp = Qmp::connect(&monitor);
-        let mut disk = Disk::connect(&socket).unwrap();
-        let beside = std::fs::OpenOptions::new().write(true).open(device.path()).unwrap();
-        let mut reopen_as = |cache: Value, more: &str| {
-            let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(), "cache": cache,
-                              "detect-zeroes": more});
-            qmp.run("blockdev-reopen", json!({"options": [node]}));
-        };
-        let unflushed = || faulty.tell(Order::Status).unwrap().unflushed;
+        let mut failing = Failing::start(if was_direct { "cache.direct=on" } else { "cache.direct=off" });
+        let beside = std::fs::OpenOptions::new().write(true).open(failing.device.path()).unwrap();
 
         // Who ignores flushes from here on does not ignore what was written before.
-        disk.first().write(MIB / 2, &[1; 4096]).unwrap();
-        reopen_as(json!({"direct": is_direct, "no-flush": true}), "off");
-        assert_eq!(unflushed(), 0, "{was_direct} to {is_direct}");
-        reopen_as(json!({"direct": was_direct}), "off");
-        let mut reopen = |direct: bool, more: &str| reopen_as(json!({"direct": direct}), more);
+        failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+        failing.reopen(json!({"direct": is_direct, "no-flush": true}), "off");
+        assert_eq!(failing.unflushed(), 0, "{was_direct} to {is_direct}");
+        failing.reopen(json!({"direct": was_direct}), "off");
 
         // All is well.
-        disk.first().write(MIB / 2, &[1; 4096]).unwrap();
-        reopen(is_direct, "off");
-        assert_eq!(flush_at_once(&mut disk), [0; 8], "{was_direct} to {is_direct}");
-        assert_eq!(unflushed(), 0, "{was_direct} to {is_direct}");
-        reopen(was_direct, "off");
+        failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+        failing.reopen(json!({"direct": is_direct}), "off");
+        assert_eq!(flush_at_once(&mut failing.disk), [0; 8], "{was_direct} to {is_direct}");
+        assert_eq!(failing.unflushed(), 0, "{was_direct} to {is_direct}");
+        failing.reopen(json!({"direct": was_direct}), "off");
 
         // It cannot be written, and who was told first is somebody else: nobody (0), or whoever has the device open (1).
         for told in 0..2 {
             let case = format!("{was_direct} to {is_direct}, {told} told");
-            disk.first().write(MIB / 2, &[2 + told; 4096]).unwrap();
-            inject(&faulty, IoType::Write, ErrnoName::Eio, 1);
+            failing.disk.first().write(MIB / 2, &[2 + told; 4096]).unwrap();
+            inject(&failing.faulty, IoType::Write, ErrnoName::Eio, 1);
             if told == 1 {
                 assert_eq!(beside.sync_data().is_err(), !was_direct, "{case}");
             }
-            reopen(is_direct, "on");
-            faulty.tell(Order::Clear).unwrap();
+            failing.reopen(json!({"direct": is_direct}), "on");
+            failing.faulty.tell(Order::Clear).unwrap();
             let expected = if was_direct { 0 } else { -5 };
             // Who opens it once more before anybody was told lifts nothing.
-            reopen(is_direct, "off");
-            assert_eq!(flush_at_once(&mut disk), [expected; 8], "{case}");
-            assert_eq!(flush_at_once(&mut disk), [expected; 8], "{case}");
-            reopen(is_direct, "on");
-            disk.first().write(MIB / 2, &[3 + told; 4096]).unwrap();
-            assert_eq!(flush_at_once(&mut disk), [0; 8], "{case}");
-            assert_eq!(unflushed(), 0, "{case}");
-            reopen(was_direct, "off");
+            failing.reopen(json!({"direct": is_direct}), "off");
+            assert_eq!(flush_at_once(&mut failing.disk), [expected; 8], "{case}");
+            assert_eq!(flush_at_once(&mut failing.disk), [expected; 8], "{case}");
+            failing.reopen(json!({"direct": is_direct}), "on");
+            failing.disk.first().write(MIB / 2, &[3 + told; 4096]).unwrap();
+            assert_eq!(flush_at_once(&mut failing.disk), [0; 8], "{case}");
+            assert_eq!(failing.unflushed(), 0, "{case}");
+            failing.reopen(json!({"direct": was_direct}), "off");
         }
+        let Failing { server, disk, .. } = failing;
         drop(disk);
         let lost =
             server.complaints().iter().filter(|line| line.contains("none succeeds before it is reopened")).count();
@@ -464,22 +469,14 @@ fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait(
     if !is_root_or_skips(test, "for a disk that hangs") {
         return;
     }
-    let scratch = Scratch::new();
-    let faulty = scratch.fault_disk(MIB);
-    let device = LoopDevice::over(&faulty.path()).unwrap();
-    let (monitor, socket) = (scratch.path("qmp"), scratch.path("disk"));
-    let options = Options::new().monitor("m", &monitor).disk("d0", device.path(), "cache.direct=off");
-    let server = Server::start(&Program::egret(), &options.export("e0", "d0", &socket, "writable=on"));
-    let mut qmp = Qmp::connect(&monitor);
-    let mut disk = Disk::connect(&socket).unwrap();
-    disk.first().write(MIB / 2, &[1; 4096]).unwrap();
+    let mut failing = Failing::start("cache.direct=off");
+    failing.disk.first().write(MIB / 2, &[1; 4096]).unwrap();
     let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: None, effect: Effect::Never };
-    faulty.tell(Order::Inject(never)).unwrap();
+    failing.faulty.tell(Order::Inject(never)).unwrap();
     for detect_zeroes in ["on", "off"] {
-        let node = json!({"driver": "host_device", "node-name": "d0", "filename": device.path(),
-                          "detect-zeroes": detect_zeroes});
-        qmp.run("blockdev-reopen", json!({"options": [node]}));
+        failing.reopen(json!({}), detect_zeroes);
     }
+    let Failing { server, mut qmp, mut disk, ref faulty, .. } = failing;
     assert_eq!(faulty.tell(Order::Status).unwrap().waiting, 1);
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -491,6 +488,9 @@ fn a_disk_that_hangs_with_what_was_written_can_be_reopened_and_its_flushes_wait(
         // Whoever asks is answered meanwhile.
         let shown = qmp.run("query-named-block-nodes", json!({}));
         assert_eq!(shown[0]["node-name"], "d0");
+        let mut in_flight = || qmp.run("egret-query-stats", json!({}))["exports"][0]["total"]["in-flight"].take();
+        await_that("the flush to be asked for", || in_flight() == 1);
+        assert_eq!(in_flight(), 1);
         assert!(!done.load(std::sync::atomic::Ordering::Relaxed), "it waits");
         faulty.tell(Order::Clear).unwrap();
         faulty.tell(Order::Release).unwrap();
