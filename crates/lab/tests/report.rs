@@ -662,12 +662,9 @@ fn a_run_of_which_nothing_ended_yet_has_a_report() {
 
 #[test]
 fn a_browser_tells_the_reader_whose_tail_is_better() {
-    let Some(program) = browser::installed() else {
-        egret_needs::this_test_lacks("Chromium");
-        return;
-    };
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
-    let answer = |faster: f64| {
+    let mut answer = |faster: f64| {
         let run = run(|cell| {
             if let (Outcome::Measured(measured), "alike") = (&mut cell.outcome, cell.id.subject.as_str()) {
                 measured.seconds /= faster;
@@ -676,7 +673,6 @@ fn a_browser_tells_the_reader_whose_tail_is_better() {
             }
         });
         egret_lab::report::write(&run, directory.path()).expect("a report");
-        let mut browser = Browser::start(program, 1280, 900);
         browser.open(&directory.path().join("report.html"));
         let answer = browser.evaluate("document.querySelector('#answer').innerText");
         assert_eq!(browser.complaints, Vec::<String>::new());
@@ -690,13 +686,9 @@ fn a_browser_tells_the_reader_whose_tail_is_better() {
 
 #[test]
 fn a_browser_draws_the_report_and_answers_the_reader() {
-    let Some(program) = browser::installed() else {
-        egret_needs::this_test_lacks("Chromium");
-        return;
-    };
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
-    let mut browser = Browser::start(program, 1280, 900);
     browser.open(&directory.path().join("report.html"));
     let drawn = "[...document.querySelectorAll('.chart')].map(one => one.querySelectorAll('svg path').length)";
     let paths = browser.evaluate(drawn);
@@ -741,13 +733,9 @@ fn a_browser_draws_the_report_and_answers_the_reader() {
 
 #[test]
 fn a_click_on_what_a_chart_shows_leads_to_its_runs() {
-    let Some(program) = browser::installed() else {
-        egret_needs::this_test_lacks("Chromium");
-        return;
-    };
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     egret_lab::report::write(&run(|_| {}), directory.path()).expect("a report");
-    let mut browser = Browser::start(program, 1280, 900);
     // Bars are clicked in their middle, and points that nothing is drawn over.
     for (chart, is_bar, runs) in [
         ("#chart-2a .chart", true, "randread-4k-qd1--base"),
@@ -809,10 +797,7 @@ const IS_DARK: &str = "getComputedStyle(document.body).backgroundColor === 'rgb(
 
 #[test]
 fn a_browser_shows_pages_in_the_dark_and_in_the_light_and_prints_all_of_them_on_white() {
-    let Some(program) = browser::installed() else {
-        egret_needs::this_test_lacks("Chromium");
-        return;
-    };
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let mut grave = failing("alike", 1);
     grave.host.warnings.push(Warning { about: "not-preconditioned".into(), text: "it looks empty".into() });
@@ -821,7 +806,6 @@ fn a_browser_shows_pages_in_the_dark_and_in_the_light_and_prints_all_of_them_on_
     fs::create_dir(&over_time).expect("a directory");
     let runs = ["old", "new"].map(|name| (format!("{name}/report.html"), grave.clone()));
     fs::write(over_time.join("report.html"), report::over_time(&runs).expect("a page")).expect("a page");
-    let mut browser = Browser::start(program, 1280, 900);
     for page in [directory.path(), &over_time] {
         for scheme in ["dark", "light"] {
             // Whose system changes while the page is open.
@@ -877,17 +861,13 @@ fn a_browser_shows_pages_in_the_dark_and_in_the_light_and_prints_all_of_them_on_
 
 #[test]
 fn a_browser_goes_where_the_contents_lead_and_zooms_where_a_plan_asks_for_it() {
-    let Some(program) = browser::installed() else {
-        egret_needs::this_test_lacks("Chromium");
-        return;
-    };
+    let Some(mut browser) = Browser::start_or_skips(1280, 900) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let mut run = run(|_| {});
     let mut zoomed = run.plan.charts[1].clone();
     (zoomed.id, zoomed.zoom) = ("2h".into(), Some(3.0));
     run.plan.charts.insert(2, zoomed);
     egret_lab::report::write(&run, directory.path()).expect("a report");
-    let mut browser = Browser::start(program, 1280, 900);
     browser.open(&directory.path().join("report.html"));
     let ends = |browser: &mut Browser, chart: &str| {
         let end = browser.evaluate(&format!(

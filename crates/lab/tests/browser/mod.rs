@@ -23,7 +23,7 @@ pub struct Browser {
 }
 
 /// The browser that is installed, if one is.
-pub fn installed() -> Option<&'static str> {
+fn installed() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|name| {
         let directories = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&directories).any(|directory| directory.join(name).is_file())
@@ -31,8 +31,16 @@ pub fn installed() -> Option<&'static str> {
 }
 
 impl Browser {
-    /// Starts one with a window of that size, in pixels.
-    pub fn start(program: &str, width: u32, height: u32) -> Self {
+    /// Starts one with a window of that size, in pixels. Where none is installed the test says that it is skipped.
+    pub fn start_or_skips(width: u32, height: u32) -> Option<Self> {
+        let program = installed();
+        if program.is_none() {
+            egret_needs::this_test_lacks("Chromium");
+        }
+        program.map(|program| Self::start(program, width, height))
+    }
+
+    fn start(program: &str, width: u32, height: u32) -> Self {
         let profile = tempfile::tempdir().expect("a directory");
         let flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking \
                      --disable-component-update --disable-sync --disable-dev-shm-usage --remote-debugging-port=0";
