@@ -187,6 +187,19 @@ fn who_sends_descriptors_where_nobody_has_a_use_for_them_is_told_so_by_the_kerne
             assert_eq!(send(&stream, b"x", &[stream.as_fd()]), Err(Errno::PERM), "{name}");
         }
     }
+    // A server that the daemon is the client of.
+    let listener = UnixListener::bind(daemon.path("hostile")).expect("a name");
+    let mut qmp = Qmp::connect(&daemon.path("monitor"));
+    let sent = std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let (stream, _) = listener.accept().expect("the daemon connects");
+            daemon.unseen(|| send(&stream, b"x", &[stream.as_fd()]))
+        });
+        let address = json!({"type": "unix", "path": daemon.path("hostile")});
+        qmp.fail("blockdev-add", json!({"driver": "nbd", "node-name": "n", "server": address}));
+        server.join().expect("no panic")
+    });
+    assert_eq!(sent == Err(Errno::PERM), can, "{sent:?}");
 }
 
 #[test]
