@@ -1,5 +1,7 @@
 //! What `egret report --mail` prints of a run whose truth is known.
 
+use std::fs;
+
 use egret_lab::analysis::Analysis;
 use egret_lab::plan::Plan;
 use egret_lab::report;
@@ -15,8 +17,8 @@ fn plan() -> Plan {
             "[[subject]]\nname = '{line} {iothreads}'\nline = '{line}'\nat = {iothreads}\niothreads = {iothreads}\nstack = 'egret'\n"
         );
     }
-    toml::from_str(&(text + "[[load]]\nrw = ['randread', 'randwrite']\nbs = '8k'\niodepth = 8\nnumjobs = [1, 4]\n"))
-        .unwrap()
+    text += "[[load]]\nrw = ['randread', 'randwrite']\nbs = '8k'\niodepth = 8\nnumjobs = [1, 4]\n";
+    toml::from_str(&(text + "[[chart]]\nid = 'S0'\ntitle = 'IOPS'\nmetric = 'iops'\npublished = 's0_iops'\n")).unwrap()
 }
 
 /// What came after loses 10 % of random reads with one job, and takes half of the CPU.
@@ -91,4 +93,32 @@ fn a_run_without_lines_makes_no_mail_and_says_what_would() {
     run.plan.subjects.iter_mut().for_each(|subject| subject.line = None);
     let error = report::mail(&Analysis::new(&run)).unwrap_err();
     assert!(error.contains("see 'line' in docs/lab.md"), "{error}");
+}
+
+#[test]
+fn beside_a_published_change_is_what_the_others_differ_from_the_baseline_s_line() {
+    let mut run = run();
+    // As in the plan polling, where the baseline has a name that the weights' line begins like, and need not be the first.
+    run.plan.baseline = Some("weighted 1".into());
+    for subject in &mut run.plan.subjects {
+        let rename = |name: &str| name.replace("after", "weighted");
+        subject.line = subject.line.as_deref().map(rename);
+        subject.name = rename(&subject.name);
+    }
+    run.cells.iter_mut().for_each(|cell| cell.id.subject = cell.id.subject.replace("after", "weighted"));
+    let directory = tempfile::tempdir().unwrap();
+    report::write(&run, directory.path()).unwrap();
+    let text = fs::read_to_string(directory.path().join("report.md")).unwrap();
+    assert!(text.contains("| Here: weighted, IOPS | Here: before, difference to weighted |"), "{text}");
+    let row = text.lines().find(|line| line.starts_with("| randread | 8k | 1 | 1 | 163417 | -7.8 |"));
+    assert!(row.is_some_and(|row| row.contains("| 9\u{202f}000 | +11.1\u{a0}%")), "{row:?}");
+}
+
+#[test]
+fn a_mail_has_each_line_once_in_whatever_order_its_subjects_are() {
+    let mut run = run();
+    run.plan.subjects.swap(1, 2);
+    let text = report::mail(&Analysis::new(&run)).unwrap();
+    assert_eq!(text.matches("after, with before before it").count(), 1, "{text}");
+    assert!(!text.contains("before, with"), "{text}");
 }

@@ -30,9 +30,12 @@ pub fn text(analysis: &Analysis<'_>) -> Result<String, String> {
     let plan = &analysis.run.plan;
     let line_of = |name: &str| plan.subjects.iter().find(|one| one.name == name).and_then(|one| one.line.as_deref());
     let before = line_of(plan.baseline());
-    let mut lines: Vec<&str> = plan.subjects.iter().filter_map(|subject| subject.line.as_deref()).collect();
-    lines.dedup();
-    lines.retain(|line| Some(*line) != before);
+    let mut lines: Vec<&str> = Vec::new();
+    for line in plan.subjects.iter().filter_map(|subject| subject.line.as_deref()) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
     let changes = lines.iter().map(|line| (*line, changes(analysis, line)));
     let changes: Vec<_> = changes.filter(|(_, changes)| !changes.is_empty()).collect();
     let Some(before) = before.filter(|_| !changes.is_empty()) else {

@@ -125,10 +125,13 @@ struct Here<'a> {
 
 type Column<'a> = (String, Box<dyn Fn(&Row<'_>) -> Option<Here<'a>> + 'a>);
 
+/// The lines of the plan, that of the baseline first; but for that of the weights, which has tables of its own.
 fn lines<'a>(analysis: &'a Analysis<'_>) -> Vec<&'a str> {
+    let plan = &analysis.run.plan;
+    let baseline = plan.subjects.iter().filter(|subject| subject.name == plan.baseline());
     let mut lines: Vec<&str> = Vec::new();
-    for line in analysis.run.plan.subjects.iter().filter_map(|subject| subject.line.as_deref()) {
-        if !lines.contains(&line) && !line.starts_with("weight") {
+    for line in baseline.chain(&plan.subjects).filter_map(|subject| subject.line.as_deref()) {
+        if !lines.contains(&line) && line != "weight" {
             lines.push(line);
         }
     }
@@ -154,8 +157,11 @@ fn median_of<'a>(analysis: &Analysis<'_>, load: &'a str, subject: &'a str, metri
 }
 
 fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
-    let column = |line: &'a str, is_first: bool| -> Column<'a> {
-        let heading = if is_first { format!("{line}, IOPS") } else { format!("{line}, difference") };
+    let lines = lines(analysis);
+    let baseline = lines.first().copied().unwrap_or_default();
+    let column = |line: &'a str| -> Column<'a> {
+        let is_first = line == baseline;
+        let heading = if is_first { format!("{line}, IOPS") } else { format!("{line}, difference to {baseline}") };
         let value = move |row: &Row<'_>| {
             let same = |load: &&Load| {
                 let keys = [load.rw.clone(), load.bs.to_string(), load.numjobs.to_string()];
@@ -170,7 +176,7 @@ fn s0_iops<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
         };
         (heading, Box::new(value))
     };
-    lines(analysis).into_iter().enumerate().map(|(index, line)| column(line, index == 0)).collect()
+    lines.iter().copied().map(column).collect()
 }
 
 fn s0_cpu<'a>(analysis: &'a Analysis<'_>) -> Vec<Column<'a>> {
