@@ -11,6 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use egret_faultdisk::{Effect, Fault, IoType, Order};
+use rustix::pipe::PipeFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::json;
 
@@ -60,6 +61,25 @@ fn requests_that_do_not_end_are_named_and_the_daemon_ends_without_them() {
         assert!(!pidfile.exists());
         // The socket is left, and the next daemon takes it over.
     }
+}
+
+#[test]
+fn a_daemon_serves_and_ends_as_it_should_though_nobody_reads_any_more_what_it_prints() {
+    let scratch = Scratch::new();
+    let (disk, socket) = (scratch.image("disk.img", MIB), scratch.path("socket"));
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
+    let mut command = Program::egret_alone().command();
+    command.arg("--stats").arg(disk).arg("--socket").arg(&socket).stdout(writer);
+    let mut daemon = Reaped(command.spawn().unwrap());
+    // Ours went with the command.
+    drop(command);
+    assert!(rustix::io::read(&reader, &mut [0; 16]).unwrap() > 0, "it says how to attach the disk");
+    drop(reader);
+    Guest::boot(&socket).read_honestly();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM).unwrap();
+    let status = await_some("the daemon to end", || daemon.0.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+    assert!(!socket.exists());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A daemon's life: from a checked configuration to the signal that ends it.
 
-use std::io::{IsTerminal as _, stdout};
+use std::io::{IsTerminal as _, Write as _, stdout};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use egret_vocabulary::Address;
 use egret_vocabulary::Config;
 use egret_vocabulary::chardev::{Backend, Monitor};
 use egret_vocabulary::schema::{AddFd, Addr, Descriptor, FdAddr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -149,12 +150,21 @@ fn serve(
     ended
 }
 
+/// Prints something, if somebody takes it at once: a terminal that was closed or is held up, or a pipe that nobody reads any
+/// more, is worth neither an end of the daemon nor a wait of the thread that signals and monitors wait for.
+fn say(text: &str) {
+    let mut stdout = stdout();
+    if matches!(poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], Some(&Timespec::default())), Ok(1)) {
+        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    }
+}
+
 /// Ends the daemon's objects within `patience`, and reports those that have not ended.
 fn end(control: Control, life: &Life, reason: &'static str, patience: &Patience<'_>) -> Result<()> {
     let mut written = Ok(());
     let ended = control.shut_down(reason, patience).is_some_and(|daemon| {
         if life.talks && life.stats {
-            print!("{}", waits(&daemon));
+            say(&waits(&daemon));
         }
         if let Some(path) = &life.record_waits {
             written = write_recordings(&daemon, path);
@@ -231,10 +241,10 @@ fn attend(control: &mut Control, mut meter: CpuMeter, signals: &Signals, life: &
                 // No line is printed while a change is in progress.
                 let Some(daemon) = control.daemon() else { continue };
                 if let Some(line) = meter.line(daemon) {
-                    println!("{line}");
+                    say(&format!("{line}\n"));
                 }
                 if life.stats {
-                    print!("{}", waits(daemon));
+                    say(&waits(daemon));
                 }
             }
         }
