@@ -56,6 +56,8 @@ pub struct EngineSet {
     /// Boxes of jobs that have ended, for the next ones.
     spare: Jobs,
     in_flight: u32,
+    /// Whether a disk was let go of when the last of its requests ended, and so perhaps an engine.
+    left: bool,
     /// When to release throttled requests, if there are some.
     throttle_timer: Option<Nanos>,
     counters: Arc<Counters>,
@@ -72,6 +74,7 @@ impl EngineSet {
             alone: None,
             spare: Vec::new(),
             in_flight: 0,
+            left: false,
             throttle_timer: None,
             counters: Arc::default(),
         }
@@ -391,7 +394,12 @@ impl Backend for EngineSet {
             for slot in 0..self.slots.len() as u32 {
                 self.free_if_left(slot);
             }
+            self.left = true;
         }
+    }
+
+    fn takes_leave(&mut self) -> bool {
+        mem::take(&mut self.left)
     }
 
     fn submit(&mut self, now: Nanos) {

@@ -40,8 +40,15 @@ pub trait Backend {
     fn suppress(&mut self);
 
     /// The descriptors that announce completions. The loop watches them edge by edge and never reads from them; it
-    /// asks again after every mailbox command, since a command may attach a disk and bring in an engine.
+    /// asks again after every mailbox command, since a command may attach a disk and bring in an engine, and where
+    /// [`takes_leave`](Self::takes_leave) says so.
     fn descriptors(&self) -> Vec<RawFd>;
+
+    /// Whether an engine has left since the last call, asked after each [`reap`](Self::reap): its descriptor stays open until
+    /// the next [`submit`](Self::submit), so that the loop watches none that another may have by then.
+    fn takes_leave(&mut self) -> bool {
+        false
+    }
 
     /// One of the [`descriptors`](Self::descriptors) has announced something.
     fn announced(&mut self, _fd: RawFd) {}

@@ -296,6 +296,9 @@ impl<S: Source> EventLoop<S> {
             ClockReads::ByRequest => self.reap_at(clock::now),
         }
         self.completed = false;
+        if self.backend.takes_leave() {
+            self.look_for_engines();
+        }
     }
 
     /// Gives their completions to the sources, each with the time that `clock` shows.
@@ -364,6 +367,11 @@ impl<S: Source> EventLoop<S> {
     fn run_all(&mut self, commands: Vec<Command<S>>) {
         self.polling.learn(self.now);
         commands.into_iter().for_each(|command| command(self));
+        self.look_for_engines();
+    }
+
+    #[cold]
+    fn look_for_engines(&mut self) {
         if let Err(e) = self.watch_backend() {
             tracing::error!("iothread '{}': cannot watch an engine's completions: {e}", self.name);
         }

@@ -110,8 +110,11 @@ fn a_disk_that_is_detached_too_early_stays_until_its_last_request() {
         let slot = rig.slot;
         rig.engines.detach(slot);
         assert!(Arc::strong_count(&rig.disk) > 1);
+        assert!(!rig.engines.takes_leave());
         assert_eq!(rig.finish(read).0, Ok(()));
         assert_eq!(Arc::strong_count(&rig.disk), 1);
+        assert!(rig.engines.takes_leave(), "its engine may be one that the loop watches");
+        assert!(!rig.engines.takes_leave());
     });
 }
 

@@ -1,5 +1,6 @@
 //! A source in the likeness of a queue, engines that echo, and loops of every kind to put them on.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -72,6 +73,11 @@ pub struct Echo {
     done: Vec<u64>,
     /// An engine that was brought in, and who hears of what it announces.
     brought_in: Option<(OwnedFd, Sender<()>)>,
+    /// Who is told, when an engine that has left with the next completion is closed, whether the descriptors were asked for
+    /// meanwhile.
+    pub leaves: Option<Sender<bool>>,
+    left: Option<OwnedFd>,
+    is_asked: Cell<bool>,
 }
 
 impl Backend for Echo {
@@ -81,10 +87,28 @@ impl Backend for Echo {
     }
     fn reap(&mut self, _now: Nanos, done: &mut dyn FnMut(u64)) {
         for work in self.done.drain(..) {
-            if work as u32 > 0 { self.pushed.push(work - 1) } else { done(work) }
+            if work as u32 > 0 {
+                self.pushed.push(work - 1)
+            } else {
+                done(work)
+            }
+            if self.leaves.is_some()
+                && let Some((engine, _)) = self.brought_in.take()
+            {
+                self.left = Some(engine);
+                self.is_asked.set(false);
+            }
         }
     }
+    fn takes_leave(&mut self) -> bool {
+        self.left.is_some()
+    }
     fn submit(&mut self, _now: Nanos) {
+        if self.left.take().is_some()
+            && let Some(told) = self.leaves.take()
+        {
+            told.send(self.is_asked.get()).unwrap();
+        }
         self.done.append(&mut self.pushed);
     }
     fn in_flight(&self) -> u32 {
@@ -98,6 +122,7 @@ impl Backend for Echo {
     }
     fn suppress(&mut self) {}
     fn descriptors(&self) -> Vec<RawFd> {
+        self.is_asked.set(true);
         self.brought_in.iter().map(|(fd, _)| fd.as_raw_fd()).collect()
     }
     fn announced(&mut self, fd: RawFd) {
@@ -132,6 +157,8 @@ pub struct Bell {
     pub times: Vec<Nanos>,
     /// What it brings in when it is attached.
     pub brings: Option<(OwnedFd, Sender<()>)>,
+    /// Has what it brought in leave with the next completion: see [`Echo::leaves`].
+    pub leaves: Option<Sender<bool>>,
     /// Whether it will not be attached.
     pub refuses: bool,
     stopped: bool,
@@ -173,6 +200,7 @@ pub fn bell() -> (Bell, Arc<Outside>, Receiver<Heard>) {
         halves: 0,
         times: Vec::new(),
         brings: None,
+        leaves: None,
         refuses: false,
         stopped: false,
     };
@@ -191,6 +219,7 @@ impl Source for Bell {
         self.index = id.index();
         self.stopped = false;
         backend.brought_in = self.brings.take().or(backend.brought_in.take());
+        backend.leaves = self.leaves.take().or(backend.leaves.take());
         Ok(())
     }
     fn detached(&mut self, _backend: &mut Echo) {}

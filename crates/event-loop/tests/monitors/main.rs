@@ -196,6 +196,20 @@ fn an_engine_that_comes_when_a_source_is_drained_is_heard() {
 }
 
 #[test]
+fn an_engine_that_leaves_with_a_completion_is_not_watched_any_more_when_it_is_closed() {
+    on_every_loop(|handle| {
+        let (mut only, outside, _hear) = bell();
+        let (tell, _heard) = channel();
+        let (leaves, closed) = channel();
+        only.brings = Some((eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap(), tell));
+        only.leaves = Some(leaves);
+        let _id = handle.attach(only).unwrap();
+        outside.ring();
+        assert!(closed.recv_timeout(PATIENCE).expect("it is closed"), "its number may be another's by now");
+    });
+}
+
+#[test]
 fn a_source_that_is_removed_while_it_is_ready_leaves_nothing_behind_for_its_successor() {
     on_every_loop(|handle| {
         for _ in 0..50 {
