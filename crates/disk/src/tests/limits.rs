@@ -214,13 +214,19 @@ fn limited_disks_on_many_threads_all_come_to_an_end() {
 
 #[test]
 fn what_waits_for_limits_can_be_taken_back_and_limits_do_not_count_it() {
-    let mut rig = rig();
-    rig.disk.set_throttle_group(Some(&ThrottleGroup::new("g", blocks_at_once(1))));
+    let (mut rig, mut beside) = (rig(), rig());
+    let group = ThrottleGroup::new("g", blocks_at_once(1));
+    rig.disk.set_throttle_group(Some(&group));
+    beside.disk.set_throttle_group(Some(&group));
     // One over the brim, as always.
     assert_eq!(read(&mut rig, 5), 2);
     let withdrawn = rig.engines.withdraw(rig.slot);
     assert_eq!((withdrawn.len(), rig.engines.in_flight()), (3, 0));
     assert!(rig.engines.withdraw(rig.slot).is_empty());
+    // Another disk of the group waits for that one block to leak, a byte a second.
+    assert_eq!(read(&mut beside, 1), 0);
+    let again = beside.engines.deadline().unwrap() - clock::now();
+    assert!(again <= Nanos(BLOCK * 1_000_000_000), "{again}");
     rig.disk.set_throttle_group(None);
     withdrawn.into_iter().for_each(|request| rig.engines.push(rig.slot, request));
     rig.engines.submit(clock::now());

@@ -70,6 +70,7 @@ impl ThrottledQueue {
     /// Gives all that wait back: the limits do not count them.
     pub(crate) fn withdraw(mut self, into: &mut Vec<Request>) {
         self.waiting.iter_mut().for_each(|waiting| into.extend(waiting.drain(..)));
+        self.member.group.lock().forget(self.member.disk, self.id);
     }
 
     /// Gives all that wait to `released`, whatever the limits say; they count all the same.

@@ -81,6 +81,12 @@ impl Schedule {
         id
     }
 
+    /// A queue's requests that have not been granted are not going to begin here: it has no tickets any more.
+    pub(super) fn forget(&mut self, disk: DiskId, queue: QueueId) {
+        let tickets = self.disks.get_mut(&disk).into_iter().flatten();
+        tickets.for_each(|tickets| tickets.retain(|ticket| ticket.queue != queue));
+    }
+
     /// A queue's requests begin without having been granted: they count nevertheless, and it has no tickets any more.
     pub(super) fn close(&mut self, disk: DiskId, queue: QueueId) {
         let Self { disks, buckets, .. } = self;
