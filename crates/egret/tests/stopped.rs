@@ -245,6 +245,41 @@ fn a_flush_that_lost_writes_waits_until_its_disk_is_reopened_and_nothing_else_le
 }
 
 #[test]
+fn a_request_that_fails_while_its_disk_is_reopened_is_told_of_like_others() {
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let [monitor, socket, metrics] = ["qmp", "disk", "metrics"].map(|name| scratch.path(name));
+    let options = Options::new()
+        .monitor("m", &monitor)
+        .metrics(&metrics)
+        .disk("d0", &faulty.path(), "aio=threads")
+        .export("e0", "d0", &socket, "writable=on,werror=stop");
+    let server = Server::start(&Program::egret(), &options);
+    let (mut qmp, mut changes) = (Qmp::connect(&monitor), Qmp::connect(&monitor));
+    let never = Fault { iotype: Some(IoType::Write), sectors: None, after: 0, times: Some(1), effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).unwrap();
+    let mut disk = Disk::connect(&socket).unwrap();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| disk.first().write(0, &[1; 4096]).unwrap());
+        await_that("the write to be in flight", || metric(&metrics, "egret_export_in_flight{") == 1.0);
+        let descriptors = format!("/proc/{}/fd", server.pid());
+        let times_open = || {
+            let links = fs::read_dir(&descriptors).unwrap().flatten().map(|one| fs::read_link(one.path()));
+            links.flatten().filter(|target| *target == faulty.path()).count()
+        };
+        let node = json!({"driver": "file", "node-name": "d0", "filename": faulty.path(), "discard": "unmap"});
+        let reopen = scope.spawn(move || changes.run("blockdev-reopen", json!({"options": [node]})));
+        await_that("the image to be open once more", || times_open() == 2);
+        faulty.tell(Order::PowerOff).unwrap();
+        reopen.join().unwrap();
+        assert_eq!(qmp.event("BLOCK_IO_ERROR")["action"], "stop");
+        faulty.tell(Order::PowerOn(Survivors::All)).unwrap();
+        resume(&mut qmp);
+        client.join().unwrap();
+    });
+}
+
+#[test]
 fn a_disk_that_hangs_and_then_fails_is_told_of_and_comes_back_while_its_guest_waits_and_others_are_served() {
     let test = "a_disk_that_hangs_and_then_fails_is_told_of_and_comes_back_while_its_guest_waits_and_others_are_served";
     if !is_root_or_skips(test, "for a disk that fails") {
