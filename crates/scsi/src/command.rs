@@ -15,7 +15,7 @@ use crate::write_fence::{Pass, Ticket};
 /// Room for a command under way. Recycled, it needs no memory that it does not have: only what answers with data or is
 /// made of several disk operations allocates anything at all.
 ///
-/// In this order, because the first four are all that a transfer touches: they are next to each other.
+/// In this order, because the first five are all that a transfer touches: they are next to each other.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Command {
@@ -24,6 +24,8 @@ pub struct Command {
     pub(crate) hold: Hold,
     /// The operation that is out.
     pub(crate) out: Option<Op>,
+    /// How often its nexus had been preempted when it began. Of a transfer that reads, whatever was there before.
+    pub(crate) preempted: u32,
     /// Whether anything below may be other than after a reset.
     pub(crate) touched: bool,
     /// How much scratch memory the operation has that is out, in bytes.
@@ -36,8 +38,6 @@ pub struct Command {
     pub(crate) scratch: Vec<u8>,
     /// What is left to do, in bytes, the next last.
     pub(crate) extents: Vec<Range<u64>>,
-    /// How often its nexus had been preempted when it was suspended; `None` if it was kept out then.
-    pub(crate) preempted: Option<u32>,
 }
 
 /// What a command needs before its first disk operation.
@@ -53,6 +53,16 @@ pub(crate) enum Admission {
     Quiet,
     /// To change the reservations.
     Reserve(ReserveOut),
+}
+
+impl Admission {
+    /// Whether it is to change the medium.
+    pub(crate) fn changes_medium(&self) -> bool {
+        match self {
+            Self::Change(..) | Self::Alone(_) => true,
+            Self::None | Self::Quiet | Self::Reserve(_) => false,
+        }
+    }
 }
 
 /// What a command has of the fence, or of the unit's reservations.

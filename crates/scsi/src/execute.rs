@@ -22,6 +22,9 @@ impl LogicalUnit {
     /// is under way, until a later step is [`Step::Done`] or it is [aborted](Self::abort).
     pub fn begin(&self, command: &mut Command, task: &Task<'_>, data: &dyn DataOut) -> Step {
         command.begin();
+        // Before the flags: who preempts sets those first and then counts, so that one of the two is seen here, or the
+        // count is another when the command is let in.
+        command.preempted = task.nexus.preempted();
         let parsed = self.find(task.cdb);
         let flags = task.nexus.flags();
         if !flags.is_clear()
@@ -42,6 +45,8 @@ impl LogicalUnit {
     /// go through memory, and be waited for.
     #[inline(always)]
     pub fn begin_transfer(&self, command: &mut Command, task: &Task<'_>) -> Option<DiskOp> {
+        // In this order, as in `begin`.
+        let preempted = task.nexus.preempted();
         if !task.nexus.flags().is_clear() {
             return None;
         }
@@ -55,12 +60,15 @@ impl LogicalUnit {
             Run::Write => {
                 let op = self.write_op(&cdb, task).ok()??;
                 let pass = self.fence.enter(task.lane, &op.range(), task.waker)?;
-                // As in `start`.
-                if task.nexus.flags().has(Flags::NO_WRITE) {
+                // As in `look_again`; here it begins anew.
+                let is_stable = matches!(op.op, Op::Write { fua: true });
+                let is_let_in = (is_stable || self.write_cache()) && !self.write_protect();
+                if !is_let_in || is_fenced(task.nexus, preempted) {
                     self.fence.leave(pass);
                     return None;
                 }
                 command.begin();
+                command.preempted = preempted;
                 command.hold = Hold::Pass(pass);
                 op
             }
@@ -125,14 +133,12 @@ impl LogicalUnit {
     ///
     /// When no operation of the command is out.
     #[cold]
-    pub fn suspend(&self, command: &mut Command, nexus: &Nexus, lane: usize, out: &DiskOp) -> bool {
+    pub fn suspend(&self, command: &mut Command, lane: usize, out: &DiskOp) -> bool {
         assert!(command.out.is_some(), "a command without an operation that is out");
         if command.is_transfer() && out.op != Op::Read {
             command.touched = true;
             command.admission = Admission::Change(out.range(), lane);
         }
-        // Before others are let past it: whoever preempts the nexus from here on has it conflict.
-        command.preempted = (!nexus.flags().has(Flags::NO_WRITE)).then(|| nexus.preempted());
         self.let_go(command);
         let begins_again = matches!(command.admission, Admission::Alone(_));
         if begins_again {
@@ -142,25 +148,29 @@ impl LogicalUnit {
     }
 
     /// Goes on with a command that was [suspended](Self::suspend), with the nexus of [`begin`](Self::begin) and a waker
-    /// as there. `None`: the operation that is `out` may run. Otherwise that is not to run, and this is what comes of the
-    /// command; but on [`Step::Wait`] it is to be readmitted again when the waker has been woken.
+    /// as there. `None`: the operation that is `out` may run, which is stable now if the write cache was turned off
+    /// meanwhile. Otherwise that is not to run, and this is what comes of the command; but on [`Step::Wait`] it is to be
+    /// readmitted again when the waker has been woken.
     ///
     /// # Panics
     ///
     /// When no operation of the command is out.
     #[cold]
-    pub fn readmit(&self, command: &mut Command, nexus: &Nexus, out: &DiskOp, waker: &Waker) -> Option<Step> {
+    pub fn readmit(&self, command: &mut Command, nexus: &Nexus, out: &mut DiskOp, waker: &Waker) -> Option<Step> {
         assert!(command.out.is_some(), "a command without an operation that is out");
-        if !matches!(command.admission, Admission::None) {
-            if !self.admit(command, waker) {
-                return Some(Step::Wait);
-            }
-            // As in `keep_out`; and who was preempted meanwhile may have come back since.
-            if nexus.flags().has(Flags::NO_WRITE) || command.preempted != Some(nexus.preempted()) {
-                self.release(command);
-                command.out = None;
-                return Some(Refusal::Conflict.into());
-            }
+        if !self.admit(command, waker) {
+            return Some(Step::Wait);
+        }
+        // What stops the unit needs no admission, and conflicts like what changes the medium.
+        let changes = command.medium.is_some() || !matches!(command.admission, Admission::None);
+        if changes && let Err(refusal) = self.look_again(command, nexus) {
+            self.release(command);
+            command.out = None;
+            return Some(refusal.into());
+        }
+        if command.admission.changes_medium() && !self.write_cache() {
+            out.make_stable();
+            command.out = Some(out.op);
         }
         if let Admission::Alone(_) = command.admission {
             command.out = None;
@@ -184,12 +194,8 @@ impl LogicalUnit {
     /// Likewise for a command that is one operation and nothing else.
     pub(crate) fn start_one(&self, command: &mut Command, task: &Task<'_>, op: DiskOp) -> Step {
         command.moved = op.len;
-        if let Some(step) = self.keep_out(command, task.nexus, task.waker) {
-            command.work = Work::Once(Some(op));
-            return step;
-        }
-        command.out = Some(op.op);
-        Step::Disk(op)
+        command.work = Work::Once(Some(op));
+        self.start(command, task.nexus, task.waker)
     }
 
     /// Why the command does not get in, if it does not.
@@ -214,13 +220,29 @@ impl LogicalUnit {
         if !self.admit(command, waker) {
             return Some(Step::Wait);
         }
-        // Only now: who preempts and aborts first keeps the nexus out and then waits for those within, so whoever gets
-        // in unseen sees this.
-        if !matches!(command.admission, Admission::Quiet) && nexus.flags().has(Flags::NO_WRITE) {
+        if !matches!(command.admission, Admission::Quiet)
+            && let Err(refusal) = self.look_again(command, nexus)
+        {
             self.release(command);
-            return Some(Refusal::Conflict.into());
+            return Some(refusal.into());
         }
         None
+    }
+
+    /// Looks again at what was looked at when the command began, now that it is let in. Who preempts and aborts first keeps
+    /// the nexus out and then waits for those within; who turns the write cache off or has all writes refused does that
+    /// first, and then waits and flushes: so whoever gets in unseen sees it here.
+    fn look_again(&self, command: &mut Command, nexus: &Nexus) -> Result<(), Refusal> {
+        if is_fenced(nexus, command.preempted) {
+            return Err(Refusal::Conflict);
+        }
+        if command.admission.changes_medium() {
+            self.writable()?;
+            if !self.write_cache() {
+                command.work.make_stable();
+            }
+        }
+        Ok(())
     }
 
     /// Asks the fence; false to wait until the waker has been woken.
@@ -372,6 +394,13 @@ impl Command {
     fn is_waiting(&self) -> bool {
         self.out.is_none() && !matches!(self.admission, Admission::None)
     }
+}
+
+/// Whether a command is kept out whose nexus had been `preempted` so often when it began: by a reservation that there is,
+/// or since another has preempted the nexus, which may have registered again.
+#[inline]
+fn is_fenced(nexus: &Nexus, preempted: u32) -> bool {
+    nexus.flags().has(Flags::NO_WRITE) || nexus.preempted() != preempted
 }
 
 fn needs_medium(run: Run) -> bool {

@@ -80,12 +80,14 @@ impl LogicalUnit {
             return Err(Sense::illegal(Code::PARAMETER_LIST_LENGTH).into());
         }
         let list = command.take_list(task, data, len, LONGEST_LIST)?;
+        // Held from the look to the change: what another turns off meanwhile is not turned on again.
+        let state = self.state();
         let before = self.modes();
         let after = self.selected(&list, is_short(&cdb))?;
         if after != before {
             self.set_write_cache(after.write_cache);
             self.set_write_protect(after.protect);
-            self.attend(Attention::ModeChanged, Some(task.nexus.id()));
+            state.attend(Attention::ModeChanged, Some(task.nexus.id()));
             if before.write_cache && !after.write_cache || after.protect && !before.protect {
                 // What the cache has got belongs on the medium from now on, and so does what it is about to get: of a write that
                 // began before nobody has said that it is to be there when it ends.
@@ -93,6 +95,7 @@ impl LogicalUnit {
                 command.admission = Admission::Quiet;
             }
         }
+        drop(state);
         Ok(self.start(command, task.nexus, task.waker))
     }
 

@@ -42,6 +42,7 @@ pub(crate) struct ReserveOut {
 impl ReserveOut {
     fn apply(&self, table: &mut Reservations, nexus: NexusId) -> Result<Notices, Refusal> {
         let Self { action, kind, aptpl, key, new } = *self;
+        let was_registered = table.is_registered(nexus);
         let notices = match action {
             REGISTER => table.register(nexus, key, new),
             RESERVE => table.reserve(nexus, key, kind),
@@ -56,7 +57,12 @@ impl ReserveOut {
             Refused::ZeroKey => Sense::list(8).into(),
             Refused::NoSuchType => Sense::cdb(2).into(),
         })?;
-        table.aptpl = aptpl.unwrap_or(table.aptpl);
+        // Who was not registered and does not register has nothing happen (SPC-5, registering).
+        if let Some(aptpl) = aptpl
+            && (was_registered || table.is_registered(nexus))
+        {
+            table.aptpl = aptpl;
+        }
         Ok(notices)
     }
 }

@@ -326,7 +326,9 @@ impl Reservations {
     pub(crate) fn take_over(&mut self, nexus: NexusId, saved: &UnitState) -> Result<(), UnitStateError> {
         let mut new = self.clone();
         new.registrations.retain(|r| r.nexus != nexus);
-        new.held.take_if(|held| held.holder == nexus);
+        // One that is for all registrants stays while there are others, whoever made it; and goes with the last of them.
+        let is_alone = new.registrations.is_empty();
+        new.held.take_if(|held| if held.kind.is_for_all() { is_alone } else { held.holder == nexus });
         new.unit_holder.take_if(|holder| *holder == nexus);
         if saved.key != 0 {
             if new.registrations.is_empty() {

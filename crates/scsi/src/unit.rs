@@ -184,21 +184,23 @@ impl LogicalUnit {
     /// Whether writes may stay in a cache until a flush.
     #[inline]
     pub fn write_cache(&self) -> bool {
-        self.write_cache.load(Ordering::Relaxed)
+        // `SeqCst`, because who has entered the fence looks here afterwards: see `look_again`.
+        self.write_cache.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_write_cache(&self, on: bool) {
-        self.write_cache.store(on, Ordering::Relaxed);
+        self.write_cache.store(on, Ordering::SeqCst);
     }
 
     /// Whether all writes are refused because an initiator wants it so.
     #[inline]
     pub(crate) fn write_protect(&self) -> bool {
-        self.write_protect.load(Ordering::Relaxed)
+        // As for the write cache.
+        self.write_protect.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_write_protect(&self, on: bool) {
-        self.write_protect.store(on, Ordering::Relaxed);
+        self.write_protect.store(on, Ordering::SeqCst);
     }
 
     /// Bytes of a logical block.

@@ -17,7 +17,7 @@ use std::ops::Range;
 use egret_disk::Op;
 
 use crate::sense::{Code, Key, Sense};
-use crate::step::{DataOut, DiskOp, MAX_SCRATCH, Memory};
+use crate::step::{DataOut, DiskOp, MAX_SCRATCH, Memory, make_stable};
 
 /// How much of the initiator's data is looked at at once, in bytes.
 const LOOK: usize = 4096;
@@ -99,6 +99,17 @@ impl Work {
                 read(*offset + *compared, *len - *compared)
                     .or_else(|| (!std::mem::replace(is_written, true)).then_some(*write))
             }
+        }
+    }
+
+    /// Has everything that is left to write be stable when it ends.
+    pub(crate) fn make_stable(&mut self) {
+        match self {
+            Self::Idle | Self::Once(None) | Self::Verify(Verify { write: None, .. }) => {}
+            Self::Once(Some(op)) | Self::Verify(Verify { write: Some(op), .. }) => op.make_stable(),
+            Self::Ranges { op, .. } => make_stable(op),
+            Self::Fill { fua, .. } => *fua = true,
+            Self::CompareAndWrite { write, .. } => write.make_stable(),
         }
     }
 

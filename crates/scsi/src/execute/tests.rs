@@ -165,10 +165,11 @@ fn several_threads_count_with_compare_and_write_and_lose_nothing_though_they_are
             step = match step {
                 // It is put off now and then.
                 Step::Disk(op) if put_off.next() == Some(true) => {
-                    unit.suspend(command, nexus, lane.into(), &op);
+                    let mut op = op;
+                    unit.suspend(command, lane.into(), &op);
                     thread::yield_now();
                     loop {
-                        match unit.readmit(command, nexus, &op, waker) {
+                        match unit.readmit(command, nexus, &mut op, waker) {
                             Some(Step::Wait) => await_wake(),
                             Some(next) => break next,
                             None => break Step::Disk(op),
@@ -256,20 +257,32 @@ fn preempt_and_abort_ends_when_nothing_that_was_begun_before_it_can_write_any_mo
 
 /// SPC-5, PREEMPT AND ABORT service action.
 #[test]
-fn a_write_that_waits_when_its_nexus_is_preempted_conflicts() {
-    let (rig, a, b) = reserved();
-    let (mut alone, mut write, mut preempt) = (Command::new(), Command::new(), Command::new());
-    let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
-    assert!(is_disk(begin(&rig, &mut alone, &b, &compare_and_write(5), &data), Op::Read));
-    assert_eq!(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
-    assert!(good(reserve_out(&rig, &mut preempt, &b, 4, 5, [2, 1])));
-    rig.unit.abort(&mut alone);
-    let conflict = Step::refused(Status::ReservationConflict, None);
-    assert_eq!(rig.unit.retry(&mut write, &a, Waker::noop()), conflict);
+fn a_write_that_waits_when_its_nexus_is_preempted_conflicts_even_if_that_has_come_back_since() {
+    for comes_back in [false, true] {
+        let (rig, a, b) = reserved();
+        let (mut alone, mut write, mut preempt) = (Command::new(), Command::new(), Command::new());
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        assert!(is_disk(begin(&rig, &mut alone, &b, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &a, &cdb10(0x2a, 0, 5, 1), &data), Step::Wait);
+        assert!(good(reserve_out(&rig, &mut preempt, &b, 4, 5, [2, 1])));
+        if comes_back {
+            come_back(&rig, &a);
+        }
+        rig.unit.abort(&mut alone);
+        let conflict = Step::refused(Status::ReservationConflict, None);
+        assert_eq!(rig.unit.retry(&mut write, &a, Waker::noop()), conflict);
+    }
 }
 
-/// A command whose first operation is put off, as a transfer if it is one.
-fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, DiskOp) {
+/// A nexus that was preempted learns of it, and registers again.
+fn come_back(rig: &Rig, nexus: &Nexus) {
+    nexus.take_attention();
+    assert!(good(reserve_out(rig, &mut Command::new(), nexus, 6, 0, [0, 1])));
+    assert!(nexus.flags().is_clear());
+}
+
+/// A command whose first operation is out, as a transfer if it is one.
+fn begun(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, DiskOp) {
     let mut command = Command::new();
     let data_out = out.len() as u64;
     let task = Task { cdb, nexus, luns: &[], data_in: 1 << 20, data_out, lane: 1, waker: Waker::noop() };
@@ -279,7 +292,13 @@ fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, Disk
             other => panic!("{other:?}"),
         }
     });
-    rig.unit.suspend(&mut command, nexus, 1, &op);
+    (command, op)
+}
+
+/// Likewise, and it is put off.
+fn suspended(rig: &Rig, nexus: &Nexus, cdb: &[u8], out: &[u8]) -> (Command, DiskOp) {
+    let (mut command, op) = begun(rig, nexus, cdb, out);
+    rig.unit.suspend(&mut command, 1, &op);
     (command, op)
 }
 
@@ -292,7 +311,7 @@ fn nobody_waits_for_what_is_put_off_and_it_waits_for_others_when_it_goes_on() {
         let (mut put_off, op) = suspended(&rig, &rig.nexus, cdb, &data);
         let mut alone = Command::new();
         assert!(is_disk(begin(&rig, &mut alone, &other, &compare_and_write(5), &data), Op::Read), "{cdb:02x?}");
-        let readmit = |command: &mut Command| rig.unit.readmit(command, &rig.nexus, &op, Waker::noop());
+        let readmit = |command: &mut Command| rig.unit.readmit(command, &rig.nexus, &mut { op }, Waker::noop());
         assert_eq!(readmit(&mut put_off), Some(Step::Wait), "{cdb:02x?}");
         rig.unit.abort(&mut alone);
         let next = readmit(&mut put_off);
@@ -310,22 +329,132 @@ fn a_write_that_is_put_off_when_its_nexus_is_preempted_conflicts_even_if_that_ha
     for comes_back in [false, true] {
         let (rig, a, b) = reserved();
         let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
-        let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5)];
+        // The last one stops the unit, which needs the disk for a flush alone.
+        let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5), &[0x1b, 0, 0, 0, 0, 0]];
         let put_off = cdbs.map(|cdb| suspended(&rig, &a, cdb, &data));
-        let (mut read, read_op) = suspended(&rig, &a, &cdb10(0x28, 0, 5, 1), &[]);
+        let (mut read, mut read_op) = suspended(&rig, &a, &cdb10(0x28, 0, 5, 1), &[]);
         let mut command = Command::new();
         assert!(good(reserve_out(&rig, &mut command, &b, 5, 5, [2, 1])), "nothing of the other is in progress");
         if comes_back {
-            a.take_attention();
-            assert!(good(reserve_out(&rig, &mut command, &a, 6, 0, [0, 1])));
+            come_back(&rig, &a);
         }
         let conflict = Step::refused(Status::ReservationConflict, None);
-        for (mut command, op) in put_off {
-            assert_eq!(rig.unit.readmit(&mut command, &a, &op, Waker::noop()), Some(conflict), "{op:?}");
+        for (mut command, mut op) in put_off {
+            assert_eq!(rig.unit.readmit(&mut command, &a, &mut op, Waker::noop()), Some(conflict), "{op:?}");
             command.recycle();
         }
-        assert_eq!(rig.unit.readmit(&mut read, &a, &read_op, Waker::noop()), None);
+        assert_eq!(rig.unit.readmit(&mut read, &a, &mut read_op, Waker::noop()), None);
         rig.unit.abort(&mut read);
+    }
+}
+
+/// SPC-5, PREEMPT AND ABORT service action: it waits for a write that is then put off, and does not wait for it any more.
+#[test]
+fn a_write_that_is_put_off_after_its_nexus_was_preempted_and_has_come_back_conflicts() {
+    let cdbs = [&cdb10(0x2a, 0, 5, 1)[..], &cdb16(0x8e, 0, 5, 1), &compare_and_write(5)];
+    for cdb in cdbs {
+        let (rig, a, b) = reserved();
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        let (mut write, mut op) = begun(&rig, &a, cdb, &data);
+        let mut preempt = Command::new();
+        assert_eq!(reserve_out(&rig, &mut preempt, &b, 5, 5, [2, 1]), Step::Wait, "{cdb:02x?}");
+        come_back(&rig, &a);
+        rig.unit.suspend(&mut write, 1, &op);
+        assert!(good(rig.unit.retry(&mut preempt, &b, Waker::noop())), "{cdb:02x?}");
+        let conflict = Step::refused(Status::ReservationConflict, None);
+        assert_eq!(rig.unit.readmit(&mut write, &a, &mut op, Waker::noop()), Some(conflict), "{cdb:02x?}");
+    }
+}
+
+/// MODE SELECT (6) parameter lists that turn the write cache off, and that have all writes refused.
+const WRITE_THROUGH: [u8; 24] = [0, 0, 0, 0, 8, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const WRITE_PROTECT: [u8; 16] = [0, 0, 0, 0, 10, 10, 0x20, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0];
+
+const fn mode_select(list: &[u8]) -> [u8; 6] {
+    [0x15, 0x10, 0, 0, list.len() as u8, 0]
+}
+
+/// Commands that write block 5: as it is, as itself or as zeroes, or if it is as before.
+fn writes() -> [Vec<u8>; 4] {
+    [
+        cdb10(0x2a, 0, 5, 1).into(),
+        cdb16(0x93, 0, 5, 1).into(),
+        cdb16(0x93, 0x01, 5, 1).into(),
+        compare_and_write(5).into(),
+    ]
+}
+
+/// Runs a command to its end from a step on. Everything that it writes is to be stable.
+#[track_caller]
+fn writes_through(rig: &mut Rig, command: &mut Command, mut step: Step, data: &[u8]) {
+    rig.ops.clear();
+    while let Step::Disk(op) = step {
+        let result = rig.disk(command, op, data, &mut []);
+        step = rig.unit.step(command, result, &data);
+    }
+    assert!(good(step), "{step:?}");
+    let stable = |op: &Op| matches!(op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. });
+    let (written, read): (Vec<&Op>, Vec<&Op>) = rig.ops.iter().map(|(op, ..)| op).partition(|op| stable(op));
+    assert!(!written.is_empty() && read.iter().all(|op| **op == Op::Read), "{:?}", rig.ops);
+}
+
+/// Who turns the cache off has what is in it flushed, and what comes later is in nobody's cache.
+#[test]
+fn a_write_that_is_put_off_when_the_write_cache_is_turned_off_is_stable_when_it_ends() {
+    for cdb in writes() {
+        let mut rig = Rig::new(config());
+        let (a, b) = (rig.nexus.clone(), rig.other(2));
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        let (mut write, mut op) = suspended(&rig, &a, &cdb, &data);
+        rig.run_as(&b, &mode_select(&WRITE_THROUGH), &WRITE_THROUGH, 0).good();
+        assert_eq!(rig.ops, [(Op::Flush, 0, 0)]);
+        let next = rig.unit.readmit(&mut write, &a, &mut op, Waker::noop());
+        writes_through(&mut rig, &mut write, next.unwrap_or(Step::Disk(op)), &data);
+    }
+}
+
+#[test]
+fn a_write_that_waits_when_the_write_cache_is_turned_off_is_stable_when_it_ends() {
+    for cdb in writes() {
+        let mut rig = Rig::new(config());
+        let (a, b) = (rig.nexus.clone(), rig.other(2));
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        let (mut alone, mut write, mut select) = (Command::new(), Command::new(), Command::new());
+        assert!(is_disk(begin(&rig, &mut alone, &b, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut write, &a, &cdb, &data), Step::Wait, "{cdb:02x?}");
+        assert_eq!(begin(&rig, &mut select, &b, &mode_select(&WRITE_THROUGH), &WRITE_THROUGH), Step::Wait);
+        rig.unit.abort(&mut alone);
+        assert!(is_disk(rig.unit.retry(&mut select, &b, Waker::noop()), Op::Flush));
+        assert!(good(rig.unit.step(&mut select, OK, &&WRITE_THROUGH[..])));
+        let next = rig.unit.retry(&mut write, &a, Waker::noop());
+        writes_through(&mut rig, &mut write, next, &data);
+    }
+}
+
+/// SBC-4, software write protect.
+#[test]
+fn a_write_that_is_put_off_or_waits_when_all_writes_are_refused_is_refused() {
+    let protected = Step::from(Sense::new(Key::DataProtect, Code::WRITE_PROTECTED));
+    for cdb in writes() {
+        let mut rig = Rig::new(config());
+        let (a, b) = (rig.nexus.clone(), rig.other(2));
+        let data = [rig.blocks(5, 1), &[9; BLOCK]].concat();
+        let (mut put_off, mut op) = suspended(&rig, &a, &cdb, &data);
+        let (mut alone, mut waits, mut select) = (Command::new(), Command::new(), Command::new());
+        assert!(is_disk(begin(&rig, &mut alone, &b, &compare_and_write(5), &data), Op::Read));
+        assert_eq!(begin(&rig, &mut waits, &a, &cdb, &data), Step::Wait, "{cdb:02x?}");
+        assert_eq!(begin(&rig, &mut select, &b, &mode_select(&WRITE_PROTECT), &WRITE_PROTECT), Step::Wait);
+        rig.unit.abort(&mut alone);
+        assert!(is_disk(rig.unit.retry(&mut select, &b, Waker::noop()), Op::Flush));
+        assert_eq!(rig.unit.retry(&mut waits, &a, Waker::noop()), protected, "{cdb:02x?}");
+        assert_eq!(rig.unit.readmit(&mut put_off, &a, &mut op, Waker::noop()), Some(protected), "{cdb:02x?}");
+        // What has them refused is not refused itself when its flush is put off.
+        rig.unit.suspend(&mut select, 1, &DiskOp::FLUSH);
+        assert_eq!(rig.unit.readmit(&mut select, &b, &mut { DiskOp::FLUSH }, Waker::noop()), None);
+        assert!(good(rig.unit.step(&mut select, OK, &&WRITE_PROTECT[..])));
+        a.take_attention();
+        rig.run(&cdb10(0x28, 0, 5, 1), &[], BLOCK).good();
+        assert_eq!(rig.run(&cdb, &data, 0).sense().code, Code::WRITE_PROTECTED, "and nobody is left inside");
     }
 }
 
@@ -338,10 +467,10 @@ fn a_compare_and_write_that_is_put_off_compares_again() {
     let Step::Disk(read) = begin(&rig, &mut alone, &nexus, &compare_and_write(5), &data) else { panic!("it reads") };
     alone.scratch(&&data[..]).copy_from_slice(&data[..BLOCK]);
     let Step::Disk(write) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it writes") };
-    rig.unit.suspend(&mut alone, &nexus, 1, &write);
+    rig.unit.suspend(&mut alone, 1, &write);
     // Before it goes on the block becomes another.
     rig.run(&cdb10(0x2a, 0, 5, 1), &[7; BLOCK], 0).good();
-    assert_eq!(rig.unit.readmit(&mut alone, &nexus, &write, Waker::noop()), Some(Step::Disk(read)));
+    assert_eq!(rig.unit.readmit(&mut alone, &nexus, &mut { write }, Waker::noop()), Some(Step::Disk(read)));
     alone.scratch(&&data[..]).fill(7);
     let Step::Done(done) = rig.unit.step(&mut alone, OK, &&data[..]) else { panic!("it is done") };
     assert_eq!(done.sense.map(|sense| sense.key), Some(Key::Miscompare));

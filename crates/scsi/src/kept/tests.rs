@@ -8,6 +8,7 @@ const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
 const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
+const REGISTER_AND_IGNORE: u8 = 6;
 const APTPL: u8 = 1;
 const WRITE_EXCLUSIVE: u8 = 1;
 
@@ -162,6 +163,19 @@ fn capabilities_say_whether_reservations_outlast_the_power_as_the_last_who_regis
     assert_eq!(kept.capabilities(), [0x11, 0x81]);
     assert!(!kept.stored(&a, REGISTER, [1, 3], 0).aptpl);
     assert_eq!(kept.capabilities(), [0x11, 0x80]);
+}
+
+/// SPC-5, registering: it does nothing.
+#[test]
+fn to_register_no_key_by_who_has_none_changes_nothing_for_those_who_have() {
+    let mut kept = Kept::new(&Registered::default());
+    let (a, b) = (kept.rig.nexus.clone(), kept.rig.other(2));
+    let before = kept.stored(&a, REGISTER, [0, 1], APTPL);
+    assert_eq!(kept.stored(&b, REGISTER, [0, 0], 0), before);
+    assert_eq!(kept.stored(&b, REGISTER_AND_IGNORE, [5, 0], 0), before);
+    assert_eq!(kept.capabilities(), [0x11, 0x81]);
+    // Who has a key and gives it up is asked once more.
+    assert!(!kept.stored(&a, REGISTER, [1, 0], 0).aptpl);
 }
 
 #[test]

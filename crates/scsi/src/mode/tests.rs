@@ -1,12 +1,13 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use egret_disk::Op;
 
 use super::*;
-use crate::LunConfig;
 use crate::command::Command;
 use crate::step::Task;
-use crate::testing::{Rig, cdb10, config};
+use crate::testing::{Rig, await_wake, cdb10, config, waker_of_this_thread};
+use crate::{Done, LunConfig, Nexus};
 
 const CACHING: [u8; 20] = [8, 18, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CONTROL: [u8; 12] = [10, 10, 0x20, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
@@ -215,6 +216,50 @@ fn the_write_cache_is_flushed_when_those_writes_have_ended_that_began_before_it_
     assert!(matches!(rig.unit.step(&mut write, Ok(()), &&data[..]), Step::Done(_)));
     assert!(is_flush(rig.unit.retry(&mut select, &rig.nexus, Waker::noop())));
     rig.unit.abort(&mut select);
+}
+
+#[test]
+fn what_one_turns_off_another_does_not_turn_on_again_who_changes_something_else() {
+    const EACH: usize = 500;
+    let rig = Rig::new(config());
+    let select = |nexus: &Nexus, command: &mut Command, page: &[u8]| {
+        let (waker, list) = (&waker_of_this_thread(), &[&[0; 4][..], page].concat()[..]);
+        let cdb = [0x15, 0x10, 0, 0, list.len() as u8, 0];
+        let task = Task { cdb: &cdb, nexus, luns: &[], data_in: 0, data_out: list.len() as u64, lane: 1, waker };
+        let mut step = rig.unit.begin(command, &task, &list);
+        loop {
+            step = match step {
+                Step::Disk(_) => rig.unit.step(command, Ok(()), &list),
+                Step::Wait => {
+                    await_wake();
+                    rig.unit.retry(command, nexus, waker)
+                }
+                // It is told of what the other has changed.
+                Step::Done(Done { sense: Some(_), .. }) => rig.unit.begin(command, &task, &list),
+                Step::Done(_) | Step::Overrun { .. } => break,
+            }
+        }
+    };
+    let mut protect = CONTROL;
+    protect[4] = 0x08;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (other, mut command) = (rig.other(2), Command::new());
+            while !is_over.load(Ordering::Relaxed) {
+                select(&other, &mut command, &protect);
+                select(&other, &mut command, &CONTROL);
+            }
+        });
+        let mut turned_on = 0;
+        for _ in 0..EACH {
+            select(&rig.nexus, &mut Command::new(), &CACHING);
+            select(&rig.nexus, &mut Command::new(), &write_through());
+            turned_on += usize::from(rig.unit.write_cache());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(turned_on, 0);
+    });
 }
 
 /// SPC-5, MODE SELECT (6) command.

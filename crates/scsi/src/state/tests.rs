@@ -111,6 +111,33 @@ fn what_others_have_reserved_is_theirs() {
     assert_eq!(to.state().medium, Medium::Stopped, "it is the other's, too");
 }
 
+/// SPC-5, unregistering: every registrant holds a reservation that is for all of them.
+#[test]
+fn a_reservation_that_is_for_all_stays_while_others_hold_it_though_its_maker_moves_in_anew_and_goes_with_the_last() {
+    let ((from, _), (to, _)) = (unit(A), unit(B));
+    let (other, stranger) = (NexusId { initiator: 9, port: 1 }, NexusId { initiator: 10, port: 1 });
+    to.attach(other);
+    let stranger = to.attach(stranger);
+    let all = Some(Type::WriteExclusiveAll);
+    to.state().reservations.register(B, 0, 7).unwrap();
+    to.state().reservations.register(other, 0, 8).unwrap();
+    to.state().reservations.reserve(B, 7, all).unwrap();
+    moved(&from, &to).unwrap();
+    assert_eq!(to.state().reservations.key_of(B), None);
+    assert!(to.state().reservations.holds(other) && stranger.flags().has(Flags::NO_WRITE));
+
+    // The last registrant, of a reservation that another has made.
+    to.state().reservations = Default::default();
+    to.state().reservations.register(other, 0, 8).unwrap();
+    to.state().reservations.reserve(other, 8, all).unwrap();
+    to.state().reservations.register(B, 0, 7).unwrap();
+    to.state().reservations.register(other, 8, 0).unwrap();
+    assert!(to.state().reservations.holds(B));
+    moved(&from, &to).unwrap();
+    assert_eq!(to.state().reservations.reservation(), None);
+    assert!(!stranger.flags().has(Flags::NO_WRITE), "nobody could release it");
+}
+
 proptest! {
     #[test]
     fn what_is_read_is_what_would_be_written(bytes in any::<[u8; UnitState::BYTES]>(), sane: bool) {

@@ -509,7 +509,7 @@ impl RequestModel for ScsiQueue {
         let head = request.token.slot();
         let lun = self.view.lun(self.unit_of(head));
         let slot = &mut self.slots[usize::from(head)];
-        if lun.unit.suspend(&mut slot.command, &lun.nexus, self.lane, &asked_by(request)) {
+        if lun.unit.suspend(&mut slot.command, self.lane, &asked_by(request)) {
             slot.bytes = 0;
         } else if slot.scratch > 0 {
             // It is asked for anew.
@@ -521,13 +521,22 @@ impl RequestModel for ScsiQueue {
         }
     }
 
-    fn readmit(&mut self, memory: &GuestMemory, key: DiskKey, request: Request<Buffers>) -> Next {
+    fn readmit(&mut self, memory: &GuestMemory, key: DiskKey, mut request: Request<Buffers>) -> Next {
         let token = request.token;
         let unit = self.unit_of(token.slot());
+        // Whatever would become of it: there are functions that wait for its end.
+        if let Some(how) = self.slots[usize::from(token.slot())].ends {
+            keep(&mut self.spare, request.buffers.into_parts().0);
+            return Next::Complete(self.abort(memory, token.slot(), how));
+        }
         let lun = self.view.lun(unit);
         let command = &mut self.slots[usize::from(token.slot())].command;
-        match lun.unit.readmit(command, &lun.nexus, &asked_by(&request), &self.waker) {
-            None => Next::Submit(key, request),
+        let mut out = asked_by(&request);
+        match lun.unit.readmit(command, &lun.nexus, &mut out, &self.waker) {
+            None => {
+                request.op = out.op;
+                Next::Submit(key, request)
+            }
             Some(Step::Wait) => {
                 self.readmitted.push_back((key, request));
                 Next::Wait
