@@ -336,6 +336,42 @@ fn a_unit_that_is_taken_away_is_locked_until_the_last_of_its_requests_has_ended(
 }
 
 #[test]
+fn a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_its_requests_has_ended() {
+    if !is_root_or_skips(
+        "a_unit_that_is_taken_away_while_its_queues_stop_is_locked_until_the_last_of_its_requests_has_ended",
+        "for a disk that fails",
+    ) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let faulty = scratch.fault_disk(MIB);
+    let unit = "writable=on,allow-inactive=on,luns.0.lun=0,luns.0.node-name=d0,iothread=io0";
+    let export = |options: Options| {
+        options.iothread("io0", "").iothread("io1", "").export_scsi("e0", &scratch.path("here-e0"), unit)
+    };
+    let mut here = Host::start_as(&scratch, "here", &faulty.path(), &Program::egret(), export);
+    let mut there = Host::start(&scratch, "there", &faulty.path());
+    let mut guest = Attacker::boot(&here.socket, Variant { device: Device::Scsi, packed: false }, REGION);
+    guest.read_honestly();
+    let never = Fault { iotype: Some(IoType::Read), sectors: None, after: 0, times: None, effect: Effect::Never };
+    faulty.tell(Order::Inject(never)).expect("it listens");
+    guest.ask(Ask::Read { at: 0 }, &[(DATA, 4096)]);
+    guest.publish();
+    await_that("the read to reach the disk", || faulty.tell(Order::Status).expect("it listens").waiting == 1);
+    drop(guest);
+    // A queue that runs cannot move, for its request does not end. One that stops need not.
+    let moved = json!({"id": "e0", "iothread": "io1"});
+    await_that("the queues to stop", || here.qmp.try_run("egret-map-queues", moved.clone()).is_ok());
+    here.qmp.run("egret-lun-del", json!({"id": "e0", "lun": 0}));
+    there.refuses_a_guest();
+    assert!(here.qmp.fail("blockdev-del", json!({"node-name": "d0"})).contains("in use"));
+    faulty.tell(Order::Clear).expect("it listens");
+    faulty.tell(Order::Release).expect("it listens");
+    here.qmp.event("EGRET_LUN_DELETED");
+    Guest::boot(&there.socket).read_honestly();
+}
+
+#[test]
 fn an_image_can_be_locked_by_hand_before_a_guest_comes_and_is_until_it_is_given_back() {
     let scratch = Scratch::new();
     let ([mut here, mut there], image) = two_hosts(&scratch);

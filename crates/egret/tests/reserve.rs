@@ -6,9 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde_json::json;
 
 use support::attacker::{Ask, Attacker, DATA, Device, Variant};
 use support::calls::has_strace_or_skips;
+use support::qmp::Qmp;
 use support::scratch::Scratch;
 use support::server::{Options, Program, Server};
 
@@ -221,4 +223,23 @@ fn exports_of_one_disk_keep_its_reservations_in_one_file_and_no_other_disk_does(
     let line = refused(&options(&unit(&one, "d1")));
     assert!(line.ends_with("is another unit's, of this daemon or another"), "{line}");
     start(&options(&unit(&two, "d1"))).terminate();
+}
+
+#[test]
+fn a_unit_that_is_taken_away_leaves_its_file_to_another_though_its_guest_asks_for_nothing() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("qmp");
+    let pr = scratch.path("pr");
+    let unit = format!("writable=on,luns.0.lun=0,luns.0.node-name=d0,luns.0.pr-file={}", pr.display());
+    let options = Options::new().null("d0", "").export_scsi("a", &scratch.path("a"), &unit).monitor("m", &socket);
+    let server = start(&options);
+    let mut qmp = Qmp::connect(&socket);
+    let mut guest = Guest::boot(&scratch, "a");
+    assert_eq!(guest.write(), GOOD);
+    qmp.run("egret-lun-del", json!({"id": "a", "lun": 0}));
+    qmp.event("EGRET_LUN_DELETED");
+    qmp.run("blockdev-del", json!({"node-name": "d0"}));
+    qmp.run("blockdev-add", json!({"driver": "null-co", "node-name": "d0", "size": MIB}));
+    qmp.run("egret-lun-add", json!({"id": "a", "lun": 0, "node-name": "d0", "pr-file": pr}));
+    server.terminate();
 }

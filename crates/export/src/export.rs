@@ -210,6 +210,7 @@ impl Export {
     pub fn resize(&self, bytes: u64) -> bool {
         let DeviceType::Blk(blk) = &self.device else { return false };
         blk.set_capacity(bytes);
+        self.shared.set_news(true);
         self.shared.notify_config_change()
     }
 }

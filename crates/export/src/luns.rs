@@ -4,7 +4,7 @@
 //! gone.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use egret_disk::{Active, Disk};
 use egret_event_loop::{LoopHandle, SourceId};
@@ -76,7 +76,7 @@ impl Export {
             match asked.map_err(std::io::Error::other).and_then(|attached| attached) {
                 Ok(()) => attached.push(queue),
                 Err(e) => {
-                    detach(&attached, key, None);
+                    detach(&attached, key);
                     scsi.abandon(&lun);
                     return Err(ExportError::System(self.shared.id.clone(), e));
                 }
@@ -88,7 +88,7 @@ impl Export {
                 queues.active.iter_mut().for_each(|all| all.extend(active.take().map(|active| (key, active))));
             }
             Err(e) => {
-                detach(&attached, key, None);
+                detach(&attached, key);
                 return Err(lun_error(e));
             }
         }
@@ -110,10 +110,14 @@ impl Export {
             let at = all.iter().position(|(key, _)| *key == gone.disk)?;
             Some(all.swap_remove(at).1)
         });
-        let leaving = detach(&queues.running_queues(self.shared.counts.diskless), gone.disk, active);
+        let (left, held) = detach(&queues.running_queues(self.shared.counts.diskless), gone.disk);
+        // A queue that stops keeps the disk until it has.
+        if queues.stopping > 0 {
+            queues.awaited.push(held);
+        }
         drop(queues);
         self.notify_event_queue();
-        Ok(leaving)
+        Ok(LeavingDisk { left, _active: active })
     }
 
     /// The disk of a logical unit has `bytes` now: tells the client. Returns whether that makes a difference.
@@ -189,8 +193,9 @@ fn attach(target: &mut Loop, id: SourceId, key: DiskKey, disk: Arc<Disk>) -> std
     Ok(())
 }
 
-/// Takes a disk from queues. Each loop holds a sender until no request of that disk is left on it.
-fn detach(queues: &[RunningQueue], key: DiskKey, active: Option<Active>) -> LeavingDisk {
+/// Takes a disk from queues. Each loop holds a sender until no request of that disk is left on it; who else has such may
+/// have the one that is returned.
+fn detach(queues: &[RunningQueue], key: DiskKey) -> (Receiver<()>, Sender<()>) {
     let (held, left) = channel::<()>();
     for &RunningQueue { ref on, id, .. } in queues {
         let held = held.clone();
@@ -202,7 +207,7 @@ fn detach(queues: &[RunningQueue], key: DiskKey, active: Option<Active>) -> Leav
             }
         });
     }
-    LeavingDisk { left, _active: active }
+    (left, held)
 }
 
 fn put(disks: &mut Vec<Option<Arc<Disk>>>, DiskKey(key): DiskKey, disk: Option<Arc<Disk>>) {

@@ -40,6 +40,9 @@ pub(crate) struct Shared {
     counters: Vec<Arc<QueueCounters>>,
     /// A client has left, and what it asked for has not ended yet.
     draining: AtomicBool,
+    /// The client has not read the configuration space since a disk had another length, or never: it may have a copy from an
+    /// earlier connection.
+    has_news: AtomicBool,
     /// Where the client listens to us.
     channel: Mutex<Option<FromPeer>>,
 }
@@ -55,6 +58,8 @@ pub(crate) struct Queues {
     pub(crate) stranded: Vec<(usize, Worker)>,
     /// How many are stopping.
     pub(crate) stopping: usize,
+    /// Who waits for these to have stopped has the receivers: disks were taken away that they have still. Nothing is sent.
+    pub(crate) awaited: Vec<Sender<()>>,
     /// The device's disks, by their keys.
     pub(crate) disks: Vec<Option<Arc<Disk>>>,
     /// Each of them is active, if a client's rings run.
@@ -123,6 +128,7 @@ impl Shared {
             running: vec![None; count],
             stranded: Vec::new(),
             stopping: 0,
+            awaited: Vec::new(),
             disks,
             active: None,
         };
@@ -137,6 +143,7 @@ impl Shared {
             queues: Mutex::new(queues),
             stopped: Condvar::new(),
             draining: AtomicBool::new(false),
+            has_news: AtomicBool::new(false),
             channel: Mutex::default(),
         }
     }
@@ -227,7 +234,7 @@ impl Shared {
         }
         match queues.running[queue].take() {
             Some(id) => {
-                let on = &queues.loops[queue];
+                let on = queues.loops[queue].clone();
                 on.send(move |target| {
                     if let Some(worker) = target.source(id) {
                         worker.leave(leave);
@@ -235,7 +242,14 @@ impl Shared {
                         target.wake(id);
                     }
                 });
-                on.detach(id)
+                let leaving = on.detach(id);
+                drop(queues);
+                if queue < self.counts.diskless.into() {
+                    // It knows that it leaves before queues do that are told after it: what they leave to the record of
+                    // functions' commands it must not answer.
+                    let _ = on.call(|_| ());
+                }
+                leaving
             }
             None => Leaving::none(),
         }
@@ -243,7 +257,12 @@ impl Shared {
 
     /// A worker that was to stop is back.
     pub(crate) fn has_stopped(&self) {
-        lock(&self.queues).stopping -= 1;
+        let mut queues = lock(&self.queues);
+        queues.stopping -= 1;
+        if queues.stopping == 0 {
+            queues.awaited.clear();
+        }
+        drop(queues);
         self.stopped.notify_all();
     }
 
@@ -259,12 +278,10 @@ impl Shared {
         let news = queues
             .disks_by_key()
             .filter(|(key, disk)| disk.options().allow_inactive && device.resize(*key, disk.size()));
-        let is_news = news.count() > 0;
-        queues.active = Some(active);
-        drop(queues);
-        if is_news {
-            self.notify_config_change();
+        if news.count() > 0 {
+            self.set_news(true);
         }
+        queues.active = Some(active);
         Ok(())
     }
 
@@ -290,6 +307,20 @@ impl Shared {
 
     pub(crate) fn set_channel(&self, channel: Option<FromPeer>) {
         *lock(&self.channel) = channel;
+    }
+
+    /// Whether the configuration space has what the client has not read. What it has is to be there before this says so, and
+    /// is to be read after this has said otherwise.
+    pub(crate) fn set_news(&self, has_news: bool) {
+        self.has_news.store(has_news, Ordering::SeqCst);
+    }
+
+    /// Tells the client of a change that it has not read, now that a ring runs. It may have been told before, when none did:
+    /// QEMU ignores that.
+    pub(crate) fn tell_news(&self) {
+        if self.has_news.swap(false, Ordering::SeqCst) && !self.notify_config_change() {
+            self.set_news(true);
+        }
     }
 
     /// Sends the client BACKEND_CONFIG_CHANGE, if it has given a channel for that. Returns whether it was sent.

@@ -106,6 +106,8 @@ impl<'a> Session<'a> {
     ) -> Self {
         let vrings = (0..device.num_queues()).map(|_| Vring::default()).collect();
         let memory = Arc::new(GuestMemory::under(shared.memory.clone()));
+        // A front-end that connects again, to another daemon perhaps, has read it then, and need not do so now.
+        shared.set_news(device.tells_size());
         Self {
             shared,
             device,
@@ -300,7 +302,15 @@ impl<'a> Session<'a> {
             INFLIGHT => Leave::NotBegun,
             _ => leave,
         };
+        let has_run = self.vrings[index as usize].is_running();
         self.stop_queues(index as usize..index as usize + 1, leave);
+        // Whether the guest is paused, reset, saved or moved is not told; a front-end that asked for more knows of the record.
+        if has_run && leave == Leave::Nothing && self.record(index as usize).is_some_and(|record| record.is_busy()) {
+            self.shared.log().warn(format_args!(
+                "queue {index} stops with requests that wait because a disk failed, and only its in-flight record has \
+                 them: a guest that is saved or moved now would wait for them for ever"
+            ));
+        }
         self.describe(index, |vring| vring.stop())?;
         self.settle();
         Ok(self.base(&self.vrings[index as usize]))
@@ -444,7 +454,11 @@ impl<'a> Session<'a> {
         let mut fds = self.vrings[index].run();
         fds.log = self.log_signal();
         let unpinned = self.unpinned.to.clone();
-        self.shared.run(self.device, index, queue, fds, unpinned).or_else(|e| invalid(format!("queue {index}: {e}")))
+        self.shared
+            .run(self.device, index, queue, fds, unpinned)
+            .or_else(|e| invalid(format!("queue {index}: {e}")))?;
+        self.shared.tell_news();
+        Ok(())
     }
 
     /// Has the disks active, if they are not. Whoever has them locked may be about to stop, or dead, with requests that have
@@ -471,7 +485,9 @@ impl<'a> Session<'a> {
                 draining.push((index, self.shared.stop(index, leave)));
             }
         }
-        for (index, leaving) in draining {
+        // Those with functions come last: functions wait for the other queues, where a move that failed has left some whose
+        // workers have to be dropped first.
+        for (index, leaving) in draining.into_iter().rev() {
             let worker = leaving.wait().and_then(Worker::into_queue).map(QueueWorker::into_parts);
             self.shared.has_stopped();
             let Some((config, fds)) = worker else { continue };
@@ -547,6 +563,7 @@ impl<'a> Session<'a> {
     /// The reply to GET_CONFIG: its header again, and the bytes.
     fn read_config(&self, offset: u32, size: u32, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0; size as usize];
+        self.shared.set_news(false);
         self.device.read_config(config_offset(offset), &mut bytes);
         let header = [offset, size, flags].map(u32::to_ne_bytes).concat();
         [header, bytes].concat()

@@ -52,7 +52,7 @@ impl VringFds {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// Pops no more chains; those in flight end.
+    /// Pops no more chains but those that [`recovers`](QueueWorker::recovers) is about; those in flight end.
     Stopping,
     /// The driver broke the rules of the ring: nothing is served until it sets the queue up anew.
     Broken,
@@ -273,6 +273,7 @@ impl QueueWorker {
 
     /// Forgets a disk: requests for it fail with ENODEV from here on. Returns its slot, which the engines are to detach.
     pub(crate) fn remove_disk(&mut self, DiskKey(key): DiskKey) -> Option<DiskSlot> {
+        self.model.look_for_disks();
         *self.disks.all.get_mut(key as usize)? = None;
         self.disks.slots[key as usize].take()
     }
@@ -366,13 +367,35 @@ impl QueueWorker {
     fn take_in(&mut self, engines: &mut EngineSet, clock: impl Fn() -> Nanos) {
         self.check_truncation();
         self.is_behind = false;
-        if self.phase != Phase::Running {
-            return;
+        match self.phase {
+            Phase::Running => self.pop_while(engines, clock, |_| true),
+            Phase::Stopping if self.recovers() => self.recover(engines, clock()),
+            Phase::Stopping | Phase::Broken => {}
         }
+    }
+
+    /// Whether it stops, and has to pop what it found in its record before it has stopped. Whoever goes on without the record
+    /// has to go on behind all of it: what is left of it need not be what lies there in the ring.
+    fn recovers(&self) -> bool {
+        self.phase == Phase::Stopping
+            && self.stopped.leaving == Some(Leave::Nothing)
+            && self.queue.has_recovered()
+            && self.takes_chains()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn recover(&mut self, engines: &mut EngineSet, now: Nanos) {
+        self.pop_while(engines, || now, Self::recovers);
+    }
+
+    /// Takes available chains in, for as long as `wants` says so.
+    #[inline]
+    fn pop_while(&mut self, engines: &mut EngineSet, clock: impl Fn() -> Nanos, wants: impl Fn(&Self) -> bool) {
         let (mut bytes, mut iovecs) = (0, 0);
         // Bounded, because a driver can make chains available as fast as they are popped. The next turn finds what is left:
         // the queue is polled before the loop waits.
-        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() {
+        while bytes < TURN_BYTES && iovecs < TURN_IOVECS && self.takes_chains() && wants(self) {
             match self.queue.pop(&mut self.chain) {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -396,7 +419,7 @@ impl QueueWorker {
                 }
             }
         }
-        self.is_behind = self.queue.is_available();
+        self.is_behind = self.queue.is_available() && wants(self);
     }
 
     /// The same with the clock read for each. Compiled apart, so that the choice costs a branch in a dispatch and none in a
@@ -446,6 +469,10 @@ impl QueueWorker {
         self.check_truncation();
         let mut resumed = Vec::new();
         self.model.resume(self.queue.memory(), &mut resumed);
+        if self.stopped.leaving.is_none() || self.gives_up() {
+            // Nobody would come who could do them.
+            self.model.end_left(self.queue.memory(), &mut resumed);
+        }
         resumed.into_iter().for_each(|next| self.go_on(next, now));
     }
 
@@ -520,7 +547,11 @@ impl QueueWorker {
     }
 
     pub(crate) fn poll(&mut self) -> bool {
-        self.phase == Phase::Running && self.queue.is_available() && self.takes_chains()
+        match self.phase {
+            Phase::Running => self.queue.is_available() && self.takes_chains(),
+            Phase::Stopping => self.recovers(),
+            Phase::Broken => false,
+        }
     }
 
     pub(crate) fn dispatch(&mut self, engines: &mut EngineSet, turn: &mut Turn<'_, Worker>) {
@@ -572,7 +603,7 @@ impl QueueWorker {
         self.counters.calls_spared.add(u64::from(has_published && !wants_call));
         // A task management function must find the commands that were made available before it. So functions are looked at
         // only when every available chain has been popped, unless the queue pops no more.
-        if !(self.is_behind && self.phase == Phase::Running) {
+        if !(self.is_behind && (self.phase == Phase::Running || self.recovers())) {
             self.model.caught_up();
         }
         if has_published && let Some(log) = &self.fds.log {
@@ -600,7 +631,8 @@ impl QueueWorker {
             (Phase::Running, Some(_)) => self.queue.arm_kicks(),
             // Without a kick descriptor nothing wakes the loop: it polls on, as the peer asked for, or the timer fires.
             (Phase::Running, None) => self.info.kickless == Kickless::Timer && self.queue.arm_kicks(),
-            _ => true,
+            (Phase::Stopping, _) => !self.recovers(),
+            (Phase::Broken, _) => true,
         }
     }
 
@@ -627,7 +659,7 @@ impl QueueWorker {
     }
 
     pub(crate) fn is_drained(&self) -> bool {
-        self.queue.in_flight() == 0 || self.keeps_all()
+        (self.queue.in_flight() == 0 || self.keeps_all() || self.leaves_all()) && !self.recovers()
     }
 
     pub(crate) fn descriptor(&self) -> Option<RawFd> {

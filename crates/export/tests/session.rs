@@ -6,7 +6,7 @@ mod peer;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -204,6 +204,33 @@ fn a_device_s_state_moves_to_another_which_has_what_the_driver_has_chosen() {
 }
 
 #[test]
+fn a_cache_mode_that_comes_before_the_features_is_the_one_that_queues_and_records_begin_with() {
+    let io = IoThread::start();
+    let (mut source, _first) = agreed(&io);
+    assert_eq!(source.order(SET_CONFIG, &[words(&[32, 1, 0]), vec![0]].concat()), Some(0));
+    let state = save(&mut source);
+
+    // As cloud-hypervisor has it: the features are said when the guest is there.
+    let (mut destination, _second) = peer(&io);
+    let protocol = destination.ask_u64(GET_PROTOCOL_FEATURES);
+    destination.say(SET_PROTOCOL_FEATURES, 0, &protocol.to_ne_bytes(), &[]);
+    assert_eq!(load(&mut destination, &state), 0);
+    destination.agree();
+    assert_eq!(destination.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], 0);
+    let record = InflightConfig { queues: 3, queue_size: 128, packed: false };
+    let record = Region::anonymous(0, record.bytes()).unwrap();
+    destination.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 128 << 16 | 3]), &[record.file.as_fd()]);
+    assert_eq!(destination.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], 0);
+    drop(destination);
+
+    // A daemon in this one's place has it of the record, before the features too.
+    let (mut next, _third) = peer(&io);
+    next.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 128 << 16 | 3]), &[record.file.as_fd()]);
+    next.agree();
+    assert_eq!(next.ask(GET_CONFIG, &config(32, 1)).unwrap()[12], 0);
+}
+
+#[test]
 fn a_state_that_is_not_one_is_refused_and_the_session_goes_on() {
     let io = IoThread::start();
     let (mut peer, _export) = agreed(&io);
@@ -256,6 +283,52 @@ fn a_resized_disk_is_announced_on_the_channel_the_client_gave() {
     (&ours).read_exact(&mut change).unwrap();
     assert_eq!(change[..], words(&[2, 1, 0]), "CONFIG_CHANGE_MSG, which has no body");
     assert_eq!(peer.ask(GET_CONFIG, &config(0, 8)).unwrap()[12..], (128 * MIB / 512).to_le_bytes());
+}
+
+/// Starts a ring, and gives its memory and kick descriptor, which the caller keeps.
+fn start_ring(peer: &mut Peer, index: u32) -> (Region, OwnedFd) {
+    let region = Region::anonymous(0, MIB).unwrap();
+    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let table = [words(&[1, 0]), longs(&[0, region.size, 0, 0])].concat();
+    peer.say(SET_MEM_TABLE, 0, &table, &[region.file.as_fd()]);
+    peer.say(SET_VRING_NUM, 0, &words(&[index, 16]), &[]);
+    peer.say(SET_VRING_ADDR, 0, &[words(&[index, 0]), longs(&[0x1000, 0x2000, 0x3000, 0])].concat(), &[]);
+    peer.say(SET_VRING_KICK, 0, &longs(&[index.into()]), &[kick.as_fd()]);
+    assert_eq!(peer.order(SET_VRING_ENABLE, &words(&[index, 1])), Some(0));
+    (region, kick)
+}
+
+#[test]
+fn a_size_that_was_announced_before_rings_run_is_announced_again_when_one_does_unless_it_was_read() {
+    let io = IoThread::start();
+    let (mut peer, export) = agreed(&io);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    peer.say(SET_BACKEND_REQ_FD, NEED_REPLY, &0u64.to_ne_bytes(), &[theirs.as_fd()]);
+    assert!(peer.hear().is_some());
+    let is_told = || (&ours).read(&mut [0; 12]).is_ok_and(|len| len == 12);
+    let read = |peer: &mut Peer| peer.ask(GET_CONFIG, &config(0, 60)).unwrap();
+    let stop = |peer: &mut Peer| peer.ask(GET_VRING_BASE, &words(&[0, 0])).unwrap();
+
+    // What an earlier connection has read may be of long ago.
+    let _ring = start_ring(&mut peer, 0);
+    assert!(is_told());
+    stop(&mut peer);
+    read(&mut peer);
+    let _ring = start_ring(&mut peer, 0);
+    assert!(!is_told(), "it knows");
+    stop(&mut peer);
+
+    assert!(export.resize(128 * MIB) && is_told());
+    let _ring = start_ring(&mut peer, 0);
+    assert!(is_told(), "QEMU has not listened before");
+    let _other = start_ring(&mut peer, 1);
+    assert!(!is_told());
+    stop(&mut peer);
+    assert!(export.resize(256 * MIB) && is_told());
+    read(&mut peer);
+    let _ring = start_ring(&mut peer, 0);
+    assert!(!is_told(), "it has read it");
 }
 
 #[test]

@@ -52,6 +52,9 @@ pub struct Blk {
     sectors: AtomicU64,
     acked: AtomicU64,
     writeback: AtomicBool,
+    /// `writeback` is what a driver has chosen with another device, and the features that it has taken there are yet to be
+    /// said.
+    goes_on: AtomicBool,
     /// What `acked` and `writeback` together mean for a write: kept ready, because every write asks.
     write_through: AtomicBool,
 }
@@ -86,6 +89,7 @@ impl Blk {
             sectors: AtomicU64::new(config.capacity_bytes / SECTOR),
             acked: AtomicU64::new(0),
             writeback: AtomicBool::new(false),
+            goes_on: AtomicBool::new(false),
             write_through: AtomicBool::new(true),
             config,
         };
@@ -112,6 +116,11 @@ impl Blk {
             self.config.writethrough || acked & bit(VIRTIO_BLK_F_FLUSH) == 0
         };
         self.write_through.store(write_through, Ordering::Relaxed);
+    }
+
+    fn set_writeback(&self, writeback: u8) {
+        self.writeback.store(writeback != 0, Ordering::Relaxed);
+        self.settle();
     }
 
     /// Whether a write completes only when it is on stable storage.
@@ -157,7 +166,9 @@ impl Device for Blk {
         }
         let before = self.acked.swap(acked, Ordering::Relaxed);
         let cache = bit(VIRTIO_BLK_F_FLUSH) | bit(VIRTIO_BLK_F_CONFIG_WCE);
-        if (before ^ acked) & cache != 0 {
+        // A driver that goes on does not begin. A front-end that has said none of its features yet may have said its own.
+        let goes_on = acked != 0 && self.goes_on.swap(false, Ordering::Relaxed);
+        if (before ^ acked) & cache != 0 && !goes_on {
             // 5.2.5.2: with CONFIG_WCE but without FLUSH, writeback begins as 0.
             let writeback = !self.config.writethrough && acked & bit(VIRTIO_BLK_F_FLUSH) != 0;
             self.writeback.store(writeback, Ordering::Relaxed);
@@ -170,6 +181,7 @@ impl Device for Blk {
     fn reset(&self) {
         self.acked.store(0, Ordering::Relaxed);
         self.writeback.store(!self.config.writethrough, Ordering::Relaxed);
+        self.goes_on.store(false, Ordering::Relaxed);
         self.settle();
     }
 
@@ -182,7 +194,7 @@ impl Device for Blk {
     fn write_config(&self, offset: u64, bytes: &[u8]) -> Result<(), DriverError> {
         match bytes {
             &[writeback] if offset == config::WRITEBACK as u64 => {
-                self.choose(writeback);
+                self.set_writeback(writeback);
                 Ok(())
             }
             _ => Err(DriverError::ReadOnly { offset, len: bytes.len() }),
@@ -194,14 +206,18 @@ impl Device for Blk {
         self.sectors.swap(sectors, Ordering::Relaxed) != sectors
     }
 
+    fn tells_size(&self) -> bool {
+        true
+    }
+
     /// The cache mode, as the byte that the driver writes.
     fn choices(&self) -> u8 {
         self.writeback.load(Ordering::Relaxed).into()
     }
 
     fn choose(&self, writeback: u8) {
-        self.writeback.store(writeback != 0, Ordering::Relaxed);
-        self.settle();
+        self.set_writeback(writeback);
+        self.goes_on.store(true, Ordering::Relaxed);
     }
 
     fn save(&self) -> Vec<u8> {
@@ -219,6 +235,8 @@ impl Device for Blk {
     }
 
     fn model(self: Arc<Self>, _index: u16, size: u16) -> Model {
+        // Its queues run, so that all has been said of its features. Others are of another driver.
+        self.goes_on.store(false, Ordering::Relaxed);
         Model::Request(Box::new(self.queue(size)))
     }
 }

@@ -71,6 +71,11 @@ pub trait Device: Send + Sync {
     /// A disk has `bytes` now. Returns whether that changes the configuration space, of which the caller notifies the driver.
     fn resize(&self, disk: DiskKey, bytes: u64) -> bool;
 
+    /// Whether the configuration space says how long a disk is.
+    fn tells_size(&self) -> bool {
+        false
+    }
+
     /// What the driver has chosen in the configuration space, for [`choose`](Self::choose).
     fn choices(&self) -> u8 {
         0

@@ -70,6 +70,9 @@ pub trait RequestModel: Send {
 
     /// As [`Model::let_go`].
     fn let_go(&mut self) {}
+
+    /// As [`Model::look_for_disks`].
+    fn look_for_disks(&mut self) {}
 }
 
 /// What a control queue's worker asks of its model.
@@ -89,6 +92,12 @@ pub trait ControlModel: Send {
 
     /// The chains that need not wait any more.
     fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed>;
+
+    /// As [`Model::left`].
+    fn left(&self) -> usize;
+
+    /// Ends the chains that are [left](Self::left).
+    fn end_left(&mut self, memory: &GuestMemory) -> Vec<Completed>;
 }
 
 /// What an event queue's worker asks of its model.
@@ -180,6 +189,23 @@ impl Model {
         }
     }
 
+    /// How many chains are functions about requests that their queue has left to the record of what is in flight. They are
+    /// not done, and can be left to the record as well.
+    pub fn left(&self) -> usize {
+        match self {
+            Self::Control(model) => model.left(),
+            Self::Request(_) | Self::Event(_) => 0,
+        }
+    }
+
+    /// Ends the chains that are [left](Self::left), where they cannot be left to a record: it may be that what they are about is
+    /// done all the same.
+    pub fn end_left(&mut self, memory: &GuestMemory, into: &mut Vec<Next>) {
+        if let Self::Control(model) = self {
+            into.extend(model.end_left(memory).into_iter().map(Next::Complete));
+        }
+    }
+
     /// How many chains wait for other chains.
     pub fn waiting(&self) -> usize {
         match self {
@@ -196,10 +222,19 @@ impl Model {
         }
     }
 
-    /// Forgets the chains in flight, none of which has a request at a disk: others no longer wait for them.
+    /// Forgets the chains in flight, none of which has a request at a disk: others no longer wait for them, and functions about
+    /// them are [left](Self::left).
     pub fn let_go(&mut self) {
         if let Self::Request(model) = self {
             model.let_go();
+        }
+    }
+
+    /// A disk was taken from the device, or another put in its place: a queue to which nothing comes does not go on having
+    /// what is gone.
+    pub fn look_for_disks(&mut self) {
+        if let Self::Request(model) = self {
+            model.look_for_disks();
         }
     }
 

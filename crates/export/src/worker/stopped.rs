@@ -197,7 +197,11 @@ impl QueueWorker {
             return self.release(engines, turn.now());
         }
         self.end_kept(turn.now());
-        if let Some(alarm) = &self.alarm {
+        // One that stops is dispatched when it is to go on, and is not to hear of an export that has been resumed, or never
+        // was stopped: it would be woken at once, again and again, for as long as its disk hangs.
+        if self.phase == Phase::Running
+            && let Some(alarm) = &self.alarm
+        {
             self.errors.wake_when_resumed(Arc::clone(alarm).into());
         }
         if self.phase == Phase::Running && self.errors.status() == IoStatus::NoSpace {
@@ -223,9 +227,10 @@ impl QueueWorker {
 
     /// Has everything that was kept run: what failed, and then what came later.
     fn release(&mut self, engines: &mut EngineSet, now: Nanos) {
-        self.stopped.probe = None;
+        // One that is tried is among those that had failed, and how it ends shows nothing any more.
+        let had_failed = self.stopped.probe.take().is_some() || !self.stopped.failed.is_empty();
         let failed = mem::take(&mut self.stopped.failed);
-        if !failed.is_empty() && self.gives_up() {
+        if had_failed && self.gives_up() {
             // The others must not wait for what these would have shown.
             self.errors.resume();
         }
@@ -283,13 +288,19 @@ impl QueueWorker {
         self.stopped.is && !self.gives_up() && usize::from(self.queue.in_flight()) == kept
     }
 
+    /// Whether all that is in flight are functions whose commands other queues have left to the record: those are left with
+    /// them.
+    pub(super) fn leaves_all(&self) -> bool {
+        self.stopped.leaving.is_some() && usize::from(self.queue.in_flight()) == self.model.left()
+    }
+
     /// Leaves what is kept to the record of what is in flight.
     pub(super) fn let_go(&mut self) {
         if self.queue.in_flight() == 0 {
             return;
         }
         self.model.let_go();
-        if !self.stopped.failed.is_empty() {
+        if self.stopped.probe.is_some() || !self.stopped.failed.is_empty() {
             self.errors.resume();
         }
         self.stopped = Stopped::default();

@@ -9,7 +9,7 @@ use egret_polling::{Parameters, PolicyKind};
 use egret_virtio::blk::{Blk, BlkConfig};
 use egret_virtio::{Device, RequestType};
 use egret_vring::memory::Region;
-use egret_vring::ring::{Driver, DriverConfig, Piece};
+use egret_vring::ring::{Driver, DriverConfig, Inflight, InflightConfig, Piece};
 
 use super::*;
 
@@ -67,6 +67,25 @@ impl Guest {
     }
 }
 
+/// One whose requests end in the turn in which they begin.
+fn null_disk() -> Arc<Disk> {
+    let null = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
+    Arc::new(Disk::open(&Options::new("null", null)).unwrap())
+}
+
+fn event_loop(clock_reads: ClockReads) -> EventLoop<Worker> {
+    let options = LoopOptions {
+        name: "io".into(),
+        monitor: MonitorChoice::Ppoll,
+        policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
+        window_max: Nanos::ZERO,
+        idle_after: Nanos::MAX,
+        clock_reads,
+    };
+    let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
+    EventLoop::new(options, engines).unwrap()
+}
+
 #[test]
 fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
     for (packed, left) in [(false, 4), (false, 0), (true, 4), (true, 0)] {
@@ -90,19 +109,8 @@ fn a_driver_has_the_first_of_many_chains_before_the_others_have_ended() {
 fn requests_of_a_turn_begin_and_end_at_one_time_or_each_at_its_own_as_its_loop_reads_the_clock() {
     const MANY: u64 = 32;
     for reads in [ClockReads::ByPhase, ClockReads::ByRequest] {
-        let null = DiskDriver::Null { size: SIZE, latency: Nanos::ZERO, read_zeroes: false };
-        let disk = Arc::new(Disk::open(&Options::new("null", null)).unwrap());
-        let options = LoopOptions {
-            name: "io".into(),
-            monitor: MonitorChoice::Ppoll,
-            policy: egret_polling::build(PolicyKind::Off, &Parameters::default()).unwrap(),
-            window_max: Nanos::ZERO,
-            idle_after: Nanos::MAX,
-            clock_reads: reads,
-        };
-        let engines = |ring| EngineSet::new(EngineOptions { ring, ..EngineOptions::default() });
-        let mut io = EventLoop::<Worker>::new(options, engines).unwrap();
-        let mut guest = Guest::new(false, vec![Some(disk)]);
+        let mut io = event_loop(reads);
+        let mut guest = Guest::new(false, vec![Some(null_disk())]);
         guest.ask(IN, MANY, 513);
         let (counters, begun) = (Arc::clone(&guest.worker.counters), guest.worker.begun.clone());
         assert!(begun.iter().all(|begun| begun.at == Nanos::ZERO));
@@ -127,5 +135,60 @@ fn requests_of_a_turn_begin_and_end_at_one_time_or_each_at_its_own_as_its_loop_r
         let latencies = stats.latency_of(RequestType::Other).unwrap();
         let took_none = latencies.sum() == Nanos::ZERO;
         assert_eq!((latencies.count(), took_none), (MANY, reads == ClockReads::ByPhase), "{reads:?}: {latencies:?}");
+    }
+}
+
+/// A front-end that does not move the record along has nothing but the base to go on with.
+#[test]
+fn a_queue_that_stops_for_good_begins_all_of_its_record_before_and_nothing_else() {
+    const MANY: u64 = 8;
+    // Two of them are what a turn takes in.
+    const LEN: u32 = TURN_BYTES as u32 / 2;
+    for packed in [false, true] {
+        let config = InflightConfig { queues: 1, queue_size: 64, packed };
+        let record = Region::anonymous(0, config.bytes()).unwrap().file;
+        let mut guest = Guest::new(packed, vec![Some(null_disk())]);
+        guest.ask(IN, MANY, LEN + 1);
+        let start = |guest: &Guest| {
+            let record = Inflight::map(&record, 0, config.bytes(), config).unwrap().queue(0);
+            guest.driver.queue().start_recorded(&guest.memory, record).unwrap()
+        };
+        // A daemon that is killed when it has used one of the last.
+        let mut killed = start(&guest);
+        let mut chain = Chain::default();
+        let heads: Vec<u16> = std::iter::from_fn(|| killed.pop(&mut chain).unwrap().then(|| chain.head())).collect();
+        killed.add_used(heads[5], 0);
+        killed.publish_used();
+        drop(killed);
+        guest.worker.queue = start(&guest);
+        let late = Piece { addr: ANSWERS, len: LEN + 1 };
+        guest.driver.add(&[Piece { addr: HEADER, len: 16 }], &[late], MANY).unwrap();
+        guest.driver.publish();
+
+        let Guest { mut driver, worker, .. } = guest;
+        let mut io = event_loop(ClockReads::ByPhase);
+        let id = io.attach(worker.into()).map_err(|(_, e)| e).unwrap();
+        io.turn().unwrap();
+        let worker = io.source(id).unwrap().queue().unwrap();
+        assert!(worker.queue.has_recovered(), "packed: {packed}");
+        worker.leave(Leave::Nothing);
+        io.wake(id);
+        let (to, stopped) = channel();
+        io.detach(id, move |worker| to.send(worker).unwrap());
+        let stopped = loop {
+            match stopped.try_recv() {
+                Ok(worker) => break worker.into_queue().unwrap(),
+                Err(_) => io.turn().unwrap(),
+            }
+        };
+        // Chains have two descriptors.
+        let base = if packed { 0x1_0001 * (0x8000 + 2 * MANY as u32) } else { MANY as u32 };
+        assert_eq!(stopped.into_parts().0.base, base, "packed: {packed}");
+        let mut used: Vec<_> = std::iter::from_fn(|| driver.reap().unwrap()).map(|used| used.token).collect();
+        used.sort_unstable();
+        assert!(
+            used.into_iter().eq(0..MANY),
+            "packed: {packed}: each once, and not the one that came after the record"
+        );
     }
 }

@@ -82,3 +82,28 @@ fn a_ring_that_is_drained_or_has_no_record_leaves_nothing() {
         check(shape, false, 0, GET_VRING_BASE_SKIP_DRAIN, false);
     }
 }
+
+#[test]
+fn a_ring_that_waits_for_its_disk_alone_lets_its_thread_sleep() {
+    for shape in Rings::all() {
+        let io = IoThread::start();
+        let driver = Driver::Null { size: DISK, latency: Nanos::from_millis(200), read_zeroes: true };
+        let (ours, export) = blk(&io, Arc::new(Disk::open(&Options::new("slow", driver)).unwrap()));
+        let config = InflightConfig { queues: 2, queue_size: shape.size, packed: shape.packed };
+        let record = Region::anonymous(0, config.bytes()).unwrap();
+        let mut vm = Vm::boot_recorded(ours, shape, Some(&record));
+        vm.start_logging();
+        vm.write(DATA, &[0; 16]);
+        let (data, status) = (Piece { addr: DATA + 512, len: 512 }, Piece { addr: DATA + 16, len: 1 });
+        vm.add(0, &[Piece { addr: DATA, len: 16 }], &[data, status]);
+        vm.publish();
+        while export.stats().in_flight == 0 {
+            std::thread::yield_now();
+        }
+        let before = io.0.counters().turns.get();
+        vm.peer.ask(GET_VRING_BASE_SKIP_DRAIN, &words(&[0, 0])).unwrap();
+        let turns = io.0.counters().turns.get() - before;
+        assert!(turns < 100, "{turns} turns, {shape:?}");
+        vm.reap(0, 1);
+    }
+}

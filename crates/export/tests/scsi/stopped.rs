@@ -1,10 +1,12 @@
 //! Commands that wait because a disk fails: they end when they are aborted, tried again, or nobody could do either.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use egret_disk::{DebugEvent, DebugRules, Disk, Driver, InjectError, IoType, Options};
@@ -12,12 +14,17 @@ use egret_event_loop::Nanos;
 use egret_export::{Address, DiskSwap, ErrorPolicy, Export, ExportConfig, IoStatus, OnError, reopen};
 use egret_virtio::scsi::ScsiConfig;
 use egret_vring::memory::Region;
-use egret_vring::ring::InflightConfig;
+use egret_vring::ring::{InflightConfig, Piece};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::machine::*;
-use crate::peer::{GET_VRING_BASE, IoThread, SET_INFLIGHT_FD, SET_LOG_BASE, export_config, longs, words};
+use crate::peer::{
+    ADD_MEM_REG, GET_VRING_BASE, IoThread, NEED_REPLY, SET_INFLIGHT_FD, SET_LOG_BASE, export_config, longs, words,
+};
 use crate::waiting::{ELSEWHERE, Sent, ask, response, send, two_threads, written};
 
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -209,6 +216,68 @@ fn what_a_record_keeps_holds_up_no_command_of_another_queue_and_goes_on_when_its
 }
 
 #[test]
+fn functions_about_what_a_record_keeps_hold_up_no_session_and_are_done_by_who_has_the_record_next() {
+    const FUNCTIONS: u64 = 8;
+    let io = two_threads();
+    for (function, done, kept) in [(QUERY_TASK, 10, 2), (ABORT_TASK, 0, 1)] {
+        let (sick, _file) = memory_disk(false);
+        let (ours, export) = listening_on(&[&io[0], &io[1]], 3, sick);
+        let mut machine = Machine::new(ours, Layout::Split);
+        let record = Region::anonymous(0, InflightConfig { queues: 5, queue_size: 16, packed: false }.bytes()).unwrap();
+        machine.peer.say(SET_INFLIGHT_FD, 0, &longs(&[record.size, 0, 16 << 16 | 5]), &[record.file.as_fd()]);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        // The queue on the second thread has what the functions are about, and the one after it, on the first, something else.
+        let last = ELSEWHERE + 1;
+        for (already, (queue, tag)) in (1..).zip([(ELSEWHERE, 9), (last, 8u64)]) {
+            let sent = Sent { queue, place: 0, at: FIRST, cdb: &WRITE, data_out: 512, data_in: 0 };
+            let (readable, writable) = written(&machine, &sent);
+            assert!(machine.memory.write(readable[0].addr + 8, &tag.to_le_bytes()));
+            machine.offer(queue, &readable, &writable);
+            await_kept(&export, already);
+        }
+        let begun = Instant::now();
+        let await_in_flight = |queue: u32, many| {
+            while export.queues()[queue as usize].in_flight.get() != many {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{many} are in flight on queue {queue}");
+                std::thread::yield_now();
+            }
+        };
+        // The second thread does nothing until the session has told all queues to stop.
+        let (go_on, may_go_on) = channel::<()>();
+        io[1].0.send(move |_| assert!(may_go_on.recv().is_err()));
+        let mut request = [0; 24];
+        (request[4], request[8], request[10], request[16]) = (function, 1, 0x40, 9);
+        assert!(machine.memory.write(DATA + 0x4000, &request));
+        let ring = &mut machine.rings[CONTROL as usize];
+        for at in 0..FUNCTIONS {
+            let answer = Piece { addr: DATA + 0x4100 + at, len: 1 };
+            ring.driver.add(&[Piece { addr: DATA + 0x4000, len: 24 }], &[answer], at).unwrap();
+        }
+        ring.driver.publish();
+        ring.kick();
+        await_in_flight(CONTROL, FUNCTIONS);
+        let more = Region::anonymous(0x100_0000, 4096).unwrap();
+        let region = longs(&[0, more.guest_addr, more.size, more.guest_addr, 0]);
+        machine.peer.say(ADD_MEM_REG, NEED_REPLY, &region, &[more.file.as_fd()]);
+        await_in_flight(last, 0);
+        drop(go_on);
+        machine.peer.0.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(machine.peer.hear(), Some(longs(&[0])), "the session waits for functions that nobody looks at");
+        for _ in 0..FUNCTIONS {
+            machine.reap(CONTROL);
+        }
+        assert_eq!(machine.read::<{ FUNCTIONS as usize }>(DATA + 0x4100), [done; FUNCTIONS as usize]);
+        if function == ABORT_TASK {
+            assert!(machine.rings[ELSEWHERE as usize].driver.has_used(), "its command comes first");
+            machine.reap(ELSEWHERE);
+            assert_eq!(response(&machine, ELSEWHERE, 0), 2);
+        }
+        await_kept(&export, kept);
+    }
+}
+
+#[test]
 fn what_failed_goes_on_in_the_order_in_which_it_did_however_often_it_was_tried_in_vain() {
     let io = two_threads();
     let driver = Driver::Null { size: 64 * MIB, latency: Nanos::ZERO, read_zeroes: true };
@@ -293,6 +362,11 @@ impl Shared {
         let blkdebug = DebugRules { inject_error: vec![error; failing.unwrap_or(1)], set_state: Vec::new() };
         let driver = Driver::File { filename: format!("/proc/self/fd/{}", file.as_raw_fd()).into() };
         let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("sick", driver) }).unwrap());
+        Self::of(disk, file, false)
+    }
+
+    /// Of that disk; with records of what is in flight or without.
+    fn of(disk: Arc<Disk>, file: File, recorded: bool) -> Self {
         let (io, unit) = (two_threads(), unit("shared"));
         let begun = [("one", &io[0]), ("other", &io[1])].map(|(id, io)| {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -302,7 +376,14 @@ impl Shared {
             let device = ScsiConfig { num_queues: 1, queue_size: 128 };
             let luns = vec![(FIRST, Arc::clone(&unit), Arc::clone(&disk))];
             let export = Export::start_scsi(config, device, luns, vec![io.0.clone()]).unwrap();
-            let mut machine = Machine::boot(ours, Layout::Split);
+            let mut machine = Machine::new(ours, Layout::Split);
+            if recorded {
+                let config = InflightConfig { queues: 3, queue_size: 16, packed: false };
+                let record = Region::anonymous(0, config.bytes()).unwrap();
+                let said = longs(&[record.size, 0, 16 << 16 | 3]);
+                machine.peer.say(SET_INFLIGHT_FD, 0, &said, &[record.file.as_fd()]);
+            }
+            machine.start_rings();
             assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
             (machine, export)
         });
@@ -398,5 +479,87 @@ fn a_compare_and_write_that_is_tried_again_compares_again_and_its_export_goes_on
             std::thread::yield_now();
         }
         assert_eq!(one.errors().stops(), 1, "of a try that fails nothing is told");
+    }
+}
+
+/// The lines that all tests of this process have had written.
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Takes lines down.
+struct Recorder;
+
+impl Visit for Recorder {
+    fn record_debug(&mut self, _field: &Field, value: &dyn Debug) {
+        LINES.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Recorder {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Self);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn an_export_does_not_stay_stopped_by_a_queue_that_stops_while_it_tries_its_only_failed_request() {
+    tracing::subscriber::set_global_default(Recorder).expect("no other test of this process has one");
+    for recorded in [false, true] {
+        // There is no space for the first write.
+        let full = InjectError {
+            event: DebugEvent::WriteAio,
+            state: None,
+            iotype: Some(IoType::Write),
+            errno: Errno::NOSPC,
+            sector: None,
+            once: true,
+        };
+        let blkdebug = DebugRules { inject_error: vec![full], set_state: Vec::new() };
+        // So slow that another guest's COMPARE AND WRITE is under way when there is a try, which waits for that.
+        let driver = Driver::Null { size: 64 * MIB, latency: Nanos::from_millis(1000), read_zeroes: true };
+        let disk = Arc::new(Disk::open(&Options { blkdebug, ..Options::new("full", driver) }).unwrap());
+        let mut shared = Shared::of(disk, memory_disk(true).1, recorded);
+        let ([first, second], [one, _]) = (&mut shared.machines, &shared.exports);
+        send_with(first, 0, &WRITE, &[0; 512]);
+        let begun = Instant::now();
+        let await_waiting = |many| {
+            while one.stats().waiting != many {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{many} wait: {:?}", one.stats());
+                std::thread::yield_now();
+            }
+        };
+        await_waiting(1);
+        assert_eq!(one.errors().status(), IoStatus::NoSpace);
+        send_with(second, 0, &COMPARE_AND_WRITE, &[0; 1024]);
+        await_waiting(0);
+        first.peer.ask(GET_VRING_BASE, &words(&[REQUESTS, 0])).expect("the queue stops");
+        assert_eq!(one.errors().status(), IoStatus::Ok, "recorded: {recorded}");
+        // Whoever saves the guest now is warned of what only the record has.
+        let warning = "export 'one': queue 2 stops with requests that wait because a disk failed";
+        let lines = LINES.lock().unwrap().iter().filter(|line| line.starts_with(warning)).count();
+        assert_eq!(lines, usize::from(recorded));
+        second.reap(REQUESTS);
+        if recorded {
+            assert!(!first.rings[REQUESTS as usize].driver.has_used(), "it is left to the record");
+            first.rings[REQUESTS as usize].kick();
+            assert_eq!(first.start_ring(REQUESTS), Some(0));
+        }
+        first.reap(REQUESTS);
+        assert_eq!([status(first, 0), status(second, 0)], [0; 2]);
     }
 }

@@ -18,7 +18,7 @@ use virtio_bindings::bindings::virtio_scsi::{
 use super::Scsi;
 use super::address::Addressed;
 use super::luns::Lun;
-use super::tasks::{Abort, About, EndedFunctions, Function};
+use super::tasks::{Abort, About, EndedFunctions, Ending, Function};
 use crate::model::{Completed, ControlModel, Malformed, RequestType, Status};
 
 /// `struct virtio_scsi_ctrl_tmf` up to its response: type, subtype, lun, id.
@@ -60,11 +60,13 @@ pub(super) struct ControlQueue {
     scsi: Arc<Scsi>,
     waiting: HashMap<u16, Waiting>,
     ended: Arc<EndedFunctions>,
+    /// The heads of those whose commands were left to the record.
+    left: Vec<u16>,
 }
 
 impl ControlQueue {
     pub(super) fn new(scsi: Arc<Scsi>) -> Self {
-        Self { scsi, waiting: HashMap::new(), ended: Arc::default() }
+        Self { scsi, waiting: HashMap::new(), ended: Arc::default(), left: Vec::new() }
     }
 
     fn manage(&self, request: &[u8; TMF]) -> Outcome {
@@ -106,6 +108,21 @@ impl ControlQueue {
     fn ask(&self, head: u16, about: About, ends: Option<Abort>) {
         let function = Function::new(head, about, ends, &self.ended);
         self.scsi.inboxes().iter().for_each(|inbox| inbox.post(&function));
+    }
+
+    /// Does what is to be done when no queue has the function any more, and answers it.
+    fn complete(&mut self, memory: &GuestMemory, head: u16, ending: Ending) -> Option<Completed> {
+        let Waiting { response, then } = self.waiting.remove(&head)?;
+        let told = match then {
+            Then::Answer if ending == Ending::Found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
+            _ => FUNCTION_COMPLETE,
+        };
+        match then {
+            Then::Complete | Then::Answer => {}
+            Then::ResetUnit(lun) => lun.unit.reset(),
+            Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
+        }
+        Some(respond(memory, head, &response, &[told as u8]))
     }
 
     /// No unit has events to subscribe to.
@@ -179,19 +196,21 @@ impl ControlModel for ControlQueue {
 
     fn resume(&mut self, memory: &GuestMemory) -> Vec<Completed> {
         let mut completed = Vec::new();
-        for (head, found) in self.ended.take() {
-            let Some(Waiting { response, then }) = self.waiting.remove(&head) else { continue };
-            let told = match then {
-                Then::Answer if found => VIRTIO_SCSI_S_FUNCTION_SUCCEEDED,
-                _ => FUNCTION_COMPLETE,
-            };
-            match then {
-                Then::Complete | Then::Answer => {}
-                Then::ResetUnit(lun) => lun.unit.reset(),
-                Then::ResetNexus(luns) => luns.iter().for_each(|lun| lun.unit.reset_nexus(lun.nexus.id())),
+        for (head, ending) in self.ended.take() {
+            match ending {
+                Ending::Left => self.left.push(head),
+                Ending::Found | Ending::FoundNothing => completed.extend(self.complete(memory, head, ending)),
             }
-            completed.push(respond(memory, head, &response, &[told as u8]));
         }
         completed
+    }
+
+    fn left(&self) -> usize {
+        self.left.len()
+    }
+
+    fn end_left(&mut self, memory: &GuestMemory) -> Vec<Completed> {
+        let left = mem::take(&mut self.left);
+        left.into_iter().filter_map(|head| self.complete(memory, head, Ending::Left)).collect()
     }
 }

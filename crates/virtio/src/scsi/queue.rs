@@ -548,9 +548,15 @@ impl RequestModel for ScsiQueue {
         }
     }
 
+    fn look_for_disks(&mut self) {
+        self.view.refresh(&self.scsi);
+    }
+
     fn set_waker(&mut self, waker: Option<Waker>) {
         match waker {
             Some(waker) => {
+                // While it was between two loops nobody could tell it.
+                self.look_for_disks();
                 self.bell = Bell::new(waker.clone());
                 self.waker = Arc::clone(&self.bell).into();
                 self.inbox.open(waker);
@@ -562,7 +568,7 @@ impl RequestModel for ScsiQueue {
             // They may be what a function is about.
             None if self.has_commands() => self.inbox.open(Waker::noop().clone()),
             None => {
-                self.inbox.close();
+                drop(self.inbox.close());
                 self.asked.clear();
                 self.due.clear();
             }
@@ -618,6 +624,10 @@ impl RequestModel for ScsiQueue {
     }
 
     fn let_go(&mut self) {
+        // Nobody looks at the functions later: who waits for them would wait for ever.
+        self.asked.extend(self.inbox.close());
+        self.apply_functions();
+        self.due.clear();
         self.waiting.clear();
         self.readmitted.clear();
         self.scratch.waiting.clear();
@@ -626,7 +636,8 @@ impl RequestModel for ScsiQueue {
             self.view.lun(unit as usize).unit.abort(&mut slot.command);
             self.view.leave(unit as usize);
             slot.forget();
-            slot.functions.clear();
+            // The command has not ended, and whoever serves the queue next does it.
+            slot.functions.drain(..).for_each(|function| function.leave());
         }
     }
 }
@@ -708,6 +719,6 @@ impl ScsiQueue {
 
 impl Drop for ScsiQueue {
     fn drop(&mut self) {
-        self.inbox.close();
+        self.let_go();
     }
 }

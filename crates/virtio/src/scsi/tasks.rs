@@ -10,6 +10,9 @@
 //! Each thread looks at its own commands only, so there are no races, and nothing is polled. A function is complete when its
 //! last reference is dropped. So none can be forgotten: a queue that stops, breaks or is dropped drops its references. A
 //! command that no function is about pays for this with one load when it ends.
+//!
+//! A queue that stops may leave commands to the record of what is in flight. They have not ended, and whoever serves the queue
+//! next does them: so a function that is to end one of them is not done either, and is left, too.
 
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,12 +62,15 @@ pub(super) struct Function {
     pub(super) ends: Option<Abort>,
     /// Whether any of its commands was in progress.
     found: AtomicBool,
+    /// Whether any of them was left to the record.
+    left: AtomicBool,
     ended: Arc<EndedFunctions>,
 }
 
 impl Function {
     pub(super) fn new(head: u16, about: About, ends: Option<Abort>, ended: &Arc<EndedFunctions>) -> Arc<Self> {
-        Arc::new(Self { head, about, ends, found: AtomicBool::new(false), ended: Arc::clone(ended) })
+        let [found, left] = [false; 2].map(AtomicBool::new);
+        Arc::new(Self { head, about, ends, found, left, ended: Arc::clone(ended) })
     }
 
     /// Notes that one of its commands is in progress.
@@ -72,17 +78,39 @@ impl Function {
         // Relaxed is enough: `Arc` orders this store before the drop of the last reference, which reads it.
         self.found.store(true, Ordering::Relaxed);
     }
+
+    /// Notes that one of its commands is left to the record, and has not ended.
+    pub(super) fn leave(&self) {
+        // As above.
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a function came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It is done; none of its commands was in progress.
+    FoundNothing,
+    /// It is done; some were.
+    Found,
+    /// It is not: some of its commands were left to the record.
+    Left,
 }
 
 impl Drop for Function {
     fn drop(&mut self) {
-        self.ended.add(self.head, *self.found.get_mut());
+        let ending = match (*self.left.get_mut(), *self.found.get_mut()) {
+            (true, _) => Ending::Left,
+            (false, true) => Ending::Found,
+            (false, false) => Ending::FoundNothing,
+        };
+        self.ended.add(self.head, ending);
     }
 }
 
-/// The completed functions of a control queue: their heads, and whether they found a command.
+/// The functions of a control queue that no queue has any more: their heads, and what they came to.
 #[derive(Debug)]
-pub(super) struct EndedFunctions(Mutex<(Vec<(u16, bool)>, Waker)>);
+pub(super) struct EndedFunctions(Mutex<(Vec<(u16, Ending)>, Waker)>);
 
 impl Default for EndedFunctions {
     fn default() -> Self {
@@ -95,15 +123,15 @@ impl EndedFunctions {
         lock(&self.0).1 = waker;
     }
 
-    fn add(&self, head: u16, found: bool) {
+    fn add(&self, head: u16, ending: Ending) {
         let mut this = lock(&self.0);
-        this.0.push((head, found));
+        this.0.push((head, ending));
         let waker = this.1.clone();
         drop(this);
         waker.wake();
     }
 
-    pub(super) fn take(&self) -> Vec<(u16, bool)> {
+    pub(super) fn take(&self) -> Vec<(u16, Ending)> {
         mem::take(&mut lock(&self.0).0)
     }
 }
@@ -125,10 +153,9 @@ impl Inbox {
         lock(&self.0).waker = Some(waker);
     }
 
-    /// Drops all functions, and takes no more.
-    pub(super) fn close(&self) {
-        let letters = mem::take(&mut *lock(&self.0));
-        drop(letters);
+    /// Takes no more functions; those that it has.
+    pub(super) fn close(&self) -> Vec<Arc<Function>> {
+        mem::take(&mut *lock(&self.0)).functions
     }
 
     pub(super) fn post(&self, function: &Arc<Function>) {
@@ -185,10 +212,15 @@ mod tests {
         taken[0].find();
         drop(taken);
         assert_eq!(ended.take(), []);
-        inboxes[2].close();
-        assert_eq!(ended.take(), [(5, true)]);
+        drop(inboxes[2].close());
+        assert_eq!(ended.take(), [(5, Ending::Found)]);
         drop(Function::new(6, ALL, None, &ended));
-        assert_eq!(ended.take(), [(6, false)]);
+        assert_eq!(ended.take(), [(6, Ending::FoundNothing)]);
+        let function = Function::new(7, ALL, Some(Abort::Task), &ended);
+        function.find();
+        function.leave();
+        drop(function);
+        assert_eq!(ended.take(), [(7, Ending::Left)]);
     }
 
     #[test]
@@ -197,8 +229,8 @@ mod tests {
         inbox.open(Waker::noop().clone());
         (0..5).for_each(|head| inbox.post(&Function::new(head, ALL, None, &ended)));
         assert!(inbox.take(2).1);
-        assert_eq!(ended.take(), [(0, false), (1, false)]);
+        assert_eq!(ended.take(), [0, 1].map(|head| (head, Ending::FoundNothing)));
         assert!(!inbox.take(3).1);
-        assert_eq!(ended.take(), [(2, false), (3, false), (4, false)]);
+        assert_eq!(ended.take(), [2, 3, 4].map(|head| (head, Ending::FoundNothing)));
     }
 }

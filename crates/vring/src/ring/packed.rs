@@ -181,6 +181,10 @@ impl Ring {
         self.record.is_some()
     }
 
+    pub(super) fn has_recovered(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.recovered().is_some())
+    }
+
     /// Whether the peer took the record's memory away.
     #[inline]
     pub(super) fn is_record_truncated(&self) -> bool {
@@ -198,7 +202,7 @@ impl Ring {
     #[inline]
     pub(super) fn is_available(&self) -> bool {
         let is_owner = self.areas.ring.flags(self.next_avail.slot()) & area::OWNER == self.next_avail.available();
-        is_owner || self.record.as_ref().is_some_and(|record| record.recovered().is_some())
+        is_owner || self.has_recovered()
     }
 
     // A function of its own for each layout, so that neither carries the other's registers.

@@ -124,6 +124,12 @@ impl Queue {
         either!(&self.ring, ring => ring.has_record())
     }
 
+    /// Whether chains that the record had in flight from an earlier device are still to be popped. Until they have been, where
+    /// the queue stands says nothing to who does not have the record. Never when broken.
+    pub fn has_recovered(&self) -> bool {
+        self.broken.is_none() && either!(&self.ring, ring => ring.has_recovered())
+    }
+
     /// Whether the peer truncated a file behind memory that the queue needs. This is a few loads, and cheap enough to be asked
     /// before each completion.
     #[inline]

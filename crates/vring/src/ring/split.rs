@@ -122,6 +122,10 @@ impl Ring {
         self.record.is_some()
     }
 
+    pub(super) fn has_recovered(&self) -> bool {
+        !self.recovered.is_empty()
+    }
+
     /// Whether the peer took the record's memory away.
     #[inline]
     pub(super) fn is_record_truncated(&self) -> bool {

@@ -42,6 +42,37 @@ fn the_cache_mode_goes_on_in_another_device_s_place() {
 }
 
 #[test]
+fn a_cache_mode_from_another_device_outlasts_the_features_that_are_said_after_it_and_no_driver_that_follows() {
+    let taken = F_FLUSH | F_CONFIG_WCE;
+    let from = Blk::new(config()).unwrap();
+    from.set_features(taken).unwrap();
+    from.write_config(32, &[0]).unwrap();
+    let (state, choices) = (from.save(), from.choices());
+    let ways: [&dyn Fn(&Blk); 2] = [&|to| to.load(&state).unwrap(), &|to| to.choose(choices)];
+    for go_on in ways {
+        let to = Blk::new(config()).unwrap();
+        go_on(&to);
+        // A front-end may begin with the features of its own, of which a device sees none.
+        for said in [0, taken, taken] {
+            to.set_features(said).unwrap();
+            assert_eq!((to.choices(), to.is_write_through()), (0, true), "after {said:#x}");
+        }
+        to.set_features(F_FLUSH).unwrap();
+        assert_eq!(to.choices(), 1, "another driver begins as the device was made");
+
+        go_on(&to);
+        let _queue = Arc::clone(&to).model(0, 64);
+        to.set_features(taken).unwrap();
+        assert_eq!(to.choices(), 1, "that one had queues, and its features had been said before");
+
+        go_on(&to);
+        to.reset();
+        to.set_features(taken).unwrap();
+        assert_eq!(to.choices(), 1, "a driver begins after a reset");
+    }
+}
+
+#[test]
 fn a_device_has_as_many_queues_as_it_was_made_with_and_all_of_them_need_its_disk() {
     let blk = Blk::new(config()).unwrap();
     assert_eq!((blk.num_queues(), blk.diskless_queues()), (4, 0));

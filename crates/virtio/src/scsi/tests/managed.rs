@@ -178,8 +178,42 @@ fn a_queue_that_lets_go_of_its_commands_keeps_nobody_waiting() {
     line.model.let_go();
     assert_eq!(line.model.waiting(), 0);
     let Next::Submit(_, write) = other.resumed() else { panic!("its turn has come") };
-    assert!(matches!(control.resumed(), Next::Complete(_)));
+    assert!(control.resume().is_empty() && control.model.left() == 1);
     assert_eq!(other.ended(write, Ok(())).status, GOOD);
+}
+
+#[test]
+fn a_function_that_was_to_end_a_command_that_is_left_behind_is_not_done_and_one_that_asks_for_it_is_answered() {
+    type Leave = fn(Line);
+    let leave: [Leave; 2] = [
+        |mut line| {
+            line.model.set_waker(None);
+            line.model.let_go();
+        },
+        // Nobody took it back from its loop, or it could not go on anywhere.
+        drop,
+    ];
+    for leave in leave {
+        let scsi = device();
+        let (mut line, mut control) = (Line::requests(&scsi), Line::new(&scsi, 0));
+        let (_, mut write) = line.submitted(FIRST, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+        line.model.suspend(&mut write);
+        drop(write);
+        assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 1), Next::Wait));
+        assert!(line.resume().is_empty());
+        // The queue has looked at the first, and at none of those.
+        for (function, tag) in [(UNIT_RESET, 0), (ABORT_TASK, 2), (QUERY_TASK, 1)] {
+            assert!(matches!(tmf(&mut control, function, FIRST, tag), Next::Wait));
+        }
+        assert!(control.resume().is_empty());
+        leave(line);
+        let ended = control.resume();
+        assert!(matches!(ended[..], [Next::Complete(_), Next::Complete(_)]), "{ended:?}");
+        assert_eq!((control.guest.read::<1>(RESPONSE)[0], control.model.left()), (SUCCEEDED, 2));
+        let mut ended = Vec::new();
+        control.model.end_left(&control.guest.memory, &mut ended);
+        assert_eq!((ended.len(), control.model.left(), control.guest.read::<1>(RESPONSE)[0]), (2, 0, OK));
+    }
 }
 
 #[test]
@@ -360,4 +394,39 @@ fn a_request_that_is_cut_short_or_has_no_room_for_its_response_breaks_the_queue_
     assert_eq!(short.unwrap_err(), Malformed::ShortHeader { len: 3, needed: 4 });
     let Ok(Next::Complete(ended)) = control.offer(&[piece(HEADER, 4)], &[]) else { panic!("not done") };
     assert_eq!((ended.status, ended.written), (crate::Status::Unsupported, 0));
+}
+
+#[test]
+fn a_write_that_was_put_off_is_stable_if_the_write_cache_was_turned_off_meanwhile() {
+    let scsi = device();
+    let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
+    let (key, mut write) = line.submitted(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+    assert_eq!(write.op, Op::Write { fua: false });
+    line.model.suspend(&mut write);
+    other.guest.write(BUFFER, &[0, 0, 0, 0, 8, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let (_, flush) = other.submitted(FIRST, 1, &[0x15, 0x10, 0, 0, 24, 0], &[piece(BUFFER, 24)], &[]);
+    assert_eq!((flush.op, other.ended(flush, Ok(())).status), (Op::Flush, GOOD));
+    let Next::Submit(_, write) = line.model.readmit(&line.guest.memory, key, write) else { panic!("it goes on") };
+    assert_eq!((write.op, write.len), (Op::Write { fua: true }, 512));
+    assert_eq!(line.ended(write, Ok(())).status, GOOD);
+}
+
+#[test]
+fn a_command_that_was_put_off_and_is_aborted_ends_as_that_and_so_does_its_function_though_it_would_be_refused() {
+    let scsi = device();
+    let (mut line, mut other) = (Line::requests(&scsi), Line::new(&scsi, 3));
+    let mut control = Line::new(&scsi, 0);
+    let (key, mut write) = line.submitted(FIRST, 2, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+    line.model.suspend(&mut write);
+    // All writes are refused from here on.
+    other.guest.write(BUFFER, &[0, 0, 0, 0, 10, 10, 0x20, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0]);
+    let (_, flush) = other.submitted(FIRST, 1, &[0x15, 0x10, 0, 0, 16, 0], &[piece(BUFFER, 16)], &[]);
+    assert_eq!(other.ended(flush, Ok(())).status, GOOD);
+    assert!(matches!(tmf(&mut control, ABORT_TASK, FIRST, 2), Next::Wait));
+    assert!(other.resume().is_empty() && line.resume().is_empty(), "it is found at the end of the turn");
+    let Next::Complete(ended) = line.model.readmit(&line.guest.memory, key, write) else { panic!("it is aborted") };
+    line.use_up(ended);
+    assert_eq!(line.told(ended).response, ABORTED);
+    assert!(matches!(control.resumed(), Next::Complete(_)));
+    assert!(line.resume().is_empty());
 }

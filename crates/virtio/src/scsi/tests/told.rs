@@ -117,3 +117,21 @@ fn units_that_come_are_found_and_their_neighbours_say_that_they_have_come() {
     assert_eq!(line.done(FIRST, &[0], &[], &[]).sense, Some((6, 0x3f, 0x0e)));
     assert_eq!(line.done(FAR, &[0], &[], &[]).sense, None, "another target's units are not its business");
 }
+
+#[test]
+fn a_queue_to_which_nothing_comes_does_not_go_on_having_a_unit_that_was_taken_away() {
+    let scsi = device();
+    let mut line = Line::requests(&scsi);
+    let [far, first] = [FAR, FIRST].map(|at| Arc::downgrade(&scsi.lun(at).unwrap().unit));
+    let (_, request) = line.submitted(FAR, 1, &read10(0, 1), &[], &[piece(BUFFER, 512)]);
+    scsi.remove(FAR).unwrap();
+    line.model.look_for_disks();
+    assert!(far.upgrade().is_some(), "it has a command of it");
+    assert_eq!(line.ended(request, Ok(())).status, 0);
+    assert!(far.upgrade().is_none());
+    // One that is on its way from one loop to another.
+    line.model.set_waker(None);
+    scsi.remove(FIRST).unwrap();
+    line.model.set_waker(Some(Arc::clone(&line.woken).into()));
+    assert!(first.upgrade().is_none());
+}
