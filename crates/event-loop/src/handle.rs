@@ -129,7 +129,9 @@ impl<S: Source> LoopHandle<S> {
     ///
     /// As [`EventLoop::attach`], or [`LoopGone`] as an I/O error.
     pub fn attach(&self, source: S) -> io::Result<SourceId> {
-        self.call(|target| target.attach(source).map_err(|(_, e)| e)).map_err(io::Error::other)?
+        // By pointer: a command is moved from frame to frame, and threads that attach are many, with a stack each.
+        let source = Box::new(source);
+        self.call(|target| target.attach(*source).map_err(|(_, e)| e)).map_err(io::Error::other)?
     }
 
     /// Takes a source back, as soon as it is drained.

@@ -349,6 +349,11 @@ impl Server {
         self.status("VmRSS:") * 1024
     }
 
+    /// Resident memory that no file backs, in bytes: how much of a program's own file is resident the kernel decides.
+    pub fn resident_without_files(&self) -> u64 {
+        (self.status("RssAnon:") + self.status("RssShmem:")) * 1024
+    }
+
     /// The most memory that was ever resident, or was since [`forget_peak`](Self::forget_peak), in bytes.
     pub fn peak(&self) -> u64 {
         self.status("VmHWM:") * 1024
