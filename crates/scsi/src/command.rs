@@ -5,6 +5,7 @@ use std::ops::Range;
 use egret_disk::Op;
 
 use crate::kept::Outcome;
+use crate::nexus::NexusId;
 use crate::persist::ReserveOut;
 use crate::sense::{Refusal, Sense};
 use crate::step::{DataOut, DiskOp, Memory, Step, Task};
@@ -34,6 +35,8 @@ pub struct Command {
     pub(crate) admission: Admission,
     /// What becomes of the medium when it ends.
     pub(crate) medium: Option<Medium>,
+    /// Of one that flushes because it turns the write cache off: how often that had happened by then, and whose it is.
+    pub(crate) flushes: Option<(u64, NexusId)>,
     pub(crate) response: Vec<u8>,
     pub(crate) scratch: Vec<u8>,
     /// What is left to do, in bytes, the next last.
@@ -166,6 +169,7 @@ impl Command {
         self.work = Work::Idle;
         self.admission = Admission::None;
         self.medium = None;
+        self.flushes = None;
         self.piece = 0;
         self.scratch = Vec::new();
         self.response.clear();

@@ -276,6 +276,9 @@ impl LogicalUnit {
         if let Some(medium) = command.medium.take() {
             self.set_medium(medium);
         }
+        if let Some((turned_off, by)) = command.flushes.take() {
+            self.is_flushed(turned_off, by);
+        }
         Step::good(command.moved)
     }
 

@@ -5,12 +5,13 @@ mod pages;
 use crate::call::{Answer, Call};
 use crate::cdb::Cdb;
 use crate::command::Admission;
-use crate::nexus::Attention;
+use crate::nexus::{Attention, NexusId};
 use crate::sense::{Code, Sense};
 use crate::step::{DiskOp, Step};
-use crate::unit::LogicalUnit;
+use crate::unit::{LogicalUnit, State};
 use crate::work::Work;
-use pages::{Modes, Page};
+pub(crate) use pages::Modes;
+use pages::Page;
 
 /// Bits of the device specific parameter (SBC-4, mode parameters overview): write protect; DPO and FUA are known.
 const WRITE_PROTECT: u8 = 0x80;
@@ -38,10 +39,11 @@ impl LogicalUnit {
             (false, false) => self.short_descriptor().to_vec(),
             (false, true) => self.long_descriptor().to_vec(),
         };
+        let told = self.told(&self.state());
         let mut pages = Vec::new();
         for page in asked {
             pages.extend(match control {
-                0 => page.bytes(self.modes()),
+                0 => page.bytes(told),
                 1 => page.changeable(),
                 _ => page.bytes(Modes { write_cache: self.config.write_cache, protect: false }),
             });
@@ -81,26 +83,43 @@ impl LogicalUnit {
         }
         let list = command.take_list(task, data, len, LONGEST_LIST)?;
         // Held from the look to the change: what another turns off meanwhile is not turned on again.
-        let state = self.state();
-        let before = self.modes();
+        let mut state = self.state();
+        let before = self.told(&state);
         let after = self.selected(&list, is_short(&cdb))?;
-        if after != before {
-            self.set_write_cache(after.write_cache);
-            self.set_write_protect(after.protect);
+        if self.write_cache() && !after.write_cache {
+            state.turned_off += 1;
+        }
+        self.set_write_cache(after.write_cache);
+        self.set_write_protect(after.protect);
+        if self.told(&state) != before {
             state.attend(Attention::ModeChanged, Some(task.nexus.id()));
-            if before.write_cache && !after.write_cache || after.protect && !before.protect {
-                // What the cache has got belongs on the medium from now on, and so does what it is about to get: of a write that
-                // began before nobody has said that it is to be there when it ends.
-                command.work = Work::Once(Some(DiskOp::FLUSH));
-                command.admission = Admission::Quiet;
-            }
+        }
+        if !after.write_cache || after.protect {
+            // What the cache has got belongs on the medium from now on, and so does what it is about to get: of a write that
+            // began before nobody has said that it is to be there when it ends. Even if it was off before: whoever turned it
+            // off may not have flushed yet, or has failed to.
+            command.work = Work::Once(Some(DiskOp::FLUSH));
+            command.admission = Admission::Quiet;
+            command.flushes = Some((state.turned_off, task.nexus.id()));
         }
         drop(state);
         Ok(self.start(command, task.nexus, task.waker))
     }
 
-    fn modes(&self) -> Modes {
-        Modes { write_cache: self.write_cache(), protect: self.write_protect() }
+    /// What was in the cache when it had been turned off so often is on the medium: now others may be told.
+    pub(crate) fn is_flushed(&self, turned_off: u64, by: NexusId) {
+        let mut state = self.state();
+        let before = self.told(&state);
+        state.flushed = state.flushed.max(turned_off);
+        if self.told(&state) != before {
+            state.attend(Attention::ModeChanged, Some(by));
+        }
+    }
+
+    /// The modes as initiators are told of them. Who sees that there is no write cache flushes no more: so it is told of as
+    /// long as something may be in it.
+    pub(crate) fn told(&self, state: &State) -> Modes {
+        Modes { write_cache: self.write_cache() || state.flushed < state.turned_off, protect: self.write_protect() }
     }
 
     /// The modes as a parameter list wants them.
@@ -125,7 +144,7 @@ impl LogicalUnit {
             (16, true) => self.check_descriptor(&list[header..rest], header, &self.long_descriptor(), 8, 12)?,
             _ => return Err(Sense::list(at)),
         }
-        let mut modes = self.modes();
+        let mut modes = Modes { write_cache: self.write_cache(), protect: self.write_protect() };
         while rest < list.len() {
             rest = Page::take(list, rest, &mut modes)?;
         }

@@ -152,7 +152,7 @@ impl LogicalUnit {
             key: reservations.key_of(id).unwrap_or(0),
             generation: reservations.generation(),
             attentions,
-            write_cache: self.write_cache(),
+            write_cache: self.told(&state).write_cache,
             write_protect: self.write_protect(),
             prevents: state.preventing.contains(&id),
             reserved: reservations.has_reserved_unit(id),
@@ -189,7 +189,9 @@ impl LogicalUnit {
         if saved.prevents {
             state.preventing.push(id);
         }
-        self.set_write_cache(saved.write_cache && self.write_cache());
+        if !saved.write_cache {
+            self.turn_cache_off(&mut state, id);
+        }
         self.set_write_protect(saved.write_protect || self.write_protect());
         if state.is_only(id) {
             state.medium = saved.medium;

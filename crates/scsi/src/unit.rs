@@ -33,6 +33,9 @@ pub(crate) struct State {
     pub(crate) reservations: Reservations,
     pub(crate) keeping: Keeping,
     pub(crate) medium: Medium,
+    /// How often the write cache has been turned off, and after how many of these times it has been flushed.
+    pub(crate) turned_off: u64,
+    pub(crate) flushed: u64,
     /// Who prevents the medium's removal.
     pub(crate) preventing: Vec<NexusId>,
 }
@@ -82,6 +85,8 @@ impl LogicalUnit {
                 reservations,
                 keeping: Keeping::by(keeper),
                 medium: Medium::Ready,
+                turned_off: 0,
+                flushed: 0,
                 preventing: Vec::new(),
             })),
             config,
@@ -138,7 +143,10 @@ impl LogicalUnit {
     /// its size, which is `bytes` now.
     pub fn power_on(&self, bytes: u64) {
         self.reset();
+        let mut state = self.state();
+        state.flushed = state.turned_off;
         self.set_write_cache(self.config.write_cache);
+        drop(state);
         self.set_capacity(bytes);
     }
 
@@ -190,6 +198,18 @@ impl LogicalUnit {
 
     pub(crate) fn set_write_cache(&self, on: bool) {
         self.write_cache.store(on, Ordering::SeqCst);
+    }
+
+    /// Goes on without a write cache for a nexus that has been without one elsewhere, and so has nothing in it. Of others that
+    /// is not known: before they are told somebody has to flush.
+    pub(crate) fn turn_cache_off(&self, state: &mut State, id: NexusId) {
+        if self.write_cache() {
+            state.turned_off += 1;
+            if state.is_only(id) {
+                state.flushed = state.turned_off;
+            }
+            self.set_write_cache(false);
+        }
     }
 
     /// Whether all writes are refused because an initiator wants it so.

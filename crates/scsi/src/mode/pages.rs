@@ -7,11 +7,11 @@ use crate::sense::{Code, Sense};
 
 /// What MODE SELECT can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Modes {
+pub(crate) struct Modes {
     /// Writes may stay in a cache until a flush.
-    pub(super) write_cache: bool,
+    pub(crate) write_cache: bool,
     /// Every write is refused.
-    pub(super) protect: bool,
+    pub(crate) protect: bool,
 }
 
 /// One of them.

@@ -218,6 +218,79 @@ fn the_write_cache_is_flushed_when_those_writes_have_ended_that_began_before_it_
     rig.unit.abort(&mut select);
 }
 
+/// Turns the write cache off, or has all writes refused: the two that have to flush.
+fn flushing_pages() -> [Vec<u8>; 2] {
+    let mut protect = CONTROL;
+    protect[4] = 8;
+    [write_through().into(), protect.into()]
+}
+
+fn begin_select(rig: &Rig, command: &mut Command, nexus: &Nexus, page: &[u8]) -> Step {
+    let list = [&[0; 4], page].concat();
+    let (cdb, out, waker) = ([0x15, 0x10, 0, 0, list.len() as u8, 0], &list[..], Waker::noop());
+    let task = Task { cdb: &cdb, nexus, luns: &[], data_in: 0, data_out: out.len() as u64, lane: 1, waker };
+    rig.unit.begin(command, &task, &out)
+}
+
+/// SBC-4, caching mode page: whoever sees that the write cache is off flushes no more.
+#[test]
+fn a_mode_select_whose_flush_fails_or_is_aborted_has_told_nobody_that_the_cache_is_off_and_flushes_when_it_is_tried_again()
+ {
+    for page in flushing_pages() {
+        for is_aborted in [false, true] {
+            let mut rig = Rig::new(config());
+            let other = rig.other(2);
+            if is_aborted {
+                let (mut command, nexus) = (Command::new(), rig.nexus.clone());
+                assert!(matches!(begin_select(&rig, &mut command, &nexus, &page), Step::Disk(DiskOp::FLUSH)));
+                rig.unit.abort(&mut command);
+            } else {
+                rig.fails = Some((0, rustix::io::Errno::IO));
+                assert_eq!(select_6(&mut rig, &[&[0; 4], &page]).status, crate::Status::CheckCondition);
+                rig.fails = None;
+            }
+            other.take_attention();
+            assert_eq!(rig.run_as(&other, &sense_6(8, 8, 0), &[], 255).good()[6], 4, "its cache may have something");
+            select_6(&mut rig, &[&[0; 4], &page]).good();
+            assert_eq!(rig.ops, [(Op::Flush, 0, 0)], "aborted: {is_aborted}");
+            other.take_attention();
+            let caching = rig.run_as(&other, &sense_6(8, 8, 0), &[], 255).good();
+            assert_eq!(caching[6], if page[0] == 8 { 0 } else { 4 });
+        }
+    }
+}
+
+#[test]
+fn two_that_select_the_same_at_the_same_time_both_wait_until_it_is_flushed() {
+    for page in flushing_pages() {
+        let rig = Rig::new(config());
+        let other = rig.other(2);
+        let (mut first, mut second) = (Command::new(), Command::new());
+        assert!(matches!(begin_select(&rig, &mut first, &rig.nexus, &page), Step::Disk(DiskOp::FLUSH)));
+        other.take_attention();
+        assert!(matches!(begin_select(&rig, &mut second, &other, &page), Step::Disk(DiskOp::FLUSH)));
+        rig.unit.abort(&mut first);
+        rig.unit.abort(&mut second);
+    }
+}
+
+/// What is flushed before the cache is turned on says nothing of what comes into it then.
+#[test]
+fn a_flush_that_began_before_the_cache_was_on_again_does_not_have_it_told_off() {
+    let mut rig = Rig::new(config());
+    let other = rig.other(2);
+    let (mut first, mut second) = (Command::new(), Command::new());
+    assert!(matches!(begin_select(&rig, &mut first, &other, &write_through()), Step::Disk(DiskOp::FLUSH)));
+    select_6(&mut rig, &[&[0; 4], &CACHING]).good();
+    assert!(matches!(begin_select(&rig, &mut second, &rig.nexus, &write_through()), Step::Disk(DiskOp::FLUSH)));
+    assert!(matches!(rig.unit.step(&mut first, Ok(()), &&[][..]), Step::Done(_)));
+    rig.nexus.take_attention();
+    assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 4);
+    assert!(matches!(rig.unit.step(&mut second, Ok(()), &&[][..]), Step::Done(_)));
+    assert_eq!(rig.run(&sense_6(8, 8, 0), &[], 255).good()[6], 0);
+    while other.take_attention().is_some() {}
+}
+
 #[test]
 fn what_one_turns_off_another_does_not_turn_on_again_who_changes_something_else() {
     const EACH: usize = 500;
