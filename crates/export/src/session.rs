@@ -362,10 +362,10 @@ impl<'a> Session<'a> {
         }
         match Inflight::map(fd, at.offset, at.size, config) {
             Ok(inflight) => {
-                match inflight.choices() {
-                    Some(choices) => self.device.choose(choices),
-                    None => inflight.set_choices(self.device.choices()),
+                if let Some(choices) = inflight.choices() {
+                    self.device.choose(choices);
                 }
+                self.device.note_choices(&inflight);
                 self.inflight = Some(inflight);
                 Ok(())
             }
@@ -574,7 +574,7 @@ impl<'a> Session<'a> {
             return invalid(e.to_string());
         }
         if let Some(inflight) = &self.inflight {
-            inflight.set_choices(self.device.choices());
+            self.device.note_choices(inflight);
         }
         Ok(())
     }

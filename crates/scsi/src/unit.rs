@@ -200,6 +200,11 @@ impl LogicalUnit {
         self.write_cache.store(on, Ordering::SeqCst);
     }
 
+    /// As [`restore`](Self::restore) does where the cache was off and nothing else is known.
+    pub fn go_on_without_cache(&self, id: NexusId) {
+        self.turn_cache_off(&mut self.state(), id);
+    }
+
     /// Goes on without a write cache for a nexus that has been without one elsewhere, and so has nothing in it. Of others that
     /// is not known: before they are told somebody has to flush.
     pub(crate) fn turn_cache_off(&self, state: &mut State, id: NexusId) {

@@ -19,6 +19,7 @@ mod queue;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use egret_vring::ring::Inflight;
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
     VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_ID_BYTES,
@@ -218,6 +219,11 @@ impl Device for Blk {
     fn choose(&self, writeback: u8) {
         self.set_writeback(writeback);
         self.goes_on.store(true, Ordering::Relaxed);
+    }
+
+    /// It chooses in the configuration space, and nothing by requests.
+    fn note_choices(&self, record: &Inflight) {
+        record.set_choices(self.choices());
     }
 
     fn save(&self) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use egret_vring::ring::Inflight;
 use thiserror::Error;
 
 use crate::model::{DiskKey, Model};
@@ -76,13 +77,15 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// What the driver has chosen in the configuration space, for [`choose`](Self::choose).
-    fn choices(&self) -> u8 {
-        0
-    }
+    /// What the driver has chosen about write caches, for [`choose`](Self::choose).
+    fn choices(&self) -> u8;
 
     /// Makes the choices that a driver has made with another device in this one's place.
-    fn choose(&self, _choices: u8) {}
+    fn choose(&self, choices: u8);
+
+    /// Notes in the record what the driver has chosen, and what it goes on to choose by requests, until a
+    /// [reset](Self::reset).
+    fn note_choices(&self, record: &Inflight);
 
     /// What another device needs to go on in this one's place ([`StateError`] says what may be wrong with it). Its queues do
     /// not run.

@@ -29,10 +29,11 @@ mod state;
 mod tasks;
 mod waiting;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use egret_scsi::{Attention, LogicalUnit, NexusId};
+use egret_vring::ring::Inflight;
 use thiserror::Error;
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
@@ -88,7 +89,15 @@ pub struct Scsi {
     events: Events,
     /// Of each request queue, for task management functions.
     inboxes: Mutex<Vec<Arc<Inbox>>>,
+    /// Where it is noted that a unit has no write cache, while there is a record. Taken before `luns`.
+    record: Mutex<Option<Inflight>>,
 }
+
+/// The choice that a record keeps: that some unit has no write cache.
+///
+/// One bit for all units is enough, because whoever restores it turns the cache off in each of them: a guest that flushes
+/// although it need not loses nothing.
+const CACHE_OFF: u8 = 1;
 
 #[derive(Debug, Default)]
 struct Luns {
@@ -115,6 +124,7 @@ impl Scsi {
             version: AtomicU64::new(0),
             events: Events::default(),
             inboxes: Mutex::new((0..config.num_queues).map(|_| Arc::default()).collect()),
+            record: Mutex::default(),
             config,
         }))
     }
@@ -140,7 +150,8 @@ impl Scsi {
         }
         let key = luns.keys.iter().position(|weak| weak.strong_count() == 0).unwrap_or(luns.keys.len());
         let (nexus, blocks) = (unit.attach(self.nexus), AtomicU64::new(unit.blocks()));
-        let lun = Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus, blocks });
+        let lun =
+            Arc::new(Lun { address, disk: DiskKey(key as u32), unit, nexus, blocks, is_noted: AtomicBool::new(false) });
         if key == luns.keys.len() {
             luns.keys.push(Weak::new());
         }
@@ -217,6 +228,33 @@ impl Scsi {
         self.luns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has the record say whether the unit has a write cache, before a driver is answered that may have been told so: a guest
+    /// that knows of none flushes no more, and does not look again when another daemon is there.
+    #[inline]
+    fn note_cache(&self, lun: &Lun) {
+        if lun.is_noted.load(Ordering::Relaxed) == lun.unit.write_cache() {
+            self.note(&self.record());
+        }
+    }
+
+    /// Holding the record, so that what is noted last is how it is.
+    #[cold]
+    fn note(&self, record: &Option<Inflight>) {
+        let mut choices = 0;
+        for lun in self.luns().table.all() {
+            let is_off = !lun.unit.write_cache();
+            lun.is_noted.store(is_off, Ordering::Relaxed);
+            choices |= if is_off { CACHE_OFF } else { 0 };
+        }
+        if let Some(record) = record {
+            record.set_choices(choices);
+        }
+    }
+
+    fn record(&self) -> MutexGuard<'_, Option<Inflight>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn replace(&self, luns: &mut Luns, change: impl FnOnce(&Table) -> Table) {
         luns.table = Arc::new(change(&luns.table));
         self.version.fetch_add(1, Ordering::Release);
@@ -290,6 +328,7 @@ impl Device for Scsi {
         self.cdb_size.store(VIRTIO_SCSI_CDB_DEFAULT_SIZE, Ordering::Relaxed);
         self.sense_size.store(VIRTIO_SCSI_SENSE_DEFAULT_SIZE, Ordering::Relaxed);
         self.events.clear();
+        *self.record() = None;
         for lun in self.luns().table.all() {
             lun.unit.reset_initiator(self.nexus);
         }
@@ -314,6 +353,24 @@ impl Device for Scsi {
         }
         size.store(value, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether some unit has no write cache, which the driver chooses by MODE SELECT.
+    fn choices(&self) -> u8 {
+        let is_off = self.luns().table.all().iter().any(|lun| !lun.unit.write_cache());
+        if is_off { CACHE_OFF } else { 0 }
+    }
+
+    fn choose(&self, choices: u8) {
+        if choices & CACHE_OFF != 0 {
+            self.luns().table.all().iter().for_each(|lun| lun.unit.go_on_without_cache(self.nexus));
+        }
+    }
+
+    fn note_choices(&self, inflight: &Inflight) {
+        let mut record = self.record();
+        *record = Some(inflight.clone());
+        self.note(&record);
     }
 
     fn save(&self) -> Vec<u8> {

@@ -111,7 +111,7 @@ impl Session<'_> {
         if let Err(e) = &checked {
             self.shared.log().warn(format_args!("the device's state is not taken: {e}"));
         } else if let Some(inflight) = &self.inflight {
-            inflight.set_choices(self.device.choices());
+            self.device.note_choices(inflight);
         }
         checked.is_ok()
     }

@@ -155,14 +155,23 @@ impl Machine {
 
     /// Makes a command available.
     pub fn send(&mut self, at: LunAddress, cdb: &[u8], room: u32) {
+        self.send_with(at, cdb, &[], room);
+    }
+
+    /// Likewise one that gives data.
+    pub fn send_with(&mut self, at: LunAddress, cdb: &[u8], out: &[u8], room: u32) {
         let mut header = [0; 51];
         let [high, low] = at.lun.to_be_bytes();
         header[..4].copy_from_slice(&[1, at.target, 0x40 | high, low]);
         header[8] = 9;
         header[19..19 + cdb.len()].copy_from_slice(cdb);
-        assert!(self.memory.write(DATA, &header));
+        assert!(self.memory.write(DATA, &[&header, out].concat()));
         let writable = [Piece { addr: DATA + 0x800, len: 108 }, Piece { addr: DATA + 0x1000, len: room }];
-        self.offer(REQUESTS, &[Piece { addr: DATA, len: 51 }], &writable[..if room > 0 { 2 } else { 1 }]);
+        self.offer(
+            REQUESTS,
+            &[Piece { addr: DATA, len: 51 + out.len() as u32 }],
+            &writable[..if room > 0 { 2 } else { 1 }],
+        );
     }
 
     /// Response, status, and additional sense code.

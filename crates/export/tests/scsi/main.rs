@@ -155,6 +155,42 @@ fn a_packed_ring_that_a_dead_daemon_left_behind_is_not_begun_anew_unless_a_recor
     assert_eq!(start(Some(&record)), Some(0), "behind the first descriptor");
 }
 
+/// A guest that has turned the write cache off flushes no more, and is not told that another daemon is there.
+#[test]
+fn a_write_cache_that_was_turned_off_is_off_in_the_daemon_that_follows_one_that_was_killed_and_on_if_it_was_turned_on_again()
+ {
+    let io = IoThread::start();
+    let config = InflightConfig { queues: 3, queue_size: 16, packed: false };
+    let message = longs(&[config.bytes(), 0, 16 << 16 | 3]);
+    // Of the queues nothing is left to be done; behind them a record has a line for the device.
+    let at = config.bytes() - 64;
+    let start = |line: &[u8; 64]| {
+        let record = Region::anonymous(0, config.bytes()).unwrap();
+        record.file.write_all_at(line, at).unwrap();
+        let (stream, export) = listening(&io, disk(Nanos::ZERO));
+        let mut machine = Machine::new(stream, Layout::Split);
+        machine.peer.say(SET_INFLIGHT_FD, 0, &message, &[record.file.as_fd()]);
+        machine.start_rings();
+        assert_eq!(machine.command(FIRST, &TEST_UNIT_READY, 0), POWER_ON);
+        (machine, export, record)
+    };
+    let write_cache = |machine: &mut Machine| {
+        assert_eq!(machine.command(FIRST, &[0x1a, 8, 8, 0, 24, 0], 24), GOOD);
+        machine.read::<24>(DATA + 0x1000)[6]
+    };
+    let mut line = [0; 64];
+    for wanted in [0, 4] {
+        let (mut machine, _export, record) = start(&line);
+        let caching = [&[0, 0, 0, 0, 8, 18, wanted][..], &[0; 17]].concat();
+        machine.send_with(FIRST, &[0x15, 0x10, 0, 0, 24, 0], &caching, 0);
+        assert_eq!(machine.answer(), GOOD);
+        // As the front-end has it when the daemon is dead.
+        record.file.read_exact_at(&mut line, at).unwrap();
+        let (mut machine, _export, _record) = start(&line);
+        assert_eq!(write_cache(&mut machine), wanted);
+    }
+}
+
 #[test]
 fn a_record_is_forgotten_by_who_chooses_the_other_layout() {
     let io = IoThread::start();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use egret_scsi::{LogicalUnit, Nexus};
 
@@ -23,6 +23,8 @@ pub struct Lun {
     pub(super) nexus: Arc<Nexus>,
     /// How many blocks it had when its size was last reported to the driver.
     pub(super) blocks: AtomicU64,
+    /// Whether the record has it that the unit has no write cache.
+    pub(super) is_noted: AtomicBool,
 }
 
 /// All logical units of a device at one moment. A change makes a new one.

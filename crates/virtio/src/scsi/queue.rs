@@ -300,7 +300,10 @@ impl ScsiQueue {
                 self.waiting.push_back(token);
                 Next::Wait
             }
-            Step::Done(done) => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OK, done)),
+            Step::Done(done) => {
+                self.scsi.note_cache(self.view.lun(unit));
+                Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OK, done))
+            }
             Step::Overrun { .. } => Next::Complete(self.finish(memory, head, VIRTIO_SCSI_S_OVERRUN, NOT_DONE)),
         }
     }

@@ -1,5 +1,8 @@
 //! A unit that two devices have.
 
+use egret_vring::memory::Region;
+use egret_vring::ring::{Inflight, InflightConfig};
+
 use super::*;
 
 const NEW: LunAddress = LunAddress { target: 0, lun: 7 };
@@ -36,6 +39,75 @@ fn write(line: &mut Line) -> u8 {
         Next::Submit(_, request) => line.ended(request, Ok(())).status,
         Next::Wait => panic!("nobody is in the way"),
     }
+}
+
+/// A record for the device's queues.
+fn record() -> Inflight {
+    let config = InflightConfig { queues: 3, queue_size: 64, packed: false };
+    let Region { file, offset, size, .. } = Region::anonymous(0, config.bytes()).unwrap();
+    Inflight::map(file, offset, size, config).unwrap()
+}
+
+/// Has the write cache be on or off.
+fn select(line: &mut Line, write_cache: bool) {
+    while line.done(FIRST, &[0], &[], &[]).status == CHECK_CONDITION {}
+    line.guest.write(BUFFER, &[&[0, 0, 0, 0, 8, 18, u8::from(write_cache) << 2][..], &[0; 17]].concat());
+    let cdb = [0x15, 0x10, 0, 0, 24, 0];
+    let told = match line.command(FIRST, 1, &cdb, &[piece(BUFFER, 24)], &[]).unwrap() {
+        Next::Submit(_, flush) => line.ended(flush, Ok(())),
+        Next::Complete(ended) => line.told(ended),
+        Next::Wait => panic!("nobody is in the way"),
+    };
+    assert_eq!(told.status, GOOD);
+}
+
+/// The byte of the caching page that says whether there is a write cache.
+fn sensed(line: &mut Line) -> u8 {
+    while line.done(FIRST, &[0], &[], &[]).status == CHECK_CONDITION {}
+    assert_eq!(line.done(FIRST, &[0x1a, 8, 8, 0, 24, 0], &[], &[piece(BUFFER, 24)]).status, GOOD);
+    line.guest.read::<24>(BUFFER)[6]
+}
+
+#[test]
+fn whoever_is_told_that_there_is_no_write_cache_has_that_in_its_record_and_another_daemon_has_writes_stable() {
+    let [one, two] = devices();
+    let records = [record(), record()];
+    one.note_choices(&records[0]);
+    two.note_choices(&records[1]);
+    let (mut a, mut b) = (Line::requests(&one), Line::requests(&two));
+    let noted = || records.each_ref().map(|record| record.choices().unwrap());
+    assert_eq!(noted(), [0, 0]);
+    select(&mut a, false);
+    assert_eq!((noted(), sensed(&mut b), noted()), ([1, 0], 0, [1, 1]));
+
+    // All units of the next daemon go without, whichever it was.
+    let next = devices();
+    next[1].choose(noted()[1]);
+    let [mut a_next, mut b_next] = next.each_ref().map(Line::requests);
+    let writes = [(&mut a_next, FIRST), (&mut b_next, FIRST)].map(|(line, at)| {
+        let (_, write) = line.submitted(at, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+        let op = write.op;
+        line.ended(write, Ok(()));
+        op
+    });
+    assert_eq!(writes, [Op::Write { fua: true }; 2]);
+    let (_, far) = b_next.submitted(FAR, 1, &write10(0, 1), &[piece(BUFFER, 512)], &[]);
+    assert_eq!(far.op, Op::Write { fua: true });
+    b_next.ended(far, Ok(()));
+    // What the other has written before is not known to be stable: it is told to flush until somebody has.
+    assert_eq!((sensed(&mut a_next), sensed(&mut b_next)), (4, 4));
+    next[1].note_choices(&records[1]);
+    assert_eq!(noted()[1], 1);
+    select(&mut b_next, false);
+    assert_eq!((sensed(&mut a_next), sensed(&mut b_next)), (0, 0));
+
+    // On again, as far as each is told.
+    select(&mut a, true);
+    assert_eq!(noted()[0], 0);
+    assert_eq!(sensed(&mut b), 4);
+    two.reset();
+    select(&mut b, false);
+    assert_eq!(noted()[0], 0, "it has asked for nothing since");
 }
 
 #[test]
