@@ -162,6 +162,34 @@ fn a_change_is_on_stable_storage_before_it_takes_the_place_of_the_one_before_and
     assert_eq!(calls[..9], [&one_change[..], &one_change, &["write"]].concat(), "at the start, and the change");
 }
 
+#[test]
+fn a_change_that_failed_when_the_new_file_was_in_place_already_has_not_happened_for_the_next_daemon_either() {
+    let test =
+        "a_change_that_failed_when_the_new_file_was_in_place_already_has_not_happened_for_the_next_daemon_either";
+    if !has_strace_or_skips(test) {
+        return;
+    }
+    // Its thread flushes a file and the directory at the start, with the first change, and with the second; then, so that
+    // all is as before, a third time: the directory can be flushed again, or not.
+    for fails in ["6", "6+2"] {
+        let scratch = Scratch::new();
+        let options = two_exports(&scratch);
+        let (record, inject) = (scratch.path("record"), format!("inject=fsync:error=EIO:when={fails}"));
+        let record = record.to_str().expect("our own path");
+        let strace = ["strace", "-D", "-f", "-e", "signal=none", "-e", "trace=fsync", "-e", &inject, "-o", record];
+        let mut server = Server::start(&Program::egret().after(strace), &options);
+        let mut guest = Guest::boot(&scratch, "a");
+        assert_eq!(guest.reserve(REGISTER, [0, 1], true), GOOD);
+        assert_eq!(guest.reserve(REGISTER_AND_IGNORE, [0, 2], true), CHECK_CONDITION);
+        assert_eq!(guest.key(), Some(1));
+        server.send(Signal::KILL);
+        server.await_end();
+        drop(guest);
+        let _server = start(&options);
+        assert_eq!(Guest::boot(&scratch, "a").key(), Some(1), "{fails}");
+    }
+}
+
 /// Why a daemon does not start.
 fn refused(options: &Options) -> String {
     let output = Program::egret().command().args(options.as_words()).output().expect("egret runs");

@@ -181,6 +181,8 @@ struct PrFile {
     boot: String,
     /// The file at `path`, locked.
     locked: Option<File>,
+    /// Whether it has got its place, and the directory may not have it on stable storage.
+    is_new: bool,
 }
 
 impl PrFile {
@@ -188,7 +190,7 @@ impl PrFile {
         // Where a link leads; the file may not be there yet.
         let path = std::path::absolute(path).map_err(|e| Cause::Io("found", e))?;
         let path = path.canonicalize().unwrap_or(path);
-        let mut file = Self { path, unit, boot, locked: None };
+        let mut file = Self { path, unit, boot, locked: None, is_new: false };
         let table = file.load()?;
         let ((sender, changes), (began, begins)) = (channel(), channel());
         let (bounds, first) = (Bounds::of_this_thread(), table.clone());
@@ -202,7 +204,7 @@ impl PrFile {
             let is_ours = stored.is_ok();
             let _ = began.send(stored);
             if is_ours {
-                file.run(&changes);
+                file.run(first, &changes);
             }
         };
         // Nobody waits for its end: it has none while its file system hangs.
@@ -275,19 +277,23 @@ impl PrFile {
         file.set_len(0)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
+        let directory = File::open(self.path.parent().unwrap_or(Path::new("/")))?;
         renameat(CWD, &next, CWD, &self.path)?;
-        self.locked = Some(file);
-        // If this fails the command does, too, and whether it has happened the next daemon will know: as with any write.
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        rustix::fs::fsync(File::open(directory)?.as_fd())?;
+        (self.locked, self.is_new) = (Some(file), true);
+        rustix::fs::fsync(directory.as_fd())?;
+        self.is_new = false;
         Ok(())
     }
 
-    /// Stores what comes, until there is nobody left to send it.
-    fn run(mut self, changes: &Receiver<(Registered, Change)>) {
+    /// Stores what comes, until there is nobody left to send it. `held` is what holds now.
+    fn run(mut self, mut held: Registered, changes: &Receiver<(Registered, Change)>) {
         let mut failing = false;
         for (table, change) in changes {
             let stored = self.store(&table);
+            // The change has failed, and the next daemon would find it done. If this fails, too, it may.
+            if stored.is_err() && self.is_new {
+                let _ = self.store(&held);
+            }
             match &stored {
                 Err(e) if !failing => tracing::error!(
                     "pr-file '{}' cannot be written: {e}; commands that change reservations of unit '{}' fail",
@@ -299,6 +305,7 @@ impl PrFile {
             }
             failing = stored.is_err();
             if stored.is_ok() {
+                held = table;
                 change.is_stored();
             }
         }

@@ -62,7 +62,7 @@ fn what_was_stored_is_found_again_and_without_aptpl_until_the_host_is_started_an
 fn a_file_belongs_to_one_unit_until_that_is_gone() {
     let (_place, path) = place();
     let (_, keeper) = open_in(&path, "u", "1").unwrap();
-    let locked = PrFile { path: path.clone(), unit: "u".into(), boot: "1".into(), locked: None };
+    let locked = PrFile { path: path.clone(), unit: "u".into(), boot: "1".into(), locked: None, is_new: false };
     let lock = |file: &PrFile| flock(File::open(&file.path).unwrap(), FlockOperation::NonBlockingLockExclusive);
     assert_eq!(lock(&locked), Err(Errno::WOULDBLOCK));
     drop(keeper);
