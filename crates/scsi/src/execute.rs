@@ -163,7 +163,12 @@ impl LogicalUnit {
         }
         // What stops the unit needs no admission, and conflicts like what changes the medium.
         let changes = command.medium.is_some() || !matches!(command.admission, Admission::None);
-        if changes && let Err(refusal) = self.look_again(command, nexus) {
+        let looked = match changes {
+            true => self.look_again(command, nexus),
+            false if nexus.flags().has(Flags::NO_READ) => Err(Refusal::Conflict),
+            false => Ok(()),
+        };
+        if let Err(refusal) = looked {
             self.release(command);
             command.out = None;
             return Some(refusal.into());

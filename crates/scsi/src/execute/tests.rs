@@ -348,6 +348,28 @@ fn a_write_that_is_put_off_when_its_nexus_is_preempted_conflicts_even_if_that_ha
     }
 }
 
+/// SPC-5, PREEMPT AND ABORT service action, and which commands conflict with which reservation.
+#[test]
+fn a_read_that_is_put_off_conflicts_if_its_nexus_is_kept_from_reading_when_it_goes_on() {
+    let (write_exclusive, exclusive) = (5, 6);
+    for (kind, comes_back) in [(write_exclusive, false), (exclusive, false), (exclusive, true)] {
+        let (rig, a, b) = reserved();
+        let put_off = [&cdb10(0x28, 0, 5, 1)[..], &cdb10(0x2f, 0, 5, 1), &cdb10(0x35, 0, 0, 0)]
+            .map(|cdb| suspended(&rig, &a, cdb, &[]));
+        assert!(good(reserve_out(&rig, &mut Command::new(), &b, 5, kind, [2, 1])));
+        if comes_back {
+            come_back(&rig, &a);
+        }
+        let conflict = Step::refused(Status::ReservationConflict, None);
+        for (mut command, mut op) in put_off {
+            let next = rig.unit.readmit(&mut command, &a, &mut op, Waker::noop());
+            let is_kept_out = kind == exclusive && !comes_back;
+            assert_eq!(next == Some(conflict), is_kept_out, "{op:?} and type {kind}: {next:?}");
+            rig.unit.abort(&mut command);
+        }
+    }
+}
+
 /// SPC-5, PREEMPT AND ABORT service action: it waits for a write that is then put off, and does not wait for it any more.
 #[test]
 fn a_write_that_is_put_off_after_its_nexus_was_preempted_and_has_come_back_conflicts() {
