@@ -56,14 +56,18 @@ begin "sg3-utils"
 d=$(disks small | head -n 1)
 head -c 4096 /dev/zero >/tmp/zeroes
 pattern sg 4096 >/tmp/data
+cat /tmp/zeroes /tmp/data >/tmp/pair
+# reads_back: whether what a tool has read is what was written.
+reads_back() { cmp /tmp/data /tmp/read && rm /tmp/read; }
 # It may have something to tell.
 sg_turs "$d" >/tmp/said 2>&1 || true
 while read -r status command; do
   [ "$status" != '#' ] || continue
+  case $command in *DISK*) command=$(echo "$command" | sed "s|DISK|$d|g") ;; *) command="$command $d" ;; esac
   # shellcheck disable=SC2086  # it is a list of words
-  ends "$status" $command "$d" </dev/null
+  ends "$status" $command </dev/null
 done <<END
-# What is there.
+# The disk, which is the last word unless DISK says where it goes. What is there:
 0 sg_turs -n 3
 0 sg_requests
 0 sg_inq
@@ -94,6 +98,27 @@ done <<END
 14 sg_verify --bytchk=1 --ndo=4096 --lba=0 --count=8 --in=/tmp/zeroes
 22 sg_verify --lba=131072 --count=1
 0 sg_write_x --normal --16 --lba=0 --num=8 --in=/tmp/data
+0 sg_dd if=/tmp/data of=DISK bs=512 count=8 oflag=fua cdbsz=16
+0 sg_dd --verify if=/tmp/data of=DISK bs=512 count=8
+0 sg_dd if=DISK of=/tmp/read bs=512 count=8 cdbsz=6
+0 reads_back
+0 sg_dd if=DISK of=DISK bs=512 count=8 seek=64
+0 sgm_dd if=/tmp/data of=DISK bs=512 count=8 seek=128
+0 sgm_dd if=DISK of=/tmp/read bs=512 count=8 skip=128
+0 reads_back
+0 sgp_dd if=/tmp/data of=DISK bs=512 count=8 seek=192 thr=2
+0 sgp_dd if=DISK of=/tmp/read bs=512 count=8 skip=192 thr=2
+0 reads_back
+0 sg_read if=DISK bs=512 count=8 cdbsz=12
+0 sg_read if=DISK bs=512 count=8 cdbsz=16 fua=1 dpo=1
+14 sg_compare_and_write --in=/tmp/pair --lba=0 --num=8 --xferlen=8192
+0 sg_dd if=/tmp/zeroes of=DISK bs=512 count=8
+0 sg_compare_and_write --in=/tmp/pair --lba=0 --num=8 --xferlen=8192
+0 sg_dd --verify if=/tmp/data of=DISK bs=512 count=8
+0 sg_raw --request=96 DISK 12 00 00 00 60 00
+0 sg_scan
+0 sg_map26
+0 sginfo -a
 0 sg_write_same --10 --num=8 --lba=0 --in=/tmp/data --xferlen=512
 0 sg_write_same --16 --num=8 --lba=0 --in=/tmp/data --xferlen=512
 0 sg_write_same --16 --unmap --num=8 --lba=0 --in=/dev/zero --xferlen=512
@@ -127,6 +152,16 @@ done <<END
 5 sg_referrals
 5 sg_get_elem_status
 5 sg_stream_ctl --get
+5 sg_rep_pip
+5 sg_bg_ctl --ctl=1
+5 sg_stpg --optimized
+72 sg_xcopy if=DISK of=DISK bs=512 count=8 seek=64
+9 sg_read_attr
+9 sg_rbuf --size=512
+9 sg_test_rwbuf --size=512
+9 sg_zone --open --zone=0
+9 sg_reset_wp --zone=0
+9 sg_rmsn
 9 sg_prevent --allow
 9 sg_read_buffer --mode=desc
 9 sg_write_buffer --mode=data --length=512 --in=/tmp/data
@@ -142,6 +177,17 @@ done <<END
 9 sg_ses
 9 sg_seek --lba=0 --num=8
 5 sg_senddiag --list
+# What is for other devices: CDs, tapes, enclosures, ATA disks, and arrays of two makers.
+9 sg_get_config
+9 sg_read_block_limits
+9 sg_safte
+9 sg_ses_microcode --mode=dmc_offs --in=/tmp/data
+9 sg_sat_identify
+9 sg_sat_phy_event
+9 sg_sat_read_gplog
+9 sg_sat_set_features --feature=0x2
+5 sg_emc_trespass
+5 sg_rdac -6
 # What the standard has every disk have, and this one has not.
 9 sg_format --format --quick
 END
